@@ -1,7 +1,7 @@
-"""holdfast: one model, trained together by machines that nobody owns as a fleet.
+"""holdfast: one model, trained together by machines that are not one cluster.
 
-A training script needs ``attach`` and the ``Run`` that it returns. They import torch, which the
-daemon must never do; so they are fetched when they are first asked for.
+A training script needs ``attach`` and the ``Run`` that it returns. They import torch, which the daemon
+must never do, so they are imported at their first use.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
 from holdfast.daemon.master.journal_store import GrantRow, JournalStore
 from holdfast.daemon.master.master_service import MasterService
-from holdfast.daemon.peer.peer_parts import LINKS_TOLD_MAX
+from holdfast.daemon.peer.line_report import LINKS_TOLD_MAX
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.master.coordinator import Coordinator

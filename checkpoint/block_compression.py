@@ -1,12 +1,13 @@
-"""Whether a block is worth compressing on its way: a donor decides, block by block.
+"""Block compression: a donor decides for each block whether compressing it pays.
 
-Compressing takes a core's time at both ends, and saves the line's. So it pays where the line is slow,
-and as far as the bytes give way:
+Compression costs a core's time at both ends and saves time on the line. So it pays if the line is slow and
+the bytes compress well:
 
-    LineRate   of a link: what blocks were seen to go at, over it
-    Savings    of a fragment: what its blocks gave last; if that was little, they are let be for a while
+    LineRate          per link: the measured rate of blocks
+    CompressionGain   per fragment: the gain of its last blocks; after a small one, blocks are sent plain
+                      for a while
 
-Until a line is known to be slow its blocks travel as they are.
+Until a line is known to be slow, its blocks are sent plain.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from collections import deque
 
 from ..collectives.links.rate_meter import Meter
 
-# 400 Mbit/s. A block of 1 MiB takes 21 ms there; compressed, it saves 3 of them, for 1.6 ms of two
-# cores. A faster line would gain on paper, but trainers want their cores more than a copy its seconds.
+# 400 Mbit/s. A block of 1 MiB takes 21 ms there; compression saves 3 of them, for 1.6 ms of two cores. A
+# faster line would gain on paper, but trainers need their cores more than a copy needs its seconds.
 PAYS_BELOW_BYTES_PER_S = 50e6
-# A line's rate is what it was over so many bytes, or over so long: the first ones are in no queue yet.
-JUDGED_BYTES = 8 * 2**20
-JUDGED_S = 1.0
+# A line's rate is measured over this many bytes or seconds: the first bytes only fill queues.
+MEASURED_BYTES = 8 * 2**20
+MEASURED_S = 1.0
 SAVING_MIN = 0.05  # share of the bytes; trained float32 gives 0.16, random bytes nothing
-RECENT_BLOCKS = 4  # a fragment's last ones say what the next is worth
-REST_BLOCKS = 64  # go as they are when that was little; then it is tried again
+RECENT_BLOCKS = 4  # of a fragment, from which the gain is estimated
+REST_BLOCKS = 64  # sent plain after a small gain; then compression is tried again
 
 
 class LineRate:
-    """How fast blocks go over one link, while there are some to send. On the event loop.
+    """The rate of one link while it sends blocks. Used on the event loop.
 
     Attributes:
-      bytes_per_s: of what travels, of late; infinite as long as nobody knows.
+      bytes_per_s: the recent rate, as on the line; infinite while unknown.
     """
 
     def __init__(self) -> None:
@@ -43,26 +44,26 @@ class LineRate:
 
     @property
     def slow(self) -> bool:
-        """Whether it is so slow that compressing pays; from any thread."""
+        """Return whether the line is so slow that compression pays; callable from any thread."""
         return self.bytes_per_s < PAYS_BELOW_BYTES_PER_S
 
     def begin(self) -> None:
-        """Blocks wait to be sent; ``end`` must follow. Those that wait at once count once."""
+        """Note that blocks wait to be sent; ``end`` must follow. Calls may overlap."""
         self._meter.begin()
 
     def end(self, carried_bytes: int) -> None:
-        """The network took them, as so many bytes, or the link is lost."""
+        """Note that the blocks were sent, as this many bytes, or that the link is lost."""
         self._meter.end(carried_bytes)
         reading = self._meter.take()
         self._carried_bytes += reading.carried_bytes
         self._busy_s += reading.busy_s
-        if self._carried_bytes >= JUDGED_BYTES or self._busy_s >= JUDGED_S:
+        if self._carried_bytes >= MEASURED_BYTES or self._busy_s >= MEASURED_S:
             self.bytes_per_s = self._carried_bytes / self._busy_s if self._busy_s else math.inf
             self._carried_bytes, self._busy_s = 0, 0.0
 
 
 class CompressionGain:
-    """What compressing a fragment's blocks has saved of late. Thread-safe."""
+    """The recent gain from compressing a fragment's blocks. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +71,7 @@ class CompressionGain:
         self._rest_blocks = 0
 
     def worth_trying(self) -> bool:
-        """Asked once for each block."""
+        """Return whether to try to compress the next block; call it once for each block."""
         with self._lock:
             if not self._rest_blocks:
                 return True
@@ -78,7 +79,7 @@ class CompressionGain:
             return False
 
     def note(self, plain_bytes: int, compressed_bytes: int) -> None:
-        """What became of a block."""
+        """Take note of a block's size before and after compression."""
         with self._lock:
             self._recent.append((plain_bytes, compressed_bytes))
             plain, compressed = (sum(each) for each in zip(*self._recent, strict=True))

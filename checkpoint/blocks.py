@@ -1,7 +1,8 @@
-"""Blocks, digests and roots: how a fragment of the shared state is cut up and named.
+"""Blocks, digests and roots: the parts of a fragment and their names.
 
 A fragment's arrays are cut into blocks that never straddle two arrays, and each block is digested
-with BLAKE3 over its little-endian bytes. The root binds the block digests to what they are of:
+with BLAKE3 over its little-endian bytes. The root binds the block digests to run, fragment, version and
+sizes:
 
     values float32 (n,)   | block | block | short |
     momentum float32 (m,) | block | short |              -> digests, in this order
@@ -9,7 +10,7 @@ with BLAKE3 over its little-endian bytes. The root binds the block digests to wh
 
     root = BLAKE3(tag, run id, fragment, version, n, m, k, digests)
 
-so two peers with the same root hold the same bits of the same version of the same run.
+Two peers with the same root hold the same bits of the same version of the same run.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from ..protocol.arena import Counters, Values
 from ..protocol.errors import LocalProtocolError
 from ..protocol.messages import BLOCKS_MAX, FragmentSize
 
-BLOCK_BYTES = 2**20  # one frame on a lane; small enough to spread over donors, to heal few bytes
+BLOCK_BYTES = 2**20  # one frame on a lane; small, to spread over donors and to repair few bytes
 ELEMENT_BYTES = (4, 4, 8)  # of values, momentum and counters
 VALUES = 0  # the part that lies in the arena and is large
 DIGEST_BYTES = 32
-DIGEST_THREADS_MAX = 4  # beside a trainer that wants its cores back; memory is not faster than that
-DIGEST_RUN_BLOCKS = 8  # that one thread takes at a time: some milliseconds
+DIGEST_THREADS_MAX = 4  # the trainer needs its cores, and memory is no faster than four threads
+DIGEST_RUN_BLOCKS = 8  # that a thread takes at a time: a few milliseconds
 
 _ROOT_TAG = b"holdfast fragment root v1\0"
 _LINEAGE_TAG = b"holdfast lineage v1\0"
@@ -56,7 +57,7 @@ class FragmentArrays(NamedTuple):
 
 @attrs.frozen
 class BlockPlace:
-    """Which bytes of which array a block is: ``part`` counts as ``FragmentArrays`` does."""
+    """The bytes of a block within an array; ``part`` is the array's index in ``FragmentArrays``."""
 
     part: int
     start: int
@@ -71,16 +72,16 @@ class BlockPlace:
         return ELEMENT_BYTES[self.part]
 
     def of(self, parts: FragmentArrays) -> Bytes:
-        """The block's bytes; a view."""
+        """Return the block's bytes; a view."""
         view: Bytes = parts[self.part].view(np.uint8)[self.start : self.stop]
         return view
 
 
 def block_places(size: FragmentSize) -> tuple[BlockPlace, ...]:
-    """All blocks of a fragment in order.
+    """Return all blocks of a fragment, in order.
 
     Raises:
-      LocalProtocolError: more blocks than an index may have; use more fragments.
+      LocalProtocolError: more blocks than an index may have.
     """
     counts = (size.value_count, size.momentum_count, size.counter_count)
     lengths = [count * each for count, each in zip(counts, ELEMENT_BYTES, strict=True)]
@@ -97,10 +98,10 @@ def block_places(size: FragmentSize) -> tuple[BlockPlace, ...]:
 
 
 def digest_blocks(parts: FragmentArrays, places: Sequence[BlockPlace]) -> bytes:
-    """The digests of all blocks, ``DIGEST_BYTES`` each, at BLAKE3's own speed on a few cores.
+    """Return the joined digests of blocks, ``DIGEST_BYTES`` each.
 
-    Blocks are large enough for all that BLAKE3 does within one core, so a block is a call, and
-    threads share out runs of blocks.
+    A block is large enough for BLAKE3's full speed on a core, so each block is one call, and threads take
+    runs of blocks.
     """
     runs = [
         places[start : start + DIGEST_RUN_BLOCKS]
@@ -117,20 +118,20 @@ def _digest_run(parts: FragmentArrays, places: Sequence[BlockPlace]) -> bytes:
 
 @cache
 def _digesters() -> ThreadPoolExecutor:
-    """Threads for nothing but digests; they end with the process."""
+    """Return the pool of threads for digests; they end with the process."""
     return ThreadPoolExecutor(min(DIGEST_THREADS_MAX, os.cpu_count() or 1), "digest")
 
 
 @cache
 def zeros_digest(size_bytes: int) -> bytes:
-    """Of a block that holds nothing but zeros: nobody needs to send it."""
+    """Return the digest of a block of zeros, which is never sent."""
     return blake3(bytes(size_bytes)).digest()
 
 
 def fragment_root(
     run_id: str, fragment: int, version: int, size: FragmentSize, digests: bytes
 ) -> bytes:
-    """The digest of a whole fragment."""
+    """Return the root of a fragment: a digest of its block digests."""
     name = run_id.encode()
     header = struct.pack(
         "<QQQQQQ",
@@ -145,14 +146,14 @@ def fragment_root(
 
 
 def lineage(run_id: str, roots: Sequence[bytes]) -> bytes:
-    """What a run's state descends from: the roots of version 0 of all fragments, in order."""
+    """Return a run's lineage: a digest of the roots of version 0 of all fragments, in order."""
     name = run_id.encode()
     header = struct.pack("<QQ", len(name), len(roots))
     return blake3(_LINEAGE_TAG + header + name + b"".join(roots)).digest()
 
 
 def differing_blocks(ours: bytes, theirs: bytes) -> tuple[int, ...]:
-    """Indices of the blocks whose digests differ; both have the same number of blocks."""
+    """Return the indices of the blocks whose digests differ; both have the same number of blocks."""
     left = np.frombuffer(ours, np.uint8).reshape(-1, DIGEST_BYTES)
     right = np.frombuffer(theirs, np.uint8).reshape(-1, DIGEST_BYTES)
     return tuple(np.flatnonzero((left != right).any(axis=1)).tolist())

@@ -1,17 +1,17 @@
-"""A block of state made shorter for a slow line, and made whole again.
+"""Compression of state blocks for slow lines: a byte shuffle, then zstd.
 
-Trained float32 values hardly give way as they lie in memory: their mantissas are noise. So a block's
-bytes are put together by their place in the element, all first bytes, all second ones and so on, and
-zstd then finds planes of exponents, which are alike, and of zeros, where values are bfloat16's:
+Trained float32 values hardly compress in their usual order: their mantissas are noise. So the bytes of a
+block are grouped by their position in the element, and zstd then finds runs of exponents, which are alike,
+and of zeros, where values are bfloat16:
 
     element 0, 1, 2 ...    a0 b0 c0 d0  a1 b1 c1 d1  a2 b2 c2 d2
-    planes                 a0 a1 a2 ..  b0 b1 b2 ..  c0 c1 c2 ..  d0 d1 d2 ..  -> zstd
+    shuffled               a0 a1 a2 ..  b0 b1 b2 ..  c0 c1 c2 ..  d0 d1 d2 ..  -> zstd
 
-All that there is to gain lies in how often each byte occurs; strings that occur twice there are none.
-So zstd is set to look for hardly any: that is twice as fast as its first level, and saves no less.
+The whole gain is in the frequencies of bytes; there are no repeated strings. So zstd is set to look for
+hardly any: that is twice as fast as its first level, and saves no less.
 
-What travels says of itself nothing but its content: that it is compressed is seen by its being shorter
-than its block, and a block that would not become shorter travels as it is. Digests are of the plain bytes.
+A payload has no header: it is compressed if it is shorter than its block, and a block that would not become
+shorter is sent as it is. Digests are of the plain bytes.
 """
 
 from __future__ import annotations
@@ -28,56 +28,56 @@ from .blocks import BlockPlace, Bytes
 
 @cache
 def _parameters() -> zstandard.ZstdCompressionParameters:
-    # Matches of seven bytes and a table of 64 places: it is left with counting bytes.
+    # Matches of seven bytes and a table of 64 entries: almost only the entropy coder is left.
     return zstandard.ZstdCompressionParameters.from_level(
         1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6
     )
 
 
 def squeeze(data: Buffer, element_bytes: int) -> bytes:
-    """The block compressed; worth sending only if it is shorter.
+    """Compress a block; the caller sends the result only if it is shorter.
 
     Args:
-      element_bytes: of what the block is made; bytes beyond the last whole element are let be.
+      element_bytes: size of an element; bytes beyond the last whole element are not shuffled.
 
     Cost: 1.0 ms per MiB on a core; 16 % less for trained float32 values.
     """
     plain = np.frombuffer(data, np.uint8)
     count = len(plain) // element_bytes
-    planes = np.empty_like(plain)
+    shuffled = np.empty_like(plain)
     for each in range(element_bytes):
-        planes[each * count : (each + 1) * count] = plain[
+        shuffled[each * count : (each + 1) * count] = plain[
             each : count * element_bytes : element_bytes
         ]
-    planes[count * element_bytes :] = plain[count * element_bytes :]
-    # A compressor of its own: threads must not share one.
-    return zstandard.ZstdCompressor(compression_params=_parameters()).compress(planes.data)
+    shuffled[count * element_bytes :] = plain[count * element_bytes :]
+    # Threads must not share a compressor.
+    return zstandard.ZstdCompressor(compression_params=_parameters()).compress(shuffled.data)
 
 
 def unsqueeze(data: Buffer, size_bytes: int, element_bytes: int) -> memoryview:
-    """Undo ``squeeze``; however long the content says it is, no more than ``size_bytes`` is made.
+    """Undo ``squeeze``; never allocates more than ``size_bytes``, whatever the content claims.
 
     Raises:
-      ValueError: not a compressed block of that length.
+      ValueError: the data is no compressed block of that length.
 
     Cost: 0.6 ms per MiB on a core.
     """
-    planes = np.frombuffer(expand(data, size_bytes), np.uint8)
+    shuffled = np.frombuffer(expand(data, size_bytes), np.uint8)
     count = size_bytes // element_bytes
-    plain: Bytes = np.empty_like(planes)
+    plain: Bytes = np.empty_like(shuffled)
     for each in range(element_bytes):
-        plain[each : count * element_bytes : element_bytes] = planes[
+        plain[each : count * element_bytes : element_bytes] = shuffled[
             each * count : (each + 1) * count
         ]
-    plain[count * element_bytes :] = planes[count * element_bytes :]
+    plain[count * element_bytes :] = shuffled[count * element_bytes :]
     return plain.data
 
 
-def as_it_was(place: BlockPlace, payload: memoryview) -> memoryview:
-    """A block's bytes from what has travelled; not checked against any digest.
+def plain_block(place: BlockPlace, payload: memoryview) -> memoryview:
+    """Return a block's bytes from its payload; not checked against any digest.
 
     Raises:
-      ValueError: it is shorter than the block, and not the block compressed.
+      ValueError: the payload is shorter than the block, and not the block compressed.
     """
     if len(payload) >= place.size_bytes:
         return payload

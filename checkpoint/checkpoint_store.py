@@ -1,8 +1,8 @@
-"""Where checkpoints lie: a folder of this machine, or anything that fsspec knows by a URL.
+"""Stores of checkpoints: a folder of this machine, or any URL that fsspec supports.
 
-A file appears under its name only when all of it is there:
+A file gets its name only when it is whole:
 
-    NAME.WRITER.part --written, synced--> NAME      what is left of a writer that died is a .part
+    NAME.WRITER.part --written, synced--> NAME      a writer that dies leaves a .part file
 
 Everything here blocks: call it in a thread.
 """
@@ -23,36 +23,36 @@ Piece = bytes | memoryview
 
 
 class StoreError(HoldfastError):
-    """The place cannot be used, for now or at all; the text says why."""
+    """The store cannot be used, now or ever; the message is the reason."""
 
 
 class CheckpointStore(Protocol):
-    """Files by name. All methods raise PlaceError."""
+    """Files by name. All methods raise StoreError."""
 
     def names(self) -> list[str]:
-        """Of the files that are there; none if the place does not exist yet."""
+        """Return the names of all files; none if the store does not exist yet."""
         ...
 
     def size_bytes(self, name: str) -> int: ...
 
     def reading(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """The file, to be read from anywhere in it; errors of the reading are PlaceErrors, too."""
+        """Open a file for random access; errors while reading raise StoreError, too."""
         ...
 
     def write(self, name: str, writer: str, pieces: Iterable[Piece]) -> Generator[int, None, None]:
-        """Write a file, piece by piece; yields the bytes of each once they are written.
+        """Write a file, piece by piece; yields the size of each piece once it is written.
 
-        The name is given at the end. A generator that is closed before has written nothing.
+        The file appears at the end. A generator that is closed before that leaves no file.
         """
         ...
 
     def delete(self, name: str) -> None:
-        """Harmless if it is not there."""
+        """Delete a file, if it exists."""
         ...
 
 
 class FolderStore:
-    """A folder of this machine; only its owner can read what is written there."""
+    """A folder of this machine; only the user who runs the daemon can read its files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -92,7 +92,7 @@ class FolderStore:
                     part.unlink()
                 raise
 
-    # What reaches the disk, in this order: tests die before, within and after each.
+    # The steps to the disk, in this order: tests interrupt before, within and after each.
 
     def _create(self, path: Path) -> BinaryIO:
         return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
@@ -109,11 +109,11 @@ class FolderStore:
 
 
 class UrlStore:
-    """A URL of fsspec's: ``s3://``, ``gs://``, ``memory://``, ...
+    """A store at a URL of fsspec: ``s3://``, ``gs://``, ``memory://``, ...
 
     Args:
       filesystem: an ``fsspec.AbstractFileSystem``.
-      root: the path in it.
+      root: the path in the file system.
     """
 
     def __init__(self, url: str, filesystem: object, root: str) -> None:
@@ -154,7 +154,7 @@ class UrlStore:
                         yield len(piece)
                 self._files.mv(part, self._path(name))
             except BaseException:
-                with suppress(Exception):  # whatever it is, the first error is told
+                with suppress(Exception):  # the first error is the one to report
                     self._files.rm_file(part)
                 raise
 
@@ -167,7 +167,7 @@ class UrlStore:
 
 
 class _FileSystem(Protocol):
-    """What is used of fsspec, which has no types."""
+    """The used part of fsspec, which has no types."""
 
     def invalidate_cache(self) -> None: ...
     def ls(self, path: str, *, detail: bool) -> list[dict[str, object]]: ...
@@ -183,28 +183,28 @@ def _is_file(entry: dict[str, object]) -> bool:
 
 
 def place_at(text: str) -> CheckpointStore:
-    """A folder's path, or a URL.
+    """Return the store at a folder's path or a URL.
 
     Raises:
-      PlaceError: nothing here knows such URLs.
+      StoreError: the URL is not supported here.
     """
     scheme, separator, rest = text.partition("://")
     if not separator:
         return FolderStore(Path(text).expanduser())
     if scheme == "file":
         return FolderStore(Path(rest))
-    import fsspec  # takes its time, and is not needed for folders
+    import fsspec  # slow to import, and not needed for folders
 
     try:
         filesystem, root = fsspec.core.url_to_fs(text)
-    except Exception as error:  # every file system has errors of its own
+    except Exception as error:  # each file system raises its own classes
         raise StoreError(f"{text} cannot be used: {error}") from error
     return UrlStore(text, filesystem, root)
 
 
 @contextmanager
 def _told(place: object, kind: type[Exception] = OSError) -> Iterator[None]:
-    """Errors of a file system as one kind; those that fsspec calls have classes of their own."""
+    """Raise errors of a file system as StoreError; each backend of fsspec has its own classes."""
     try:
         yield
     except HoldfastError:

@@ -1,15 +1,14 @@
-"""Checkpoints: the shared state at one instant, in one file that says what it is.
+"""Checkpoints: the shared state at one instant, in one self-describing file.
 
     BRANCH-STEP-ROUNDS-DIGEST.safetensors   counters of all fragments, then values and momentum of each;
-                                       as metadata, the manifest in JSON with a digest of its own
+                                            as metadata, the manifest in JSON with its digest
 
-The name follows from what is in it, so peers that write into one place write the same files, and the
-newest is the one whose name says so: of the run's latest branch, since what was given up when it went
-back to an older version had come further. What is read is believed as far as its digests go: the manifest
-by its own, every fragment by its root, which binds run, fragment and version. Whether it is the run's
-newest state is not for a file to say; the master's journal knows.
+The name follows from the content, so peers that write to one place write the same files. Names sort by
+age; the branch comes first, since states that a rewind discarded may have a higher step. A file is checked by
+its digests: the manifest by its own, every fragment by its root, which binds run, fragment and version.
+Whether a file is the run's newest state is known to the master's journal only.
 
-Written is what a reader has pinned, so the state may go on meanwhile.
+A checkpoint is written from pinned versions, so the state may change meanwhile.
 
 Everything here blocks: call it in a thread.
 """
@@ -36,16 +35,16 @@ from .tensor_file import Header, TensorFileError, encode_header, read_array, rea
 FORMAT = 1
 MANIFEST_KEY = "holdfast"
 DIGEST_KEY = "holdfast.blake3"
-DIGEST_CHARS = 12  # of a name
+DIGEST_CHARS = 12  # in a name
 
 _NAME = re.compile(
     rf"(\d{{1,18}})-(\d{{1,18}})-(\d{{1,18}})-[0-9a-f]{{{DIGEST_CHARS}}}\.safetensors"
 )
-_VALUES, _MOMENTUM, _COUNTERS = range(3)  # as ``FragmentArrays`` counts
+_VALUES, _MOMENTUM, _COUNTERS = range(3)  # indices in ``FragmentArrays``
 
 
-# What decoders make of bytes that are not theirs, at any depth.
-_NOT_OURS = (
+# Errors of the decoders for bytes that are no manifest.
+_DECODE_ERRORS = (
     TensorFileError,
     RemoteProtocolError,
     ValueError,
@@ -56,12 +55,12 @@ _NOT_OURS = (
 
 
 class CheckpointError(HoldfastError):
-    """A checkpoint is damaged, or not of the kind that is asked for. Try another one."""
+    """A checkpoint is damaged, or belongs to another run. Try another one."""
 
 
 @frozen
 class SavedHead:
-    """A fragment that is in the file."""
+    """The version and root of a fragment in the file."""
 
     version: int
     root: str = field(validator=matches_re(r"[0-9a-f]{64}"))
@@ -69,13 +68,13 @@ class SavedHead:
 
 @frozen
 class Manifest:
-    """What the file says of itself.
+    """The description of a checkpoint, in its file.
 
     Attributes:
-      term, nonce: of the last master that was obeyed.
-      branch: of the run's history; it grows whenever versions are given up.
+      term, nonce: of the last master that the writer obeyed.
+      branch: of the run's history; it grows whenever versions are discarded.
       step: the run's global step.
-      spec_toml: the run's spec at that time; it says how the layout is cut into fragments.
+      spec_toml: the run's spec at that time; it defines how the layout is cut into fragments.
       heads: of all fragments, in order.
     """
 
@@ -94,19 +93,19 @@ class Manifest:
 
     def __attrs_post_init__(self) -> None:
         if len(self.heads) != len(self.sizes):
-            raise ValueError("its heads are not those of its fragments")
+            raise ValueError("the number of heads differs from the number of fragments")
         versions = (head.version for head in self.heads)
         if any(number < 0 for number in (self.term, self.branch, self.step, *versions)):
-            raise ValueError("it counts below zero")
+            raise ValueError("a term, branch, step or version is negative")
 
     @property
     def rounds(self) -> int:
-        """How many rounds are in it."""
+        """Return the number of rounds that led to this state."""
         return sum(head.version for head in self.heads)
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """Return the name of its file."""
         roots = "".join(head.root for head in self.heads)
         digest = blake3(f"{self.lineage} {self.step} {roots}".encode()).hexdigest()
         digest = digest[:DIGEST_CHARS]
@@ -119,7 +118,7 @@ class Manifest:
         )
 
     def same_state(self, other: Manifest) -> bool:
-        """Whether both are of the same bits, on one branch."""
+        """Return whether both describe the same bits, on one branch."""
         mine, theirs = ((each.lineage, each.branch, each.heads) for each in (self, other))
         return mine == theirs
 
@@ -136,7 +135,7 @@ def manifest_of(
     spec_toml: str,
     now_s: float,
 ) -> Manifest | None:
-    """Of the state as it is now; None: not all of it is whole."""
+    """Return the manifest of the current state; None if not all of it is whole."""
     heads = state.heads()
     if not heads or len(heads) != len(state.sizes):
         return None
@@ -160,7 +159,7 @@ def manifest_of(
 
 
 def pin(state: SharedState, manifest: Manifest, reader: str) -> bool:
-    """Keep what the manifest names readable; False: it is not all there (any more)."""
+    """Pin all versions of a manifest for a reader; return False if some are gone."""
     for number, head in enumerate(manifest.heads):
         if not state.pin(number, head.version, reader):
             state.release_receiver(reader)
@@ -173,14 +172,14 @@ def write(
 ) -> Generator[int, None, None]:
     """Write a checkpoint, piece by piece; each fragment is released as soon as it is written.
 
-    One that is there already, by whomever, is not written again.
+    A file that exists already is not written again.
 
     Args:
-      reader: who pinned it. Who closes the generator early has to release the rest.
-      writer: tells apart who writes the same file into the same place.
+      reader: the name that pinned it. A caller that closes the generator early must release the rest.
+      writer: distinguishes peers that write the same file to the same place.
 
     Raises:
-      PlaceError: it cannot be written; what was there before is there still.
+      StoreError: it cannot be written; earlier files are unchanged.
     """
     if manifest.name not in place.names():
         yield from place.write(manifest.name, writer, _pieces(state, manifest, reader))
@@ -207,7 +206,7 @@ def _blocks(
 
 
 def _tensors(manifest: Manifest) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Of the file, in its order."""
+    """Yield name, dtype and shape of the file's tensors, in their order."""
     for number, size in enumerate(manifest.sizes):
         yield _name(number, _COUNTERS), "I64", (size.counter_count,)
     for number, size in enumerate(manifest.sizes):
@@ -228,7 +227,7 @@ def _digest(text: str) -> str:
 
 @frozen
 class Checkpoint:
-    """One that lies somewhere, and whose manifest is whole."""
+    """A stored checkpoint whose manifest is whole."""
 
     place: CheckpointStore
     name: str
@@ -237,10 +236,10 @@ class Checkpoint:
     size_bytes: int
 
     def parts(self, number: int) -> FragmentArrays:
-        """A fragment as it was written, unchecked.
+        """Read a fragment, unchecked.
 
         Raises:
-          CheckpointError, PlaceError: it cannot be read.
+          CheckpointError, StoreError: it cannot be read.
         """
         size = self.manifest.sizes[number]
         counts = (size.value_count, size.momentum_count, size.counter_count)
@@ -259,9 +258,10 @@ class Checkpoint:
         )
 
     def checked_parts(self, number: int) -> tuple[FragmentArrays, bytes]:
-        """A fragment with the root that the manifest names, and its blocks' digests.
+        """Read a fragment, check its root and return it with its blocks' digests.
 
-        Raises as ``parts`` does.
+        Raises:
+          CheckpointError, StoreError: it cannot be read, or is damaged.
         """
         parts, manifest = self.parts(number), self.manifest
         size, head = manifest.sizes[number], manifest.heads[number]
@@ -271,10 +271,10 @@ class Checkpoint:
         return parts, digests
 
     def load(self, state: SharedState) -> None:
-        """Make it the state, every byte checked against its root.
+        """Load it into the state, every byte checked against its root.
 
         Raises:
-          CheckpointError, PlaceError: it is no good; the state holds nothing whole then.
+          CheckpointError, StoreError: it cannot be read, or is damaged; the state is not valid then.
         """
         for head in self.manifest.fragment_heads():
             try:
@@ -287,7 +287,7 @@ class Checkpoint:
 
 
 def names(place: CheckpointStore) -> list[str]:
-    """Of all checkpoints of a place, whole or not, the newest first. Raises PlaceError."""
+    """Return the names of all checkpoints, whole or not, the newest first; raises StoreError."""
     return sorted(filter(_NAME.fullmatch, place.names()), key=_age_of, reverse=True)
 
 
@@ -299,11 +299,11 @@ def _age_of(name: str) -> tuple[int, int, int, str]:
 
 
 def open_checkpoint(place: CheckpointStore, name: str) -> Checkpoint:
-    """Read what a checkpoint says of itself.
+    """Read a checkpoint's manifest.
 
     Raises:
-      CheckpointError: it is damaged, or of another format.
-      PlaceError: it cannot be read.
+      CheckpointError: it is damaged, or has another format.
+      StoreError: it cannot be read.
     """
     size_bytes = place.size_bytes(name)
     try:
@@ -315,33 +315,33 @@ def open_checkpoint(place: CheckpointStore, name: str) -> Checkpoint:
         plain = json.loads(text)
         if plain["format"] != FORMAT:
             raise CheckpointError(
-                f"{name} in {place} is of format {plain['format']}, {FORMAT} is known here"
+                f"{name} in {place} has format {plain['format']}; this version reads format {FORMAT}"
             )
         manifest = wire.from_plain(Manifest, plain)
-    except _NOT_OURS as error:
+    except _DECODE_ERRORS as error:
         raise CheckpointError(f"{name} in {place} is damaged: {error}") from error
     return Checkpoint(place, name, manifest, header, size_bytes)
 
 
-# ---------------------------------------------------------------- keeping
+# ---------------------------------------------------------------- pruning and finding
 
 
 def prune(
     place: CheckpointStore, run_id: str, *, keep_count: int, keep_s: float, now_s: float
 ) -> list[str]:
-    """Delete a run's checkpoints that are too many or too old, and what died writers left.
+    """Delete a run's surplus and old checkpoints, and unfinished files of writers that died.
 
-    The newest stays. What is damaged, of another run, or not what its name says, is not touched, nor
+    The newest checkpoint stays. Files that are damaged, of another run, or misnamed are neither deleted nor
     counted.
 
     Args:
-      keep_s: 0: none is too old.
+      keep_s: maximum age; 0: no limit.
 
     Returns:
-      The names that are gone.
+      The deleted names.
 
     Raises:
-      PlaceError: the place cannot be used.
+      StoreError: the place cannot be used.
     """
     gone: list[str] = []
     kept: list[str] = []
@@ -351,7 +351,7 @@ def prune(
         except CheckpointError:
             continue
         if manifest.run_id != run_id or manifest.name != name:
-            continue  # whatever it is called, it takes no checkpoint's place
+            continue  # it must not count as one of the run's checkpoints
         too_old = keep_s and manifest.written_s < now_s - keep_s
         if kept and (len(kept) >= keep_count or too_old):
             place.delete(name)
@@ -369,11 +369,11 @@ def prune(
 def newest(
     place: CheckpointStore, fits: Callable[[Manifest], str], tell: Callable[[str], None]
 ) -> Iterator[Checkpoint]:
-    """Checkpoints that can be opened, the newest first.
+    """Yield checkpoints that can be opened, the newest first.
 
     Args:
-      fits: says what is wrong with a manifest; empty: nothing.
-      tell: is told of those that are passed over.
+      fits: returns what is wrong with a manifest; empty if nothing is.
+      tell: takes a sentence about each checkpoint that is skipped.
     """
     for name in names(place):
         try:

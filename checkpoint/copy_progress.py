@@ -1,4 +1,4 @@
-"""How far a copy is, and how fast it goes."""
+"""The progress of a fetch and its rate."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections import deque
 import trio
 from attrs import frozen
 
-RATE_S = 10.0  # what comes in is measured over the last so many seconds
+RATE_S = 10.0  # the rate is the mean over this time
 
 
 @frozen
 class FetchProgress:
-    """How far a fetch is.
+    """The progress of a fetch.
 
     Attributes:
-      done_blocks: of ``all_blocks``; those that were here before the fetch count, too.
-      received_bytes: in this fetch, of whole blocks.
-      donors: peer ids of those that give, or are asked to.
-      bytes_per_s: of late, of whole blocks; 0.0: not known yet.
-      saved_bytes: of the received ones, that never travelled: blocks came compressed.
+      done_blocks: of ``all_blocks``; blocks that were here before the fetch count, too.
+      received_bytes: bytes of whole blocks that this fetch received.
+      donors: peer ids of donors with requests outstanding.
+      bytes_per_s: recent rate of whole blocks; 0.0 while unknown.
+      saved_bytes: the part of ``received_bytes`` that compression kept off the line.
     """
 
     done_blocks: int
@@ -33,10 +33,10 @@ class FetchProgress:
 
 
 class RecentRate:
-    """Bytes per second, of late."""
+    """A mean rate over the last ``RATE_S``."""
 
     def __init__(self) -> None:
-        self._came: deque[tuple[float, int]] = deque([(trio.current_time(), 0)])  # (when, in all)
+        self._came: deque[tuple[float, int]] = deque([(trio.current_time(), 0)])  # (time, total)
 
     def add(self, count: int) -> None:
         now_s = trio.current_time()

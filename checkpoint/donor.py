@@ -1,12 +1,11 @@
-"""A donor: it serves index and blocks of the fragments that this node holds.
+"""A donor: it serves the index and blocks of the fragments that this peer holds.
 
     Donor.run                    until cancelled
      └── Donor._serve            one per request
 
-The blocks of a request are a source of frames: a lane reads each when it can send it, in the lane's
-own thread, so nothing is queued and a copy never holds more than what is on its way. What goes before
-what on the line, the links know: blocks come after rounds' frames. There, too, blocks for a slow line
-are compressed, where ``block_compression`` finds that it pays.
+The blocks of a request are a source of frames: a lane reads each block when it can send it, in the lane's
+own thread, so nothing is queued. The links send frames of rounds before blocks. Blocks for a slow line are
+compressed if ``block_compression`` finds that it pays.
 """
 
 from __future__ import annotations
@@ -29,43 +28,43 @@ from .fragment_state import NotHeldError
 from .shared_state import SharedState
 from .state_transfer import BlockHub, BlockLink
 
-# What one receiver may have asked for and not been sent; honest joiners ask for WINDOW_MAX a fragment.
+# Limit of unsent blocks per receiver; an honest joiner requests up to WINDOW_MAX per fragment.
 QUEUED_MAX = 1_024
 
 
 class _Batch:
-    """The blocks of one request, as frames; see ``collectives.outlet.FrameSource``.
-
-    Attributes:
-      refusal: why the rest of it is not sent: the version is gone.
+    """The blocks of one request as frames; a ``FrameSource`` of ``collectives.links.send_queue``.
 
     Args:
-      line: what it goes over.
-      savings: of its fragment.
+      line: rate of the link.
+      gain: compression gain of the fragment.
+
+    Attributes:
+      refusal: why the rest is not sent: the version is gone.
     """
 
     def __init__(
-        self, state: SharedState, request: BlocksRequest, line: LineRate, savings: CompressionGain
+        self, state: SharedState, request: BlocksRequest, line: LineRate, gain: CompressionGain
     ) -> None:
         self.request = request
         self.refusal = ""
         self._state = state
         self._line = line
-        self._savings = savings
+        self._gain = gain
         self._blocks = deque(request.blocks)
-        # By block, as decided when it was first made: it must be the same frame each time.
+        # By block, as first decided: a block that is sent again must be the same frame.
         self._compressed: dict[int, bool] = {}
         self._frames_bytes: deque[int] = deque()  # lanes' threads append, several at a time
 
     @property
     def carried_bytes(self) -> int:
-        """What its blocks were on the line, so far."""
+        """Return the bytes sent so far, as they were on the line."""
         return sum(self._frames_bytes)
 
     def next_frame(self) -> Load | None:
         try:
             return partial(self._frame, self._blocks.popleft())
-        except IndexError:  # not asked before: another lane's thread may find the version gone
+        except IndexError:  # checked first, it could be emptied by another lane's thread
             return None
 
     def exhausted(self) -> bool:
@@ -93,17 +92,17 @@ class _Batch:
 
     def _to_send(self, block: int, plain: memoryview) -> Buffer:
         if block not in self._compressed:
-            self._compressed[block] = self._line.slow and self._savings.worth_trying()
+            self._compressed[block] = self._line.slow and self._gain.worth_trying()
         if not self._compressed[block]:
             return plain
         place = self._state.places(self.request.fragment)[block]
         compressed = squeeze(plain, place.element_bytes)
-        self._savings.note(len(plain), len(compressed))
+        self._gain.note(len(plain), len(compressed))
         return compressed if len(compressed) < len(plain) else plain
 
 
 class Donor:
-    """Serves index and blocks of what this node holds: the present version and pinned ones."""
+    """Server of the index and blocks of current and pinned versions."""
 
     def __init__(self, state: SharedState, hub: BlockHub, network: Network) -> None:
         self._state = state
@@ -111,12 +110,14 @@ class Donor:
         self._network = network
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[str, BlockLink, IndexRequest | BlocksRequest]] = []
-        self._asked: Counter[str] = Counter()  # blocks that were not sent yet, by receiver
+        self._unsent: Counter[str] = (
+            Counter()
+        )  # requested blocks that were not sent yet, by receiver
         self._lines: WeakKeyDictionary[BlockLink, LineRate] = WeakKeyDictionary()
-        self._savings = [CompressionGain() for _ in state.sizes]
+        self._gains = [CompressionGain() for _ in state.sizes]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; requests that came before wait for it."""
+        """Serve until cancelled, beginning with requests that came before."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -130,14 +131,14 @@ class Donor:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody was promised something that it has not got."""
-        return bool(+self._asked)
+        """Return whether requested blocks are not sent yet."""
+        return bool(+self._unsent)
 
     def receive(self, peer: str, message: IndexRequest | BlocksRequest) -> None:
         """Take a request that came over a link.
 
         Raises:
-          RemoteProtocolError: it asks for what does not exist, or for far too much at once.
+          RemoteProtocolError: it asks for something that does not exist, or for too many blocks.
         """
         if isinstance(message, IndexRequest):
             self._check_fragment(message.head.fragment)
@@ -148,13 +149,13 @@ class Donor:
                 raise RemoteProtocolError(f"fragment {message.fragment} has no such block")
             if message.transfer >= 2**32:
                 raise RemoteProtocolError("a transfer's number has 32 bits")
-        if self._asked[peer] + _count(message) > QUEUED_MAX:
+        if self._unsent[peer] + _count(message) > QUEUED_MAX:
             raise RemoteProtocolError(f"more than {QUEUED_MAX} blocks asked for at once")
-        # The answer takes this link, or none: frames of a transfer that its joiner has forgotten,
-        # because it was restarted, would hold up the lanes of its new link.
+        # The answer uses this link or none: after a restart the joiner does not know the transfer, and its
+        # frames would hold up the lanes of the new link.
         if (link := self._hub.links.get(peer)) is None:
             return
-        self._asked[peer] += _count(message)
+        self._unsent[peer] += _count(message)
         if self._nursery is None:
             self._early.append((peer, link, message))
         else:
@@ -172,7 +173,7 @@ class Donor:
                 await link.send(await self._index(request.head))
                 return
             line = self._lines.setdefault(link, LineRate())
-            batch = _Batch(self._state, request, line, self._savings[request.fragment])
+            batch = _Batch(self._state, request, line, self._gains[request.fragment])
             line.begin()
             try:
                 await link.send_from(batch, SendRank.COPY)
@@ -185,11 +186,11 @@ class Donor:
                     )
                 )
         except PeerLostError:
-            pass  # it will ask again, over another link
+            pass  # the joiner asks again, over another link
         finally:
-            self._asked[peer] -= _count(request)
-            if not self._asked[peer]:
-                del self._asked[peer]
+            self._unsent[peer] -= _count(request)
+            if not self._unsent[peer]:
+                del self._unsent[peer]
 
     async def _index(self, head: FragmentHead) -> Index | BlocksRefused:
         try:
@@ -198,7 +199,7 @@ class Donor:
             return BlocksRefused(head.fragment, head.version, 0, str(error))
         fits = partial(self._state.check_index, head, digests)
         if not await self._network.run_sync(fits):
-            return BlocksRefused(head.fragment, head.version, 0, "our copy has another root")
+            return BlocksRefused(head.fragment, head.version, 0, "its copy has another root")
         return Index(head, digests)
 
 

@@ -1,4 +1,4 @@
-"""A donor as a joiner sees it: what it was asked for, and how much it is worth to ask it for at once."""
+"""A joiner's record of one donor: the blocks requested from it and the size of its window."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from attrs import Factory, define
 from ..protocol.errors import PeerLostError, StateMismatchError
 from ..protocol.messages import BlocksRefused, Index
 
-# Blocks asked of a donor and not yet here. It grows while blocks come within WINDOW_S of being asked
-# for, so each donor is kept busy, and slow ones are not left with many blocks at the end.
+# Blocks requested from a donor that are not here yet. The window grows while blocks come within WINDOW_S
+# of their request, so that each donor stays busy and a slow one does not owe many blocks at the end.
 WINDOW_FIRST = 2
 WINDOW_MAX = 32
 WINDOW_S = 1.0
 
-# None: look for work again.
+# None: look for blocks to request again.
 Item = Index | BlocksRefused | PeerLostError | StateMismatchError | None
 
 
 @define(eq=False)
 class DonorView:
-    """A donor as the joiner sees it.
+    """A joiner's record of one donor.
 
     Attributes:
-      inbox: what it said, and that a block has come. Unbounded, but nothing enters it that was not
-        asked for.
-      window: how many blocks may be outstanding.
-      outstanding: blocks asked for, with the time of asking.
-      heard_s: when its last block came, or when it was asked while it owed nothing.
+      inbox: its messages, and None after each block. Unbounded, but only requested things enter it.
+      window: limit of outstanding blocks.
+      outstanding: requested blocks with the time of the request.
+      heard_s: time of its last block, or of a request while it owed nothing.
       asked_index: an answer to ``IndexRequest`` is due.
-      gave: blocks it gave.
-      refusals: in a row.
+      gave: number of blocks that it served.
+      refusals: number of refusals in a row.
+      gone: the donor was dropped.
     """
 
     peer: str
@@ -49,11 +49,11 @@ class DonorView:
 
     @property
     def has_room(self) -> bool:
-        """Half of its window is: requests for single blocks would cost more than they bring."""
+        """Return whether half of the window is free; requests for single blocks cost too much."""
         return 2 * len(self.outstanding) <= self.window
 
     def came(self, block: int, now_s: float) -> None:
-        """It has given a block."""
+        """Take note of a block that came."""
         self.heard_s = now_s
         self.refusals = 0
         if (asked_s := self.outstanding.get(block)) is not None:
@@ -64,7 +64,7 @@ class DonorView:
 
 
 def owed_since(long_ago_s: float, donors: Iterable[DonorView]) -> list[int]:
-    """Blocks that have been asked of one donor only, and not later than that; the oldest first."""
+    """Return blocks requested from one donor only, no later than a time; the oldest first."""
     asked_s: dict[int, list[float]] = {}
     for donor in donors:
         for block, when_s in donor.outstanding.items():

@@ -1,4 +1,4 @@
-"""One fragment of the shared state in memory: its arrays, its digests, and versions that others read."""
+"""One fragment of the shared state in memory: its arrays, digests and pinned versions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .blocks import Bytes, FragmentArrays, block_places, digest_blocks, zeros_di
 
 
 class NotHeldError(HoldfastError):
-    """That version of the fragment is not here, or not any more. Ask somebody else."""
+    """This peer does not hold the version of the fragment. Ask another donor."""
 
 
 @define
 class Pin:
-    """A version that others read.
+    """A version that receivers read.
 
     Attributes:
-      receivers: peer ids of who still needs it.
-      parts: its arrays, once they had to be copied; None while the live arrays hold it.
+      receivers: names of the readers that still need it: peer ids, or a local reader's name.
+      parts: its arrays, if they had to be copied; None while the live arrays hold it.
       digests: its block digests; set together with ``parts``.
     """
 
@@ -38,14 +38,15 @@ class FragmentState:
     """One fragment: its arrays, digests and pins. Belongs to ``SharedState``.
 
     Attributes:
-      number: of the fragment.
+      number: the fragment's number.
       parts: the live arrays.
-      places: where its blocks are.
-      head: version and root of the live arrays; None: they hold nothing whole.
-      digests: of the live arrays' blocks, as of ``head``.
-      kept: blocks, by digest, that came for transfers that ended too early to be installed.
-      blank: nothing was ever written to the arrays: they are zeros.
+      places: positions of its blocks.
+      head: version and root of the live arrays; None if they are not whole.
+      digests: block digests of ``head``.
+      kept: blocks, by digest, of transfers that did not finish.
+      blank: the arrays are unwritten zeros.
       changes_count: how often the live arrays were, or may have been, overwritten.
+      changes: held for as long as the live arrays change.
     """
 
     def __init__(self, number: int, size: FragmentSize, arena: Arena) -> None:
@@ -60,15 +61,15 @@ class FragmentState:
         self.kept: dict[bytes, Bytes] = {}
         self.blank = True
         self.changes_count = 0
-        self.changes = threading.Lock()  # held for as long as the live arrays change
+        self.changes = threading.Lock()
         self._writing = False  # True: the live arrays serve no version
         self._pins: dict[int, Pin] = {}
-        # Held for moments only: while a block is copied out, while a pin is changed.
+        # Held briefly: while a block is copied out or a pin is changed.
         self._lock = threading.Lock()
 
     def digest_all(self) -> bytes:
-        """The digests of all blocks as they are now, whatever they were."""
-        if self.blank:  # fresh memory: not even its pages are there yet
+        """Digest all blocks of the live arrays again."""
+        if self.blank:  # reading would only allocate the pages
             return b"".join(zeros_digest(place.size_bytes) for place in self.places)
         return digest_blocks(self.parts, self.places)
 
@@ -125,9 +126,9 @@ class FragmentState:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """While it is open the live arrays may be overwritten: pinned bytes were copied before.
+        """Allow writes to the live arrays inside the block; pinned bytes are copied before.
 
-        The block must end with ``became``; if it raises, the fragment holds nothing whole.
+        The block must end with ``became``; if it raises, the fragment is not valid any more.
         """
         self._stop_serving()
         self.blank = False
@@ -150,7 +151,7 @@ class FragmentState:
                         pin.parts, pin.digests = copied, self.digests
                     self._writing = True
                     return
-            # The slow part is outside of the lock: readers still read the live arrays meanwhile.
+            # The slow part is outside of the lock, so that readers can read the live arrays meanwhile.
             copied = self.parts.copy()
 
     def became(self, head: FragmentHead, digests: bytes) -> None:

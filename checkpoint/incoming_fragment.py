@@ -1,11 +1,10 @@
-"""A fragment on its way here, block by verified block.
+"""A fragment that is being received, block by verified block.
 
-Blocks of a fragment that is valid wait beside it until all are there; into one that is not valid they
-go at once. Blocks whose bytes we hold, whose bytes came for an earlier transfer that ended too early,
-or that are all zeros, are not missing.
+Blocks of a valid fragment wait beside it until all are here; blocks of one that is not valid are written at
+once. A block is not missing if its bytes are here, came for an earlier transfer, or are all zeros.
 
-``accept`` is called from lanes' threads, several at a time, and perhaps once more when the transfer is
-over; everything else by whoever owns the transfer.
+``accept`` is called from lanes' threads, several at a time, and perhaps once more after the transfer is
+over; everything else by the owner of the transfer.
 """
 
 from __future__ import annotations
@@ -28,22 +27,21 @@ from .blocks import (
     digest_blocks,
     zeros_digest,
 )
-from .byte_shuffle import as_it_was
+from .byte_shuffle import plain_block
 from .fragment_state import FragmentState
 
 Find = Callable[[bytes], bytes | memoryview | None]
-"""Gives the bytes that have a digest, if they are somewhere here; it has checked them."""
+"""Returns the checked bytes for a digest, or None."""
 
 
 class IncomingFragment:
-    """See the top of this file. Made by ``SharedState.begin``.
+    """One transfer of a fragment; ``SharedState.begin`` makes it.
 
     Attributes:
-      head: what it will be.
-      missing: indices of the blocks that have not come yet; those whose bytes we held before the
-        transfer are not among them.
-      open: it can still take blocks and be installed.
-      in_place: blocks go straight into the live arrays, and nobody need keep what was accepted.
+      head: the head after the transfer.
+      missing: indices of the blocks that have not come yet.
+      open: the transfer can still take blocks and be installed.
+      in_place: blocks are written to the live arrays at once, so their buffers can be used again.
     """
 
     def __init__(
@@ -58,29 +56,29 @@ class IncomingFragment:
         self._digests = digests
         self._staged: dict[int, Bytes] = {}
         self._put_here: set[int] = set()  # blocks that this transfer has put, or will
-        self._changes_count = 0  # of the fragment, when it did
-        # Held while a block is put, so that none is put any more once the transfer is over.
+        self._changes_count = 0  # of the fragment, when the transfer began
+        # Held while a block is written, so that none is written after the transfer is over.
         self._lock = threading.Lock()
 
     def place(self, index: int) -> BlockPlace:
-        """Which bytes a block is."""
+        """Return the position of a block."""
         return self._fragment.places[index]
 
     def digest(self, index: int) -> bytes:
         return self._digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
 
     def wanted(self) -> set[bytes]:
-        """The digests of all its blocks."""
+        """Return the digests of all its blocks."""
         return {self.digest(index) for index in range(len(self._fragment.places))}
 
     def plain(self, index: int, payload: memoryview) -> memoryview:
-        """A block's bytes from what has travelled: itself, or longer, if that was compressed.
+        """Return a block's bytes, decompressed if the payload is shorter than the block.
 
         Raises:
-          StateMismatchError: it is too short for the block, and not the block compressed.
+          StateMismatchError: the payload is shorter and does not decompress to the block's length.
         """
         try:
-            return as_it_was(self.place(index), payload)
+            return plain_block(self.place(index), payload)
         except ValueError as error:
             raise StateMismatchError(
                 f"block {index} of fragment {self.head.fragment}: {error}", (index,)
@@ -90,10 +88,10 @@ class IncomingFragment:
         """Take one block. Unless ``in_place``, ``data`` must not change any more.
 
         Returns:
-          False: it is here already, or the transfer is over.
+          False if the block is here already or the transfer is over.
 
         Raises:
-          StateMismatchError: these are not the bytes that the index promises; nothing was changed.
+          StateMismatchError: the bytes do not match the index; nothing was changed.
         """
         if blake3(data).digest() != self.digest(index):
             raise StateMismatchError(
@@ -120,16 +118,16 @@ class IncomingFragment:
         self.missing.discard(index)
 
     def block(self, index: int) -> Bytes:
-        """The bytes of a block that is not missing; a view."""
+        """Return the bytes of a block that is not missing; a view."""
         staged = self._staged.get(index)
         return self.place(index).of(self._fragment.parts) if staged is None else staged
 
     def finish(self) -> FragmentHead:
-        """Install the fragment. What did not come is digested once more: it may have changed since.
+        """Install the fragment; blocks that did not come are digested again, since they may have changed.
 
         Raises:
           LocalProtocolError: blocks are missing, or the transfer was given up.
-          StateMismatchError: it has; the fragment is not valid.
+          StateMismatchError: such a block changed; the fragment is not valid.
         """
         self._check_open()
         if self.missing:
@@ -144,7 +142,7 @@ class IncomingFragment:
                 ):
                     for index, block in self._staged.items():
                         self.place(index).of(fragment.parts)[:] = block
-                    if not equal:  # else it was digested just now, all of it
+                    if not equal:  # else ``start`` digested all of it
                         self._check_rest()
                     fragment.became(self.head, self._digests)
                 self._staged.clear()
@@ -153,7 +151,7 @@ class IncomingFragment:
         return self.head
 
     def _check_rest(self) -> None:
-        """What was put here was checked as it came, and nobody else writes while we install."""
+        """Check the blocks that did not come; those that came were checked then."""
         fragment = self._fragment
         rest = [index for index in range(len(fragment.places)) if index not in self._put_here]
         found = digest_blocks(fragment.parts, [fragment.places[index] for index in rest])
@@ -165,9 +163,9 @@ class IncomingFragment:
             )
 
     def abandon(self) -> None:
-        """Give the transfer up: a valid fragment stays what it was. Harmless when finished.
+        """End the transfer without installing it; does nothing after ``finish``.
 
-        What came is kept for the next one.
+        A valid fragment stays unchanged, and the blocks that came are kept for the next transfer.
         """
         with self._lock:
             if self.open:
@@ -178,10 +176,10 @@ class IncomingFragment:
             self._staged.clear()
 
     def start(self, find: Find | None = None) -> None:
-        """Find out which blocks need not come; ``SharedState.begin`` calls it.
+        """Find the missing blocks; ``SharedState.begin`` calls it.
 
         Args:
-          find: where else to look for blocks.
+          find: looks for blocks that are not in memory.
         """
         fragment = self._fragment
         self._changes_count = fragment.changes_count

@@ -1,14 +1,14 @@
-"""A joiner: it fetches one version of a fragment, from all its donors at once.
+"""A joiner: it fetches one version of a fragment from all its donors at once.
 
     Joiner.fetch                 one fragment; fails only when no donor is left
-     └── _Fetch._draw            one per donor: asks it for the next blocks as it delivers
+     └── _Fetch._draw            one per donor: requests the next blocks as it delivers
           └── _Fetch._watch      wakes it when the link is lost
 
-    _Fetch.place, deliver        lanes' threads: a block is checked and put where it belongs as it comes
+    _Fetch.place, deliver        lanes' threads: a block is checked and put in place as it comes
 
-A donor that has nothing left to give takes over what others have owed for long. What came and was
-checked is never fetched again, whatever becomes of this fetch: the next one, of this version or
-another, finds the blocks whose bytes it wants.
+A donor without requests takes over blocks that another donor has owed for long. Blocks that came and were
+checked are never fetched again, even if this fetch fails: the next one, of this version or another, finds
+them by their digests.
 """
 
 from __future__ import annotations
@@ -41,26 +41,25 @@ from .partial_copy import FragmentPartialCopy, PartialCopies
 from .shared_state import SharedState
 from .state_transfer import BlockHub, BlockLink, FetchFailedError, FetchReport
 
-# A donor that has sent nothing it was asked for in this long is given up; longer than a megabyte
-# takes on a slow uplink that a round's chunks keep busy.
+# A donor that owes blocks and sends none for this time is dropped; longer than a megabyte takes on a slow
+# uplink that a round's chunks keep busy.
 STALL_S = 20.0
 LINK_WAIT_S = 15.0  # for the link to a donor to come up
-# A donor may hear of the version, or get to it, a moment later than we do: ask it again.
+# A donor may reach the version a moment later than this peer learns of it, so it is asked again.
 REFUSALS_MAX = 5
 RETRY_S = 1.0
-OWED_S_MAX = 3.0  # a block that is owed for longer is asked of who has nothing else to give, too
+OWED_S_MAX = 3.0  # a block owed for longer is also requested from a donor without requests
 
 Progress = Callable[["FetchProgress"], None]
 
 
 class Joiner:
-    """Fetches fragments of the state, several at once if need be.
+    """Fetches fragments of the state, several at once if needed.
 
     Args:
       stall_s: see ``STALL_S``.
-      spool: where blocks of a copy that takes long are kept, for the case that this process ends in
-        the middle of it.
-      on_disk: gives a version that lies in a checkpoint here, checked, with its blocks' digests;
+      partial_copies: stores blocks of a long fetch, in case this process ends before it is done.
+      on_disk: returns a version from a checkpoint on this machine, checked, with its blocks' digests;
         called in a thread.
     """
 
@@ -71,46 +70,48 @@ class Joiner:
         network: Network,
         *,
         stall_s: float = STALL_S,
-        spool: PartialCopies | None = None,
+        partial_copies: PartialCopies | None = None,
         on_disk: Callable[[FragmentHead], tuple[FragmentArrays, bytes] | None] = lambda _head: None,
     ) -> None:
         self.state = state
         self.hub = hub
         self.network = network
         self.stall_s = stall_s
-        self.spool = spool
+        self.partial_copies = partial_copies
         self.on_disk = on_disk
-        self.keep_from_s = math.inf  # blocks that come later are kept in ``partial_copy``
+        self.keep_from_s = math.inf  # blocks that come later go to ``partial_copies``, too
         self._fetches: dict[int, _Fetch] = {}
         self._turns: dict[int, trio.Lock] = {}
 
     def receive(self, peer: str, message: Index | BlocksRefused) -> None:
-        """Take an answer that came over a link; one that nobody waits for is ignored."""
+        """Take an answer that came over a link; an unexpected one is ignored."""
         fragment = message.head.fragment if isinstance(message, Index) else message.fragment
         fetch = self._fetches.get(fragment)
         if fetch is not None:
             fetch.hear(peer, message)
 
     async def fetch(self, order: SyncFragment, progress: Progress | None = None) -> FetchReport:
-        """Make a fragment what ``order.head`` says, with the help of ``order.donors``.
+        """Bring a fragment to ``order.head``, from ``order.donors``.
 
-        Blocks whose bytes we hold already are not sent again; all others come from all donors at
-        once, each giving as fast as it can. A fetch of the same fragment that has not ended (it may
-        have been cancelled just now) is waited for.
+        Blocks whose bytes are here already are not sent again; the others come from all donors at once,
+        each as fast as it can. An earlier fetch of the same fragment that has not ended (it may have been
+        cancelled just now) is waited for.
 
         Args:
-          progress: called when it is known what is missing, and after each block.
+          progress: called when the missing blocks are known, and after each block.
 
         Raises:
-          FetchFailedError: every donor is lost, refuses, stalls or lies.
-          StateMismatchError: the fragment changed behind our back; it is not valid.
+          FetchFailedError: every donor is lost, refuses, stalls or sends wrong bytes.
+          StateMismatchError: the fragment changed during the fetch; it is not valid.
 
-        Cancellation: safe; a fragment that was valid stays what it was. Blocks that came are kept for
-        the next fetch.
+        Cancellation: safe; a fragment that was valid stays unchanged. Blocks that came are kept for the
+        next fetch.
         """
         fragment = order.head.fragment
-        if self.spool is not None:
-            self.keep_from_s = min(self.keep_from_s, trio.current_time() + self.spool.after_s)
+        if self.partial_copies is not None:
+            self.keep_from_s = min(
+                self.keep_from_s, trio.current_time() + self.partial_copies.after_s
+            )
         async with self._turns.setdefault(fragment, trio.Lock()):
             fetch = self._fetches[fragment] = _Fetch(self, order, progress)
             try:
@@ -119,17 +120,17 @@ class Joiner:
                 del self._fetches[fragment]
                 self.next_turn()
 
-    async def whole(self) -> None:
-        """Nothing is missing any more: what was kept for the next fetch goes, an earlier process's too."""
+    async def clear_partial(self) -> None:
+        """Delete blocks kept for later fetches, an earlier process's too: nothing is missing any more."""
         self.keep_from_s = math.inf
         await self.network.run_sync(self.state.forget_kept)
-        if self.spool is not None:
-            await self.network.run_sync(self.spool.clear)
+        if self.partial_copies is not None:
+            await self.network.run_sync(self.partial_copies.clear)
 
     def has_turn(self, fetch: _Fetch, peer: str) -> bool:
-        """Whether a fetch may ask this donor: no earlier one has anything left to ask it for.
+        """Return whether a fetch may ask this donor: no earlier fetch has blocks to request from it.
 
-        Two that shared a donor would be at their end at once, and then nothing comes for a while.
+        Two fetches that share a donor would end at the same time, and nothing would come for a while.
         """
         for other in self._fetches.values():  # in order of their beginning
             if other is fetch:
@@ -139,7 +140,7 @@ class Joiner:
         return True
 
     def next_turn(self) -> None:
-        """What a fetch wants of its donors has changed: all look whom they may ask."""
+        """Have all fetches look again for donors that they may ask."""
         for fetch in self._fetches.values():
             fetch.look_again()
 
@@ -154,7 +155,7 @@ class _Fetch:
         self._network = joiner.network
         self._stall_s = joiner.stall_s
         self._head = order.head
-        # Random, so that frames for a daemon that was restarted since mean nothing to this one.
+        # Random, so that a restarted daemon ignores frames for its predecessor.
         self._transfer = secrets.randbits(32)
         self._progress = progress
         self._donors = {
@@ -165,10 +166,12 @@ class _Fetch:
         self._beginning = trio.Lock()
         self._loop = Loop()
         self._ended = False
-        # Memory for frames of which nothing is kept once they were put into the fragment.
+        # Buffers for frames, used again once their bytes are in the fragment.
         self._rooms: list[memoryview] = []
-        self._awaited: set[int] = set()  # blocks that have not come, as the event loop knows
-        self._spool: FragmentPartialCopy | None = None
+        self._awaited: set[int] = (
+            set()
+        )  # blocks that have not come yet; used on the event loop only
+        self._partial_copy: FragmentPartialCopy | None = None
         self._unassigned: deque[int] = deque()
         self._done_count = 0
         self._done_bytes = 0
@@ -204,7 +207,7 @@ class _Fetch:
     # ------------------------------------------------------------ the hub's side, in lanes' threads
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
-        """Not the block's own place: bytes that are not checked yet touch no state."""
+        """Return a buffer beside the state: unchecked bytes must not touch it."""
         donor = self._donors.get(peer)
         if donor is None or header.index not in donor.outstanding:
             return None
@@ -226,20 +229,24 @@ class _Fetch:
         except StateMismatchError as error:
             self._loop.soon(partial(donor.send.send_nowait, error))
             return
-        if new and self._spool is not None and self._loop.time_s() >= self._joiner.keep_from_s:
-            self._spool.put(incoming.digest(header.index), plain)
+        if (
+            new
+            and self._partial_copy is not None
+            and self._loop.time_s() >= self._joiner.keep_from_s
+        ):
+            self._partial_copy.put(incoming.digest(header.index), plain)
         if incoming.in_place and plain is payload:
             self._rooms.append(payload)
         size_bytes, saved_bytes = (len(plain), len(plain) - len(payload)) if new else (0, 0)
         self._loop.soon(partial(self._accepted, donor, header.index, size_bytes, saved_bytes))
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
-        """Nothing to take back: the block is still outstanding."""
+        """Do nothing: the block is still outstanding."""
 
     # ------------------------------------------------------------ on the event loop
 
     def _accepted(self, donor: DonorView, block: int, size_bytes: int, saved_bytes: int) -> None:
-        """A block has come, perhaps for the second time (0 bytes)."""
+        """Count a block that came; 0 bytes if it came before."""
         if self._ended:
             return
         donor.came(block, trio.current_time())
@@ -264,7 +271,7 @@ class _Fetch:
         if isinstance(message, Index):
             expected = donor.asked_index and message.head == self._head
         else:
-            # The index's refusal has transfer 0; a batch's counts once, for the donor is then gone.
+            # The refusal of an index has transfer 0.
             expected = message.version == self._head.version and (
                 donor.asked_index if message.transfer == 0 else message.transfer == self._transfer
             )
@@ -275,7 +282,7 @@ class _Fetch:
     # ------------------------------------------------------------ one donor
 
     async def _draw(self, donor: DonorView) -> None:
-        """Get what this donor can give, until all has come or it is of no use any more."""
+        """Fetch from one donor until all blocks are here or the donor is dropped."""
         try:
             link = await self._hub.link(donor.peer, LINK_WAIT_S)
             async with trio.open_nursery() as nursery:
@@ -296,19 +303,19 @@ class _Fetch:
         donor.send.send_nowait(PeerLostError(donor.peer, link.reason))
 
     async def _ask_index(self, link: BlockLink, donor: DonorView) -> None:
-        """Nobody has given it yet; whoever answers first begins the transfer."""
+        """Request the index; the first donor that answers begins the transfer."""
         donor.asked_index = True
         donor.heard_s = trio.current_time()
         await self._within_stall(link.send(IndexRequest(self._head)), donor)
 
     def wants_of(self, peer: str) -> bool:
-        """Whether there are blocks that nobody was asked for, and this donor would give them."""
+        """Return whether unrequested blocks are left that this donor would serve."""
         donor = self._donors.get(peer)
         willing = donor is not None and not donor.gone and not donor.refusals
         return willing and bool(self._unassigned)
 
     def look_again(self) -> None:
-        """There may be something to ask for."""
+        """Wake all donors' tasks: there may be blocks to request."""
         for donor in self._donors.values():
             if not donor.gone:
                 donor.send.send_nowait(None)
@@ -340,9 +347,9 @@ class _Fetch:
         await self._within_stall(link.send(request), donor)
 
     async def _next_item(self, donor: DonorView) -> Item:
-        """The next thing from this donor; raises PeerLostError if it owes us and is silent."""
+        """Wait for the next item of a donor; raises PeerLostError if it owes blocks and stalls."""
         owes = donor.outstanding or donor.asked_index
-        if not owes and self._incoming is not None:  # it has nothing to give; others may be slow
+        if not owes and self._incoming is not None:  # take over from slow donors soon
             with trio.move_on_after(OWED_S_MAX / 2):
                 return await donor.inbox.receive()
             return None
@@ -362,13 +369,13 @@ class _Fetch:
             await self._refused(donor, item)
 
     async def _refused(self, donor: DonorView, message: BlocksRefused) -> None:
-        """It may not have got to that version yet; meanwhile others give what it was to."""
+        """Let other donors serve this one's blocks and wait: it may not have the version yet."""
         donor.refusals += 1
         if donor.refusals >= REFUSALS_MAX:
             raise PeerLostError(donor.peer, f"it refuses: {message.reason}")
         self._take_back(donor)
         await trio.sleep(RETRY_S)
-        while donor.inbox.statistics().current_buffer_used:  # what it said to the same request
+        while donor.inbox.statistics().current_buffer_used:  # refusals of the same request
             item = donor.inbox.receive_nowait()
             if isinstance(item, PeerLostError | StateMismatchError):
                 raise item
@@ -396,13 +403,13 @@ class _Fetch:
             raise PeerLostError(donor.peer, "its link takes no messages")
 
     def _drop(self, donor: DonorView, reason: str) -> None:
-        """Give the donor up; the others get what it owed."""
+        """Drop a donor; its blocks are requested from the others."""
         donor.gone = True
         self._reasons[donor.peer] = reason
         self._take_back(donor)
 
     def _take_back(self, donor: DonorView) -> None:
-        """What it owes is for the others, unless another one was asked for it, too."""
+        """Return a donor's blocks to the unassigned ones, unless another donor owes them, too."""
         blocks, donor.outstanding = sorted(donor.outstanding, reverse=True), {}
         owed = {block for other in self._donors.values() for block in other.outstanding}
         self._unassigned.extendleft(block for block in blocks if block not in owed)
@@ -411,7 +418,7 @@ class _Fetch:
     # ------------------------------------------------------------ the whole
 
     async def _begin_with_our_own_index(self) -> None:
-        """If we hold the head already, only our memory is checked against it; it may also be on disk."""
+        """Begin without a donor if the head is in memory, which is then checked, or in a checkpoint."""
         held = self._state.head(self._head.fragment)
         if held is not None and held == self._head:
             await self._begin(self._state.index(held.fragment, held.version))
@@ -454,17 +461,17 @@ class _Fetch:
             self.look_again()
 
     def _begin_sync(self, digests: bytes, find: Find | None) -> None:
-        # Kept here, not by the caller: whoever is cancelled in the meantime must still abandon it.
-        if self._joiner.spool is None or find is not None:
+        # Assigned here, in the thread: a caller that is cancelled meanwhile must still abandon it.
+        if self._joiner.partial_copies is None or find is not None:
             self._incoming = self._state.begin(self._head, digests, find)
             return
-        spool = self._joiner.spool.fragment(self._head.fragment)
-        self._incoming = self._state.begin(self._head, digests, spool.find)
-        spool.drop_unless(self._incoming.wanted())
-        self._spool = spool
+        copy = self._joiner.partial_copies.fragment(self._head.fragment)
+        self._incoming = self._state.begin(self._head, digests, copy.find)
+        copy.drop_unless(self._incoming.wanted())
+        self._partial_copy = copy
 
     def _complete(self) -> bool:
-        """Whether all blocks are here; then everything that still waits for some is ended."""
+        """Return whether all blocks are here; if so, end the donors' tasks."""
         complete = self._incoming is not None and not self._awaited
         if complete:
             self._done.cancel()

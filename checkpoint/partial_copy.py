@@ -1,13 +1,12 @@
-"""Blocks of a copy under way, on disk: what a machine that reboots meanwhile need not fetch again.
+"""Partial copies: blocks of an unfinished fetch, on disk, so that a reboot need not fetch them again.
 
     FOLDER/FRAGMENT.blocks      records, appended: digest (32 bytes), length (u32), the block
 
-A block is known by its digest, so it does not matter of which version it was, and what is read is
-checked again. Nothing is synced: what a power failure takes is fetched once more, and a record that is
-cut short is where the file ends. A copy of seconds is not worth a disk's work, so the first blocks of a
-copy are not kept.
+A block is identified by its digest, so its version does not matter, and it is checked again when it is read.
+Nothing is synced: blocks lost in a power failure are fetched again, and the file ends at the first cut
+record. The first blocks of a copy are not stored: a copy of a few seconds is not worth writes to disk.
 
-A disk that is full or fails ends the keeping, not the copy. All of it blocks: call it in threads.
+A disk that is full or fails ends the storing, not the copy. Everything here blocks: call it in threads.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from .blocks import BLOCK_BYTES
 
 log = logging.getLogger("holdfast.peer")
 
-# Of copying; a fast line fetches again in that time what a disk would have kept.
+# After this time of copying blocks are stored; a fast line fetches the earlier ones again in as long.
 KEPT_AFTER_S = 10.0
 
 _HEAD = struct.Struct("<32sI")
 
 
 class FragmentPartialCopy:
-    """One fragment's blocks. ``find`` and ``put`` may be called from several threads.
+    """The stored blocks of one fragment. ``find`` and ``put`` may be called from several threads.
 
     Args:
-      has_room: whether so many bytes more may be kept.
+      has_room: returns whether a number of further bytes may be stored.
     """
 
     def __init__(self, path: Path, has_room: Callable[[int], bool] = lambda _bytes: True) -> None:
         self._path = path
         self._has_room = has_room
         self._lock = threading.Lock()
-        self._places: dict[bytes, tuple[int, int]] = {}  # by digest: where, how long
+        self._places: dict[bytes, tuple[int, int]] = {}  # (offset, length) by digest
         self._end = 0
         self._file: int | None = None
         try:
@@ -55,7 +54,7 @@ class FragmentPartialCopy:
             self._give_up(error)
 
     def _scan(self, file: int) -> None:
-        """Learn what is there, up to the first record that is not whole."""
+        """Index the records, up to the first one that is not whole."""
         size = os.fstat(file).st_size
         while self._end + _HEAD.size <= size:
             digest, length = _HEAD.unpack(os.pread(file, _HEAD.size, self._end))
@@ -67,7 +66,7 @@ class FragmentPartialCopy:
         os.ftruncate(file, self._end)
 
     def find(self, digest: bytes) -> bytes | None:
-        """The block that has this digest, if it is here and still does."""
+        """Return the block with a digest, or None if it is not here or is damaged."""
         with self._lock:
             place = self._places.get(digest)
             if place is None or self._file is None:
@@ -83,7 +82,7 @@ class FragmentPartialCopy:
         return data
 
     def drop_unless(self, wanted: Collection[bytes]) -> None:
-        """Begin the file anew if it is mostly of blocks that are not among these digests."""
+        """Empty the file if most of its bytes are blocks that are not wanted."""
         with self._lock:
             useful = sum(
                 _HEAD.size + length
@@ -97,7 +96,7 @@ class FragmentPartialCopy:
                     os.ftruncate(self._file, 0)
 
     def put(self, digest: bytes, data: bytes | bytearray | memoryview) -> None:
-        """Keep a block that has come and was checked."""
+        """Store a checked block."""
         with self._lock:
             if self._file is None or digest in self._places:
                 return
@@ -125,7 +124,7 @@ class FragmentPartialCopy:
                 self._file = None
 
     def _give_up(self, error: OSError) -> None:
-        log.warning("blocks of the copy are not kept on disk any more: %s: %s", self._path, error)
+        log.warning("blocks of the copy are no longer stored on disk: %s: %s", self._path, error)
         self._places.clear()
         if self._file is not None:
             os.close(self._file)
@@ -133,11 +132,11 @@ class FragmentPartialCopy:
 
 
 class PartialCopies:
-    """All fragments' blocks, in a folder of their own.
+    """The stored blocks of all fragments, in a folder.
 
     Args:
       after_s: see ``KEPT_AFTER_S``.
-      limit_bytes: of all files together, give or take a block for each thread that writes; None: none.
+      limit_bytes: for all files together, exceeded by at most a block per writing thread; None: no limit.
     """
 
     def __init__(
@@ -161,12 +160,12 @@ class PartialCopies:
         return used_bytes + more_bytes <= self._limit_bytes
 
     def close(self) -> None:
-        """Keep the files for the next process."""
+        """Close the files and keep them for the next process."""
         for fragment in self._fragments.values():
             fragment.close()
         self._fragments.clear()
 
     def clear(self) -> None:
-        """The state is whole: nothing here is of use any more."""
+        """Delete all files."""
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)

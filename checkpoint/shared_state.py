@@ -1,18 +1,18 @@
-"""The shared state: what must be bit-identical at every peer, and nothing else.
+"""The shared state: the arrays that must be bit-identical at every peer.
 
-``SharedState`` owns every fragment's arrays. Values and counters lie in the arena that the trainer
-reads too, outer momentum is private. It knows each fragment's version and digests, changes them
-only by whole rounds or whole transfers, and keeps old versions readable for those who fetch them:
+``SharedState`` owns every fragment's arrays. Values and counters lie in the arena that the trainer reads,
+too; outer momentum is private. It knows each fragment's version and digests, changes fragments only by
+whole rounds or whole transfers, and keeps old versions readable for receivers that fetch them:
 
     pin(v) ---- the live arrays serve v ---- apply() to v + 1: copied first ---- release(v): freed
                                               (only because v is pinned)
 
-    begin() -> Incoming    fetched blocks wait beside a valid fragment, or go straight into one that
-                           is not valid; the fragment has no head until finish()
+    begin() -> IncomingFragment    fetched blocks wait beside a valid fragment, or go straight into one
+                                   that is not valid; the fragment has no head until finish()
 
-Everything here is synchronous. ``load_initial``, ``apply``, ``begin``, ``finish`` and ``block`` are
-heavy: call them through ``network.run_sync``. Whoever changes a fragment waits for whoever does so
-already; reading, pinning and releasing are safe beside that, from any thread, and wait for nobody.
+Everything here is synchronous. ``load_initial``, ``apply``, ``begin``, ``finish`` and ``block`` are heavy:
+call them through ``network.run_sync``. Changes of one fragment wait for each other; reading, pinning and
+releasing are safe at the same time, from any thread, and do not wait.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class SharedState:
 
     Args:
       sizes: the fragments' sizes.
-      arena: the shared arena, of the same sizes; nothing was ever written to it.
-      run_id: goes into every root, so state of another run never passes for this one's.
+      arena: the shared arena, of the same sizes; still unwritten.
+      run_id: part of every root, so that state of another run never passes for this run's.
     """
 
     def __init__(self, sizes: Sequence[FragmentSize], arena: Arena, run_id: str) -> None:
@@ -62,41 +62,41 @@ class SharedState:
         self._transfers: dict[int, IncomingFragment] = {}  # the last one that began, by fragment
 
     def values(self, fragment: int) -> Values:
-        """Float32 values, parameters first; a view, to be read only."""
+        """Return the float32 values, parameters first; a view that must not be written."""
         return self._fragments[fragment].parts.values
 
     def momentum(self, fragment: int) -> Values:
-        """Outer momentum of the parameters; a view, to be read only."""
+        """Return the outer momentum of the parameters; a view that must not be written."""
         return self._fragments[fragment].parts.momentum
 
     def counters(self, fragment: int) -> Counters:
-        """Int64 counters; a view, to be read only."""
+        """Return the int64 counters; a view that must not be written."""
         return self._fragments[fragment].parts.counters
 
     def parts(self, fragment: int) -> FragmentArrays:
-        """All its arrays; views, to be read only."""
+        """Return all arrays of a fragment; views that must not be written."""
         return self._fragments[fragment].parts
 
     def places(self, fragment: int) -> tuple[BlockPlace, ...]:
-        """Where the fragment's blocks are."""
+        """Return the positions of a fragment's blocks, in order."""
         return self._fragments[fragment].places
 
     def head(self, fragment: int) -> FragmentHead | None:
-        """Version and root; None while the fragment is not whole or is being received."""
+        """Return a fragment's version and root; None while it is not whole or is being received."""
         state = self._fragments[fragment]
         return state.head if self._open_transfer(fragment) is None else None
 
     def size_bytes(self, fragment: int) -> int:
-        """Of all its arrays."""
+        """Return the bytes of a fragment's arrays."""
         return sum(array.nbytes for array in self._fragments[fragment].parts)
 
     def heads(self) -> tuple[FragmentHead, ...]:
-        """Heads of all fragments that are whole, in order."""
+        """Return the heads of all whole fragments, in order."""
         found = (self.head(number) for number in range(len(self._fragments)))
         return tuple(head for head in found if head is not None)
 
     def lineage(self) -> bytes:
-        """The lineage of a run that is founded on the present state, all of it at version 0."""
+        """Return the lineage of a run that begins with this state, all of it at version 0."""
         heads = self.heads()
         if len(heads) != len(self.sizes) or any(head.version for head in heads):
             raise LocalProtocolError("a lineage is made of version 0 of every fragment")
@@ -105,7 +105,7 @@ class SharedState:
     # ------------------------------------------------------------ changes
 
     def load_initial(self, fragment: int, values: Values, counters: Counters) -> FragmentHead:
-        """Make these the fragment's version 0, with zero momentum."""
+        """Set a fragment to version 0 with these values and counters, and zero momentum."""
         state = self._fragments[fragment]
         _check_shapes(state, values, counters)
         with state.changes, state.changing(), self.arena.writing(fragment, 0):
@@ -117,10 +117,10 @@ class SharedState:
             return self._digest(state, 0)
 
     def restore(self, head: FragmentHead, parts: FragmentArrays) -> None:
-        """Make these the fragment's ``head``, as an earlier process held it.
+        """Set a fragment to ``head`` with these arrays, which an earlier process saved.
 
         Raises:
-          StateMismatchError: they are not what its root says; the fragment holds nothing whole.
+          StateMismatchError: they do not match its root; the fragment is not valid now.
         """
         state = self._fragments[head.fragment]
         ours = state.parts
@@ -147,13 +147,13 @@ class SharedState:
     ) -> FragmentHead:
         """Apply a committed round.
 
-        A fragment that is valid while it is being received may still take the round it was about to
-        take; the transfer finds out at its end if that changed bytes that it had relied on.
+        A valid fragment that is being received may still apply a round; the transfer detects at its end
+        whether that changed bytes that it relied on.
 
         Args:
-          version_after: the present version plus 1.
+          version_after: the current version plus 1.
           mean_values: ``(value_count,)``, mean pseudo-gradient.
-          mean_counters: ``(counter_count,)``, what the counters become.
+          mean_counters: ``(counter_count,)``, the new counters.
           step: the outer step, called with values, momentum and ``mean_values``.
 
         Raises:
@@ -172,12 +172,10 @@ class SharedState:
                 return self._digest(state, version_after)
 
     def digest_now(self, fragment: int) -> tuple[FragmentHead, bytes] | None:
-        """Version, root and block digests by the bytes that are in memory now.
-
-        Not what was remembered when they got there: who compares memories wants to know. Heavy.
+        """Digest the bytes in memory again, to compare the memories of peers. Heavy.
 
         Returns:
-          None: the fragment is not whole, or is being received.
+          The head and the block digests; None if the fragment is not whole or is being received.
         """
         state = self._fragments[fragment]
         with state.changes:
@@ -188,7 +186,7 @@ class SharedState:
         return FragmentHead(fragment, version, root), digests
 
     def check_index(self, head: FragmentHead, digests: bytes) -> bool:
-        """Whether these are the block digests of that head."""
+        """Return whether these are the block digests of a head."""
         places = self._fragments[head.fragment].places
         return len(digests) == DIGEST_BYTES * len(places) and head.root == fragment_root(
             self.run_id, head.fragment, head.version, self.sizes[head.fragment], digests
@@ -197,15 +195,15 @@ class SharedState:
     def begin(
         self, head: FragmentHead, digests: bytes, find: Find | None = None
     ) -> IncomingFragment:
-        """Start to replace a fragment by ``head``; an earlier transfer of it is given up.
+        """Start to replace a fragment by ``head``; an earlier transfer of it is abandoned.
 
-        Our own bytes are digested afresh, so a copy that was damaged in memory heals too.
+        The bytes in memory are digested again, so that a copy with damaged memory is repaired, too.
 
         Args:
-          find: where else to look for blocks than in our memory.
+          find: looks for blocks that are not in memory.
 
         Raises:
-          StateMismatchError: the digests are not that head's.
+          StateMismatchError: the digests are not those of the head.
         """
         if not self.check_index(head, digests):
             raise StateMismatchError(f"the index of fragment {head.fragment} does not fit its root")
@@ -227,7 +225,7 @@ class SharedState:
             transfer.abandon()
 
     def forget_kept(self) -> None:
-        """Nothing is missing: blocks of transfers that ended too early are of no use."""
+        """Drop the blocks of transfers that did not finish."""
         for state in self._fragments:
             with state.changes:
                 state.kept.clear()
@@ -242,36 +240,36 @@ class SharedState:
     # ------------------------------------------------------------ old versions
 
     def pin(self, fragment: int, version: int, receiver: str) -> bool:
-        """Keep a version readable until ``receiver`` is released; one still to come counts too.
+        """Keep a version, which may be a future one, readable until ``receiver`` is released.
 
         Returns:
-          False: that version is past and gone, or the fragment is not whole.
+          False if the version is gone or the fragment is not whole.
         """
         return self._fragments[fragment].pin(version, receiver)
 
     def release(self, fragment: int, version: int, receiver: str) -> None:
-        """``receiver`` needs that version no more; unknown ones are ignored."""
+        """Release a receiver's pin of a version; an unknown one is ignored."""
         self._fragments[fragment].release(receiver, version)
 
     def release_receiver(self, receiver: str) -> None:
-        """``receiver`` needs nothing any more: it left."""
+        """Release all pins of a receiver."""
         for state in self._fragments:
             state.release(receiver)
 
     def pinned(self, fragment: int) -> tuple[int, ...]:
-        """Versions that somebody still needs."""
+        """Return the pinned versions."""
         return self._fragments[fragment].pinned_versions()
 
     def copied(self, fragment: int) -> tuple[int, ...]:
-        """Pinned versions that had to be copied: each costs a fragment's memory."""
+        """Return the pinned versions that had to be copied: each costs a fragment's memory."""
         return self._fragments[fragment].copied_versions()
 
     def index(self, fragment: int, version: int) -> bytes:
-        """Block digests of a version, joined. Raises NotHeldError."""
+        """Return the joined block digests of a version; raises NotHeldError."""
         return self._fragments[fragment].index(version)
 
     def block(self, fragment: int, version: int, index: int) -> memoryview:
-        """Bytes of a block that will not change any more. Raises NotHeldError."""
+        """Return the bytes of a block, which do not change any more; raises NotHeldError."""
         return self._fragments[fragment].block(version, index)
 
 

@@ -3,13 +3,13 @@
     joiner   > IndexRequest(head)                 donor   < Index(head, digests) or BlocksRefused
              > BlocksRequest(transfer, blocks)            < one BLOCK frame per block, or BlocksRefused
 
-The root comes from the master, the index must hash to the root, every block must hash to its entry
-in the index: a donor can be slow or gone, but it cannot make us believe other bytes. A donor that
-tries is dropped and named. A BLOCK frame that is shorter than its block holds it compressed.
+The root comes from the master, the index must hash to the root, and every block must hash to its entry in
+the index: a donor can be slow or gone, but it cannot pass off other bytes. A donor that sends other bytes
+is dropped and reported. A BLOCK frame that is shorter than its block holds it compressed.
 
-The two sides are ``joiner.Joiner`` and ``donor.Donor``; here is what they need of the links, and how
-a fetch ends. Both take the messages that come in over the links by ``receive``, which never waits, so
-a link's control stream never queues behind blocks.
+The two sides are ``joiner.Joiner`` and ``donor.Donor``; this file holds the interfaces that they need of
+the links, and the results of a fetch. Both take messages from the links by ``receive``, which never waits,
+so a link's control stream never queues behind blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..protocol.network.lane import FrameHeader
 
 
 class BlockLink(Protocol):
-    """What a transfer needs of ``collectives.link.Link``."""
+    """The part of ``collectives.links.link.Link`` that a transfer uses."""
 
     lost: trio.Event
     reason: str
@@ -42,7 +42,7 @@ class BlockLink(Protocol):
 
 
 class BlockSink(Protocol):
-    """What a transfer offers to the hub; see ``collectives.routing.Sink``."""
+    """A receiver of frames; see ``collectives.links.frame_routing.Sink``."""
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None: ...
 
@@ -52,7 +52,7 @@ class BlockSink(Protocol):
 
 
 class BlockHub(Protocol):
-    """What a transfer needs of ``collectives.hub.LinkHub``."""
+    """The part of ``collectives.links.hub.LinkHub`` that a transfer uses."""
 
     @property
     def links(self) -> Mapping[str, BlockLink]: ...
@@ -65,11 +65,11 @@ class BlockHub(Protocol):
 
 
 class FetchFailedError(StateMismatchError):
-    """No donor is left that could give the fragment. Tell the master; it may name others.
+    """No donor is left for the fragment. Report it to the master, which may name other donors.
 
     Attributes:
-      bad_donors: peer ids of those that served wrong bytes.
-      reasons: why each donor was given up, by peer id.
+      bad_donors: peer ids of donors that served wrong bytes.
+      reasons: why each donor was dropped, by peer id.
     """
 
     def __init__(self, head: FragmentHead, bad: Sequence[str], reasons: dict[str, str]) -> None:
@@ -81,14 +81,14 @@ class FetchFailedError(StateMismatchError):
 
 @frozen
 class FetchReport:
-    """How a fetch went.
+    """The result of a fetch.
 
     Attributes:
-      head: what is installed now.
-      received_bytes: of the blocks that came; 0 when we held them all.
-      donors: peer ids of those that gave at least one block.
-      bad_donors: peer ids of those that served wrong bytes.
-      saved_bytes: of the received ones, that never travelled: blocks came compressed.
+      head: the installed head.
+      received_bytes: bytes of received blocks; 0 when all were here before.
+      donors: peer ids of donors that served at least one block.
+      bad_donors: peer ids of donors that served wrong bytes.
+      saved_bytes: the part of ``received_bytes`` that compression kept off the line.
     """
 
     head: FragmentHead

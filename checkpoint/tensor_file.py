@@ -1,11 +1,10 @@
-"""Files of tensors in the safetensors format, written and read in a stream.
+"""Files in the safetensors format, written and read as streams.
 
     u64 length | JSON: {"__metadata__": {...}, name: {"dtype", "shape", "data_offsets"}} | data
 
-The library of that name wants all tensors in memory and a path on this machine; a checkpoint is
-written block by block beside a run that goes on, and also to where there are no paths. What is
-written here the library reads, and a test holds the two together. Wider elements come first, so each
-tensor is aligned to its own.
+The safetensors library needs all tensors in memory and a local path; a checkpoint is written block by block
+while the run goes on, also to URLs. The library reads these files, and a test checks that. Wider elements
+come first, so each tensor is aligned to its element size.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ ELEMENT_BYTES = {
 
 
 class TensorFileError(HoldfastError):
-    """These bytes are no such file, or a damaged one."""
+    """The file has another format or is damaged."""
 
 
 @frozen
 class TensorEntry:
-    """A tensor in a file: which bytes of the data it is."""
+    """A tensor in a file, with its range of bytes in the data."""
 
     name: str
     dtype: str
@@ -46,10 +45,10 @@ class TensorEntry:
 
 @frozen
 class Header:
-    """What a file says of itself.
+    """The header of a file.
 
     Attributes:
-      data_start: where the data begins in the file.
+      data_start: offset of the data in the file.
     """
 
     metadata: dict[str, str]
@@ -60,10 +59,10 @@ class Header:
 def encode_header(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """The bytes before the data.
+    """Return the bytes before the data.
 
     Args:
-      tensors: name, dtype and shape of each, in the order in which their bytes follow.
+      tensors: name, dtype and shape of each, in the order of their bytes.
     """
     table: dict[str, Any] = {"__metadata__": dict(metadata)}
     start = 0
@@ -79,10 +78,10 @@ def encode_header(
 
 
 def read_header(file: BinaryIO, size_bytes: int) -> Header:
-    """Of a file of that size, from its beginning.
+    """Read the header at the beginning of a file of a given size.
 
     Raises:
-      TensorFileError: it is no such file, or was cut.
+      TensorFileError: the file has another format or is cut short.
     """
     length = int.from_bytes(_exactly(file, LENGTH_BYTES), "little")
     if length > min(HEADER_BYTES_MAX, size_bytes - LENGTH_BYTES):
@@ -90,10 +89,10 @@ def read_header(file: BinaryIO, size_bytes: int) -> Header:
     try:
         table = json.loads(_exactly(file, length))
         metadata = table.pop("__metadata__", {})
-        entries = {name: _entry(name, **said) for name, said in table.items()}
+        entries = {name: _entry(name, **fields) for name, fields in table.items()}
     except TensorFileError:
         raise
-    # What becomes of bytes that were no header, or had other fields.
+    # From bytes that are no header, or have other fields.
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TensorFileError(f"its header cannot be read: {error}") from error
     stop = 0
@@ -104,7 +103,7 @@ def read_header(file: BinaryIO, size_bytes: int) -> Header:
     data_start = LENGTH_BYTES + length
     if data_start + stop != size_bytes:
         raise TensorFileError(
-            f"it has {size_bytes} bytes, its header speaks of {data_start + stop}"
+            f"it has {size_bytes} bytes, its header describes {data_start + stop}"
         )
     return Header(metadata, entries, data_start)
 
@@ -121,10 +120,10 @@ def _entry(name: str, dtype: str, shape: list[int], data_offsets: list[int]) -> 
 def read_array(
     file: BinaryIO, header: Header, name: str, dtype: str, count: int
 ) -> NDArray[np.uint8]:
-    """A tensor's bytes.
+    """Read a tensor's bytes.
 
     Raises:
-      TensorFileError: it is not there, or not of that type and count.
+      TensorFileError: the tensor is missing, or has another type or count.
     """
     entry = header.entries.get(name)
     if entry is None or (entry.dtype, entry.shape) != (dtype, (count,)):

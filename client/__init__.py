@@ -1,1 +1,1 @@
-"""The hook in the training loop; ``hook`` and ``tensors`` are the only modules that import torch."""
+"""The hook in the training loop: the only package of holdfast that imports torch."""

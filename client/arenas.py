@@ -1,4 +1,4 @@
-"""The daemon's two arenas as the trainer holds them, with the fragments that they are for."""
+"""The daemon's two arenas, mapped by the trainer, with a replica of each fragment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tensors import SharedTensor
 
 @frozen
 class Arenas:
-    """What ``ArenaOpened`` brings, checked against the model."""
+    """The arenas and fragments of ``ArenaOpened``, checked against the model."""
 
     replicas: tuple[FragmentReplica, ...]
     shared: Arena
@@ -42,11 +42,11 @@ class Arenas:
           wait: see ``FragmentReplica``.
 
         Raises:
-          RemoteProtocolError: what the daemon says does not fit this model.
+          RemoteProtocolError: the daemon's message does not fit this model.
         """
         try:
             if len(descriptors) != 2:
-                raise RemoteProtocolError("the daemon must open its arenas with two files")
+                raise RemoteProtocolError("the daemon did not send the two files of its arenas")
             shared, posted = (map_arena(each, message.sizes) for each in descriptors)
         finally:
             for descriptor in descriptors:
@@ -63,7 +63,7 @@ class Arenas:
                 posted,
                 overlap,
                 copier,
-                _outlook(message, [tensors[index] for index in fragment]),
+                _make_estimate(message, [tensors[index] for index in fragment]),
                 wait,
             )
             for number, fragment in enumerate(message.fragments)
@@ -78,20 +78,20 @@ class Arenas:
 
     @property
     def under_way(self) -> bool:
-        """Whether something is on its way between a GPU and the host."""
+        """A copy between a GPU and the host is under way."""
         return any(replica.under_way for replica in self.replicas)
 
     def advance(self, *, wait: bool) -> None:
-        """Go on with what has come from a GPU or got there; with ``wait``, with all."""
+        """Continue operations whose copy between GPU and host has finished; with ``wait``, finish all."""
         for replica in self.replicas:
             if wait:
-                replica.conclude()
+                replica.finish()
             else:
                 replica.advance()
 
 
-def _outlook(message: ArenaOpened, tensors: Sequence[SharedTensor]) -> OuterEstimate | None:
-    """What previews need; none without overlap, where nobody trains while a round runs."""
+def _make_estimate(message: ArenaOpened, tensors: Sequence[SharedTensor]) -> OuterEstimate | None:
+    """Make the estimate for previews, or return None if the trainer waits for rounds or previews are off."""
     if not message.preview or message.overlap_steps == 0 or message.outer_lr == 0.0:
         return None
     count = sum(tensor.count for tensor in tensors if tensor.spec.kind == PARAMETER)

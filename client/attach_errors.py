@@ -1,4 +1,4 @@
-"""What ``attach`` and ``run.step`` raise when the daemon is the matter; torch is not needed here."""
+"""The errors of ``attach`` and ``run.step``, importable without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class NoDaemonError(UserError):
 
 
 class AttachRefused(UserError):
-    """The run does not take this script; the text says why. Mend the script or the spec."""
+    """The run does not take this script; the text gives the reason. Change the script or the spec."""
 
 
 class ModelError(UserError):

@@ -1,9 +1,9 @@
-"""What a trainer tells to others than the daemon: TensorBoard, Weights & Biases, or code of the script's.
+"""Callbacks of a run: TensorBoard, Weights & Biases, or the script's own.
 
-    Run.step --Step--> Watch --on_step, on_merge, on_log, on_end--> each Callback, on the script's thread
+    Run.step --> CallbackRunner --on_step, on_merge, on_log, on_end--> each Callback, on the script's thread
 
-Nothing here imports what it writes to: the script makes the writer, as it would without holdfast, and
-gives it to the callback. What a callback raises comes out of ``Run.step``, as the script's own errors do.
+Nothing here imports TensorBoard or wandb: the script makes the writer, as it would without holdfast, and
+gives it to the callback. An exception of a callback propagates from ``Run.step``, as the script's own do.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from typing import Protocol
 
 from attrs import frozen
 
-EVERY_STEPS = (
-    10  # between two points of a curve; a point is the mean of the steps since the last one
-)
+EVERY_STEPS = 10  # per point of a curve, which is the mean over these steps
 
 
 @frozen
 class StepDone:
-    """One inner step that is done.
+    """One finished inner step.
 
     Attributes:
-      step: of the run, not of this process.
-      loss: as the script said it; None: it did not.
+      step: the run's global step, not this process's.
+      loss: as the script gave it, if it did.
       tokens: trained on in this step.
-      step_s: since the last step, without waiting for the run.
-      waited_s: for the run, at this step's end.
+      step_s: seconds since the last step, without waiting for the run.
+      waited_s: seconds of waiting for the run, at this step's end.
     """
 
     step: int
@@ -43,8 +41,8 @@ class Merge:
     """A committed round whose result is in the model now.
 
     Attributes:
-      version: of the fragment, after it.
-      contributed: our own update is in it.
+      version: the fragment's, after the round.
+      contributed: this peer's update is in the result.
       round_count: rounds merged by this process so far, this one included.
     """
 
@@ -57,23 +55,23 @@ class Merge:
 
 
 class Callback:
-    """What a training script may want to hear of; override what is of use."""
+    """Base class of callbacks; override the methods that you need."""
 
     def on_step(self, step: StepDone) -> None:
-        """After every ``Run.step``; quick, please."""
+        """Called after every ``Run.step``; must be quick."""
 
     def on_merge(self, merge: Merge) -> None:
-        """Within ``Run.step``, when the model has got a round's result."""
+        """Called within ``Run.step``, when the model has got a round's result."""
 
     def on_log(self, step: int, values: Mapping[str, float]) -> None:
-        """The script has called ``Run.log``."""
+        """Called when the script has called ``Run.log``."""
 
     def on_end(self) -> None:
-        """The run is left; last."""
+        """Called last, when the script leaves the run."""
 
 
 class CallbackRunner:
-    """Tells all callbacks of a run."""
+    """Calls all callbacks of a run."""
 
     def __init__(self, callbacks: Sequence[Callback], now_s: float) -> None:
         self._callbacks = tuple(callbacks)
@@ -82,18 +80,18 @@ class CallbackRunner:
         self._over = False
 
     def begin(self, now_s: float, waited_s: float) -> None:
-        """Attached: what comes now is the first step's time."""
+        """Start the first step's time, once attached."""
         self._last_s, self._waited_s = now_s, waited_s
 
     def stepped(
         self, step: int, loss: float | None, tokens: int, now_s: float, waited_s: float
     ) -> None:
-        """A step is done; ``waited_s`` is the sum over all steps."""
+        """Report a finished step; ``waited_s`` is the sum over all steps."""
         waited = waited_s - self._waited_s
-        told = StepDone(step, loss, tokens, now_s - self._last_s - waited, waited)
+        done = StepDone(step, loss, tokens, now_s - self._last_s - waited, waited)
         self._last_s, self._waited_s = now_s, waited_s
         for callback in self._callbacks:
-            callback.on_step(told)
+            callback.on_step(done)
 
     def merged(self, merge: Merge) -> None:
         for callback in self._callbacks:
@@ -104,7 +102,7 @@ class CallbackRunner:
             callback.on_log(step, values)
 
     def end(self) -> None:
-        """Harmless twice."""
+        """Report the end of the run. Harmless twice."""
         if not self._over:
             self._over = True
             for callback in self._callbacks:
@@ -115,10 +113,10 @@ class CallbackRunner:
 
 
 class Curves(Callback):
-    """Figures by the run's step, a point every few steps; whoever inherits says where they go.
+    """Figures by the run's step, a point every few steps; a subclass writes them.
 
     Args:
-      every: so many steps make a point.
+      every: steps per point.
     """
 
     def __init__(self, *, every: int = EVERY_STEPS) -> None:
@@ -129,7 +127,7 @@ class Curves(Callback):
         self._steps: list[StepDone] = []
 
     def put(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write these down, by name."""
+        """Write figures, by name."""
         raise NotImplementedError
 
     def on_step(self, step: StepDone) -> None:
@@ -171,7 +169,7 @@ class Curves(Callback):
 
 
 class SummaryWriter(Protocol):
-    """As much of ``torch.utils.tensorboard.SummaryWriter``, and of tensorboardX's, as is needed."""
+    """The used part of the ``SummaryWriter`` of ``torch.utils.tensorboard`` and of tensorboardX."""
 
     def add_scalar(
         self, tag: str, scalar_value: float, global_step: int | None = None, /
@@ -186,8 +184,8 @@ class TensorBoard(Curves):
         writer = SummaryWriter("runs/alder")  # of torch.utils.tensorboard, or tensorboardX
         run = holdfast.attach(model, optimizer, callbacks=[holdfast.TensorBoard(writer)])
 
-    The writer stays the script's: it is flushed at the end, not closed. A trainer that is started
-    again writes on in the same folder.
+    The writer belongs to the script: it is flushed at the end, not closed. A restarted trainer goes on
+    writing to the same folder.
     """
 
     def __init__(self, writer: SummaryWriter, *, every: int = EVERY_STEPS) -> None:
@@ -204,7 +202,7 @@ class TensorBoard(Curves):
 
 
 class WandbRun(Protocol):
-    """As much of what ``wandb.init`` returns as is needed."""
+    """The used part of the object that ``wandb.init`` returns."""
 
     def log(self, data: dict[str, float], /) -> object: ...
 
@@ -217,9 +215,9 @@ class Wandb(Curves):
         experiment = wandb.init(project="many-machines", name=socket.gethostname())
         run = holdfast.attach(model, optimizer, callbacks=[holdfast.Wandb(experiment)])
 
-    They are drawn by ``holdfast/step``, the run's step, so that curves of several machines lie over
-    each other; wandb's own step, which may only grow by what one process logs, stays the script's.
-    The experiment does, too: whoever began it finishes it.
+    The x axis is ``holdfast/step``, the run's step, so that the curves of several machines lie over each
+    other. wandb's own step, which counts one process's calls, is not used. The script finishes the
+    experiment that it began.
     """
 
     def __init__(self, experiment: WandbRun, *, every: int = EVERY_STEPS) -> None:

@@ -1,12 +1,12 @@
-"""Tensors on their way between the model's devices and the host's memory, without stalling either.
+"""Copies between the model's devices and the host's memory that stall neither.
 
-What is in the host's memory is not copied at all. To and from a GPU everything goes through pinned
-memory on a stream of our own, beside the one that computes, and an event says when it has come:
+Tensors in the host's memory are not copied at all. To and from a GPU everything goes through pinned
+memory on a side stream, beside the stream that computes, and an event marks its arrival:
 
-    down    side stream: waits for what is queued so far, device -> pinned, event
+    down    side stream: wait for the work queued so far, device -> pinned, event
     up      pageable -> pinned, side stream: pinned -> device, event
 
-So a transfer has two ends, and the trainer's steps go on in between.
+So a transfer is begun at one step and ended at a later one, and the trainer's steps go on in between.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ import torch
 
 
 class Transfer(Protocol):
-    """Tensors under way, in the order in which they were given.
+    """Tensors being copied, in the order in which they were given.
 
     Attributes:
-      parts: the tensors where they were sent; to be used once ``wait`` was called.
+      parts: the copies; not to be used before ``wait`` was called.
     """
 
     parts: list[torch.Tensor]
 
     def ready(self) -> bool:
-        """Whether ``wait`` costs nothing."""
+        """Return whether the copies have arrived, so that ``wait`` returns at once."""
         ...
 
     def wait(self) -> None:
-        """Order what uses ``parts`` after their arrival."""
+        """Order all later uses of ``parts`` after their arrival."""
         ...
 
 
 class DeviceCopier(Protocol):
     def defers(self, tensor: torch.Tensor) -> bool:
-        """Whether ``down`` reads it later, so that it must not change until then."""
+        """Return whether ``down`` reads the tensor later, so that it must not change until then."""
         ...
 
     def down(self, parts: Sequence[torch.Tensor]) -> Transfer:
-        """Begin to bring tensors to the host. Those that it ``defers`` must not change meanwhile."""
+        """Begin to copy tensors to the host. Tensors that it ``defers`` must not change meanwhile."""
         ...
 
     def up(self, parts: Sequence[torch.Tensor], devices: Sequence[torch.device]) -> Transfer:
-        """Begin to bring the host's tensors to devices; they must not change meanwhile."""
+        """Begin to copy host tensors to devices; they must not change meanwhile."""
         ...
 
 
 class CudaCopier:
-    """The real ``DeviceCopier``: pinned memory and one side stream for each GPU; else nothing to do."""
+    """The real ``DeviceCopier``: pinned memory and one side stream for each GPU."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -72,7 +72,7 @@ class CudaCopier:
             host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
             with torch.cuda.stream(stream):
                 host.copy_(part, non_blocking=True)
-            part.record_stream(stream)  # its memory is not given away before it is read
+            part.record_stream(stream)  # its memory is not reused before the copy has read it
             hosts.append(host)
         return _Arrival(hosts, streams, to_host=True)
 
@@ -96,7 +96,7 @@ class CudaCopier:
 
 
 class _Arrival:
-    """A transfer that is over once the streams have come to where they are now."""
+    """A transfer that is over once the streams have done the work queued at its construction."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Arrival:
         return all(event.query() for event in self._events.values())
 
     def wait(self) -> None:
-        """For what went to the host we wait, for what went to a GPU its computing stream does."""
+        """Block for copies to the host; for copies to a GPU make its computing stream wait."""
         if self._to_host:
             for event in self._events.values():
                 event.synchronize()

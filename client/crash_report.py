@@ -1,6 +1,6 @@
-"""What a training script says before it dies of an exception, so that its daemon can tell why.
+"""Reports to the daemon the exception that ends a training script.
 
-The exception goes its way: whatever handled it before us handles it after us.
+The exception is not swallowed: the previous ``sys.excepthook`` handles it afterwards.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import torch
 from ..protocol.messages import FailureKind
 from ..protocol.text import escaped
 
-REASON_CHARS_MAX = 300  # of an exception's text; some carry a whole report
-CAUSES_MAX = 8  # of an exception, looked through for what began it
+REASON_CHARS_MAX = 300  # of an exception's text; some contain a whole report
+CAUSES_MAX = 8  # causes of an exception that are searched for a known kind
 
-# What torch says where it has no class of its own; the classes are derived from RuntimeError too.
+# Texts of torch's errors that have no class of their own; its classes derive from RuntimeError, too.
 _CUDA_WORDS = ("CUDA error", "cudaError", "CUBLAS_STATUS_", "cuDNN error", "CUDNN_STATUS_")
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
-Say = Callable[[FailureKind, str], None]
+Send = Callable[[FailureKind, str], None]
 
 
 class CrashReport:
     """Reports the exception that ends this process, by ``sys.excepthook``.
 
     Args:
-      say: sends kind and text to the daemon; must not raise.
+      send: sends kind and text to the daemon; must not raise.
     """
 
-    def __init__(self, say: Say) -> None:
-        self._say: Say | None = say
+    def __init__(self, send: Send) -> None:
+        self._send: Send | None = send
         self._before = sys.excepthook
         sys.excepthook = self._hook
 
     def withdraw(self) -> None:
-        """From now on say nothing. Harmless twice."""
-        self._say = None
-        if sys.excepthook == self._hook:  # else somebody else's leads to ours
+        """Report nothing from now on. Harmless twice."""
+        self._send = None
+        if sys.excepthook == self._hook:  # else a later hook calls this one
             sys.excepthook = self._before
 
     def report(self, error: BaseException) -> None:
-        """Say once what is wrong, if this is a failure and not somebody's wish to stop."""
-        say, self._say = self._say, None
-        if say is not None and isinstance(error, Exception):
-            say(kind_of(error), text_of(error))
+        """Send an exception, once, unless it is a request to stop (Ctrl+C, ``sys.exit``)."""
+        send, self._send = self._send, None
+        if send is not None and isinstance(error, Exception):
+            send(kind_of(error), text_of(error))
 
     def _hook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -57,7 +57,7 @@ class CrashReport:
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """Memory, CUDA, or anything else; a wrapped exception counts as what it was raised from."""
+    """Return an exception's kind: memory, CUDA, or crash; the causes that it was raised from count too."""
     for each in _causes(error):
         text = str(each) if isinstance(each, RuntimeError) else ""
         if isinstance(each, MemoryError | torch.OutOfMemoryError):
@@ -79,6 +79,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def text_of(error: BaseException) -> str:
-    """Type and message on one line. Works for exceptions that cannot even be printed."""
+    """Return type and message on one line, even of exceptions that cannot be printed."""
     text = escaped(" ".join("".join(traceback.format_exception_only(error)).split()))
     return text if len(text) <= REASON_CHARS_MAX else text[: REASON_CHARS_MAX - 1] + "…"

@@ -1,7 +1,7 @@
 """Messages over the Unix socket to the daemon: blocking calls, no threads, no event loop.
 
 A frame is a length of four bytes and the message, as on the control streams. File descriptors may
-come with any bytes; they are kept until somebody takes them.
+come with any bytes; they are kept until the caller takes them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..protocol.message_limits import FRAME_BYTES_MAX
 from ..protocol.messages import Message
 from .attach_errors import DaemonGone, NoDaemonError
 
-RECEIVE_BYTES = 65_536  # asked of the socket at once; nearly all messages are below 100 bytes
-LAST_S = 1.0  # for the last message; a daemon that does not read by then will not
-PAUSE_S = 0.005  # between two looks at memory that the daemon writes
+RECEIVE_BYTES = 65_536  # per read of the socket; nearly all messages are below 100 bytes
+LAST_S = 1.0  # for sending the last message
+PAUSE_S = 0.005  # between two checks of memory that the daemon writes
 DESCRIPTORS_MAX = 8  # held at once; the daemon sends two, once
 
 _LENGTH = struct.Struct(">I")
@@ -35,7 +35,7 @@ class DaemonConnection:
     """One stream of messages to and from the daemon.
 
     Attributes:
-      received_count: messages received so far; the daemon counts the same ones in its arena.
+      received_count: messages received so far; the daemon counts the messages sent in its arena.
     """
 
     def __init__(self, stream: socket.socket) -> None:
@@ -69,18 +69,18 @@ class DaemonConnection:
             raise _gone(error) from error
 
     def send_last(self, message: Message) -> None:
-        """Send the last message of all, if the other side still takes it; raises nothing."""
+        """Send the last message of all if the daemon still reads; raises nothing."""
         with suppress(OSError):  # also if the socket is closed
             self._stream.settimeout(LAST_S)
             body = wire.encode(message)
             self._stream.sendall(_LENGTH.pack(len(body)) + body)
 
     def receive(self) -> Message:
-        """The next message, however long it takes. Signals (Ctrl+C) interrupt it.
+        """Wait for the next message, without a limit. Signals (Ctrl+C) interrupt the wait.
 
         Raises:
           DaemonGone: the daemon closed the socket; everything sent before was delivered.
-          RemoteProtocolError: what came is no message.
+          RemoteProtocolError: not a message.
         """
         while True:
             message = self._next_message()
@@ -89,7 +89,7 @@ class DaemonConnection:
             self._fill(0)
 
     def receive_nowait(self) -> Message | None:
-        """The next message if it has arrived, else None; raises what ``receive`` does."""
+        """Return the next message, or None if none has arrived; raises what ``receive`` does."""
         while True:
             message = self._next_message()
             if message is not None:
@@ -100,10 +100,10 @@ class DaemonConnection:
                 return None
 
     def pause(self) -> None:
-        """Wait a moment for something that the daemon does in shared memory.
+        """Wait a moment for the daemon to write to shared memory.
 
         Raises:
-          DaemonGone: it closed the socket or died, whatever it has sent before: it does no more.
+          DaemonGone: the daemon closed the socket or died, even if unread messages remain.
         """
         poll = select.poll()
         poll.register(self._stream, _HANG_UP)
@@ -111,7 +111,7 @@ class DaemonConnection:
             raise _gone(None)
 
     def take_descriptors(self) -> list[int]:
-        """The file descriptors that came so far; the caller closes them."""
+        """Return the file descriptors that came so far; the caller closes them."""
         taken, self._descriptors = self._descriptors, []
         return taken
 
@@ -159,5 +159,5 @@ def _gone(error: OSError | None) -> DaemonGone:
     how = "closed the connection" if error is None else f"is gone ({error.strerror or error})"
     return DaemonGone(
         f"the holdfast daemon {how}; this trainer is no longer part of the run. "
-        "The daemon's own log says why."
+        "See the daemon's log for the reason."
     )

@@ -1,25 +1,25 @@
-"""One fragment as this trainer sees it: its tensors, what they are measured against, its merges.
+"""A trainer's replica of one fragment: the local tensors, their anchor, posts and merges.
 
-The *anchor* is where local training started from: the shared values as of the version merged last.
-Its distance to the local tensors is the pseudo-gradient, and every operation here keeps that so:
+The *anchor* is the start of local training: the shared values as of the version merged last. The
+pseudo-gradient is the anchor minus the local tensors, and every operation here keeps that so:
 
     load      local <- theta                           anchor <- theta     nothing is pending
     post      posted arena <- anchor - local           snapshot <- local   only with overlap
     merge     local <- theta + (local - base)          anchor <- theta     or the spec's other merge
-    withdraw  local <- snapshot + (local - base)       what was posted is not counted
+    withdraw  local <- snapshot + (local - base)       the posted delta is not counted
 
-The base of a merge is the snapshot when the round contains our contribution, else the anchor, so
-that what the run has not counted yet stays in the local tensors and in the next pseudo-gradient.
-With eager updates a post also moves the local tensors, from the snapshot to the *preview* of what the
-round may come to; until the round ends that is the base, and ``withdraw`` takes it back.
-Tensors in 16 bits are rounded when they are written; their anchor moves by the same rounding, which
-therefore never passes for training.
+The base of a merge is the snapshot when the round contains this trainer's contribution, else the anchor.
+So training that the run has not counted yet stays in the local tensors and in the next pseudo-gradient.
+With eager updates a post also moves the local tensors, from the snapshot to the *preview*, an estimate of
+the round's outcome. Until the round ends the preview is the base, and ``withdraw`` takes it back.
+Tensors in 16 bits are rounded when they are written. Their anchor moves by the same rounding, so that the
+rounding does not count as training.
 
-A post and a merge take copies between the model's device and the host, which may end some steps
-later (see ``copier``). Such an operation is a *course*, a generator that yields the transfer it
-waits for. ``advance`` takes it on if that has come, ``conclude`` waits; whatever is begun next
-concludes it first. A post takes its copy of the tensors at once, a merge applies to the tensors as
-they are when it comes to that. With everything in the host's memory all is done at once.
+A post and a merge copy between the model's device and the host, which may take some training steps (see
+``copier``). Such an *operation* is a generator that yields the transfer that it waits for. ``advance``
+continues it if the transfer has arrived, ``finish`` waits; the next operation finishes it first. A post
+copies the tensors at once, a merge applies to the tensors as they are at its end. With all tensors in the
+host's memory everything is done at once.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from .tensors import SharedTensor
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
 Parts = list[torch.Tensor]  # values of the floating tensors, each flat, on its tensor's device
-Course = Generator[Transfer, None, None]
+Operation = Generator[Transfer, None, None]
 TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# Weights that are not finite are the daemon's to refuse, and masks of infinities are handled below.
-_ROUGH = np.errstate(invalid="ignore", over="ignore")
+# The daemon refuses weights that are not finite, and masks of infinities are handled below.
+_IGNORE_NONFINITE = np.errstate(invalid="ignore", over="ignore")
 
 
 class FragmentReplica:
     """A fragment's tensors and their anchor.
 
     Args:
-      index: of the fragment.
+      index: the fragment's number.
       tensors: the fragment's, in its order: parameters, buffers, counters.
       shared: the arena that the daemon writes.
-      posted: the arena that we write.
-      overlap: whether training goes on while a round runs; takes memory for a snapshot.
-      copier: between the tensors' devices and the host.
-      outlook: for previews; only with overlap.
-      wait: for the daemon, while it writes to the shared arena; see ``Arena.read``.
+      posted: the arena that the trainer writes.
+      overlap: training goes on while a round runs; takes memory for a snapshot.
+      copier: copies between the tensors' devices and the host.
+      estimate: for previews; only with overlap.
+      wait: waits while the daemon writes to the shared arena; see ``Arena.read``.
 
     Attributes:
-      version: of the shared state that the local tensors are based on.
-      written: whether what ``post`` took last lies in the posted arena.
+      version: the version of the shared state that the local tensors are based on.
+      written: the data of the last ``post`` is in the posted arena.
     """
 
     def __init__(
@@ -76,31 +76,31 @@ class FragmentReplica:
         posted: Arena,
         overlap: bool,
         copier: DeviceCopier | None = None,
-        outlook: OuterEstimate | None = None,
+        estimate: OuterEstimate | None = None,
         wait: Callable[[], None] = os.sched_yield,
     ) -> None:
         floating = [tensor for tensor in tensors if tensor.spec.kind != COUNTER]
         floating.sort(key=lambda tensor: tensor.spec.kind != PARAMETER)  # stable
         self._index = index
-        self._floating = _places(floating)
-        self._integer = _places([tensor for tensor in tensors if tensor.spec.kind == COUNTER])
+        self._floating = _slices(floating)
+        self._integer = _slices([tensor for tensor in tensors if tensor.spec.kind == COUNTER])
         self._shared = shared
         self._posted = posted
         self._wait = wait
         self._overlap = overlap
         self._copier: DeviceCopier = CudaCopier() if copier is None else copier
         self._anchor: Values = np.zeros(sum(tensor.count for tensor in floating), np.float32)
-        self._outlook = outlook
+        self._estimate = estimate
         self._snapshot: Parts | None = None
         self._preview: Parts | None = None
-        self._driver: Course | None = None
-        self._transfer: Transfer | None = None  # what the course waits for
+        self._operation: Operation | None = None
+        self._transfer: Transfer | None = None  # the operation waits for it
         self.version = FOUNDING_VERSION
         self.written = False
 
     @property
     def size(self) -> FragmentSize:
-        """What the tensors need; the arenas must agree."""
+        """The fragment's size by its tensors; the arenas must agree."""
         momentum_count = sum(
             tensor.count for tensor, _ in self._floating if tensor.spec.kind == PARAMETER
         )
@@ -109,23 +109,23 @@ class FragmentReplica:
 
     @property
     def under_way(self) -> bool:
-        """Whether something that was begun is not done."""
-        return self._driver is not None
+        """An operation is not finished."""
+        return self._operation is not None
 
     def advance(self) -> None:
-        """Do what can be done by now of what is under way."""
+        """Continue the present operation as far as its transfers have arrived."""
         while self._transfer is not None and self._transfer.ready():
-            self._go_on()
+            self._continue()
 
-    def conclude(self) -> None:
-        """Do all of what is under way, waiting for it."""
+    def finish(self) -> None:
+        """Finish the present operation, waiting for its transfers."""
         while self._transfer is not None:
-            self._go_on()
+            self._continue()
 
-    # ------------------------------------------------------------ what is done to it
+    # ------------------------------------------------------------ interface
 
     def post_present(self) -> None:
-        """Write the tensors themselves into the posted arena: the run's first weights."""
+        """Write the tensors themselves into the posted arena, as the run's initial weights."""
         with self._posted.writing(self._index, FOUNDING_VERSION):
             values, counters = self._posted.values(self._index), self._posted.counters(self._index)
             for tensor, place in self._floating:
@@ -134,36 +134,36 @@ class FragmentReplica:
                 counters[place] = tensor.counters(copy=False).cpu().numpy()
 
     def post(self) -> None:
-        """Take the pseudo-gradient, anchor minus local, for the posted arena."""
+        """Begin to write the pseudo-gradient, anchor minus local, into the posted arena."""
         self.withdraw()
         self.written = False
         self._begin(self._post())
 
     def keep(self) -> None:
-        """Training goes on though there is no overlap: remember what was posted.
+        """Take a snapshot of the posted tensors, because training goes on in spite of no overlap.
 
-        For a trainer that has stood still since; harmless if the snapshot is there.
+        The trainer must not have trained since the post. Harmless if there is a snapshot.
         """
         if self._snapshot is None:
             self._snapshot = [tensor.values(copy=True) for tensor, _ in self._floating]
 
     def withdraw(self) -> None:
-        """What was posted last, if anything, is in no version and will be in none."""
-        self.conclude()
+        """Give the last post up, if any: its delta is in no version and will be in none."""
+        self.finish()
         if self._preview is not None:
-            self._begin(self._take_back())
+            self._begin(self._end_preview())
         self._snapshot = None
 
     def load(self) -> None:
-        """Take the shared state as it is; what was trained since the last post is dropped.
+        """Replace the tensors by the shared state; local training is dropped.
 
         Raises:
-          NotWholeError: it is not whole. Call again when it is.
+          NotWholeError: the shared state is not whole. Call again when it is.
         """
-        self._driver = self._transfer = self._snapshot = self._preview = None
+        self._operation = self._transfer = self._snapshot = self._preview = None
         counters = self._read_shared(self._anchor)
-        if self._outlook is not None:
-            self._outlook.loaded(self._anchor, self.version)
+        if self._estimate is not None:
+            self._estimate.loaded(self._anchor, self.version)
         for tensor, place in self._floating:
             tensor.write(self._anchor[place])
             if tensor.low_precision:
@@ -172,44 +172,43 @@ class FragmentReplica:
             tensor.write(counters[place])
 
     def merge(self, merge: Merge, *, contributed: bool, share: float = 0.0) -> None:
-        """Take over a committed version and keep what was trained beside it.
+        """Take over a committed version, and keep the training that is not part of it.
 
         Args:
-          merge: for a round that contains our contribution; without it, the delta always stays.
-          contributed: whether it does; ``post`` was called for it and no ``load`` nor ``withdraw``
-            since.
-          share: of its weights that was ours.
+          merge: the rule if the round contains this trainer's contribution; else the delta stays.
+          contributed: it does; ``post`` was called for the round, and no ``load`` nor ``withdraw`` since.
+          share: this trainer's part of the round's weights, from 0 to 1.
 
         Raises:
-          NotWholeError: the fragment is being fetched, so only ``load`` will help.
+          NotWholeError: the fragment is being fetched; ``load`` must follow.
         """
-        self.conclude()
+        self.finish()
         if contributed and self._snapshot is None and merge is merged:
-            self.load()  # the trainer has stood still since it posted: nothing is pending
+            self.load()  # nothing was trained since the post
             return
         self._begin(self._merge(merge, contributed, share))
 
-    # ------------------------------------------------------------ courses
+    # ------------------------------------------------------------ operations
 
-    def _begin(self, course: Course) -> None:
-        self.conclude()
-        self._driver = course
-        self._transfer = next(course, None)
+    def _begin(self, operation: Operation) -> None:
+        self.finish()
+        self._operation = operation
+        self._transfer = next(operation, None)
         self._end_if_over()
         self.advance()
 
-    def _go_on(self) -> None:
-        assert self._driver is not None
+    def _continue(self) -> None:
+        assert self._operation is not None
         assert self._transfer is not None
         self._transfer.wait()
-        self._transfer = next(self._driver, None)
+        self._transfer = next(self._operation, None)
         self._end_if_over()
 
     def _end_if_over(self) -> None:
         if self._transfer is None:
-            self._driver = None
+            self._operation = None
 
-    def _post(self) -> Course:
+    def _post(self) -> Operation:
         values = [
             tensor.values(copy=self._overlap or self._copier.defers(tensor.tensor))
             for tensor, _ in self._floating
@@ -230,13 +229,13 @@ class FragmentReplica:
             for _, place in self._integer:
                 posted_counters[place] = next(local).numpy()
         self.written = True
-        if self._outlook is not None:
-            ahead = self._outlook.preview(posted)
+        if self._estimate is not None:
+            ahead = self._estimate.preview(posted)
             if ahead is not None:
-                yield from self._look_ahead(ahead)
+                yield from self._start_preview(ahead)
 
-    def _look_ahead(self, ahead: Values) -> Course:
-        """Train on from there, until the round that was posted is over. Of parameters only."""
+    def _start_preview(self, ahead: Values) -> Operation:
+        """Move the parameters to the preview, until the posted round is over."""
         assert self._snapshot is not None
         parameters = [each for each in self._floating if each[0].spec.kind == PARAMETER]
         sent = self._copier.up(
@@ -251,20 +250,20 @@ class FragmentReplica:
         ]
         self._preview = [*moved, *self._snapshot[len(moved) :]]
 
-    def _take_back(self) -> Course:
-        """Train on from where we were without the preview, taking along what was trained since."""
+    def _end_preview(self) -> Operation:
+        """Move the parameters back by the preview's shift, keeping the training since."""
         snapshot, preview = self._snapshot, self._preview
         assert snapshot is not None
         self._snapshot = self._preview = None
         count = sum(tensor.spec.kind == PARAMETER for tensor, _ in self._floating)
         yield from self._move_anchor(self._shift(snapshot[:count], preview, merged))
 
-    def _merge(self, merge: Merge, contributed: bool, share: float) -> Course:
+    def _merge(self, merge: Merge, contributed: bool, share: float) -> Operation:
         theta, version = np.empty_like(self._anchor), self.version
         counters = self._read_shared(theta)
-        if self._outlook is not None:
+        if self._estimate is not None:
             own = self._posted.values(self._index) if contributed else None
-            self._outlook.committed(theta, self.version - version, own, share)
+            self._estimate.committed(theta, self.version - version, own, share)
         news = [theta[place] for _, place in self._floating]
         anchors = [] if contributed else [self._anchor[place] for _, place in self._floating]
         devices = [tensor.tensor.device for tensor, _ in self._floating]
@@ -295,10 +294,13 @@ class FragmentReplica:
     def _shift(
         self, targets: Parts, bases: Parts | None, merge: Merge
     ) -> list[torch.Tensor | None]:
-        """Tensors, the first ones, become ``merge(target, local, base)``; without bases they are
-        their own. Returns by what those in 16 bits were rounded."""
-        # The rules know arithmetic only, so they do for tensors what they do for arrays. A tensor
-        # in float64 goes through them in its own precision.
+        """Set the first tensors to ``merge(target, local, base)``; without bases, base is local.
+
+        Returns:
+          For each tensor in 16 bits its rounding, for the others None.
+        """
+        # The rules use operators only, so they work on tensors as on arrays. A float64 tensor keeps
+        # its precision.
         rule = cast("TensorMerge", merge)
         roundings: list[torch.Tensor | None] = []
         for number, ((tensor, _), target) in enumerate(zip(self._floating, targets, strict=False)):
@@ -306,14 +308,14 @@ class FragmentReplica:
             base = local if bases is None else bases[number]
             new = rule(target, local, base)
             if tensor.spec.kind == BUFFER:
-                # A mask of infinities has no differences; where nothing moved there is no need.
+                # The difference of two infinities is NaN, so elements that did not move skip the rule.
                 new = torch.where(local == base, target, new)
             tensor.write(new)
             roundings.append(tensor.values(copy=False) - new if tensor.low_precision else None)
         return roundings
 
-    def _move_anchor(self, roundings: Sequence[torch.Tensor | None]) -> Course:
-        """The anchor goes with its tensors in 16 bits, by what they were rounded."""
+    def _move_anchor(self, roundings: Sequence[torch.Tensor | None]) -> Operation:
+        """Move the anchor of tensors in 16 bits by their rounding."""
         pairs = zip(self._floating, roundings, strict=False)
         rounded = [(place, part) for (_, place), part in pairs if part is not None]
         if not rounded:
@@ -324,7 +326,7 @@ class FragmentReplica:
             _add(self._anchor[place], part.numpy())
 
     def _read_shared(self, values: Values) -> Counters:
-        """Copy the fragment's shared values to ``values``; returns its counters."""
+        """Copy the fragment's shared values to ``values``, and return its counters."""
         counters: Counters = np.empty(self.size.counter_count, np.int64)
 
         def copy() -> None:
@@ -335,7 +337,7 @@ class FragmentReplica:
         return counters
 
 
-def _places(tensors: Sequence[SharedTensor]) -> list[tuple[SharedTensor, slice]]:
+def _slices(tensors: Sequence[SharedTensor]) -> list[tuple[SharedTensor, slice]]:
     places = []
     start = 0
     for tensor in tensors:
@@ -344,13 +346,13 @@ def _places(tensors: Sequence[SharedTensor]) -> list[tuple[SharedTensor, slice]]
     return places
 
 
-@_ROUGH
+@_IGNORE_NONFINITE
 def _subtract(anchor: Values, local: Values, out: Values, tensor: SharedTensor) -> None:
     np.subtract(anchor, local, out=out)
     if tensor.spec.kind == BUFFER:
         out[anchor == local] = 0.0  # a mask of infinities has not moved
 
 
-@_ROUGH
+@_IGNORE_NONFINITE
 def _add(anchor: Values, rounding: Values) -> None:
     np.add(anchor, rounding, out=anchor)

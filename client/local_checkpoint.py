@@ -1,11 +1,11 @@
-"""What is only this trainer's, on disk: its optimizer's state, and where its random numbers are.
+"""The trainer's local state on disk: its optimizer's state, and its random number generators.
 
     trainer.safetensors    tensors of the optimizer's state and of generators; as metadata, in JSON,
-                           the rest, the step, and the shapes of what the optimizer trains
+                           the rest, the step, and the shapes of the parameters
 
 Written when the daemon asks for it, with each checkpoint: copied at the step boundary, then written
-by a thread, under another name that is given up for its own at the end. The settings of the optimizer
-(its rate above all) stay the script's business. Nothing is unpickled.
+by a thread under a temporary name, and renamed at the end. The optimizer's settings (above all its rate)
+are not stored: the script sets them. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..protocol.durable_files import sync_to_disk
 FORMAT = 1
 KEY = "holdfast.trainer"  # of the JSON, among the file's metadata
 
-# What becomes of bytes that were written by something else, while they are read and made sense of.
+# The errors of reading and interpreting a file that is damaged or not of this format.
 _UNREADABLE = (
     OSError,
     SafetensorError,
@@ -42,10 +42,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 class LocalCheckpoint:
-    """Keeps and restores it.
+    """Writes and restores the local state.
 
     Args:
-      optimizer: the script's; None: it has not told us, and only random numbers are kept.
+      optimizer: the script's; None: not known, and only the generators are stored.
     """
 
     def __init__(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
@@ -56,27 +56,27 @@ class LocalCheckpoint:
     # ------------------------------------------------------------ keeping
 
     def keep(self, step: int) -> None:
-        """Copy it now, write it soon; one that is still being written is not overtaken."""
+        """Copy the state now and write it in a thread; does nothing while an earlier one is written."""
         if self._writer is not None and self._writer.is_alive():
             return
         try:
-            tensors, said = self._collect()
+            tensors, figures = self._collect()
         except _CannotKeepError as error:
             warnings.warn(f"the optimizer's state is not kept: {error}", stacklevel=2)
             return
-        text = json.dumps({"format": FORMAT, "step": step, **said})
+        text = json.dumps({"format": FORMAT, "step": step, **figures})
         self._writer = threading.Thread(
             target=self._write, args=(tensors, text), name="holdfast-own-state", daemon=True
         )
         self._writer.start()
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait until a state that is being written is on disk."""
         if self._writer is not None:
             self._writer.join()
 
     def _write(self, tensors: Tensors, text: str) -> None:
-        """Write it whole or not at all; only its owner can read it."""
+        """Write the file whole or not at all, with mode 0600."""
         scratch = self._path.with_name(f"{self._path.name}.part")
         try:
             save_file(tensors, scratch, metadata={KEY: text})
@@ -95,7 +95,7 @@ class LocalCheckpoint:
         version, numbers, gauss = random.getstate()
         kind, words, place, has_gauss, cached = np.random.get_state(legacy=True)
         tensors["random.numpy"] = torch.from_numpy(words.astype(np.int64))  # type: ignore[union-attr]
-        said: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "python": [version, list(numbers), gauss],
             "numpy": [kind, int(place), int(has_gauss), float(cached)],
             "shapes": self._shapes(),
@@ -103,8 +103,8 @@ class LocalCheckpoint:
         }
         if self._optimizer is not None:
             for index, entries in self._optimizer.state_dict()["state"].items():
-                said["state"][str(index)] = _flat(index, entries, tensors)
-        return tensors, said
+                figures["state"][str(index)] = _flatten(index, entries, tensors)
+        return tensors, figures
 
     def _shapes(self) -> list[list[int]]:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
@@ -113,29 +113,29 @@ class LocalCheckpoint:
     # ------------------------------------------------------------ restoring
 
     def restore(self, step: int) -> bool:
-        """Give the optimizer and the generators what was kept; True: the optimizer has a state.
+        """Restore the optimizer and the generators, and return whether the optimizer has a state now.
 
-        A state that the script has brought itself stays. What is damaged, of another optimizer, or
-        of a later step than the run's is left alone, with a warning.
+        A state that the script has loaded itself stays. A file that is damaged, of another optimizer,
+        or of a later step than the run's is ignored with a warning.
         """
         if not self._path.exists() or (self._optimizer is not None and self._optimizer.state):
             return False
         try:
             with safe_open(self._path, framework="pt") as file:
-                said = json.loads((file.metadata() or {})[KEY])
+                figures = json.loads((file.metadata() or {})[KEY])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if said["format"] != FORMAT:
-                raise ValueError(f"format {said['format']}")
-            if said["step"] > step:
-                raise ValueError(f"it is of step {said['step']}, and the run is at {step}")
-            if said["shapes"] != self._shapes():
+            if figures["format"] != FORMAT:
+                raise ValueError(f"format {figures['format']}")
+            if figures["step"] > step:
+                raise ValueError(f"it is of step {figures['step']}, and the run is at {step}")
+            if figures["shapes"] != self._shapes():
                 raise ValueError("the optimizer trains tensors of other shapes")
-            self._restore_optimizer(said["state"], tensors)
-            _restore_chance(said, tensors)
+            self._restore_optimizer(figures["state"], tensors)
+            _restore_generators(figures, tensors)
         except _UNREADABLE as error:
             warnings.warn(f"{self._path} is not used: {error}", stacklevel=2)
             return False
-        return bool(said["state"])
+        return bool(figures["state"])
 
     def _restore_optimizer(self, state: dict[str, Any], tensors: Tensors) -> None:
         if self._optimizer is None or not state:
@@ -152,27 +152,27 @@ class LocalCheckpoint:
 
 
 class _CannotKeepError(Exception):
-    """The optimizer's state is of a kind that JSON and tensors cannot say."""
+    """The optimizer's state holds a value that is neither a tensor nor a JSON value."""
 
 
-def _flat(index: int, entries: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """A parameter's state: numbers as they are, tensors by the name under which they go."""
-    said: dict[str, Any] = {}
+def _flatten(index: int, entries: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return a parameter's state with each tensor replaced by its name; the tensors go to ``tensors``."""
+    flat: dict[str, Any] = {}
     for name, value in entries.items():
         if isinstance(value, torch.Tensor):
             key = f"optimizer.{index}.{name}"
             tensors[key] = value.detach().to("cpu", copy=True).contiguous()
-            said[name] = {"tensor": key}
+            flat[name] = {"tensor": key}
         elif value is None or isinstance(value, bool | int | float | str):
-            said[name] = value
+            flat[name] = value
         else:
             raise _CannotKeepError(f"{name!r} is a {type(value).__name__}")
-    return said
+    return flat
 
 
-def _restore_chance(said: dict[str, Any], tensors: Tensors) -> None:
-    version, numbers, gauss = said["python"]
-    kind, place, has_gauss, cached = said["numpy"]
+def _restore_generators(figures: dict[str, Any], tensors: Tensors) -> None:
+    version, numbers, gauss = figures["python"]
+    kind, place, has_gauss, cached = figures["numpy"]
     words = tensors["random.numpy"].numpy().astype(np.uint32)
     torch.set_rng_state(tensors["random.torch"])
     random.setstate((version, tuple(numbers), gauss))

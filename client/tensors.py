@@ -1,10 +1,10 @@
-"""The model's tensors that the run shares: which they are, and how to read and write one.
+"""The model's shared tensors: finding them, reading and writing one.
 
-Shared are all parameters and all persistent buffers, each once, in the order and under the names of
-``model.state_dict()``. Tensors are looked up in their module at every access, because ``model.to``
-and buffers that are assigned anew replace the tensor object. Wrappers that only wrap
-(DistributedDataParallel, DataParallel, torch.compile) leave no trace in the names, so a peer with
-two GPUs and a peer with one declare the same layout.
+All parameters and all persistent buffers are shared, each once, in the order and under the names of
+``model.state_dict()``. A tensor is looked up in its module at every access, because ``model.to`` and
+assignments to buffers replace the tensor object. Wrappers (DistributedDataParallel, DataParallel,
+torch.compile) are left out of the names, so a peer with two GPUs and a peer with one declare the same
+layout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SharedTensor:
     """One tensor of the model.
 
     Attributes:
-      spec: as declared to the run.
+      spec: its declaration to the run.
       holder: its module's own table of parameters or buffers.
       key: its name in that table.
     """
@@ -63,42 +63,42 @@ class SharedTensor:
 
     @property
     def low_precision(self) -> bool:
-        """Whether writing float32 values into it rounds them."""
+        """Float32 values are rounded when they are written into it."""
         return self.tensor.dtype in _LOW_PRECISION
 
     def read(self) -> NDArray[np.float32]:
-        """Its values on the host, ``(count,)`` float32; may be a view, so do not write."""
+        """Return its values on the host, ``(count,)`` float32; may be a view, so do not write."""
         values: NDArray[np.float32] = self.values(copy=False).cpu().numpy()
         return values
 
     def values(self, *, copy: bool) -> torch.Tensor:
-        """Its values, ``(count,)`` float32, where it is; without ``copy`` it may be a view."""
+        """Return its values on its device, ``(count,)`` float32; without ``copy`` it may be a view."""
         return self.tensor.to(torch.float32, copy=copy).reshape(-1)
 
     def precise_values(self) -> torch.Tensor:
-        """As ``values`` without ``copy``, but float64 for a float64 tensor."""
+        """Return its values as ``values`` does without ``copy``, but in float64 if it is float64."""
         tensor = self.tensor
         precise = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         return tensor.to(precise).reshape(-1)
 
     def counters(self, *, copy: bool) -> torch.Tensor:
-        """An integer tensor's values, ``(count,)`` int64, where it is; without ``copy`` a view."""
+        """Return an integer tensor's values on its device, ``(count,)`` int64; without ``copy`` a view."""
         return self.tensor.to(torch.int64, copy=copy).reshape(-1)
 
     def write(self, values: Values | torch.Tensor) -> None:
-        """Overwrite it by ``(count,)`` values, rounded to its dtype (to nearest, ties to even)."""
+        """Overwrite it with ``(count,)`` values, rounded to its dtype (to nearest, ties to even)."""
         tensor = self.tensor
         tensor.copy_(torch.as_tensor(values).view(tensor.shape))
 
 
 def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
-    """Everything of the model that the run shares; tied tensors under their first name, once.
+    """Find all shared tensors of a model; tied tensors appear once, under their first name.
 
     Raises:
       ModelError: a tensor cannot be shared (it is named), or there is none.
     """
     found: list[SharedTensor] = []
-    seen: dict[object, int] = {}  # what tells a tensor, and which of those found it is
+    seen: dict[object, int] = {}  # a tensor's identity -> its index in ``found``
     aliases: dict[int, list[str]] = {}
     for prefix, module in _modules(model):
         for holder, key in _entries(module):
@@ -122,7 +122,7 @@ def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
 
 
 def layout_of(tensors: tuple[SharedTensor, ...]) -> ModelLayout:
-    """What the trainer declares to the run."""
+    """Return the layout that the trainer declares to the run."""
     try:
         return ModelLayout(tuple(tensor.spec for tensor in tensors))
     except ValueError as error:
@@ -130,7 +130,10 @@ def layout_of(tensors: tuple[SharedTensor, ...]) -> ModelLayout:
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Merged weights go into the model; an optimizer with copies of its own would undo them."""
+    """Refuse an optimizer that trains no parameter of the model, but copies of them, for example.
+
+    Merged weights are written into the model; copies in the optimizer would overwrite them.
+    """
     own = {id(parameter) for parameter in model.parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if trained and not any(id(parameter) in own for parameter in trained):
@@ -142,7 +145,7 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules in the order of ``state_dict``, under each of their names, which know no wrappers."""
+    """Iterate over modules in the order of ``state_dict``, under each of their names without wrappers."""
     hidden = {
         f"{path}.{_PARALLEL}" if path else _PARALLEL
         for path, module in model.named_modules(remove_duplicate=False)
@@ -168,7 +171,7 @@ def _entries(module: nn.Module) -> Iterator[tuple[dict[str, torch.Tensor | None]
 
 
 def _require_plain(name: str, tensor: torch.Tensor) -> None:
-    """Refuse what has no dense memory of its own."""
+    """Refuse a tensor without dense memory of its own."""
     if nn.parameter.is_lazy(tensor):
         raise ModelError(f"tensor {name!r} has no shape yet: run one batch before attaching")
     if tensor.is_meta:
@@ -180,7 +183,7 @@ def _require_plain(name: str, tensor: torch.Tensor) -> None:
 
 
 def _identities(tensor: torch.Tensor) -> Iterator[object]:
-    """What two names of one tensor have in common: the object, or the same view of one memory."""
+    """Yield keys that two names of one tensor share: the object, or the same view of one memory."""
     yield id(tensor)
     if tensor.numel():
         yield (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)

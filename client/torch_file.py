@@ -1,7 +1,7 @@
-"""``python -m holdfast.client.torch_file IN OUT``: exported weights in torch's own format.
+"""``python -m holdfast.client.torch_file IN OUT``: converts exported weights to torch's own format.
 
-For ``holdfast export --format torch``, whose process never imports torch. A tied tensor is one tensor
-under all of its names, as in the state dict that it came from.
+``holdfast export --format torch`` runs this, because its own process never imports torch. A tied tensor is
+one tensor under all of its names, as in the model's state dict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def convert(source: Path, target: Path) -> None:
         ties: dict[str, list[str]] = json.loads((file.metadata() or {}).get(TIES_KEY, "{}"))
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             tensor = file.get_tensor(name)
-            if not tensor.numel():  # else it lies where its neighbour does, which torch cannot save
+            if (
+                not tensor.numel()
+            ):  # it shares its address with another tensor: torch cannot save that
                 tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
             state.update((each, tensor) for each in (name, *ties.get(name, ())))
     scratch = source.with_name("model.pt")

@@ -301,12 +301,12 @@ class ChunkTracker:
                 chunk = self._chunks[index]
                 if chunk.role.parent not in self._shut:
                     raise RemoteProtocolError("a repair of chunks whose owner is not lost")
-                if assignment.anew and chunk.held:
+                if assignment.from_scratch and chunk.held:
                     raise RemoteProtocolError(
                         f"chunk {index} is made again, but its result is held here"
                     )
                 chunk.role, chunk.since = self._tree.star(assignment.owner), attempt
-                if assignment.anew:
+                if assignment.from_scratch:
                     self._makers[index] = assignment.owner
                     chunk.missing = set(chunk.role.givers) - self._shut
             self._owed = self._count_owed()

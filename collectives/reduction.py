@@ -403,7 +403,7 @@ class Reduction:
             if assignment.owner not in context.order.receivers:
                 raise RemoteProtocolError("a repair by a peer that does not take part")
             chunks = tracker.take_over(assignment, order.attempt)
-            if assignment.anew:
+            if assignment.from_scratch:
                 again += [(index, tracker.role(index)) for index in chunks]
             elif assignment.owner == context.me:
                 for peer in _members_of(assignment.lacking, context.order.receivers):

@@ -1,4 +1,4 @@
-"""Which addresses others should dial: what the person said, or the best guess."""
+"""The addresses that other machines dial: given by the operator, or guessed."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ WILDCARDS = ("0.0.0.0", "::")
 # Documentation addresses: connecting a UDP socket to them chooses a route and sends nothing.
 OUTSIDE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-# Of local networks that a machine without a way out is in. One that leads nowhere costs whoever dials it
-# some seconds; more than a few are bridges of virtual machines and containers.
+# Local networks of a machine without a route to the internet. A useless address costs each dialler some
+# seconds; beyond a few, they are bridges of virtual machines and containers.
 LOCAL_MAX = 4
-DIALABLE_MAX = 16  # as many as a greeting, and an invite, have room for
+DIALABLE_MAX = 16  # the room in a Hello and in an invite
 
 
 def dialable(
     bound: Sequence[Address], advertised: Sequence[Address], towards: str = ""
 ) -> tuple[str, ...]:
-    """Addresses to tell others.
+    """Return the addresses to tell other machines.
 
     Args:
-      bound: what this process listens on, ports known.
-      advertised: what the person gave; port 0 means the bound one. Empty: guess, which replaces a
-        wildcard by this host's address on the way to the others, or by those in its local networks
-        where it knows no way; by loopback's only where that is all there is.
-      towards: where the run's master is; a name or nothing: the way to the internet will do.
+      bound: the addresses that this process listens on, ports known.
+      advertised: the operator's addresses; port 0 means the bound one. If empty, a wildcard is
+        replaced by this host's address on its route to the others; without a route by its addresses
+        in local networks; without any of these by loopback.
+      towards: the host of the run's master. For a name or an empty text, the route to the internet
+        is used.
     """
     port = bound[0].port
     if advertised:
         return tuple(str(Address(a.host, a.port or port)) for a in advertised)
     told: list[Address] = []
-    here: list[Address] = []  # where only this machine can reach us
+    here: list[Address] = []  # reachable from this machine only
     for address in bound:
         if address.host not in WILDCARDS:
             told.append(address)
@@ -48,12 +49,12 @@ def dialable(
 
 
 def only_loopback(addresses: Iterable[Address]) -> bool:
-    """Whether all of these mean the machine on which they are dialled."""
+    """Return whether all addresses mean the machine on which they are dialled."""
     return all(_is_loopback(address.host) for address in addresses)
 
 
 def doubt_of_loopback(addresses: Sequence[Address]) -> str:
-    """What a machine should be told whose invite leads only to itself; empty: it leads elsewhere."""
+    """Return a warning if an invite's addresses all mean this machine, else an empty string."""
     if not only_loopback(addresses):
         return ""
     return (
@@ -70,20 +71,20 @@ def _is_loopback(host: str) -> bool:
 
 
 def _own_hosts(family: socket.AddressFamily, towards: str) -> list[str]:
-    """This machine's addresses for others, the best first; empty: it is in no network."""
+    """Return this machine's addresses for other machines, the best first."""
     for target in _targets(family, towards):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((target, 9))
                 return [str(probe.getsockname()[0])]
         except OSError:
-            continue  # no way there
+            continue  # no route
     return list(_local_hosts(family))[:LOCAL_MAX]
 
 
 def _local_hosts(family: socket.AddressFamily) -> Iterator[str]:
-    """Of interfaces that are up; none that mean something else on each link."""
-    import psutil  # only a machine without a way out needs it
+    """Yield the addresses of interfaces that are up, except loopback and link-local ones."""
+    import psutil  # imported only on a machine without a route
 
     stats = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
@@ -95,13 +96,13 @@ def _local_hosts(family: socket.AddressFamily) -> Iterator[str]:
 
 
 def _targets(family: socket.AddressFamily, towards: str) -> Iterator[str]:
-    """A local network or a VPN has no way to the internet, or another one."""
+    """Yield hosts to find a route to: the master, which a VPN may route otherwise, then the internet."""
     try:
         address = ipaddress.ip_address(towards)
     except ValueError:
         pass
     else:
-        # A master on this machine says nothing about others; they find us by the way out.
+        # A master on this machine tells nothing about other machines.
         if address.version == (6 if family == socket.AF_INET6 else 4) and not address.is_loopback:
             yield towards
     yield OUTSIDE[family]

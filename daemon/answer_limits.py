@@ -1,4 +1,4 @@
-"""How much one answer of a daemon's HTTP API holds: for those who answer, and those who ask."""
+"""Limits of one answer of a daemon's HTTP API, for the server and its clients."""
 
-ROUNDS_ANSWER_MAX = 200  # at a time; a daemon refuses to give more
+ROUNDS_ANSWER_MAX = 200  # a request for more is refused
 EVENTS_ANSWER_MAX = 1_000

@@ -6,19 +6,21 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
+    """The exit status of a command."""
+
     OK = 0
-    FAILED = 1  # something else; the message says what
+    FAILED = 1  # any other error; see the message
     USAGE = 2  # a wrong option or argument
-    CONFIG = 3  # run.toml or another input file is missing or wrong
-    ADDRESS = 4  # the port is taken or the address is not ours
+    CONFIG = 3  # run.toml or another input file is missing or invalid
+    ADDRESS = 4  # the port is taken or the address is not this machine's
     INVITE = 5  # the invite is malformed, expired, used up or withdrawn
     UNREACHABLE = 6  # the master (or the local daemon) does not answer
     REFUSED = 7  # the master refuses this peer: version, layout, address, run over
-    EVICTED = 8  # removed from the run by its owner
+    EVICTED = 8  # removed from the run by its operator
     TRAINER = 9  # the training command fails again and again, or cannot be started
-    SUPERSEDED = 10  # another master has taken the run over; this one must not go on
+    SUPERSEDED = 10  # another master has taken the run over; this one must stay stopped
     VIOLATION = 11  # a simulated run broke a promise
-    DIFFERS = 12  # peers hold other bytes than the run's
+    DIFFERS = 12  # some peers' states differ from the run's
     MEMORY = 13  # the run's state does not fit into this machine's memory
-    UNFIT = 14  # something that `doctor` found keeps this machine from taking part
+    UNFIT = 14  # `doctor` found a fault that keeps this machine from taking part
     INTERRUPTED = 130  # a second Ctrl+C: stopped without draining

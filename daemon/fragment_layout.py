@@ -1,4 +1,4 @@
-"""From the trainer's tensors to the run's fragments: the one place that both sides agree on it."""
+"""The division of the trainer's tensors into the run's fragments, the same at master and peers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .exit_codes import ExitCode
 
 
 def fragments_of(layout: ModelLayout, diloco: DilocoTable) -> tuple[Fragment, ...]:
-    """Cut a layout as the spec says; equal at every peer.
+    """Divide a layout as the spec says; the result is equal at every peer.
 
     Raises:
-      UserError: the model has too few layers for that many fragments, or its tensors are not those
-        of the spec's groups.
+      UserError: the model has too few layers for the number of fragments, or its tensors are not
+        those of the spec's groups.
     """
     tensors = [TensorShape(t.name, t.shape, t.kind) for t in layout.tensors]
     try:
@@ -33,4 +33,5 @@ def fragments_of(layout: ModelLayout, diloco: DilocoTable) -> tuple[Fragment, ..
 
 
 def sizes_of(fragments: tuple[Fragment, ...]) -> tuple[FragmentSize, ...]:
+    """Return the fragments' sizes as they stand in messages."""
     return tuple(FragmentSize(f.value_count, f.momentum_count, f.counter_count) for f in fragments)

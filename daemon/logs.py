@@ -1,4 +1,4 @@
-"""What daemons log: where to, how much of it is kept, and in which form."""
+"""Logging of daemons: its destination, rotation and format."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..protocol.text import escaped, escaped_lines
 from .exit_codes import ExitCode
 
 FILE_BYTES_MAX = 16 * 2**20  # then the file becomes PATH.1, and a new one begins
-FILES_KEPT = 4  # full ones
+FILES_KEPT = 4  # full files
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-EXTRAS = ("kind", "peer")  # what some lines say besides their text
+EXTRAS = ("kind", "peer")  # fields of some records besides their text
 
 
 class TextLines(logging.Formatter):
-    """A line for people, and nothing that a terminal obeys, whatever is in the text."""
+    """Lines for people, with control characters escaped so that a terminal obeys none."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return escaped(super().formatMessage(record))
@@ -29,7 +29,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, whatever is in the text."""
+    """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -45,11 +45,11 @@ class JsonLines(logging.Formatter):
 
 
 def configure(level: str, form: str, file: Path | None) -> None:
-    """Set up this process' logging.
+    """Set up the logging of this process.
 
     Args:
       form: ``text`` or ``json``.
-      file: None: standard error, whose rotation is the service manager's business.
+      file: the file to log to; None for standard error, which the service manager rotates.
 
     Raises:
       UserError: the file cannot be written.
@@ -64,7 +64,7 @@ def configure(level: str, form: str, file: Path | None) -> None:
             raise UserError(
                 f"cannot log to {file}: {error.strerror}",
                 exit_code=ExitCode.CONFIG,
-                hint="give a file that can be written with --log-file PATH, or none",
+                hint="give a writable file with --log-file PATH, or leave the option out",
             ) from error
     handler.setFormatter(JsonLines() if form == "json" else TextLines(TEXT_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,4 +1,4 @@
-"""Whether this machine's memory has room for the shared state."""
+"""The check that the shared state fits into this machine's memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..protocol.errors import UserError
 from ..protocol.messages import CheckAnswer, FragmentSize
 from .exit_codes import ExitCode
 
-# Of this machine's memory, what the state must leave to the system, the training command and rounds:
-# with less, the kernel begins to kill.
+# Memory that the state must leave for the system, the training command and rounds. With less, the kernel
+# begins to kill processes.
 MEMORY_LEFT_BYTES = 2**30
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def machine_bytes() -> int:
-    """Memory that this process may have at the most: the machine's, its container's, its unit's."""
+    """Return the memory limit of this process: the machine's, its container's, or its unit's."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in limit_files():
         try:
@@ -36,7 +36,7 @@ def machine_bytes() -> int:
 
 
 def limit_files() -> Iterator[Path]:
-    """Where limits of our control groups are, from our own up to the root: all of them bind us."""
+    """Yield the limit files of this process's control groups, up to the root; all limits apply."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:  # not on Linux
@@ -49,17 +49,17 @@ def limit_files() -> Iterator[Path]:
             root, name = CGROUPS / "memory", "memory.limit_in_bytes"
         else:
             continue
-        folder = root / path.lstrip("/")  # not there in a container: then its parents count
+        folder = root / path.lstrip("/")  # absent in a container, where the parents' limits apply
         yield from (
             each / name for each in (folder, *folder.parents) if root in (each, *each.parents)
         )
 
 
 def state_bytes(sizes: Sequence[FragmentSize]) -> int:
-    """What a daemon holds at the most, beside rounds.
+    """Return the most bytes that a daemon holds, apart from rounds.
 
-    The state once, the arena in which the trainer posts, and the fragments that are on their way here,
-    or kept as they were for somebody who copies them.
+    These are the state, the arena that the trainer writes to, and the fragments that are being fetched,
+    or kept unchanged while another peer copies them.
     """
     fragments = sorted(
         4 * (size.value_count + size.momentum_count) + 8 * size.counter_count for size in sizes
@@ -68,7 +68,7 @@ def state_bytes(sizes: Sequence[FragmentSize]) -> int:
 
 
 def needs_of(context: Context) -> CheckAnswer:
-    """What a member of this run needs on its machine."""
+    """Return what a member of this run needs on its machine."""
     sizes, spec = context.history.sizes, context.spec
     plain_bytes = sum(
         4 * (size.value_count + size.momentum_count) + 8 * size.counter_count for size in sizes
@@ -87,25 +87,25 @@ def needs_of(context: Context) -> CheckAnswer:
 
 
 def check_room(sizes: Sequence[FragmentSize], memory_bytes: int | None) -> None:
-    """Before anything is fetched: is there room for a state of these sizes?
+    """Check that a state of these sizes fits, before any of it is fetched.
 
     Args:
-      memory_bytes: see ``machine_bytes``; None: whatever it takes.
+      memory_bytes: see ``machine_bytes``; None for no limit.
 
     Raises:
-      UserError: there is not.
+      UserError: it does not fit.
     """
     needed = state_bytes(sizes)
     if memory_bytes is None or needed + MEMORY_LEFT_BYTES <= memory_bytes:
         return
     raise UserError(
-        f"the run's state does not fit into this machine's memory: it takes {_said(needed)} here, "
-        f"and of {_said(memory_bytes)} {_said(MEMORY_LEFT_BYTES)} must stay free",
+        f"the run's state does not fit into this machine's memory: it takes {_format_gib(needed)} here, "
+        f"and of {_format_gib(memory_bytes)} {_format_gib(MEMORY_LEFT_BYTES)} must stay free",
         exit_code=ExitCode.MEMORY,
-        hint="nothing was fetched; join from a machine, or with a container's limit, of at least "
-        + _said(needed + MEMORY_LEFT_BYTES),
+        hint="nothing was fetched; use a machine, or a container with a limit, of at least "
+        + _format_gib(needed + MEMORY_LEFT_BYTES),
     )
 
 
-def _said(count: int) -> str:
+def _format_gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"

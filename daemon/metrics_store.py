@@ -1,14 +1,15 @@
-"""What a run was like: its curve, its rounds and its events, in one SQLite file.
+"""The run's history in one SQLite file: its curve, its rounds and its events.
 
-Nothing of it is needed to go on with the run, so it is handled lightly: its last seconds may be lost,
-and a file that is damaged is set aside for a new one. The journal is another file (see ``journal_store``) and
-another matter; rounds that it knows and this one lacks are taken from there (see ``run_recorder``).
+The run can continue without it. Therefore its last seconds may be lost, and a damaged file is replaced
+by a new one. The journal is a separate file (see ``journal_store``); rounds that the journal has and the
+history lacks are copied from it (see ``run_recorder``).
 
-Points age: those of a *level* stand for ``2 ** level`` of the finest. When a level is full its oldest
-are merged in pairs into the next one, so a run of any length is a few times ``LEVEL_POINTS`` rows,
-fine where it is young. A *gap* is a row without figures: the master was not there before it.
+Old points are merged: a point of a *level* stands for ``2 ** level`` points of level 0. When a level is
+full, its oldest points are merged in pairs into the next level. A run of any length takes a few times
+``LEVEL_POINTS`` rows and is finest at its end. A *gap* is a row without figures that marks the end of a
+time without a master.
 
-All methods may wait for a disk: call them from a thread. One at a time goes on.
+All methods may wait for the disk: call them from a thread. They run one at a time.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ log = logging.getLogger("holdfast.master")
 HISTORY_FILE = "history.db"
 SCHEMA_VERSION = 1
 LEVEL_POINTS = 4_096
-LEVELS = 16  # the last one's oldest points are forgotten
+LEVELS = 16  # the oldest points of the last level are deleted
 MERGED_POINTS = 256  # at a time
 ROUNDS_MAX = 10_000
-ROUNDS_BYTES_MAX = 128 * 2**20  # of rounds' rows, compressed; with a thousand members that is fewer
+ROUNDS_BYTES_MAX = 128 * 2**20  # of compressed rows; fewer than ROUNDS_MAX with 1,000 members
 EVENTS_MAX = 20_000
 SPARE_COPIES_MAX = 5  # damaged files that are kept
-BUSY_S = 5.0  # for somebody who looks at the file with a tool of his own
+BUSY_S = 5.0  # for another program that has the file open
 ZIP_LEVEL = 3
 
 SCHEMA = """
@@ -59,7 +60,7 @@ create table if not exists events (
 
 @frozen
 class Point:
-    """The run at one moment."""
+    """A point of the curve: the run at one moment."""
 
     at: float  # unix seconds
     step: int | None = None
@@ -72,12 +73,12 @@ class Point:
     members: int | None = None
     sent_bytes: int | None = None
     saved_bytes: int | None = None
-    gap_s: float | None = None  # not None: nothing is known of so long before this
+    gap_s: float | None = None  # set in a gap: nothing is known of this time before it
 
 
 @frozen
 class PastEvent:
-    """One line of what happened."""
+    """One event of the run."""
 
     id: int
     at: float  # unix seconds
@@ -97,11 +98,11 @@ Row = tuple[Any, ...]
 
 
 class MetricsStore:
-    """One run's past.
+    """The history of one run.
 
     Args:
-      path: of the file; ``:memory:`` keeps nothing.
-      warn: told in a sentence what went wrong with the file, and what became of it.
+      path: the file; ``:memory:`` stores nothing on disk.
+      warn: called with a sentence about a fault of the file and its consequence.
     """
 
     def __init__(self, path: Path | str, warn: Callable[[str], None] = log.warning) -> None:
@@ -114,12 +115,12 @@ class MetricsStore:
     # ------------------------------------------------------------ the file
 
     def _open(self) -> sqlite3.Connection:
-        """The file, or a new one in its place, or if that cannot be, one in memory."""
+        """Open the file; if it is damaged, a new one; if that fails, one in memory."""
         for _ in range(2):
             try:
                 return self._begin(_connect(self._path))
             except (sqlite3.OperationalError, OSError) as error:
-                self._warn(f"no history is kept: {self._path} cannot be used: {error}")
+                self._warn(f"no history is stored: {self._path} cannot be used: {error}")
                 break
             except sqlite3.DatabaseError as error:
                 if not self._set_aside(error):
@@ -131,7 +132,7 @@ class MetricsStore:
             with db:
                 version = db.execute("pragma user_version").fetchone()[0]
                 if version not in (0, SCHEMA_VERSION):
-                    raise sqlite3.DatabaseError(f"it is of version {version}")
+                    raise sqlite3.DatabaseError(f"it has version {version}")
                 if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
                     raise sqlite3.DatabaseError("its pages are damaged")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
@@ -144,7 +145,7 @@ class MetricsStore:
         return db
 
     def _set_aside(self, error: sqlite3.Error) -> bool:
-        """Give a damaged file another name."""
+        """Rename a damaged file; return whether that succeeded."""
         path = Path(self._path)
         for number in range(1, SPARE_COPIES_MAX + 1):
             aside = path.with_name(f"{path.name}.damaged-{number}")
@@ -155,22 +156,24 @@ class MetricsStore:
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
             os.replace(path, aside)
         except OSError as other:
-            self._warn(f"no history is kept: {path} is damaged ({error}) and stays: {other}")
+            self._warn(
+                f"no history is stored: {path} is damaged ({error}) and not renamed: {other}"
+            )
             return False
-        self._warn(f"the run's history begins anew: {path} is damaged ({error}), kept as {aside}")
+        self._warn(f"the run's history starts empty: {path} was damaged ({error}), now {aside}")
         return True
 
     @contextlib.contextmanager
-    def _at_it(self) -> Iterator[None]:
-        """Whatever the file does, the run goes on."""
+    def _access(self) -> Iterator[None]:
+        """Lock the file and turn its errors into warnings, so that the run goes on."""
         with self._lock:
             try:
                 yield
                 fault = ""
-            except sqlite3.OperationalError as error:  # full, locked, taken away
+            except sqlite3.OperationalError as error:  # full, locked or removed
                 fault = str(error)
                 if not self._fault:
-                    self._warn(f"the run's history has a hole: {self._path}: {fault}")
+                    self._warn(f"the run's history lacks rows: {self._path}: {fault}")
             except sqlite3.DatabaseError as error:
                 fault = ""
                 self._db.close()
@@ -182,7 +185,7 @@ class MetricsStore:
         with self._lock:
             self._db.close()
 
-    # ------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------ writing
 
     def write(
         self,
@@ -190,18 +193,15 @@ class MetricsStore:
         rounds: Sequence[tuple[int, bytes]] = (),
         events: Sequence[PastEvent] = (),
     ) -> bool:
-        """Keep all of these; if that fails, none.
+        """Store all rows, or none; return whether they are stored.
 
         Args:
           rounds: number, and a row as JSON.
-
-        Returns:
-          Whether they are kept.
         """
         if not (points or rounds or events):
             return True
         packed = [(number, zlib.compress(body, ZIP_LEVEL)) for number, body in rounds]
-        with self._at_it(), self._db:
+        with self._access(), self._db:
             counts = dict(self._counts)
             self._db.executemany(
                 f"insert into points (level, {', '.join(STORED)}) values (0{', ?' * len(STORED)})",
@@ -224,13 +224,13 @@ class MetricsStore:
             if events:
                 oldest = events[-1].id - EVENTS_MAX
                 self._db.execute("delete from events where id <= ?", [oldest])
-            # Only now: after a transaction that failed these are as they were.
+            # Not before: after a failed transaction the old counts hold.
             self._counts, self._rounds = counts, (count, size_bytes)
             return True
         return False
 
     def _merge(self, counts: dict[int, int]) -> None:
-        """Make room in every level that is full."""
+        """Merge points of every level that is full."""
         for level in range(LEVELS):
             while counts.get(level, 0) >= LEVEL_POINTS + MERGED_POINTS:
                 self._merge_oldest(level, counts)
@@ -252,7 +252,10 @@ class MetricsStore:
             counts[level + 1] = counts.get(level + 1, 0) + len(merged)
 
     def _forget_rounds(self) -> tuple[int, int]:
-        """The oldest, a twentieth more than needed: this is not for every round. What is left."""
+        """Delete the oldest rounds; return the count and bytes left.
+
+        A twentieth more than needed is deleted, so that this does not happen at every round.
+        """
         self._db.execute(
             "delete from rounds where number in (select number from (select number, "
             "count(*) over newer as rank, sum(bytes) over newer as total from rounds "
@@ -261,11 +264,11 @@ class MetricsStore:
         )
         return _round_sums(self._db)
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ reading
 
     def last_point(self) -> Point | None:
-        """The newest one that has figures."""
-        with self._at_it():
+        """Return the newest point with figures."""
+        with self._access():
             row = self._db.execute(
                 f"select {', '.join(STORED)} from points where gap_s is null "
                 "order by id desc limit 1"
@@ -274,14 +277,15 @@ class MetricsStore:
         return None
 
     def last_event_id(self) -> int:
-        with self._at_it():
+        """Return the newest event's id, or 0."""
+        with self._access():
             found: int = self._db.execute("select coalesce(max(id), 0) from events").fetchone()[0]
             return found
         return 0
 
     def points(self, count: int, from_at: float | None, to_at: float | None) -> list[Row]:
-        """At most so many rows of ``COLUMNS``, oldest first; after a gap one of None comes first."""
-        with self._at_it():
+        """Return ``count`` rows of ``COLUMNS`` at most, oldest first; a gap is a row of None."""
+        with self._access():
             first_at, last_at, found_count = self._db.execute(
                 "select min(at), max(at), count(*) from points where at between ? and ?",
                 [-1e300 if from_at is None else from_at, 1e300 if to_at is None else to_at],
@@ -309,8 +313,8 @@ class MetricsStore:
         return []
 
     def rounds(self, count: int, before: int | None) -> list[bytes]:
-        """So many rows as JSON, newest first."""
-        with self._at_it():
+        """Return ``count`` rows at most as JSON, newest first."""
+        with self._access():
             rows = self._db.execute(
                 "select body from rounds where number < ? order by number desc limit ?",
                 [2**62 if before is None else before, count],
@@ -322,19 +326,19 @@ class MetricsStore:
         return []
 
     def round_numbers(self) -> set[int]:
-        """Of all rounds that are kept."""
-        with self._at_it():
+        """Return the numbers of all stored rounds."""
+        with self._access():
             return {number for (number,) in self._db.execute("select number from rounds")}
         return set()
 
     def events(
         self, count: int, before: int | None, kinds: Sequence[str] = (), text: str = ""
     ) -> list[PastEvent]:
-        """So many, newest first.
+        """Return ``count`` events at most, newest first.
 
         Args:
-          kinds: only these; empty: all.
-          text: only those that have it in their text or their peer's name, in whatever case.
+          kinds: only events of these kinds; all if empty.
+          text: only events with this in their text or their peer's name, in any case.
         """
         where, arguments = ["id < ?"], [2**62 if before is None else before]
         wanted: list[Any] = [*arguments]
@@ -345,7 +349,7 @@ class MetricsStore:
             where.append("(text like ? escape '\\' or name like ? escape '\\')")
             escaped = text.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
             wanted += [f"%{escaped}%"] * 2
-        with self._at_it():
+        with self._access():
             rows = self._db.execute(
                 f"select id, at, kind, peer, name, text from events where {' and '.join(where)} "
                 "order by id desc limit ?",
@@ -356,7 +360,7 @@ class MetricsStore:
 
 
 def _storable(value: object) -> object:
-    """A sum of what members say of themselves may be more than SQLite's integers hold."""
+    """Limit a sum of members' own figures to the range of SQLite's integers."""
     return max(-COUNT_MAX, min(value, COUNT_MAX)) if isinstance(value, int) else value
 
 
@@ -365,12 +369,14 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     if str(path) != ":memory:":
         os.chmod(path, 0o600)
     db.execute("pragma journal_mode = wal")
-    db.execute("pragma synchronous = normal")  # whole after any crash, without its last seconds
+    db.execute(
+        "pragma synchronous = normal"
+    )  # intact after any crash, but without its last seconds
     return db
 
 
 def _round_sums(db: sqlite3.Connection) -> tuple[int, int]:
-    """How many rounds' rows there are, and their bytes."""
+    """Return the number of stored rounds and their bytes."""
     row = db.execute("select count(*), coalesce(sum(bytes), 0) from rounds").fetchone()
     count, size_bytes = row
     return count, size_bytes
@@ -382,7 +388,7 @@ def _by_time(row: Row) -> float:
 
 
 def _merged(rows: Sequence[Row]) -> Iterator[Row]:
-    """Rows of id and ``STORED``, in pairs; whatever stands beside a gap stays as it is."""
+    """Merge rows of id and ``STORED`` in pairs; a row and a gap are not merged."""
     waiting: Row | None = None
     for row in rows:
         if waiting is None:
@@ -400,7 +406,7 @@ def _merged(rows: Sequence[Row]) -> Iterator[Row]:
 def _pair(earlier: Row, later: Row) -> Row:
     before = dict(zip(("id", *STORED), earlier, strict=True))
     after = dict(zip(("id", *STORED), later, strict=True))
-    if after["gap_s"] is not None:  # two gaps in a row: nothing was there in between
+    if after["gap_s"] is not None:  # two gaps in a row, with no point between
         after["gap_s"] += before["gap_s"]
     for name, rule in (
         ("loss", _mean),
@@ -419,5 +425,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def as_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Rows of ``COLUMNS`` as columns."""
+    """Transpose rows of ``COLUMNS``."""
     return {name: [row[at] for row in rows] for at, name in enumerate(COLUMNS)}

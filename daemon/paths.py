@@ -1,7 +1,7 @@
-"""Where things are on disk: run files, identities, and how commands find a daemon that runs.
+"""The layout of files on disk, and the lookup of a running daemon.
 
 A state directory belongs to one process (a master or a peer), which locks it. While the process
-lives, ``control.json`` in it tells the address of its HTTP side and the bearer token.
+lives, ``control.json`` in it holds the address of its HTTP API and the bearer token.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..protocol.errors import UserError
 from .exit_codes import ExitCode
 
 CONTROL_FILE = "control.json"
-CHECKPOINTS_FOLDER = "checkpoints"  # in a peer's state directory, unless it says where
-OWN_STATE_FILE = "trainer.safetensors"  # what is only the trainer's, beside it
+CHECKPOINTS_FOLDER = "checkpoints"  # in a peer's state directory, by default
+OWN_STATE_FILE = "trainer.safetensors"  # the trainer's local state, beside the checkpoints
 LOCK_FILE = "lock"
 
 
 @frozen
 class DaemonAddress:
-    """How to speak to a running daemon."""
+    """The HTTP address and the token of a running daemon."""
 
     kind: str  # "master" or "peer"
     url: str
@@ -38,7 +38,7 @@ class DaemonAddress:
 
 
 def data_home() -> Path:
-    """``$HOLDFAST_HOME``, or ``holdfast`` under the XDG data directory."""
+    """Return ``$HOLDFAST_HOME``, or ``holdfast`` under the XDG data directory."""
     if "HOLDFAST_HOME" in os.environ:
         return Path(os.environ["HOLDFAST_HOME"])
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
@@ -46,26 +46,25 @@ def data_home() -> Path:
 
 
 def master_state(run_name: str) -> Path:
-    """One folder right below ``runs``, whatever a run is called."""
+    """Return a run's folder directly below ``runs``, whatever its name contains."""
     name = quote(run_name, safe=" ")
     return data_home() / "runs" / (name.replace(".", "%2E") if name in (".", "..") else name)
 
 
 def peer_state(run_id: str, fingerprint: str) -> Path:
-    """One folder right below ``peers`` for each run of each authority.
+    """Return the folder below ``peers`` for a run of an authority.
 
-    Whoever makes an invite chooses its run id, and can choose another run's; nobody can choose its
-    authority's fingerprint.
+    The maker of an invite can choose the run id of another run, but not its authority's fingerprint.
     """
     return data_home() / "peers" / f"{run_id[:16]}-{fingerprint[:16]}"
 
 
 def make_private(directory: Path) -> Path:
-    """Make a directory that only its owner can enter; one that is there must be its owner's alone.
+    """Make a directory that only this user can enter, or check an existing one.
 
     Raises:
-      UserError: it cannot be made, or others can put files into it: keys and records that are found
-        there would be theirs to choose.
+      UserError: it cannot be made, or other users can write into it. They could plant keys and
+        records there.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,7 +74,7 @@ def make_private(directory: Path) -> Path:
     foreign = os.geteuid() != 0 and found.st_uid not in (os.geteuid(), 0)
     if foreign or found.st_mode & stat.S_IWOTH:
         raise UserError(
-            f"others on this machine may write into {directory}",
+            f"other users of this machine can write into {directory}",
             exit_code=ExitCode.CONFIG,
             hint=f"chmod 700 {directory} if it is yours, or give another folder with --state DIR",
         )
@@ -92,7 +91,7 @@ def _unusable(directory: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the state directory; two processes with one identity would disturb each other.
+    """Lock the state directory: two processes with one identity would disturb each other.
 
     Raises:
       UserError: another process holds it.
@@ -108,7 +107,7 @@ def locked(directory: Path) -> Iterator[None]:
         raise UserError(
             f"{directory} is in use by another holdfast process",
             exit_code=ExitCode.ADDRESS,
-            hint="stop that one first, or give this one its own --state DIR",
+            hint="stop that process first, or give this one its own --state DIR",
         ) from None
     try:
         yield
@@ -118,7 +117,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def published(directory: Path, control: DaemonAddress) -> Iterator[None]:
-    """Let commands find this daemon while it lives."""
+    """Publish this daemon's address for commands while it lives."""
     path = directory / CONTROL_FILE
     write_private(path, json.dumps(asdict(control)).encode())
     try:
@@ -128,10 +127,10 @@ def published(directory: Path, control: DaemonAddress) -> Iterator[None]:
 
 
 def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
-    """The daemon that a command means: the one in ``state``, or the only one that runs.
+    """Return the daemon that a command means: the one in ``state``, or the only running one.
 
     Raises:
-      UserError: none runs, or several do and ``state`` does not say which.
+      UserError: none runs, or several run and ``state`` is not given.
     """
     if state is not None:
         folders = [state]
@@ -156,13 +155,13 @@ def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
         raise UserError(
             f"several daemons run here: {names}",
             exit_code=ExitCode.USAGE,
-            hint="say which with --state DIR",
+            hint="choose one with --state DIR",
         )
     return (masters or found)[0][1]
 
 
 def find_state() -> Path:
-    """The only run of a master on this machine, running or not.
+    """Return the state directory of the only run of a master on this machine, running or not.
 
     Raises:
       UserError: there is none, or there are several.
@@ -171,14 +170,15 @@ def find_state() -> Path:
     if len(found) != 1:
         names = ", ".join(str(folder) for folder in found)
         raise UserError(
-            f"several runs are kept here: {names}" if found else "no run is kept here",
+            f"several runs are stored here: {names}" if found else "no run is stored here",
             exit_code=ExitCode.USAGE,
-            hint="say which with --state DIR",
+            hint="choose one with --state DIR",
         )
     return found[0]
 
 
 def read_control(path: Path) -> DaemonAddress | None:
+    """Return the daemon of a control file, or None if it does not run."""
     try:
         control = DaemonAddress(**json.loads(path.read_text()))
         os.kill(control.pid, 0)

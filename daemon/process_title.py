@@ -1,7 +1,7 @@
-"""What others on this machine see of our command line.
+"""Hiding of secrets in this process's command line.
 
-Everybody may read the arguments of every process (``ps``, ``/proc/PID/cmdline``), and an invite is a
-secret. Linux reads them where the kernel put them, in our own memory, so they can be written over.
+All users of a machine can read the arguments of every process (``ps``, ``/proc/PID/cmdline``), and an
+invite is a secret. Linux reads them from the process's own memory, where they can be overwritten.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 START_FIELD, END_FIELD = 47, 48  # of /proc/self/stat, counted from 0: proc(5)
 MASK = b"*"
-SHOWN_BYTES = 10  # of the beginning, so that it is still seen what stood there
+SHOWN_BYTES = 10  # of its beginning, which stay readable
 
 
 def mask(secret: str) -> bool:
-    """Write over an argument of this process; False: it is not there, or the system is another."""
+    """Overwrite an argument of this process; return False if it is not found or the system is not Linux."""
     word = secret.encode()
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""``run.toml`` as a file: read by the commands that only look at it, and by the master."""
+"""Reading of ``run.toml`` by the master and by commands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .exit_codes import ExitCode
 
 
 def read_spec(path: Path) -> RunSpec:
-    """Read run.toml; every way of failing is one sentence."""
+    """Read and parse run.toml; raise UserError for any fault."""
     return RunSpec.parse(read_text(path))
 
 
 def read_text(path: Path) -> str:
-    """What is in run.toml; raises UserError."""
+    """Return the text of run.toml; raise UserError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Small things every process of ours does with its tasks: signals, and one error out of many."""
+"""Helpers for the tasks of every process: signals, and one error out of a group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def wait_for_signals(on_signal: Callable[[], None]) -> None:
 
 
 def told_error(group: BaseExceptionGroup[BaseException]) -> HoldfastError | None:
-    """The error to tell the person about, when the group holds nothing but errors of ours."""
+    """Return the first error of a group that holds only HoldfastErrors, else None."""
     leaves = list(_leaves(group))
     ours = [leaf for leaf in leaves if isinstance(leaf, HoldfastError)]
     return ours[0] if ours and len(ours) == len(leaves) else None

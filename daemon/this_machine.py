@@ -1,4 +1,4 @@
-"""What this machine runs on, and how gently a process of ours asks for its time and its disk."""
+"""This machine's power source, process priorities and file descriptor limits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 log = logging.getLogger("holdfast.peer")
 
-# File descriptors of a daemon: links to a thousand peers. Not more: programs that close all that there
-# might be, before they start another one, are slow where there might be a million.
+# File descriptors of a daemon: enough for links to a thousand peers. A million would slow down programs
+# that close all possible descriptors before they start another program.
 DESCRIPTORS_WANTED = 65_536
 
 POWER = Path("/sys/class/power_supply")
@@ -20,18 +20,23 @@ POWER = Path("/sys/class/power_supply")
 # Linux's ioprio_set has no wrapper in C libraries; its number is the kernel's, by architecture.
 IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30}
 IOPRIO_WHO_PROCESS = 1
-IO_CLASSES = {"low": (2, 7), "idle": (3, 0)}  # best effort at its lowest, or what nobody else wants
+IO_CLASSES = {
+    "low": (2, 7),
+    "idle": (3, 0),
+}  # the lowest best effort, or only when the disk is idle
 IO_CLASS_SHIFT = 13
 
 
 def on_battery() -> bool:
-    """Whether it runs on a battery now; a machine without one, or that does not say, does not."""
+    """Return whether the machine runs on a battery now; False if that is not known."""
     discharging = False
     for supply in POWER.glob("*"):
         kind, online = _read(supply / "type"), _read(supply / "online")
         if kind in ("Mains", "USB") and online == "1":
             return False
-        if kind == "Battery" and _read(supply / "scope") != "Device":  # else a mouse's
+        if (
+            kind == "Battery" and _read(supply / "scope") != "Device"
+        ):  # a device's battery may be a mouse's
             discharging |= _read(supply / "status") == "Discharging"
     return discharging
 
@@ -44,7 +49,7 @@ def _read(path: Path) -> str:
 
 
 def be_nice(nice: int, io: str) -> None:
-    """Of this process from now on, and of all that it starts. Call it before there are threads."""
+    """Set the priorities of this process and its children; call it before threads are started."""
     if nice:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     if io:
@@ -54,11 +59,11 @@ def be_nice(nice: int, io: str) -> None:
         if number is None or libc.syscall(
             number, IOPRIO_WHO_PROCESS, 0, kind << IO_CLASS_SHIFT | level
         ):
-            log.warning("this system knows no priorities for its disk: --ionice does nothing")
+            log.warning("this system has no disk priorities: --ionice has no effect")
 
 
 def descriptor_limit() -> int:
-    """How many file descriptors a daemon of ours may have here, once it has raised its limit."""
+    """Return the number of file descriptors that a daemon may open after it has raised its limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return DESCRIPTORS_WANTED
@@ -67,9 +72,9 @@ def descriptor_limit() -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Of this process and all that it starts, as far as it may without asking anybody.
+    """Raise the limit of this process and its children as far as it may without privileges.
 
-    Most systems begin with 1,024, for the sake of programs that wait with ``select``; ours do not.
+    Most systems start with 1,024 for programs that wait with ``select``, which daemons do not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < descriptor_limit():

@@ -1,22 +1,23 @@
-"""Eager updates: a trainer goes on from its own estimate of a round while that runs.
+"""Eager updates: a trainer trains on from its own estimate of a round's outcome while the round runs.
 
-The paper (arXiv 2502.12996) spares trainers the waiting by replacing the mean pseudo-gradient D of a
-round, which is not there yet, by one that is partly fresh. With M contributors and our own d:
+The paper (arXiv 2502.12996) avoids waiting by replacing the mean pseudo-gradient D of a round, which is
+not known yet, by an estimate that is partly fresh. With M contributors and this trainer's own d:
 
     D~(t) = D(t-1) + (d(t) - d(t-1)) / M
 
-There each replica's parameters drift by their own estimates. Here the shared state takes the true
-means only, so it stays equal everywhere, and D~ makes a *preview*: where the trainer trains on from
-until the round ends, and which is taken back then. Instead of 1/M we take our share of the weights.
+In the paper each replica's parameters drift by their own estimates. Here the shared state takes the true
+means only, so it stays equal everywhere, and D~ makes a *preview*: the parameters from which the trainer
+trains on until the round ends, when the preview is taken back. Instead of 1/M stands the trainer's share
+of the weights.
 
-A trainer is not told D nor the momentum b: it sees the parameters of one version after the other.
+A trainer does not get D nor the momentum b: it sees the parameters of one version after the other.
 Both follow from their steps, s = (theta_old - theta_new) / lr:
 
     with Nesterov's look-ahead   b' = (s + mu * b) / (1 + mu)     D = s - mu * b'
     without                      b' = s                           D = b' - mu * b
 
-Who comes late starts from b = 0. That is wrong, and by so much less each round: the error shrinks by
-mu / (1 + mu) with the look-ahead, and is gone after one round without it.
+A late joiner starts from b = 0. That is wrong, but the error shrinks each round by the factor mu / (1 + mu)
+with the look-ahead, and is gone after one round without it.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from .outer import outer_step
 
 Values = NDArray[np.float32]
 
-FOUNDING_VERSION = 0  # has no momentum behind it, and everybody knows that
-SEEN_ROUNDS_MIN = 4  # by then at most a sixteenth of a momentum is unknown
+FOUNDING_VERSION = 0  # the initial weights: their momentum is known to be zero
+SEEN_ROUNDS_MIN = 4  # after these, at most a sixteenth of the momentum is unknown
 
 
 class OuterEstimate:
-    """What one trainer knows of a fragment's outer optimizer. Three vectors of its parameters.
+    """One trainer's estimate of a fragment's outer optimizer: three vectors of its parameters.
 
     Args:
-      parameter_count: elements that have an outer momentum; what follows them is no business of it.
+      parameter_count: elements that have an outer momentum; later elements are ignored.
       lr: outer learning rate, above 0; with ``mu`` and ``nesterov`` as for ``outer_step``.
     """
 
@@ -44,12 +45,13 @@ class OuterEstimate:
         self._lr, self._mu, self._nesterov = lr, mu, nesterov
         self._theta: Values = np.zeros(parameter_count, np.float32)
         self._momentum: Values = np.zeros(parameter_count, np.float32)
-        self._others: Values | None = None  # their part in the last mean, if we had one too
+        # The other trainers' part of the last mean; None: this trainer was not in it.
+        self._others: Values | None = None
         self._share = 0.0
         self._seen_count = 0
 
     def loaded(self, theta: Values, version: int) -> None:
-        """The fragment is at this version now, whatever was before."""
+        """Start again from a loaded version of the fragment."""
         np.copyto(self._theta, theta[: len(self._theta)])
         self._momentum[:] = 0
         self._others = None
@@ -58,11 +60,11 @@ class OuterEstimate:
     def committed(
         self, theta: Values, version_count: int, own: Values | None, share: float
     ) -> None:
-        """The fragment has moved by so many versions.
+        """Update the estimate after the fragment has moved by ``version_count`` versions.
 
         Args:
-          own: our pseudo-gradient in the last of them; None without one.
-          share: of our weight in the sum of all, from 0 to 1.
+          own: this trainer's pseudo-gradient in the last of them; None without one.
+          share: this trainer's part of the sum of weights, from 0 to 1.
         """
         if version_count != 1:
             self.loaded(theta, FOUNDING_VERSION + 1)
@@ -84,14 +86,14 @@ class OuterEstimate:
         if own is not None and share > 0.0:
             mean -= np.float32(share) * own[: len(new)]
             if share >= 1.0:
-                mean[:] = 0.0  # there are no others; what is left is rounding
+                mean[:] = 0.0  # no other trainers contributed; the rest is rounding
             self._others = mean
 
     def preview(self, own: Values) -> Values | None:
-        """Where the parameters would be if the mean were what we expect; None if we know too little.
+        """Return the parameters after the round by the expected mean, or None if too little is known.
 
         Args:
-          own: our pseudo-gradient, measured from the version that is known here.
+          own: this trainer's pseudo-gradient, measured from the last version given here.
         """
         if self._others is None or self._seen_count < SEEN_ROUNDS_MIN:
             return None

@@ -1,4 +1,4 @@
-"""Which tensors are synchronised together, and where each lies inside its fragment.
+"""The division of a model's tensors into fragments, and each tensor's place in its fragment.
 
 A fragment is a set of tensors that one round synchronises. Inside it the parameters come first,
 then the floating buffers, then the counters, each in the order of the layout; parameters and
@@ -20,14 +20,14 @@ from typing import Literal
 
 PARAMETER = "parameter"  # float, averaged through the outer optimizer
 BUFFER = "buffer"  # float, averaged plainly
-COUNTER = "counter"  # integer or bool, follows the largest
+COUNTER = "counter"  # integer or bool, takes the maximum over peers
 KINDS = (PARAMETER, BUFFER, COUNTER)  # also their order inside a fragment
 
 VALUE_BYTES = 4  # float32
 COUNTER_BYTES = 8  # int64
 
-# Tensors outside every layer (embeddings, the head) get a fragment of their own when they are at
-# least this part of an even share; smaller ones would waste a round on a few bytes.
+# Tensors outside every layer (embeddings, the head) get a fragment of their own if they have at least
+# this part of an even share of the bytes; a smaller fragment would waste a round.
 APART_SHARE_MIN = 0.5
 
 Pattern = Literal["strided", "sequential"]
@@ -35,7 +35,7 @@ Pattern = Literal["strided", "sequential"]
 
 @dataclass(frozen=True)
 class TensorShape:
-    """A tensor as the splitter sees it; ``kind`` is one of ``KINDS``."""
+    """A tensor's name, shape and kind (one of ``KINDS``)."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,10 +52,10 @@ class TensorShape:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """Where a tensor lies: ``count`` elements from ``offset``.
+    """A tensor's place in its fragment: ``count`` elements from ``offset`` on.
 
     Attributes:
-      index: of the tensor in the layout.
+      index: the tensor's, in the layout.
       offset: into the fragment's counters for a counter, into its values otherwise.
     """
 
@@ -71,7 +71,7 @@ class Fragment:
     Attributes:
       places: one per tensor, in the fragment's order.
       value_count: float32 elements, parameters first.
-      momentum_count: how many of them are parameters, and so have an outer momentum.
+      momentum_count: those of parameters, which have an outer momentum.
       counter_count: int64 elements.
     """
 
@@ -93,7 +93,7 @@ class Fragment:
 def split(
     tensors: Sequence[TensorShape], fragment_count: int, pattern: Pattern = "strided"
 ) -> tuple[Fragment, ...]:
-    """Cut a layout into fragments; every tensor is in exactly one of them.
+    """Divide a layout into fragments; every tensor is in exactly one of them.
 
     A layer is all tensors whose names agree up to their first integer component:
     ``h.3.attn.weight`` and ``h.3.ln.bias`` belong to ``h.3``. In a model without such names every
@@ -101,13 +101,14 @@ def split(
     together in the last fragment, unless they are so small that they join the lightest one.
 
     ``strided`` (the default) deals layers out like cards: of every ``Q`` consecutive layers each of
-    the ``Q`` layer fragments gets one, the heaviest going to the fragment that is lightest so far. Fragments therefore differ by at most one layer's bytes, and layers of
-    equal size end up as ``i % Q``. ``sequential`` gives runs of consecutive layers.
+    the ``Q`` layer fragments gets one, and the heaviest goes to the fragment that is lightest so far.
+    Fragments therefore differ by at most one layer's bytes, and layer ``i`` of layers of equal size is in
+    fragment ``i % Q``. ``sequential`` gives runs of consecutive layers.
 
     Args:
       tensors: the layout; tied tensors appear once.
       fragment_count: at least 1; 1 means one fragment of everything.
-      pattern: how layers are spread over fragments (arXiv 2501.18512, section 2).
+      pattern: the rule that spreads layers over fragments (arXiv 2501.18512, section 2).
 
     Raises:
       ValueError: there is nothing to split, a kind is unknown, or there are fewer groups of
@@ -149,7 +150,7 @@ def split(
 def grouped(
     tensors: Sequence[TensorShape], groups: Sequence[Sequence[str]]
 ) -> tuple[Fragment, ...]:
-    """Cut a layout as somebody says; every tensor is in exactly one fragment.
+    """Divide a layout into given groups of tensors; every tensor is in exactly one fragment.
 
     Args:
       tensors: the layout; tied tensors appear once, under the first of their names.
@@ -157,8 +158,8 @@ def grouped(
         matches dots too).
 
     Raises:
-      ValueError: there is nothing to cut, a kind is unknown, a tensor is in no group or in several,
-        or a group or one of its patterns is of no tensor; it is named.
+      ValueError: there is nothing to divide, a kind is unknown, a tensor is in no group or in several,
+        or a group or one of its patterns matches no tensor; the text names it.
     """
     _check(tensors)
     bins: list[list[int]] = [[] for _ in groups]
@@ -173,22 +174,22 @@ def grouped(
         if not homes:
             raise ValueError(f"tensor {tensor.name!r} is in no group")
         if len(homes) > 1:
-            said = " and ".join(f"{pattern!r} of group {n}" for n, pattern in homes.items())
-            raise ValueError(f"tensor {tensor.name!r} is in several groups: {said}")
+            found = " and ".join(f"{pattern!r} of group {n}" for n, pattern in homes.items())
+            raise ValueError(f"tensor {tensor.name!r} is in several groups: {found}")
         bins[next(iter(homes))].append(index)
     for number, group in enumerate(groups):
         for pattern in group:
             if (number, pattern) in unused:
                 raise ValueError(
-                    f"{pattern!r} of group {number} is the name of no tensor (tied tensors have the "
-                    f"first of their names only; the model has {_some_names(tensors)})"
+                    f"{pattern!r} of group {number} matches no tensor (tied tensors have the "
+                    f"first of their names only; the model has {_list_names(tensors)})"
                 )
         if not group:
             raise ValueError(f"group {number} is empty")
     return tuple(_fragment(tensors, indices) for indices in bins)
 
 
-def _some_names(tensors: Sequence[TensorShape]) -> str:
+def _list_names(tensors: Sequence[TensorShape]) -> str:
     names = [tensor.name for tensor in tensors]
     return ", ".join(names if len(names) <= 4 else [*names[:3], "...", names[-1]])
 
@@ -202,7 +203,7 @@ def _check(tensors: Sequence[TensorShape]) -> None:
 
 
 def _groups(tensors: Sequence[TensorShape]) -> tuple[list[list[int]], list[int]]:
-    """Layers in order of depth (first appearance), and the tensors outside of all layers."""
+    """Return the layers in order of first appearance, and the tensors outside of all layers."""
     layers: dict[tuple[str, ...], list[int]] = {}
     apart: list[int] = []
     for index, tensor in enumerate(tensors):

@@ -1,8 +1,8 @@
-"""How a trainer takes over a committed fragment while it keeps training on it.
+"""Rules by which a trainer takes over a committed fragment while it keeps training on it.
 
-``anchor`` is what the local tensors were when the round's pseudo-gradient was taken, ``local`` what
-they are now, some steps later, and ``shared`` what the round made of the fragment. The rules use
-operators only, so they work on numpy's arrays and on torch's tensors, wherever those are.
+``anchor`` are the local tensors at the time of the round's pseudo-gradient, ``local`` the tensors now,
+some steps later, and ``shared`` the fragment after the round. The rules use operators only, so they work
+on numpy arrays and on torch tensors, on any device.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Merge = Callable[[Values, Values, Values], Values]  # (shared, local, anchor) ->
 
 
 def merged(shared: Values, local: Values, anchor: Values) -> Values:
-    """``shared + (local - anchor)``: the steps taken since the anchor are kept, counted once.
+    """Return ``shared + (local - anchor)``: the steps taken since the anchor are kept, counted once.
 
-    It is computed as ``shared - (anchor - local)``: the same rounding, but where ``local`` and
-    ``anchor`` are the same bits the result has exactly the bits of ``shared``, even of a -0.0.
+    It is computed as ``shared - (anchor - local)``: the rounding is the same, but where ``local`` and
+    ``anchor`` have the same bits the result has exactly the bits of ``shared``, even those of a -0.0.
     """
     return shared - (anchor - local)
 
 
 def lerp(shared: Values, local: Values, keep: float) -> Values:
-    """``keep * local + (1 - keep) * shared``, Streaming DiLoCo's mixing (arXiv 2501.18512)."""
+    """Return ``keep * local + (1 - keep) * shared``, Streaming DiLoCo's mixing (arXiv 2501.18512)."""
     return local * np.float32(keep) + shared * np.float32(1.0 - keep)
 
 
 def parse_merge(text: str) -> Merge:
-    """The merge that a spec names: ``delta``, or ``lerp:a`` with ``a`` from 0 to 1.
+    """Parse a spec's merge rule: ``delta``, or ``lerp:a`` with ``a`` from 0 to 1.
 
     Raises:
-      ValueError: it names no merge.
+      ValueError: not a merge rule.
     """
     if text == "delta":
         return merged

@@ -1,4 +1,4 @@
-"""The outer optimizer: what a committed round does to a fragment of the shared state.
+"""The outer optimizer, which applies a committed round to a fragment of the shared state.
 
 With outer rate ``lr``, momentum ``mu``, and ``D`` the contributors' mean pseudo-gradient (shared
 minus local, so that it acts as a gradient; arXiv 2311.08105):
@@ -9,8 +9,8 @@ minus local, so that it acts as a gradient; arXiv 2311.08105):
 
 This is ``torch.optim.SGD(momentum=mu, nesterov=...)``: torch starts its momentum buffer with the
 first gradient, and so does this, because a buffer of zeros gives ``mu * 0 + D = D``. torch may fuse
-the multiplications and additions of ``theta``; here each is rounded to float32 on its own, so that
-every processor gives the same bits, and the two differ by roundings only.
+the multiplications and additions of ``theta``. Here each is rounded to float32 on its own, so that
+every processor gives the same bits; the two differ by roundings only.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
 
-# Elements worked on at a time: four float32 streams of this length fit a core's L2 cache, and the
-# one temporary that is needed stays this small whatever the model's size.
+# Elements per block: four float32 arrays of this length fit a core's L2 cache, and the one temporary array
+# stays this small whatever the model's size.
 BLOCK_ELEMENTS = 65_536
 
 
@@ -35,8 +35,7 @@ def outer_step(
 
     Args:
       values: ``(n,)`` float32, parameters first, then buffers. Overwritten.
-      momentum: ``(m,)`` float32, ``m <= n``: of the parameters. Overwritten; left alone when
-        ``mu`` is 0, which keeps no momentum.
+      momentum: ``(m,)`` float32, ``m <= n``: of the parameters. Overwritten, but not if ``mu`` is 0.
       mean: ``(n,)`` float32, weighted mean of the contributors' pseudo-gradients. Only read.
       lr: outer learning rate; rounded to float32 once.
       mu: outer momentum; rounded to float32 once.

@@ -1,8 +1,8 @@
-"""Train a small byte-level GPT on Python's own standard library, together with whoever else is here.
+"""Train a small byte-level GPT on Python's own standard library, together with other machines.
 
     holdfast join INVITE -- python examples/train.py
 
-It is an ordinary single-process PyTorch script. What holdfast adds is marked with (*): four lines.
+It is an ordinary single-process PyTorch script. The lines for holdfast are marked with (*).
 Shapes in comments: B batch, T context, C width, H heads, V vocabulary (the 256 bytes).
 """
 
@@ -30,7 +30,7 @@ LEARNING_RATE = 1e-3
 WARMUP_STEPS = 100
 GRADIENT_NORM_MAX = 1.0
 
-CORPUS_BYTES_MAX = 16_000_000  # read in well under two seconds; a model this small wants no more
+CORPUS_BYTES_MAX = 16_000_000  # read in well under two seconds; enough for a model this small
 HELD_OUT_SHARE = 0.05  # of the files, the last ones by name
 VALIDATION_BATCHES = 20
 
@@ -39,7 +39,7 @@ VALIDATION_BATCHES = 20
 
 
 def load_corpus() -> tuple[np.ndarray, np.ndarray]:
-    """The library's sources as bytes: (training, held out), both uint8."""
+    """Read the library's sources as bytes: (training, held out), both uint8."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = sorted(
         path
@@ -62,7 +62,7 @@ def read_up_to(paths: list[Path], bytes_max: int) -> np.ndarray:
 
 
 def windows(corpus: np.ndarray, starts: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets (the next byte), each (B, T), for windows that begin at ``starts``."""
+    """Return inputs and targets (the next byte), each (B, T), for windows that begin at ``starts``."""
     places = starts[:, None] + np.arange(CONTEXT + 1)  # (B, T + 1)
     tokens = torch.from_numpy(corpus[places].astype(np.int64))
     return tokens[:, :-1], tokens[:, 1:]
@@ -72,7 +72,7 @@ def windows(corpus: np.ndarray, starts: np.ndarray) -> tuple[torch.Tensor, torch
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward layer, each added to what came in."""
+    """Attention, then a feed-forward layer, each added to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Block(nn.Module):
         self.feed_out = nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the shape that it got, (B, T, C)."""
+        """Return a tensor of the input's shape, (B, T, C)."""
         batch, length, _ = x.shape
         mixed = self.attention_in(self.attention_norm(x))  # (B, T, 3C)
         mixed = mixed.view(batch, length, 3, HEADS, WIDTH // HEADS)
@@ -98,7 +98,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """About 0.8 million parameters; the output layer is the embedding, tied."""
+    """A GPT of about 0.8 million parameters; the output layer is tied to the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / shrink)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean loss in nats per byte of predicting ``targets``, both (B, T)."""
+        """Return the mean loss in nats per byte of predicting ``targets``, both (B, T)."""
         positions = torch.arange(tokens.shape[1])
         x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, C)
         for block in self.blocks:
@@ -125,7 +125,7 @@ class GPT(nn.Module):
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW; weight decay for matrices only, as usual."""
+    """Make an AdamW with weight decay for matrices only, as usual."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [
@@ -137,7 +137,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 @torch.no_grad()
 def validate(model: GPT, held_out: np.ndarray, batch: int, batches: int) -> float:
-    """Loss on windows spread evenly over the held-out text: the same ones everywhere."""
+    """Return the loss on windows spread evenly over the held-out text, the same ones everywhere."""
     starts = np.linspace(0, len(held_out) - CONTEXT - 1, batch * batches).astype(np.int64)
     total = 0.0
     for some in np.split(starts, batches):
@@ -161,13 +161,13 @@ def main() -> None:
     optimizer = make_optimizer(model)
 
     run = holdfast.attach(model, optimizer)  # (*) the model now holds the run's weights
-    # Every peer draws other windows, and a restarted trainer does not draw the same ones again.
+    # Every peer draws different windows, and a restarted trainer does not draw the same ones again.
     chance = np.random.default_rng((run.seed, run.global_step))
     run.log(validation_loss=validate(model, held_out, arguments.batch, VALIDATION_BATCHES))
 
     validated_round = 0
     while not run.finished:  # (*)
-        # The schedule follows the run's steps. (*) Who joins later has a short warm-up of its own.
+        # The schedule follows the run's steps. (*) A later joiner has a short warm-up of its own.
         rate = LEARNING_RATE * min(1.0, (run.global_step + 1) / WARMUP_STEPS) * run.rate_scale
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -181,8 +181,8 @@ def main() -> None:
 
         run.step(loss=loss.item(), tokens=tokens.numel())  # (*)
 
-        # Just after a merge the model is what all peers agree on (with no overlap), the moment to
-        # measure it. A few batches do for a curve.
+        # Just after a merge all peers have the same model (with no overlap), so it is measured then.
+        # A few batches are enough for a curve.
         every = arguments.validate_every
         if every and run.round_count >= validated_round + every and not run.finished:
             validated_round = run.round_count

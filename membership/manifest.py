@@ -1,4 +1,4 @@
-"""Reading a manifest: which of an order's contributors are in which chunks. Empty: all in all."""
+"""Manifests: the contributors whose data is in each chunk of a result. Empty: all are in all chunks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..protocol.messages import Commit, Contributor, ContributorRun
 
 
 def fits(manifest: Sequence[ContributorRun], chunk_count: int, contributor_count: int) -> bool:
-    """Whether a manifest is about so many chunks and names contributors only."""
+    """Return whether a manifest covers this number of chunks and names contributors only."""
     if not manifest:
         return True
     return sum(run.chunk_count for run in manifest) == chunk_count and all(
@@ -19,17 +19,17 @@ def fits(manifest: Sequence[ContributorRun], chunk_count: int, contributor_count
 
 
 def is_everywhere(manifest: Sequence[ContributorRun], place: int) -> bool:
-    """Whether the contributor at this place of the order is in every chunk."""
+    """Return whether the contributor at this place of the order is in every chunk."""
     return all(int.from_bytes(run.contributors, "little") >> place & 1 for run in manifest)
 
 
 @frozen
 class AddedContributor:
-    """A contributor as it went into a mean.
+    """A contributor whose data is in a mean.
 
     Attributes:
-      chunk_share: of all chunks, those whose mean it is in.
-      weight_share: of the weight that a chunk was divided by, its own; the mean over all chunks.
+      chunk_share: the share of chunks whose mean it is in.
+      weight_share: its share of the weight that a chunk was divided by; the mean over all chunks.
     """
 
     contributor: Contributor
@@ -42,9 +42,9 @@ class ChunkGroup:
     """The chunks whose mean is of the same contributors.
 
     Attributes:
-      places: of those, in ``MeanContents.added``.
+      places: of these contributors, in ``MeanContents.added``.
       weight: what their sum was divided by.
-      chunks: runs of consecutive ones: the first, and how many.
+      chunks: runs of consecutive chunks, as (first, count).
     """
 
     places: tuple[int, ...]
@@ -54,12 +54,11 @@ class ChunkGroup:
 
 @frozen
 class MeanContents:
-    """What a committed mean was made of.
+    """The contributors of a committed mean.
 
     Attributes:
-      added: those that are in some chunk, in the order's order. Who was ordered to add and is in
-        none is not among them.
-      parts: by set of contributors; empty: all of ``added`` are in all chunks.
+      added: contributors that are in some chunk, in the order of the ``Reduce``.
+      parts: chunks by set of contributors; empty: all of ``added`` are in all chunks.
     """
 
     added: tuple[AddedContributor, ...]
@@ -67,19 +66,19 @@ class MeanContents:
 
     @property
     def tokens(self) -> int:
-        """Behind what went in: who is in a part of the chunks counts for that part."""
+        """The tokens behind the mean: a contributor that is in a part of the chunks counts for that part."""
         return round(sum(each.contributor.weight * each.chunk_share for each in self.added))
 
 
 def went_in(commit: Commit) -> MeanContents:
-    """Reads the manifest; one run more or less of it costs no more than its length."""
+    """Read the contributors of a committed mean from its manifest, in time linear in its runs."""
     order = commit.contributors
     if not commit.manifest:
         total = sum(each.weight for each in order)
         return MeanContents(
             tuple(AddedContributor(each, 1.0, _share(each.weight, total)) for each in order)
         )
-    runs: dict[int, list[tuple[int, int]]] = {}  # by set, a bit each
+    runs: dict[int, list[tuple[int, int]]] = {}  # by set of contributors, a bit each
     first = 0
     for run in commit.manifest:
         bits = int.from_bytes(run.contributors, "little")
@@ -100,7 +99,7 @@ def went_in(commit: Commit) -> MeanContents:
         for place in present
     )
     if all(each.chunk_share == 1.0 for each in added):
-        return MeanContents(added)  # who is missing is missing everywhere
+        return MeanContents(added)  # a contributor that is missing is missing in all chunks
     parts = tuple(
         ChunkGroup(
             tuple(at for at, place in enumerate(present) if bits >> place & 1),
@@ -113,7 +112,7 @@ def went_in(commit: Commit) -> MeanContents:
 
 
 def format_committed(made: MeanContents) -> str:
-    """The beginning of a sentence for people."""
+    """Format the beginning of a sentence about a committed mean."""
     text = f"committed with {len(made.added)} contributors"
     if partial := sum(each.chunk_share < 1.0 for each in made.added):
         text += f" ({partial} of them in a part of the chunks)"
@@ -125,7 +124,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Runs that follow each other as one."""
+    """Join runs that follow each other."""
     joined: list[tuple[int, int]] = []
     for first, count in runs:
         if joined and sum(joined[-1]) == first:

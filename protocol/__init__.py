@@ -1,10 +1,11 @@
-"""How nodes know and talk to each other; nothing here knows what a training run is.
+"""Identities, messages and connections; nothing here knows the state of a training run.
 
-addresses, identity, authority,      who and where: keys, certificates, the string that invites
-credentials, invite, enrol           and how it becomes a certificate
-messages, wire, stream               what is said: typed records, their bytes, their framing
-lane                                 bulk bytes beside the control streams
-network, sockets, memory             the one interface to the outside, real and virtual
+messages, wire, connection_phases,   typed records, their bytes, their order, their limits
+message_limits, message_quota
+trust/                               keys, certificates, invites, signed statements
+enrolment, machine_check             from an invite to a certificate; a check from outside
+network/                             the interface to the network, TCP and TLS, lanes
+addresses, dial_order                addresses, and which of two members dials
 arena                                memory shared with the trainer
-errors                               what can go wrong, by what to do about it
+errors, text, durable_files          errors by the reaction to them; printable text; safe writes
 """

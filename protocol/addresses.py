@@ -1,4 +1,4 @@
-"""Addresses as people write them: ``host:port``, ``[v6]:port``, ``name:port``."""
+"""Addresses in the form in which people write them: ``host:port``, ``[v6]:port``, ``name:port``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _check_host(text: str, host: str) -> None:
 
 @frozen
 class Address:
-    """Where a node can be dialled, or where it listens (port 0: any free one).
+    """A host and port to dial or to listen on; to listen on port 0 means any free port.
 
     Attributes:
       host: a name, an IPv4 address or an IPv6 address without brackets.
@@ -47,13 +47,13 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, default_port: int | None = None) -> Address:
-        """Read what a person typed.
+        """Parse an address that a person typed.
 
         Args:
-          default_port: used where the text names none; None: a port is required.
+          default_port: used where the text has no port; None: a port is required.
 
         Raises:
-          UserError: with a hint that shows how to write it.
+          UserError: not an address; its hint shows how to write one.
         """
         text = text.strip()
         if len(text) > HOST_CHARS_MAX + 8:
@@ -82,15 +82,15 @@ class Address:
 
 
 def port_of(remote_address: str) -> int:
-    """The port of a ``Channel.remote_address``; 0 if it names none."""
+    """Return the port of a ``Channel.remote_address``, or 0 if it has none."""
     port = remote_address.rpartition(":")[2]
     return int(port) if port.isdecimal() else 0
 
 
 def host_of(remote_address: str) -> str:
-    """The host of a ``Channel.remote_address``; empty if it names none.
+    """Return the host of a ``Channel.remote_address``, or an empty string if it has none.
 
-    Without an IPv6 zone; and an IPv4 address stays one if a socket for both gave it as IPv6.
+    The IPv6 zone is removed. An IPv4 address that a dual-stack socket gave as IPv6 becomes IPv4 again.
     """
     host, colon, _port = remote_address.rpartition(":")
     host = host.strip("[]").partition("%")[0] if colon else ""

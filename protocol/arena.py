@@ -8,12 +8,14 @@ the trainer the *posted* one (pseudo-gradients). Each is
              0 there: the fragment holds nothing whole
     bodies   per fragment: float32 values, then int64 counters, each aligned to 64 bytes
 
-A reader of a fragment checks the sequence before and after (a seqlock), so it never uses a torn
-copy. It waits for a writer as long as the writer lives: an outer step over a large fragment, with
-its digests, takes seconds. A transfer takes minutes, and nobody waits for that: its bytes wait beside
-a fragment that is whole until all are there, and go at once only into one that holds nothing whole,
-as after a writer that failed. A reader is told so. Messages on the Unix socket say when there is something new, and ``MAIL_SLOT``
-counts them so that a trainer with nothing to do needs no system call to know it.
+A reader of a fragment checks the sequence before and after (a seqlock), so it never uses a torn copy.
+It waits for a writer as long as the writer lives: an outer step over a large fragment, with its
+digests, takes seconds. A transfer takes minutes, and no reader waits for it: the bytes for a whole
+fragment are kept beside it until all are there. They are written directly only into a fragment that
+holds nothing whole (as after a writer that failed), and its readers get ``NotWholeError``.
+
+Messages on the Unix socket announce changes. ``MAIL_SLOT`` counts them, so that a trainer with nothing
+to do needs no system call to know it.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ from .messages import FragmentSize
 
 HEADER_BYTES = 4_096
 ALIGNMENT_BYTES = 64
-NOTHING_WHOLE = -1  # the version of a fragment that holds none
+NOTHING_WHOLE = -1  # the version of a fragment that holds no whole version
 
 MAIL_SLOT = 0  # shared arena: messages the daemon has sent to the trainer
 STEP_SLOT = 0  # posted arena: the trainer's global step
 TOKENS_SLOT = 1  # posted arena: tokens trained since the trainer started
 LOSS_SLOT = 2  # posted arena: the last loss, float64 bits
-WAITING_SLOT = 3  # posted arena: 0, or, while the trainer waits, 1 and the messages it has heard
+WAITING_SLOT = 3  # posted arena: 0; while the trainer waits, 1 + the messages it has received
 SECONDS_SLOT = 4  # posted arena, and the next one: see ``Arena.seconds``; float64 bits
 
 Values = NDArray[np.float32]
@@ -47,7 +49,7 @@ Counters = NDArray[np.int64]
 
 
 class NotWholeError(HoldfastError):
-    """A fragment is being fetched, or its last writer failed. Wait until it is said to be loaded."""
+    """A fragment is being fetched, or its last writer failed. Wait for the daemon's ``Load``."""
 
 
 def _align(offset: int) -> int:
@@ -55,7 +57,7 @@ def _align(offset: int) -> int:
 
 
 def arena_bytes(sizes: Sequence[FragmentSize]) -> int:
-    """Bytes of an arena for fragments of these sizes."""
+    """Return the bytes of an arena for fragments of these sizes."""
     return _offsets(sizes)[1]
 
 
@@ -76,7 +78,7 @@ class Arena:
     Args:
       buffer: writable bytes of ``arena_bytes(sizes)``: a memory map, or a ``bytearray`` in tests.
       sizes: the fragments' sizes; equal on both sides.
-      file: whose map the buffer is; the arena closes it.
+      file: descriptor of the file that the buffer maps; the arena closes it.
     """
 
     def __init__(
@@ -95,8 +97,8 @@ class Arena:
         self.sizes = tuple(sizes)
         self.slots: NDArray[np.uint64] = np.frombuffer(buffer, np.uint64, count=HEADER_BYTES // 8)
         self.loss: NDArray[np.float64] = self.slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64)
-        # What a contributing trainer waited in the hook, and what passed outside of it. Nobody sets
-        # them back, so they go on counting over the lives of trainers.
+        # Seconds of a contributing trainer: waiting in the hook, and outside of it. Never reset, so
+        # they add up over restarts of the trainer.
         self.seconds: NDArray[np.float64] = self.slots[SECONDS_SLOT : SECONDS_SLOT + 2].view(
             np.float64
         )
@@ -113,18 +115,18 @@ class Arena:
         ]
 
     def values(self, fragment: int) -> Values:
-        """Float32 values of a fragment, shape ``(value_count,)``; a view, not a copy."""
+        """Return a fragment's float32 values, shape ``(value_count,)``; a view, not a copy."""
         return self._values[fragment]
 
     def counters(self, fragment: int) -> Counters:
-        """Int64 counters of a fragment, shape ``(counter_count,)``; a view, not a copy."""
+        """Return a fragment's int64 counters, shape ``(counter_count,)``; a view, not a copy."""
         return self._counters[fragment]
 
     def write_values(self, fragment: int, start: int, data: NDArray[np.uint8]) -> None:
-        """Put bytes among a fragment's values, ``start`` bytes from the first one.
+        """Write bytes into a fragment's values, from byte ``start`` on.
 
-        For memory that is fresh: page by page, the processor would trap and the kernel clear what is
-        overwritten at once. By a system call, neither.
+        Fresh memory is written by a system call: direct writes would trap at every page, and the kernel
+        would clear each page before it is overwritten.
         """
         if self._file is None:
             self._values[fragment].view(np.uint8)[start : start + data.size] = data
@@ -134,15 +136,15 @@ class Arena:
             done += os.pwrite(self._file, data.data[done:], at + done)
 
     def version(self, fragment: int) -> int:
-        """What the fragment holds; ``NOTHING_WHOLE``: no version."""
+        """Return the fragment's version, or ``NOTHING_WHOLE``."""
         return int(self._table[fragment, 1]) + NOTHING_WHOLE
 
     @contextmanager
     def writing(self, fragment: int, version: int) -> Iterator[None]:
         """Mark the fragment as being written; on leaving it holds ``version``.
 
-        If the block raises, the fragment holds nothing whole. Readers wait meanwhile: the block must
-        not wait for anybody else.
+        If the block raises, the fragment holds nothing whole. Readers wait meanwhile, so the block must
+        not wait for another process or machine.
         """
         sequence_and_version = self._table[fragment]
         sequence_and_version[0] |= np.uint64(1)
@@ -154,12 +156,12 @@ class Arena:
             sequence_and_version[0] += np.uint64(1)
 
     def read(self, fragment: int, copy: Callable[[], None], wait: Callable[[], None]) -> int:
-        """Call ``copy`` until it saw an unchanging fragment; returns that fragment's version.
+        """Call ``copy`` until the fragment did not change during it, and return the fragment's version.
 
         Args:
           copy: must only read the arena and must be repeatable.
-          wait: returns a moment later; called again and again while the fragment is being written.
-            It raises if the writer is dead.
+          wait: returns after a moment; called repeatedly while the fragment is being written. It
+            raises if the writer is dead.
 
         Raises:
           NotWholeError: there is no version to read.
@@ -180,7 +182,11 @@ class Arena:
 
 
 def create_arena_file(sizes: Sequence[FragmentSize]) -> int:
-    """A file descriptor of an unnamed file of the right length; gone with its last holder."""
+    """Create an unnamed file of the right length, which exists as long as a process holds it open.
+
+    Returns:
+      Its file descriptor.
+    """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
     else:

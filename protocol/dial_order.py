@@ -1,7 +1,7 @@
-"""Who of two members dials the other, as far as the view tells.
+"""The rule by which one of two members dials the other.
 
-Who dials has nothing to do with who sends what. Where this does not work, or there is nobody who could
-dial, the master arranges a route (``messages.Route``).
+The dialler need not be the sender. Where the rule does not work, or neither member can be dialled, the
+master arranges a route (``messages.Route``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from .messages import MemberInfo, Role
 
 
 def dialler(one: MemberInfo, other: MemberInfo) -> MemberInfo | None:
-    """Of two that can be dialled the later joiner; else the one that cannot; None: neither can."""
+    """Return the member that dials the other, or None if neither can be dialled.
+
+    If both can be dialled, the later joiner dials; else the member that cannot be dialled does.
+    """
     if one.reachable and other.reachable:
         return max(one, other, key=lambda member: member.number)
     if not one.reachable and not other.reachable:
@@ -19,5 +22,5 @@ def dialler(one: MemberInfo, other: MemberInfo) -> MemberInfo | None:
 
 
 def are_linked(one: MemberInfo, other: MemberInfo) -> bool:
-    """Whether the two have a link at all: a relay holds no state and takes part in no round."""
+    """Return whether the two members have a link: a relay has none, for it takes part in no round."""
     return one.peer != other.peer and Role.RELAY not in (one.role, other.role)

@@ -1,4 +1,4 @@
-"""Files that must outlive a crash, and what they are called inside."""
+"""Writing files that must survive a crash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIES_KEY = "holdfast.ties"
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all, even over a crash."""
+    """Write a file with mode 0600, whole or not at all, even over a crash."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
     try:
@@ -28,14 +28,14 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def keep_private(path: Path) -> None:
-    """Make sure that there is a file which only its owner can read, for libraries that open it by name."""
+    """Create a file with mode 0600 if there is none, for a library that opens it by name."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    if path.stat().st_mode & 0o077:  # of an older version, which left it to the umask
+    if path.stat().st_mode & 0o077:  # made by an older version, which left it to the umask
         path.chmod(0o600)
 
 
 def sync_to_disk(path: Path) -> None:
-    """Return once a file's bytes, or a folder's names, would survive a loss of power."""
+    """Flush a file's bytes, or a folder's names, to disk, so that they survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

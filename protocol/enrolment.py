@@ -1,19 +1,19 @@
-"""How a newcomer gets its certificate: the only thing that a stranger can do.
+"""Enrolment: a newcomer exchanges an invite for a certificate.
 
     newcomer                                        master
-       │  TLS 1.3, the newcomer shows nothing          │
+       │  TLS 1.3, without a client certificate        │
        │ EnrolHello(versions) ───────────────────────► │
        │ ◄──────────────── EnrolAuthority(certificate) │
-       │   Is that the authority of the invite? Did it │
-       │   sign the certificate behind this very TLS   │
-       │   connection, and does that say "master"?     │
-       │ EnrolRequest(token, request, name) ─────────► │   Is the token good?
+       │   Check: it is the invite's authority; it     │
+       │   signed the server certificate of this TLS   │
+       │   connection; that certificate says "master"  │
+       │ EnrolRequest(token, request, name) ─────────► │   Check the token
        │ ◄─────────── Enrolled(certificate) or Refused │
 
-Instead of the last two lines it may ask to be looked at: see ``machine_check``.
+Instead of the last two lines the newcomer may ask for a check of its machine: see ``machine_check``.
 
-The token is sent only after all three answers were yes, so nobody who stands in for the master gets
-to see it, not even a member of the run.
+The token is sent only after all three checks passed, so an impostor of the master never sees it, not
+even an impostor that is a member of the run.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ ENROL_S = 20.0  # for the whole conversation, on either side: some round trips
 
 
 class Refusal(HoldfastError):
-    """Why a newcomer may not enter; it is told so.
+    """A refusal of a newcomer, which is sent to it.
 
     Attributes:
-      code: what it should do about it.
-      reason: a sentence for the person at the other end.
+      code: tells the newcomer what to do.
+      reason: a sentence for the newcomer's operator.
     """
 
     def __init__(self, code: RefusalCode, reason: str) -> None:
@@ -83,7 +83,7 @@ class Refusal(HoldfastError):
 
 @frozen
 class AdmittedNewcomer:
-    """Who was let in, and as what."""
+    """A newcomer that was admitted, and its role."""
 
     peer: str
     name: str
@@ -97,12 +97,12 @@ async def enrol(invite: Invite, identity: Identity, name: str) -> tuple[bytes, b
     """Get a certificate with an invite, trying its addresses in order.
 
     Returns:
-      Our certificate and the authority's, in PEM: what ``Credentials`` wants.
+      The newcomer's certificate and the authority's, in PEM, as ``Credentials`` takes them.
 
     Raises:
-      EvictedError: the master refuses, and why.
-      OSError: nobody answers at any address.
-      RemoteProtocolError: who answers is not the run's master; it has not seen the token.
+      EvictedError: the master refuses; the text gives the reason.
+      OSError: no address answers.
+      RemoteProtocolError: the other end is not the run's master; it has not seen the token.
       UserError: this machine's clock is wrong.
     """
     failure: OSError | RemoteProtocolError | None = None
@@ -117,7 +117,7 @@ async def enrol(invite: Invite, identity: Identity, name: str) -> tuple[bytes, b
         except OSError as error:
             failure = failure or error
         except RemoteProtocolError as error:
-            # Says more than that another address did not answer.
+            # It tells the operator more than another address that did not answer.
             failure = failure if isinstance(failure, RemoteProtocolError) else error
     assert failure is not None  # an invite has an address
     raise failure
@@ -132,14 +132,14 @@ async def _enrol_at(
 
 @asynccontextmanager
 async def newcomers_channel(address: Address) -> AsyncIterator[Channel]:
-    """TLS to whoever is there, who has shown a certificate that nobody verified yet.
+    """Open a TLS channel whose server certificate is not verified yet.
 
     Raises: as ``sockets.open_tcp`` and ``sockets.handshake``.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # we know the authority only by its fingerprint so far
+    context.verify_mode = ssl.CERT_NONE  # of the authority only the fingerprint is known so far
     stream = await open_tcp(address)
     try:
         tls = trio.SSLStream(stream, context)
@@ -153,10 +153,10 @@ async def newcomers_channel(address: Address) -> AsyncIterator[Channel]:
 async def ask_for_certificate(
     channel: Channel, invite: Invite, identity: Identity, name: str
 ) -> tuple[bytes, bytes]:
-    """The newcomer's side of the conversation, over TLS whose other end nobody verified yet.
+    """Run the newcomer's side of the conversation, over TLS whose other end is not verified yet.
 
     Args:
-      channel: ``certificate_der`` is what the TLS server showed (and proved to hold the key of).
+      channel: its ``certificate_der`` is the TLS server's, which proved to hold the key.
 
     Returns, raises: as ``enrol``.
     """
@@ -170,12 +170,12 @@ async def ask_for_certificate(
     check_issued(certificate, load_certificate(served.authority_pem))
     holder = holder_of(certificate)
     if (holder.peer, holder.party) != (identity.peer_id, Party.PEER):
-        raise RemoteProtocolError(f"{channel.remote_address} sent a certificate that is not ours")
+        raise RemoteProtocolError(f"{channel.remote_address} sent a certificate of another peer")
     return answer.certificate_pem, served.authority_pem
 
 
 async def meet_master(messages: MessageStream, channel: Channel, invite: Invite) -> EnrolAuthority:
-    """Say hello, and see that this is the master that the invite speaks of.
+    """Send ``EnrolHello``, and check that the other end is the invite's master.
 
     Raises: as ``enrol``.
     """
@@ -188,7 +188,7 @@ async def meet_master(messages: MessageStream, channel: Channel, invite: Invite)
 
 
 def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> None:
-    """Raises unless the other end of the channel is the master that the invite speaks of."""
+    """Raise an error unless the other end of the channel is the invite's master."""
     where = channel.remote_address
     authority = load_certificate(served.authority_pem)
     if fingerprint_of(authority) != invite.fingerprint or served.run_id != invite.run_id:
@@ -224,21 +224,21 @@ async def answer_newcomer(
     check: Callable[[MessageStream, CheckRequest], Awaitable[None]] | None = None,
     known: Callable[[str], Role | None] = lambda _peer: None,
 ) -> AdmittedNewcomer | None:
-    """The master's side of the conversation, on a channel of ``Party.NEWCOMER``.
+    """Run the master's side of the conversation, on a channel of ``Party.NEWCOMER``.
 
     Args:
-      redeem: takes the request and the id of the key that has signed it, uses the token up and gives
-        the role, or raises ``Refusal``. Called once, last, when nothing but the reply is left to do.
-      admitted: called before the certificate is sent: write it down here; may raise ``Refusal``.
-      known: the role of a peer that was admitted before: by its key, which has signed the request, it
-        gets another certificate, and no token is used up. None: it was not.
-      check: goes on with who only wants to be looked at; may raise ``Refusal``.
+      redeem: takes the request and the peer id of the key that signed it, uses the token up and returns
+        the role, or raises ``Refusal``. Called once, when only the reply is left to do.
+      admitted: called before the certificate is sent, to record the admission; may raise ``Refusal``.
+      known: returns the role of a peer that was admitted before, or None. Such a peer gets another
+        certificate for its key, which signed the request, and no token is used up.
+      check: answers a newcomer that asks only for a machine check; may raise ``Refusal``.
 
     Returns:
-      Who was let in; None if it was refused (and told why), or did not want in.
+      The admitted newcomer; None if it was refused (and sent the reason), or asked only for a check.
 
     Raises:
-      RemoteProtocolError: it does not speak this protocol; and what ``MessageStream`` raises.
+      RemoteProtocolError: it breaks the protocol; and what ``MessageStream`` raises.
       trio.TooSlowError: it took too long.
     """
     messages = MessageStream(channel.stream, NEWCOMER)

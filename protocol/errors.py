@@ -1,4 +1,4 @@
-"""The one hierarchy of errors: each class says what whoever catches it should do."""
+"""The one hierarchy of errors: each class tells the code that catches it what to do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .text import escaped, escaped_lines
 class HoldfastError(Exception):
     """Base of every error that holdfast raises on purpose.
 
-    Its text may quote anything: the other side, a file, a library. It is plain from here on, wherever
-    it is logged, printed or sent.
+    Its text may quote anything: the other side, a file, a library. The constructor escapes it, so it can be
+    logged, printed and sent as it is.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -19,7 +19,7 @@ class HoldfastError(Exception):
 
 
 class LocalProtocolError(HoldfastError):
-    """We broke the protocol: a bug of ours. Fix it; never retry."""
+    """This side broke the protocol: a bug in holdfast. Fix it; never retry."""
 
 
 class RemoteProtocolError(HoldfastError):
@@ -31,7 +31,7 @@ class PeerLostError(HoldfastError):
 
     Attributes:
       peer: its peer id.
-      reason: what was seen (closed, reset, silent for N s).
+      reason: what this side saw (closed, reset, silent for N s).
     """
 
     def __init__(self, peer: str, reason: str) -> None:
@@ -50,11 +50,11 @@ class BadContributionError(HoldfastError):
 
 
 class EvictedError(HoldfastError):
-    """The master removed us. Rejoin or stop, as the code says.
+    """The master removed this peer. Rejoin or stop, as the code says.
 
     Attributes:
       code: one of ``messages.RefusalCode``'s values.
-      reason: a sentence for the person who reads it.
+      reason: a sentence for people.
     """
 
     def __init__(self, code: str, reason: str) -> None:
@@ -67,7 +67,7 @@ class StateMismatchError(HoldfastError):
     """A copy of the state differs from the run's. Discard the copy, sync again.
 
     Attributes:
-      blocks: indices of the blocks that differ, as far as they are known.
+      blocks: indices of the blocks that are known to differ.
     """
 
     def __init__(self, reason: str, blocks: Sequence[int] = ()) -> None:
@@ -76,7 +76,7 @@ class StateMismatchError(HoldfastError):
 
 
 class UserError(HoldfastError):
-    """Something the person at the keyboard can mend; shown as one line, never a traceback.
+    """An error that the person at the keyboard can mend; shown as one line, never a traceback.
 
     Attributes:
       exit_code: the process's exit status; ``daemon.exit_codes`` lists them.
@@ -94,11 +94,11 @@ WRONG_CLOCK_HINT = "set the clock (on both machines), then try again"
 
 
 class WrongClockError(RemoteProtocolError):
-    """By this machine's clock the other end's certificate is not valid now: one of both is wrong."""
+    """By this machine's clock the other end's certificate is not valid now: one of both clocks is wrong."""
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What the system said of a dial that failed; trio wraps the errors of its attempts."""
+    """Return the operating system's error behind a failed dial; trio wraps the errors of its attempts."""
     while isinstance(error, OSError) and error.errno is None and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, BaseExceptionGroup):

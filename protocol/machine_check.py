@@ -1,19 +1,19 @@
-"""How a machine is looked at before it takes part: what only the master can tell it.
+"""The machine check: the master tests a newcomer's machine from outside, before it joins.
 
     newcomer                                        master
-       │ EnrolHello, EnrolAuthority as ever (see ``enrol``)
-       │ CheckRequest(token, addresses, nonce) ──────► │   Is the token good? It is not used up.
-       │ ◄───────────────── one connection per port    │   Is the nonce said there?
-       │ ◄───────────────────────────── CheckAnswer    │   its clock, what it saw, what is needed
-       │ Junk ... Junk(last) ────────────────────────► │   64 KiB; timed by who receives
-       │ ◄──────────────── JunkCounted, Junk(last) ... │   as much; then four times as much, and so
-       │                                               │   on while it takes no time to speak of
+       │ EnrolHello, EnrolAuthority (see ``enrolment``)
+       │ CheckRequest(token, addresses, nonce) ──────► │   Check the token; it is not used up
+       │ ◄───────────────── one connection per port    │   Read the nonce there
+       │ ◄───────────────────────────── CheckAnswer    │   clock, reachability, resources needed
+       │ ProbeBytes ... ProbeBytes(last) ────────────► │   64 KiB, timed by the receiver
+       │ ◄──── ProbeBytesCounted, ProbeBytes(last) ... │   64 KiB back; then four times as much, and
+       │                                               │   so on until a transfer takes long enough
 
-Nothing is admitted, journaled or kept. Who asks has an invite; even so, only little is done for it,
-and for few at a time. The master dials nothing but the address that the connection comes from, at the
-ports that the newcomer names, and says only whether the nonce came back, as late for a port that is
-closed as for one that is filtered: an invite is no means to look at other machines, or at names, from
-where the master is.
+Nothing is admitted, journaled or kept. A newcomer that asks has an invite; even so, the master does little
+for it, and for few newcomers at a time. The master dials only the address that the connection comes from,
+at the ports that the newcomer names. It answers only whether the nonce came back, and takes as long for a
+closed port as for a filtered one. So an invite cannot be used to scan other machines, or to resolve names,
+from the master's network.
 """
 
 from __future__ import annotations
@@ -45,33 +45,32 @@ from .network.interface import Network
 from .network.stream import MessageStream
 from .trust.invite import Invite
 
-CHECKS_MAX = 4  # at a time; who comes then is told to come back
-DIAL_BACK_S = 5.0  # for the nonce to come back; it takes as long to say that it did not
-CHECKED_PORTS_MAX = (
-    2  # of a newcomer, that are dialled: it listens on one, or two are forwarded to it
-)
+CHECKS_MAX = 4  # at a time; a further newcomer is told to try again
+DIAL_BACK_S = 5.0  # limit for the nonce to come back; a negative answer always takes this long
+CHECKED_PORTS_MAX = 2  # ports dialled per newcomer: it listens on one, or two are forwarded to it
 JUNK_BYTES_FIRST = 64 * 2**10  # each way; then four times as much
 JUNK_BYTES_LAST = 4 * 2**20
-TIMED_S_MIN = 0.5  # what takes so long says enough: a slow line need not carry more
+TIMED_S_MIN = 0.5  # a transfer that takes this long is a good measurement, and the last one
 NONCE_BYTES = 32
 
 
 @frozen
 class ProbeRates:
-    """A line, timed with a little junk. Where it took no time, infinite."""
+    """The measured rates of a line; infinite where a transfer took no measurable time."""
 
     up_bytes_per_s: float
     down_bytes_per_s: float
-    junk_bytes: int  # that were sent and received for it
+    junk_bytes: int  # sent and received for the measurement
     round_trip_s: float
 
 
 @frozen
 class MachineCheckReport:
-    """What came of a checkup.
+    """The result of a machine check.
 
     Attributes:
-      clock_ahead_s: of ours before the master's; wrong by half a round trip at most.
+      clock_ahead_s: seconds by which this machine's clock is ahead of the master's; wrong by half a
+        round trip at most.
     """
 
     answer: CheckAnswer
@@ -85,15 +84,15 @@ class MachineCheckReport:
 async def ask_master(
     address: Address, invite: Invite, advertised: Sequence[str], nonce: bytes
 ) -> MachineCheckReport:
-    """Have the run's master look at us.
+    """Ask the run's master for a check of this machine.
 
     Args:
-      advertised: where it dials us back; somebody must say ``nonce`` there meanwhile.
+      advertised: addresses that the master dials back; a listener there must send ``nonce``.
 
     Raises:
-      EvictedError: it refuses, and why.
-      OSError: nobody answers, or hangs up.
-      RemoteProtocolError: it is not the run's master, or knows no checkups.
+      EvictedError: the master refuses; the text gives the reason.
+      OSError: nothing answers there, or it hangs up.
+      RemoteProtocolError: it is not the run's master, or does not support checks.
       UserError: this machine's clock is wrong.
     """
     try:
@@ -128,7 +127,7 @@ async def _time_line(messages: MessageStream, round_trip_s: float) -> ProbeRates
 
 
 def _rate(counted: ProbeBytesCounted) -> float:
-    """The first message starts the clock, so it is not counted."""
+    """Return bytes per second. The first message starts the clock, so its bytes do not count."""
     if counted.took_s <= 0 or counted.count_bytes <= JUNK_BYTES_MAX:
         return math.inf
     return (counted.count_bytes - JUNK_BYTES_MAX) / counted.took_s
@@ -138,11 +137,11 @@ def _rate(counted: ProbeBytesCounted) -> float:
 
 
 class Checkups:
-    """The master's side.
+    """The master's side of machine checks.
 
     Args:
-      look_at_token: raises ``Refusal`` unless it would admit somebody.
-      needs: what a member needs; the rest of the answer is filled in here.
+      look_at_token: raises ``Refusal`` unless the token is valid.
+      needs: returns an answer with the resources that a member needs; the rest is filled in here.
     """
 
     def __init__(
@@ -157,16 +156,22 @@ class Checkups:
         self._count = 0
 
     async def answer(self, messages: MessageStream, request: CheckRequest, host: str) -> None:
-        """Look at who asks; raises ``Refusal``, and what ``MessageStream`` raises."""
+        """Check the newcomer's machine and answer it.
+
+        Raises:
+          Refusal: the token is not valid, or too many checks run; and what ``MessageStream`` raises.
+        """
         await self._look_at_token(request.token)
         if self._count >= CHECKS_MAX:
-            raise Refusal(RefusalCode.BUSY, "the master looks at others; try again in a minute")
+            raise Refusal(
+                RefusalCode.BUSY, "the master is checking other machines; try again in a minute"
+            )
         self._count += 1
         try:
             faults = await self._reachability(request, host)
             await messages.send(evolve(self._needs(), now_s=time.time(), host=host, faults=faults))
             size_bytes = JUNK_BYTES_FIRST
-            while size_bytes <= JUNK_BYTES_LAST:  # whoever asks hangs up when it knows enough
+            while size_bytes <= JUNK_BYTES_LAST:  # the newcomer hangs up when it knows enough
                 await messages.send(await _count_junk(messages))
                 await _send_junk(messages, size_bytes)
                 size_bytes *= 4
@@ -174,7 +179,7 @@ class Checkups:
             self._count -= 1
 
     async def _reachability(self, request: CheckRequest, host: str) -> tuple[str, ...]:
-        """Per address, why we do not reach its port at the host that asks; empty: we do."""
+        """Return for each address the reason why its port at ``host`` is not reached, or an empty text."""
         ports = [_port_of(text) for text in request.addresses]
         named = dict.fromkeys(port for port in ports if port and host)
         dialled = list(named)[:CHECKED_PORTS_MAX]
@@ -190,28 +195,28 @@ class Checkups:
         return tuple(
             ""
             if port in reached
-            else f"no answer of this machine at {Address(host, port)}"
+            else f"this machine did not answer at {Address(host, port)}"
             if port in dialled
-            else f"not looked at: only {CHECKED_PORTS_MAX} ports are"
+            else f"not checked: at most {CHECKED_PORTS_MAX} ports are"
             for port in ports
         )
 
     async def _is_reached(self, address: Address, nonce: bytes) -> bool:
-        """Whether the nonce is said there. If not, that is known after ``DIAL_BACK_S``, whatever it was."""
+        """Return whether the nonce comes from there. A False always takes ``DIAL_BACK_S``."""
         with trio.move_on_after(DIAL_BACK_S):
             with suppress(OSError, trio.BrokenResourceError):
                 async with await self._network.dial_lane(address) as stream:
-                    said = b""
-                    while len(said) < len(nonce) and (more := await stream.receive_some(64)):
-                        said += more
-                if hmac.compare_digest(said, nonce):
+                    received = b""
+                    while len(received) < len(nonce) and (more := await stream.receive_some(64)):
+                        received += more
+                if hmac.compare_digest(received, nonce):
                     return True
             await trio.sleep_forever()
         return False
 
 
 def _port_of(text: str) -> int:
-    """0: that is no address."""
+    """Return an address's port, or 0 if the text is not an address."""
     try:
         return Address.parse(text).port
     except UserError:
@@ -228,10 +233,10 @@ async def _send_junk(messages: MessageStream, size_bytes: int) -> None:
 
 
 async def _count_junk(messages: MessageStream) -> ProbeBytesCounted:
-    """How much came, and how long it took from the first of it on.
+    """Receive one transfer, and return its bytes and the seconds since its first message.
 
     Raises:
-      RemoteProtocolError: more than was agreed.
+      RemoteProtocolError: more bytes came than agreed.
     """
     began_s, count_bytes = None, 0
     while True:

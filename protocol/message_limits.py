@@ -1,8 +1,7 @@
-"""How large a message of each type can be: what its fields' types and validators allow, added up.
+"""Size limits of each message type, added up from its fields' types and validators.
 
-Nothing is listed here by hand, so a limit cannot differ from the validator that it comes from. ``wire``
-looks at these before it builds anything: a length that no message of the type can have is refused where it
-is claimed.
+No limit is listed here by hand, so none can differ from the validator that it comes from. ``wire`` checks
+these limits before it builds anything: a claimed length that no message of the type can have is refused.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ from . import messages
 
 FRAME_BYTES_MAX = 16 * 2**20  # a layout of 65,536 tensors takes 5 to 12 MB; the rest is tiny
 # In one message; an item is an entry of an array, a key or a value of a map. A layout of 65,536 tensors of
-# four dimensions, each with four more names, has so many; building one takes a second or less.
+# four dimensions, each with four aliases, has this many; building it takes a second or less.
 ITEMS_MAX = 24 * messages.TENSORS_MAX
-PATTERN_CHARS_MAX = 64  # of a text that has to match a pattern: ids and words
-SCALAR_BYTES = 9  # an integer or a float, with what says so
-HEAD_BYTES = 5  # before a text, bytes, an array or a map: what it is and how long
-CHAR_BYTES = 4  # of UTF-8, at most
-# In every record there is room for one field that it does not have, and in every map for one key too many:
-# they are refused by name, so that people learn that the other side runs another version.
+PATTERN_CHARS_MAX = 64  # in a text that has to match a pattern: ids and words
+SCALAR_BYTES = 9  # an integer or a float, with its type byte
+HEAD_BYTES = 5  # before a text, bytes, an array or a map: its type and length
+CHAR_BYTES = 4  # a character in UTF-8, at most
+# Every record has room for one unknown field, and every map for one key too many: they are then refused
+# by name, so that people learn that the other side runs another version.
 UNKNOWN_NAME_BYTES = 64
 
 
 @frozen
 class MessageLimits:
-    """Of one type.
+    """The size limits of a message type, or of a value within one.
 
     Attributes:
-      frame_bytes: of a message; of a value with all that is in it.
-      items: in it, see ``ITEMS_MAX``.
+      frame_bytes: bytes of the message or value, with everything in it.
+      items: items in it, see ``ITEMS_MAX``.
       array: entries of the longest array in it.
-      map: entries of the longest map.
+      map: entries of the longest map in it.
     """
 
     frame_bytes: int = SCALAR_BYTES
@@ -47,11 +46,11 @@ class MessageLimits:
     map: int = 0
 
     def beside(self, other: MessageLimits) -> MessageLimits:
-        """Of two values in one message."""
+        """Return the limits of both values together, in one message."""
         return self._joined(other, self.frame_bytes + other.frame_bytes, self.items + other.items)
 
     def either(self, other: MessageLimits) -> MessageLimits:
-        """Of one value that is this or that."""
+        """Return the limits of a value that is one or the other."""
         both = max(self.frame_bytes, other.frame_bytes), max(self.items, other.items)
         return self._joined(other, *both)
 
@@ -68,7 +67,7 @@ class MessageLimits:
 
 
 def limits_of(cls: type[messages.Message]) -> MessageLimits:
-    """What a message of this type can be at most."""
+    """Return the size limits of a message type."""
     found = _record(cls)
     return attrs.evolve(
         found,
@@ -120,7 +119,7 @@ def _text(size_bytes: int) -> MessageLimits:
 
 
 def _longest(validator: object, otherwise: int) -> int:
-    """The length that a validator allows; ``otherwise`` if it does not say."""
+    """Return the length that a validator allows, or ``otherwise`` if it sets none."""
     each = getattr(validator, "_validators", None) or (validator,)
     each = [getattr(one, "iterable_validator", None) or one for one in each]
     lengths = [one.max_length for one in each if hasattr(one, "max_length")]

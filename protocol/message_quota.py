@@ -1,11 +1,11 @@
-"""What one member may say in a while: so many items, so many bytes.
+"""Rate limits on one member's control messages: items and bytes per second.
 
-An item is an entry of an array, or a key or a value of a map: what a message costs to read grows with
-them, not with its bytes or its kind. Two buckets run empty with what comes and fill with time. They are
-far beyond what an honest member ever says, even in the second in which it attaches. From who exceeds them
-nothing more is taken until they have filled again, so it holds no more than a small share of this process,
-and nobody is cut off for a burst. Bulk bytes have no quota: they are read as fast as somebody here wants
-them.
+An item is an entry of an array, or a key or a value of a map: the cost of reading a message grows with
+its items, not with its bytes or its type. Two token buckets, one of items and one of bytes, are far larger
+than any honest member needs, even in the second in which it attaches. When a member has emptied one,
+nothing more is read from it until the bucket has refilled. So it can take only a small share of this
+process, and no member is disconnected for a burst. Bulk bytes have no quota: they are read as fast as
+their receiver wants them.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from collections import OrderedDict
 
 from attrs import define
 
-# Reading and checking as many takes 3 % of a core. For the master, where each message may lead to
-# decisions: 240 small ones a second, which take a few percent more.
+# Reading and checking this many takes 3 % of a core. For the master, where a message may lead to
+# decisions, they are 240 small messages a second, which take a few percent more.
 ITEMS_PER_S = 50_000.0
-# The same for what members say to each other: acknowledgements of lanes, to which nothing is decided.
+# The same between members, whose messages acknowledge lanes and lead to no decisions.
 LINK_ITEMS_PER_S = 400_000.0
-ITEMS_AT_ONCE = 4 * 2.0**20  # four layouts of 65,536 tensors: what attaching takes, and more
-MESSAGE_ITEMS = 200  # a message counts as so many more, for what is done about it
+ITEMS_AT_ONCE = 4 * 2.0**20  # four layouts of 65,536 tensors: more than attaching takes
+MESSAGE_ITEMS = 200  # added to the items of each message, for the work that it causes
 BYTES_PER_S = 4 * 2.0**20
 BYTES_MAX = 64 * 2.0**20  # at once: four layouts of the largest size
-QUOTAS_MAX = (
-    4_096  # members of whom is known what they have left; who spoke longest ago is forgotten
-)
+QUOTAS_MAX = 4_096  # members whose quota is remembered; the one silent for longest is forgotten
 
 
 @define
 class Quota:
-    """What is left of it for one member."""
+    """The remaining quota of one member."""
 
     _at_s: float
     _items_per_s: float = ITEMS_PER_S
@@ -38,13 +36,13 @@ class Quota:
     _bytes: float = BYTES_MAX
 
     def spend(self, items: int, size_bytes: int, now_s: float) -> None:
-        """A message has come and was looked at; what it took may be more than was left."""
+        """Take a received message off the quota, which may become negative."""
         self._fill(now_s)
         self._items -= items + MESSAGE_ITEMS
         self._bytes -= size_bytes
 
     def wait_s(self, now_s: float) -> float:
-        """How long nothing more is to be taken from it; 0: it may speak."""
+        """Return the seconds until the next message may be read from the member."""
         self._fill(now_s)
         return max(-self._items / self._items_per_s, -self._bytes / BYTES_PER_S, 0.0)
 
@@ -55,7 +53,7 @@ class Quota:
 
 
 class Quotas:
-    """Of many members, each with its own over all its connections, one after the other or at once."""
+    """The quotas of all members; a member's connections share its quota."""
 
     def __init__(self) -> None:
         self._by_peer: OrderedDict[str, Quota] = OrderedDict()

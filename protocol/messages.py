@@ -1,10 +1,13 @@
 """Every message that crosses a control stream, as typed records; nothing else lives here.
 
-A message is an attrs class. Its limits are its fields' validators, so a record that exists is a
-record within limits, whoever made it. ``wire`` turns records into msgpack and back and refuses what
-does not fit. Tensor bytes never travel in messages: they are chunks on lanes.
+This stays one file: it is the table of everything on the wire, and a review of the protocol reads it whole.
 
-Units are last in names. Peers are named by their peer id, 32 hex digits (see ``identity``).
+A message is an attrs class. Its fields' validators are its limits, so a record that exists keeps the
+limits, on the sending and on the receiving side. ``wire`` converts records to msgpack and back, and refuses
+bytes that do not fit. Tensor bytes never travel in messages: they are chunks on lanes.
+
+The first word of a docstring is the sender. Units are last in names. A peer is named by its peer id, 32 hex
+digits (see ``identity``).
 """
 
 from __future__ import annotations
@@ -21,35 +24,37 @@ from attrs.validators import and_, ge, le, matches_re, max_len, min_len
 from .text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 from .text import printable
 
-VERSION_MIN = 5  # the oldest protocol version we still speak; 5 has other names of messages than 4
-VERSION_MAX = 5  # the newest one
+VERSION_MIN = 5  # the oldest protocol version that is accepted; 5 renamed the messages of 4
+VERSION_MAX = 5  # the newest protocol version
 
-MASTERS_MAX = 16  # addresses at which a run's master may be: as many as an invite has room for
-NAME_CHARS_MAX = 64  # of a peer: tables, logs and the line about who wants in stay readable
-WORD_CHARS_MAX = 64  # of a dtype, a codec, a phase, a metric: names that programs give
-GAUGED_BYTES = 12  # of one contributor in ``Reduced``
+MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
+NAME_CHARS_MAX = 64  # in a peer's name, so that tables and logs stay readable
+WORD_CHARS_MAX = 64  # in the name of a dtype, a codec, a phase or a metric
+NORM_SUMS_BYTES = 12  # three float32 for each contributor in ``Reduced.norm_sums``
 MEMBERS_MAX = 1_024  # members of a view
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
-KEPT_STATES_MAX = 16  # checkpoints that a peer tells of: the newest
+KEPT_STATES_MAX = 16  # checkpoints that a peer reports, the newest ones
 FRAGMENTS_MAX = 1_024  # fragments of a model
-TENSORS_MAX = 65_536  # tensors of a model; Mixture-of-experts models reach some ten thousand
-DIMENSIONS_MAX = 16
-SITE_CHARS_MAX = 64  # of a site's name
+TENSORS_MAX = 65_536  # tensors of a model; mixture-of-experts models reach some ten thousand
+DIMENSIONS_MAX = 16  # dimensions of a tensor
+SITE_CHARS_MAX = 64  # in a site's name
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
-SITES_MAX = 256  # of a plan
+SITES_MAX = 256  # sites in a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
-PROBE_BYTES_MAX = 16 * 2**20  # of junk: a third of a second of 300 Mbit/s
-PROBE_S_MAX = 3.0  # a slow line need not carry all of it: it is known by then
-CHECKED_ADDRESSES_MAX = 4  # at which the master dials back who asks whether it can be reached
-JUNK_BYTES_MAX = 16_384  # in one message by which a newcomer's line is timed
-METRICS_MAX = 32  # named figures a trainer reports beside its loss
+PROBE_BYTES_MAX = 16 * 2**20  # bytes of one bandwidth probe: a third of a second at 300 Mbit/s
+PROBE_S_MAX = 3.0  # duration of one bandwidth probe: enough to measure a slow line
+CHECKED_ADDRESSES_MAX = 4  # addresses at which the master dials a newcomer back, in one check
+JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line
+METRICS_MAX = 32  # named figures that a trainer reports beside its loss
 CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
-CHUNK_BITS_BYTES_MAX = 2**17  # a bit for each chunk of a fragment: a million chunks
-AUDITS_MAX = 2**15  # chunks of one result that are audited; of more, so many are drawn
-PROOF_BYTES_MAX = 2**28  # what proves a lie: a chunk of all who are in it; the master holds it once
-PROOF_PIECE_BYTES_MAX = 2**16  # of it in one message: half a second of 1 Mbit/s between heartbeats
+CHUNK_BITS_BYTES_MAX = 2**17  # one bit for each chunk of a fragment: a million chunks
+AUDITS_MAX = 2**15  # audited chunks of one result; a larger result is sampled
+PROOF_BYTES_MAX = (
+    2**28
+)  # a proof: one chunk from each of its contributors; the master holds one proof
+PROOF_PIECE_BYTES_MAX = 2**16  # of a proof in one message: half a second at 1 Mbit/s
 
 
 _count: Any = and_(ge(0), le(COUNT_MAX))
@@ -57,18 +62,18 @@ _u32: Any = and_(ge(0), le(2**32 - 1))  # what a frame's header has room for
 _text: Any = and_(max_len(TEXT_CHARS_MAX), printable)
 _name: Any = and_(max_len(NAME_CHARS_MAX), printable)
 _word: Any = and_(max_len(WORD_CHARS_MAX), printable)
-# What names a run also names folders and stands in certificates: no separators, no leading dot.
+# A run id also names folders and stands in certificates: no separators, no leading dot.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NOT_TOML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _run_id: Any = matches_re(RUN_ID)
 _peer: Any = matches_re(r"[0-9a-f]{32}")
 _peer_or_none: Any = matches_re(r"([0-9a-f]{32})?")
 _digest: Any = and_(min_len(32), max_len(32))
-NO_DIGEST = bytes(32)  # in ``Hello.undecided``: a reduction that is not over here
+NO_DIGEST = bytes(32)  # in ``Hello.undecided``: a reduction that is not finished at this peer
 _port: Any = and_(ge(0), le(65_535))
 _token: Any = and_(max_len(128), printable)
 _ticket: Any = max_len(32)
-_nonce: Any = max_len(128)  # of a term: random bytes that the run's authority has signed
+_nonce: Any = max_len(128)  # of a term: random bytes and the run authority's signature of them
 _blob: Any = max_len(CERTIFICATE_BYTES_MAX)
 
 
@@ -84,7 +89,7 @@ def _metrics(instance: object, attribute: Any, value: dict[str, float]) -> None:
 
 
 def _toml_text(_instance: object, attribute: Any, value: str) -> None:
-    """Refuse what TOML itself does not allow. It is parsed, and never shown as it is."""
+    """Refuse characters that TOML does not allow. The text is parsed, and never shown as it is."""
     if _NOT_TOML.search(value):
         raise ValueError(f"{attribute.name} has a control character")
 
@@ -99,7 +104,7 @@ _peers = _each(_peer, MEMBERS_MAX)
 
 
 class Message:
-    """Base of everything that may cross a control stream."""
+    """Base class of everything that may cross a control stream."""
 
     __slots__ = ()
 
@@ -111,7 +116,7 @@ class Role(enum.Enum):
 
 
 class FailureKind(enum.Enum):
-    """What became of a trainer; the words are for people."""
+    """The ways in which a trainer fails; the values are shown to people."""
 
     CRASH = "crash"
     HANG = "hang"  # no step within the deadline
@@ -121,41 +126,45 @@ class FailureKind(enum.Enum):
 
 
 class Remedy(enum.Enum):
-    """What the daemon does about a trainer's failure."""
+    """The daemon's answer to a trainer's failure."""
 
-    RELOAD = "reload"  # the process goes on, with the shared state
-    RESTART = "restart"  # another process, after a pause
-    NONE = "none"  # it failed too often: the peer is a spare without a trainer until somebody acts
+    RELOAD = "reload"  # the process continues with the shared state
+    RESTART = "restart"  # the daemon starts another process after a pause
+    NONE = (
+        "none"  # too many failures: the peer is a spare without a trainer until its operator acts
+    )
 
 
 class RouteKind(enum.Enum):
-    """How the streams between two members are made."""
+    """The ways in which two members make the streams between them."""
 
-    DIRECT = "direct"  # one dials the other's addresses
+    DIRECT = "direct"  # one member dials the other's addresses
     PUNCHED = "punched"  # both dial at once, through routers that keep ports
-    RELAYED = "relayed"  # both dial a third, which forwards
+    RELAYED = "relayed"  # both dial a relay, which forwards
 
 
 class RefusalCode(enum.Enum):
-    """Why somebody may not enter or stay; what the other side should do follows from it."""
+    """The reasons to refuse or remove a peer; the peer's reaction follows from the code."""
 
     VERSION = "version"  # upgrade, then come back
     TOKEN = "token"  # ask for another invite
-    RUN = "run"  # that is another run's master
+    RUN = "run"  # this is another run's master
     LAYOUT = "layout"  # the script's tensors are not the run's
     DUPLICATE = "duplicate"  # the same identity is connected already
-    KICKED = "kicked"  # removed by the run's owner; do not come back
-    QUARANTINED = "quarantined"  # convicted of a lie; do not come back before the owner clears it
+    KICKED = "kicked"  # removed by the run's operator; do not come back
+    QUARANTINED = (
+        "quarantined"  # a proof shows a wrong sum; do not come back until the operator allows it
+    )
     SILENT = "silent"  # no sign of life within the deadline; may come back
     PROTOCOL = "protocol"  # broke the protocol
     LAGGING = "lagging"  # did not keep up; may come back
     FULL = "full"  # no room for another member
     FINISHED = "finished"  # the run is over
-    LEFT = "left"  # it asked to leave
+    LEFT = "left"  # the peer asked to leave
     SUPERSEDED = "superseded"  # another master has taken the run over; dial its other addresses
-    APPROVAL = "approval"  # the run's owner has to approve this key by hand; ask again
-    RESUME = "resume"  # that session is over: say Hello
-    BUSY = "busy"  # the master cannot take anybody in now (its disk is full); come back
+    APPROVAL = "approval"  # the run's operator has to approve this key; ask again
+    RESUME = "resume"  # the session is over: send ``Hello``
+    BUSY = "busy"  # the master admits no peer now (its disk is full); come back
 
 
 # ---------------------------------------------------------------- shared records
@@ -169,15 +178,15 @@ class TensorSpec:
     shape: tuple[int, ...] = field(validator=_each(_count, DIMENSIONS_MAX))
     dtype: str = field(validator=_word)  # torch's name without "torch.": "float32"
     kind: str = field(validator=matches_re("parameter|buffer|counter"))
-    # parameter: outer momentum; buffer: floating, averaged plainly; counter: integer or bool, max
-    aliases: tuple[str, ...] = field(  # its other names, if it is tied
+    # parameter: with outer momentum; buffer: floating, plain mean; counter: integer or bool, maximum
+    aliases: tuple[str, ...] = field(  # the other names of a tied tensor
         default=(), validator=_each(_text, TENSORS_MAX)
     )
 
 
 @frozen
 class ModelLayout:
-    """All tensors that are shared, in the order of ``model.state_dict()``; equal at all peers."""
+    """All shared tensors, in the order of ``model.state_dict()``; equal at all peers."""
 
     tensors: tuple[TensorSpec, ...] = field(validator=max_len(TENSORS_MAX))
 
@@ -187,48 +196,47 @@ class FragmentSize:
     """Elements of a fragment: float32 values (parameters first, then buffers), int64 counters."""
 
     value_count: int = field(validator=_count)
-    momentum_count: int = field(
-        validator=_count
-    )  # of the values, the first that have an outer momentum
+    # The first values, those of parameters, have an outer momentum.
+    momentum_count: int = field(validator=_count)
     counter_count: int = field(validator=_count)
 
 
 @frozen
 class FragmentHead:
-    """Which version of a fragment somebody holds, and its digest (empty: not known)."""
+    """A version of a fragment that a peer holds, and the digest of its state."""
 
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
-    root: bytes = field(validator=max_len(32))
+    root: bytes = field(validator=max_len(32))  # empty: not known
 
 
 @frozen
 class MemberInfo:
-    """What every member must know of another one."""
+    """A member as all other members know it."""
 
     peer: str = field(validator=_peer)
     name: str = field(validator=_name)
-    number: int = field(
-        validator=_count
-    )  # order of joining; also the order of addition in a reduction
+    # The order of joining; also the order of addition in a reduction.
+    number: int = field(validator=_count)
     addresses: tuple[str, ...] = field(validator=_each(_text, 16))  # "host:port", best first
     role: Role
     in_sync: bool
-    reachable: bool = True  # the master can dial it; False: it only dials, as from behind a router
+    reachable: bool = True  # False: it can dial, but cannot be dialled (it is behind a router)
 
 
 @frozen
 class Contributor:
+    """A contributor to a round."""
+
     peer: str = field(validator=_peer)
     weight: int = field(validator=_count)  # tokens behind its pseudo-gradient
-    scale: float = field(
-        validator=_finite
-    )  # clip factor applied by the owner before adding; 1.0 normally
+    # The clip factor that a chunk's owner applies before it adds; normally 1.0.
+    scale: float = field(validator=_finite)
 
 
 @frozen
 class LinkLoad:
-    """What went to one member, and how long something was on its way there."""
+    """Bytes sent over one link, and the seconds in which bytes were under way there."""
 
     peer: str = field(validator=_peer)
     sent_bytes: int = field(validator=_count)
@@ -237,7 +245,7 @@ class LinkLoad:
 
 @frozen
 class OwnerRun:
-    """``chunk_count`` consecutive chunks that ``peer`` owns; runs follow each other from 0."""
+    """A run of ``chunk_count`` consecutive chunks that ``peer`` owns; the first run begins at chunk 0."""
 
     peer: str = field(validator=_peer)
     chunk_count: int = field(validator=_count)
@@ -245,40 +253,40 @@ class OwnerRun:
 
 @frozen
 class ContributorRun:
-    """``chunk_count`` consecutive chunks whose mean has the same contributors in it.
+    """A run of ``chunk_count`` consecutive chunks whose mean has the same contributors in it.
 
-    ``contributors``: one bit for each contributor of the order, the first one lowest.
+    ``contributors``: one bit for each contributor of ``Reduce``, the first one lowest.
     """
 
     contributors: bytes = field(validator=max_len(MEMBERS_MAX // 8))
     chunk_count: int = field(validator=_count)
 
 
-_manifest: Any = max_len(OWNER_RUNS_MAX)  # runs follow each other from chunk 0
+_manifest: Any = max_len(OWNER_RUNS_MAX)  # the first run begins at chunk 0
 
 
 @frozen
 class Assignment:
-    """Consecutive chunks of a lost owner, and who takes them over.
+    """Consecutive chunks of a lost owner, and their new owner.
 
-    ``anew`` False: ``owner`` holds their results and spreads them as they are, to those whose bit
-    in ``lacking`` is set (in the order of the receivers). True: nobody holds them; what a listener
-    may hold is void, contributors send these chunks again, ``owner`` adds up what comes.
+    ``from_scratch`` False: ``owner`` holds the results and sends them to the receivers whose bit in ``lacking``
+    is set (in the order of the receivers). True: no remaining peer holds the results; contributors send
+    these chunks again, ``owner`` adds them up, and a receiver drops any result that it has.
     """
 
     first_chunk: int = field(validator=_count)
     chunk_count: int = field(validator=_count)
     owner: str = field(validator=_peer)
-    anew: bool
+    from_scratch: bool
     lacking: bytes = field(validator=max_len(MEMBERS_MAX // 8))
 
 
 @frozen
 class SiteLeaders:
-    """Members behind one line, who gather and spread within their site.
+    """Members behind one line, which gather contributions and spread results within their site.
 
-    ``leaders``: which of them does so for which chunks, in runs as ``Plan.owners``. The owner of a
-    chunk, if it is a member, leads it.
+    ``leaders``: the member that does so for each chunk, in runs as ``Plan.owners``. A chunk whose owner
+    is in the site is led by its owner.
     """
 
     members: tuple[str, ...] = field(validator=_peers)  # at least two
@@ -287,7 +295,7 @@ class SiteLeaders:
 
 @frozen
 class Plan:
-    """How a fragment is cut and who owns what. The last chunk may be short.
+    """The division of a fragment into chunks, and each chunk's owner. The last chunk may be short.
 
     Chunks ``0 .. ceil(value_count / chunk_elements) - 1`` hold values (weighted mean); one more
     chunk follows when the fragment has counters (elementwise maximum, int64, sent verbatim).
@@ -298,8 +306,8 @@ class Plan:
     codec_up: str = field(validator=_word)  # contributor -> owner
     codec_down: str = field(validator=_word)  # owner -> receivers
     sites: tuple[SiteLeaders, ...] = field(default=(), validator=max_len(SITES_MAX))
-    combine: str = field(default="mean", validator=_word)  # a rule, see collectives.combine
-    # Contributions carry their contributors' seals, owners keep them; never together with sites.
+    combine: str = field(default="mean", validator=_word)  # a rule of ``collectives.combine``
+    # Contributions carry their contributors' signatures, and owners keep them; never with sites.
     sealed: bool = False
 
 
@@ -308,7 +316,7 @@ class Plan:
 
 @frozen
 class EnrolHello(Message):
-    """Newcomer: the first message on a stream without a client certificate."""
+    """Newcomer: the first message on a stream without a client certificate, with its versions."""
 
     version_min: int = field(validator=_count)
     version_max: int = field(validator=_count)
@@ -333,39 +341,42 @@ class EnrolRequest(Message):
 
 @frozen
 class Enrolled(Message):
+    """Master: the newcomer's certificate."""
+
     certificate_pem: bytes = field(validator=_blob)
 
 
 @frozen
 class CheckRequest(Message):
-    """Newcomer, instead of ``EnrolRequest``: what is wrong with me, seen from there?
+    """Newcomer, instead of ``EnrolRequest``: asks the master to check this machine from outside.
 
-    The token is looked at, not used up.
+    The token is checked, not used up.
     """
 
     token: str = field(repr=False, validator=_token)
     addresses: tuple[str, ...] = field(validator=_each(_text, CHECKED_ADDRESSES_MAX))
-    nonce: bytes = field(validator=_digest)  # what is said at them to whoever connects
+    nonce: bytes = field(validator=_digest)  # sent to every connection at these addresses
 
 
 @frozen
 class CheckAnswer(Message):
-    """Master: what it saw, and what a member of this run needs."""
+    """Master: the results of the check, and the resources that a member of this run needs."""
 
     now_s: float = field(validator=_finite)  # Unix time, by the master's clock
-    host: str = field(validator=_text)  # where the newcomer comes from
-    faults: tuple[str, ...] = field(validator=_each(_text, CHECKED_ADDRESSES_MAX))  # "": reached
+    host: str = field(validator=_text)  # the newcomer's address as the master sees it
+    # For each address of the request; empty: reached.
+    faults: tuple[str, ...] = field(validator=_each(_text, CHECKED_ADDRESSES_MAX))
     member_count: int = field(validator=_count)
     lanes_max: int = field(validator=_count)  # of each link
-    memory_bytes: int = field(validator=_count)  # for the state; 0: there is none yet
-    checkpoint_bytes: int = field(validator=_count)  # one
+    memory_bytes: int = field(validator=_count)  # for the state; 0: the run has no weights yet
+    checkpoint_bytes: int = field(validator=_count)  # of one checkpoint
     checkpoint_count: int = field(validator=_count)  # kept on disk
-    software: str = field(default="", validator=_word)  # the master's
+    software: str = field(default="", validator=_word)  # the master's version
 
 
 @frozen
 class ProbeBytes(Message):
-    """Either side, after a ``CheckAnswer``: bytes by which the line is timed."""
+    """Either side, after a ``CheckAnswer``: bytes that time the line."""
 
     data: bytes = field(validator=max_len(JUNK_BYTES_MAX))
     last: bool
@@ -373,7 +384,7 @@ class ProbeBytes(Message):
 
 @frozen
 class ProbeBytesCounted(Message):
-    """Master: what came, from the first of it to the last."""
+    """Master: bytes received, and the seconds from the first message to the last."""
 
     count_bytes: int = field(validator=_count)
     took_s: float = field(validator=_finite)
@@ -381,7 +392,7 @@ class ProbeBytesCounted(Message):
 
 @frozen
 class Refused(Message):
-    """Either side, at any time: why this stream ends now."""
+    """Either side, at any time: this stream ends now, for this reason."""
 
     code: RefusalCode
     reason: str = field(validator=_text)
@@ -392,21 +403,21 @@ class Refused(Message):
 
 @frozen
 class KeptState:
-    """A state of the run, all of it, in a checkpoint that the peer can read."""
+    """A complete state of the run, in a checkpoint that the peer can read."""
 
     heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
 
 
 @frozen
 class RelayOffer:
-    """What a peer would forward for others that cannot reach each other.
+    """A peer's offer to forward between peers that cannot reach each other.
 
-    ``only``: it takes no other part in the run, and holds no state.
+    ``only``: the peer takes no other part in the run, and holds no state.
     """
 
     bytes_per_s: float = field(validator=_finite)  # of all pairs, both ways
     pairs: int = field(validator=_count)
-    quota_bytes: int = field(validator=_count)  # in its life; 0: without end
+    quota_bytes: int = field(validator=_count)  # over the relay's life; 0: no limit
     only: bool
 
 
@@ -418,30 +429,28 @@ class Hello(Message):
     version_max: int = field(validator=_count)
     run_id: str = field(validator=_run_id)
     name: str = field(validator=_name)
-    addresses: tuple[str, ...] = field(validator=_each(_text, 16))  # where others can dial us
-    incarnation: int = field(
-        validator=_count
-    )  # random per daemon process: tells a reconnect from a restart
-    layout: ModelLayout | None  # of the trainer, once it is known
-    heads: tuple[FragmentHead, ...] = field(
-        validator=max_len(FRAGMENTS_MAX)
-    )  # committed state that we hold
-    lineage: bytes = field(validator=max_len(32))  # of that state; empty: we hold none
-    # A result that was reported but whose outcome we did not hear, by round:
+    addresses: tuple[str, ...] = field(validator=_each(_text, 16))  # at which peers can dial it
+    # Random per daemon process: tells a reconnect from a restart.
+    incarnation: int = field(validator=_count)
+    layout: ModelLayout | None  # of the trainer; None: not known yet
+    # The committed state that the peer holds.
+    heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
+    lineage: bytes = field(validator=max_len(32))  # of that state; empty: the peer holds none
+    # Results that the peer reported and whose outcome it has not heard.
     undecided: tuple[Reduced, ...] = field(validator=max_len(FRAGMENTS_MAX))
-    # What its person allows it to send to other peers; 0: no cap.
+    # The cap that the machine's owner sets on traffic to other peers; 0: no cap.
     upload_bytes_per_s: float = field(default=0.0, validator=_finite)
-    download_bytes_per_s: float = field(default=0.0, validator=_finite)  # likewise to receive
-    # Members that name the same one share a line; empty: those who come from one address do.
+    download_bytes_per_s: float = field(default=0.0, validator=_finite)  # the same for receiving
+    # Members with the same site share a line; empty: members with the same address share one.
     site: str = field(default="", validator=and_(max_len(SITE_CHARS_MAX), printable))
-    # The newest master that we have obeyed; older ones learn from it that their time is over.
+    # Of the newest master that the peer has obeyed; an older master learns that it is superseded.
     term: int = field(default=0, validator=_count)
     nonce: bytes = field(default=b"", validator=_nonce)
-    # Of the same lineage, older than what we hold: the run may have to go back to one of them.
+    # Older states of the same lineage: the run may have to go back to one of them.
     kept: tuple[KeptState, ...] = field(default=(), validator=max_len(KEPT_STATES_MAX))
-    software: str = field(default="", validator=_word)  # of its daemon
+    software: str = field(default="", validator=_word)  # the daemon's version
     relay: RelayOffer | None = None
-    # Of this stream at the peer: if the master sees the same, what is between them keeps ports.
+    # Of this stream at the peer; if the master sees the same port, the routers between keep ports.
     local_port: int = field(default=0, validator=_port)
 
 
@@ -449,7 +458,7 @@ class Hello(Message):
 class Heartbeat(Message):
     """Both ways: a sign of life, several per deadline.
 
-    ``received``: of a session with the master: messages that came in it, heartbeats apart.
+    ``received``: messages received in the session with the master, heartbeats not counted.
     """
 
     sequence: int = field(validator=_count)
@@ -458,11 +467,11 @@ class Heartbeat(Message):
 
 @frozen
 class Resume(Message):
-    """Peer, instead of ``Hello``: its connection broke; go on where ``received`` messages had come."""
+    """Peer, instead of ``Hello``: its connection broke; continue after ``received`` messages."""
 
     run_id: str = field(validator=_run_id)
     incarnation: int = field(validator=_count)
-    term: int = field(validator=_count)  # of the master that the session is with
+    term: int = field(validator=_count)  # of the session's master
     nonce: bytes = field(validator=_nonce)
     received: int = field(validator=_count)
     addresses: tuple[str, ...] = field(validator=_each(_text, 16))  # as in ``Hello``
@@ -471,14 +480,14 @@ class Resume(Message):
 
 @frozen
 class LinkBroken(Message):
-    """Peer: its link to a member broke, though nobody wanted that."""
+    """Peer: its link to a member broke, and neither side had closed it."""
 
     peer: str = field(validator=_peer)
 
 
 @frozen
 class CopyProgress:
-    """How far the copy of one fragment is; blocks that were here before count as done."""
+    """The progress of copying one fragment; blocks that the peer had before count as done."""
 
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
@@ -486,14 +495,14 @@ class CopyProgress:
     all_blocks: int = field(validator=_count)
     done_bytes: int = field(validator=_count)
     all_bytes: int = field(validator=_count)
-    bytes_per_s: float = field(validator=_finite)  # of late; 0.0: not known yet
-    donors: tuple[str, ...] = field(validator=_peers)  # that give at the moment
-    rounds_kept: int = field(validator=_count)  # committed rounds that wait to be replayed on it
+    bytes_per_s: float = field(validator=_finite)  # the recent rate; 0.0: not known yet
+    donors: tuple[str, ...] = field(validator=_peers)  # that send at the moment
+    rounds_kept: int = field(validator=_count)  # committed rounds to be replayed on the copy
 
 
 @frozen
 class Progress(Message):
-    """Peer: what its trainer does, about once a second while it changes."""
+    """Peer: its trainer's activity, about once a second while it changes."""
 
     step: int = field(validator=_count)  # the run's global step at this trainer
     tokens: int = field(validator=_count)  # since the daemon started
@@ -504,33 +513,34 @@ class Progress(Message):
     bulk_received_bytes: int = field(validator=_count)
     state_received_bytes: int = field(validator=_count)  # blocks of state, before compression
     metrics: dict[str, float] = field(validator=_metrics)
-    # Of contributors' trainers, since the daemon started: in the hook, waiting, and outside of it.
+    # Seconds since the daemon started, while contributing: waiting inside the hook, and outside of it.
     waited_s: float = field(default=0.0, validator=_finite)
     stepped_s: float = field(default=0.0, validator=_finite)
     copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
-    state_saved_bytes: int = field(default=0, validator=_count)  # of these, never on the line
+    # Of ``state_received_bytes``: saved by compression.
+    state_saved_bytes: int = field(default=0, validator=_count)
 
 
 @frozen
 class Measured(Message):
-    """Peer, after a reduction: what its lines carried during it, and how long they were busy.
+    """Peer, after a reduction: the bytes that it sent and received, and the seconds that this took.
 
-    Time in which several links send counts once in ``sending_s``, so bytes by seconds is what the
-    peer's own line did; likewise for receiving.
+    A second in which several links send counts once in ``sending_s``, so bytes divided by seconds is
+    the rate of the peer's own line. The same holds for receiving.
     """
 
     sent_bytes: int = field(validator=_count)
     sending_s: float = field(validator=_finite)
     received_bytes: int = field(validator=_count)
     receiving_s: float = field(validator=_finite)
-    links: tuple[LinkLoad, ...] = field(validator=max_len(MEMBERS_MAX))  # that sent anything
+    links: tuple[LinkLoad, ...] = field(validator=max_len(MEMBERS_MAX))  # links that sent bytes
 
 
 @frozen
 class Probed(Message):
-    """Peer, after ``Probe``: what came of ``sender``'s junk while it came fast, and in what time.
+    """Peer, after ``Probe``: bytes from ``sender`` during the probe's fast part, and its seconds.
 
-    Nothing in no time: the probe failed, or was stopped for a round.
+    Zero bytes in zero seconds: the probe failed, or a round stopped it.
     """
 
     number: int = field(validator=_count)
@@ -541,10 +551,10 @@ class Probed(Message):
 
 @frozen
 class RouteWanted(Message):
-    """Peer: it has no link to this member and gets none by the route that it knows.
+    """Peer: it has no link to this member, and the present route does not give one.
 
-    ``route``: that route's number; 0: the one that follows from the view. ``worked``: there was a link
-    over it, and it is lost.
+    ``route``: the route's number; 0: the route that follows from the view. ``worked``: a link over this
+    route existed and is lost.
     """
 
     peer: str = field(validator=_peer)
@@ -555,7 +565,7 @@ class RouteWanted(Message):
 
 @frozen
 class RouteWorks(Message):
-    """Peer: there is a link to this member, over a route that was arranged or was in doubt."""
+    """Peer: it has a link to this member, over a route that was arranged or was in doubt."""
 
     peer: str = field(validator=_peer)
     route: int = field(validator=_count)
@@ -563,31 +573,31 @@ class RouteWorks(Message):
 
 @frozen
 class Relayed(Message):
-    """Relay: what it forwards, now and then while that changes."""
+    """Relay: its load, from time to time while it changes."""
 
-    pairs: int = field(validator=_count)  # whose ticket it has
-    streams: int = field(validator=_count)  # that are forwarded at the moment
-    carried_bytes: int = field(validator=_count)  # in its life, both ways
-    spent: bool  # its quota is; it forwards no more
+    pairs: int = field(validator=_count)  # pairs with a valid ticket
+    streams: int = field(validator=_count)  # streams that it forwards at the moment
+    carried_bytes: int = field(validator=_count)  # over its life, both ways
+    spent: bool  # its quota is used up; it forwards no more
 
 
 @frozen
 class TrainerAttached(Message):
-    """Peer: the trainer is there and declared this layout."""
+    """Peer: its trainer attached and declared this layout."""
 
     layout: ModelLayout
 
 
 @frozen
 class TrainerLost(Message):
-    """Peer: no trainer at the moment; the supervisor may bring it back."""
+    """Peer: it has no trainer at the moment; the supervisor may restart it."""
 
     reason: str = field(validator=_text)
 
 
 @frozen
 class TrainerFailed(Message):
-    """Peer: why its trainer failed, and what is done about it; said again in a new session.
+    """Peer: the reason of its trainer's failure, and the remedy; sent again in a new session.
 
     ``failure_count``: failures in a row, this one included.
     """
@@ -615,15 +625,15 @@ class Ready(Message):
 
     round: int = field(validator=_count)
     weight: int = field(validator=_count)
-    norm: float = field(validator=_finite)  # L2, of the float32 values
+    norm: float = field(validator=_finite)  # L2 norm of the float32 values
     state_root: bytes = field(validator=_digest)  # of the fragment before the round
     step: int = field(validator=_count)
-    step_s: float = field(default=0.0, validator=_finite)  # of its trainer; 0: not known
+    step_s: float = field(default=0.0, validator=_finite)  # of one trainer step; 0: not known
 
 
 @frozen
 class NotReady(Message):
-    """Peer: it cannot contribute to this round and says why (not finite, trainer lost, ...)."""
+    """Peer: it cannot contribute to this round, for this reason (not finite, trainer lost, ...)."""
 
     round: int = field(validator=_count)
     reason: str = field(validator=_text)
@@ -633,24 +643,24 @@ class NotReady(Message):
 class Reduced(Message):
     """Peer: it holds the result of an attempt. ``digest``: BLAKE3 of the result's wire bytes.
 
-    ``manifest``: which contributors are in which chunks; empty: all are in all. The digest covers it.
-    ``norm_sums``: three sums for each contributor, in the order's order, over its values in the chunks that
-    the speaker added up, as they came: of their squares; and over some of them, of their squares and of
-    their products with the outer momentum. Little-endian float32; empty: it added up nothing.
-    ``momentum_square``: of those of the outer momentum's values that were compared.
+    ``manifest``: the contributors in each chunk; empty: all are in all chunks. The digest covers it.
+    ``norm_sums``: three sums for each contributor, in the order of ``Reduce``, over its unclipped values in
+    the chunks that this peer added up: the squares; over a sample of the values, the squares, and the
+    products with the outer momentum. Little-endian float32; empty: this peer added up nothing.
+    ``momentum_square``: the sum of squares of the outer momentum over that sample.
     """
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
     digest: bytes = field(validator=_digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
-    norm_sums: bytes = field(default=b"", validator=max_len(GAUGED_BYTES * MEMBERS_MAX))
+    norm_sums: bytes = field(default=b"", validator=max_len(NORM_SUMS_BYTES * MEMBERS_MAX))
     momentum_square: float = field(default=0.0, validator=_finite)
 
 
 @frozen
 class Held(Message):
-    """Peer, after ``Flush``: it accepts nothing more of the lost, and has these chunks' results.
+    """Peer, after ``Flush``: it accepts nothing more from the lost peers, and holds these results.
 
     ``results``: one bit for each chunk, the first one lowest.
     """
@@ -662,7 +672,7 @@ class Held(Message):
 
 @frozen
 class MadeDigest(Message):
-    """What a peer holds of all chunks that one member has added up: BLAKE3 of their digests and sets."""
+    """A digest of all results that one member made: BLAKE3 of the chunks' digests and contributor sets."""
 
     maker: str = field(validator=_peer)
     digest: bytes = field(validator=_digest)
@@ -670,10 +680,10 @@ class MadeDigest(Message):
 
 @frozen
 class Diagnosis(Message):
-    """Peer, after ``Diagnose``: what its part of an attempt waits for, and what it holds.
+    """Peer, after ``Diagnose``: the peers that its part of an attempt waits for, and its results.
 
-    ``contributions``: whose contributions to chunks of its own it lacks. ``results``: owners whose results
-    it lacks. ``made``: what it holds whole, by who has made it.
+    ``contributions``: peers whose contributions to its own chunks it lacks. ``results``: owners whose
+    results it lacks. ``made``: the complete results that it holds, by the member that made them.
     """
 
     round: int = field(validator=_count)
@@ -685,24 +695,24 @@ class Diagnosis(Message):
 
 @frozen
 class ReduceFailed(Message):
-    """Peer: an attempt cannot finish here. ``accused``: who vanished or sent nonsense.
+    """Peer: an attempt cannot finish here. ``accused``: peers that vanished or sent invalid data.
 
-    Who only lost somebody (an accused, not ``bad``) keeps what it has and waits for a ``Repair``.
+    If they only vanished (not ``bad``), the sender keeps what it has and waits for a ``Repair``.
     """
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
     accused: tuple[str, ...] = field(validator=_peers)
-    bad: bool  # True: the accused sent something that must not be added
+    bad: bool  # the accused sent data that must not be added
     reason: str = field(validator=_text)
 
 
 @frozen
 class Audited(Message):
-    """Peer, after ``AuditOrder``: what is not as it should be. Chunks that are not named are.
+    """Peer, after ``AuditOrder``: the chunks that failed the audit. All other ordered chunks passed.
 
-    ``wrong``: the owner signed what it added, and that does not make its result; provable.
-    ``unseen``: the owner did not show what it added, or did not sign it.
+    ``wrong``: the owner signed inputs that do not add up to its result; the peer can prove it.
+    ``unseen``: the owner did not send its inputs, or did not sign them.
     """
 
     round: int = field(validator=_count)
@@ -714,7 +724,7 @@ class Audited(Message):
 
 @frozen
 class ProofPiece(Message):
-    """Peer, after ``ProofWanted``: of what proves its accusation, from that offset on."""
+    """Peer, after ``ProofWanted``: a piece of the proof, from that offset on."""
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
@@ -726,7 +736,7 @@ class ProofPiece(Message):
 
 @frozen
 class Applied(Message):
-    """Peer: the outer step of a committed round is in its shared state, which now has this root."""
+    """Peer: it applied a committed round's outer step; its shared state now has this root."""
 
     round: int = field(validator=_count)
     head: FragmentHead
@@ -736,7 +746,7 @@ class Applied(Message):
 class Synced(Message):
     """Peer: a fragment fetched after ``SyncFragment`` is in place, buffered rounds included.
 
-    ``bad_donors`` served blocks with wrong digests; others have made up for them.
+    ``bad_donors`` served blocks with wrong digests; other donors replaced these blocks.
     """
 
     head: FragmentHead
@@ -756,7 +766,7 @@ class SyncFailed(Message):
 
 @frozen
 class Verified(Message):
-    """Peer, after ``Verify``: the roots of the bytes in its memory. Nothing of what is not whole."""
+    """Peer, after ``Verify``: the roots of the bytes in its memory, for complete fragments only."""
 
     number: int = field(validator=_count)
     heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
@@ -764,17 +774,17 @@ class Verified(Message):
 
 @frozen
 class CheckpointTold(Message):
-    """Peer, after ``WriteCheckpoint``: whether it will, and later once more, what came of it."""
+    """Peer, after ``WriteCheckpoint``: accepted or declined; and later, a second time, the outcome."""
 
     number: int = field(validator=_count)
-    writes: bool  # it will; False: it will not, or has
-    name: str = field(default="", validator=_text)  # of the one that is there now
-    reason: str = field(default="", validator=_text)  # why there is none
+    writes: bool  # the checkpoint is being written; False: it is written, or will not be
+    name: str = field(default="", validator=_text)  # of the written checkpoint
+    reason: str = field(default="", validator=_text)  # the reason why there is none
 
 
 @frozen
 class BlocksVerified(Message):
-    """Peer, after ``VerifyBlocks``: 32 bytes per block; none if it is not at that version."""
+    """Peer, after ``VerifyBlocks``: 32 bytes per block, or none if the peer has another version."""
 
     number: int = field(validator=_count)
     fragment: int = field(validator=_count)
@@ -784,13 +794,15 @@ class BlocksVerified(Message):
 
 @frozen
 class Leaving(Message):
-    """Peer: it wants to go; it stays until ``Released``."""
+    """Peer: it wants to leave; it stays until ``Released``."""
 
     reason: str = field(validator=_text)
 
 
 @frozen
 class Renew(Message):
+    """Peer: a request for its next certificate."""
+
     request_pem: bytes = field(validator=_blob)
 
 
@@ -803,62 +815,64 @@ class Welcome(Message):
 
     version: int = field(validator=_count)
     number: int = field(validator=_count)
-    spec_toml: str = field(
-        validator=and_(max_len(65_536), _toml_text)
-    )  # the run's spec as the owner wrote it
+    # The run's spec as the operator wrote it.
+    spec_toml: str = field(validator=and_(max_len(65_536), _toml_text))
     layout: ModelLayout | None  # None: the run has no weights yet
     lineage: bytes = field(validator=max_len(32))  # empty: the run has no weights yet
     heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))  # committed versions
     step: int = field(validator=_count)  # the run's global step
-    # Outcomes of the rounds that the peer reported as undecided:
+    # Outcomes of the rounds that the peer reported as undecided.
     committed: tuple[Commit, ...] = field(validator=max_len(FRAGMENTS_MAX))
     term: int = field(validator=_count)  # grows with every start of the master
-    # Drawn at every start: two masters that begin the same term are told apart by it.
+    # Drawn at every start: tells apart two masters that begin the same term.
     nonce: bytes = field(default=b"", validator=_nonce)
-    # Where the run's master may be in future: here, or on a standby machine.
+    # Addresses at which the run's master may be in future: this machine, or a standby machine.
     masters: tuple[str, ...] = field(default=(), validator=_each(_text, MASTERS_MAX))
-    # Another one than before: what was committed and is not applied yet is void.
+    # Different from the branch before: rounds that were committed and are not applied yet are void.
     branch: int = field(default=0, validator=_count)
-    # Rounds whose reductions, ordered by the master before this one, the peer has under way or holds
-    # the results of. They may yet be committed: it goes on, and reports what it has reported.
+    # Rounds of the previous master whose reductions the peer runs or whose results it holds. They may
+    # yet be committed: the peer continues them, and reports its results again.
     going_on: tuple[int, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
 
 
 @frozen
 class Resumed(Message):
-    """Master: the answer to ``Resume``; what the peer has not got follows."""
+    """Master: the answer to ``Resume``; the messages that the peer has not received follow."""
 
     received: int = field(validator=_count)  # by the master, in this session
 
 
 @frozen
 class View(Message):
+    """Master: the run's members."""
+
     number: int = field(validator=_count)
     members: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))
-    step: int = field(validator=_count)  # the run's global step, where a new contributor begins
+    step: int = field(validator=_count)  # the run's global step, at which a new contributor begins
 
 
 @frozen
 class ViewChange(Message):
-    """Master: the next view, as its difference to the one told last on this connection."""
+    """Master: the next view, as its difference from the last view on this connection."""
 
     number: int = field(validator=_count)
     base: int = field(validator=_count)  # the number of the view that it changes
-    changed: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))  # or new
+    # Changed or new members.
+    changed: tuple[MemberInfo, ...] = field(validator=max_len(MEMBERS_MAX))
     gone: tuple[int, ...] = field(validator=_each(_count, MEMBERS_MAX))  # by member number
     step: int = field(validator=_count)
 
 
 @frozen
 class SupplyWeights(Message):
-    """Master: this peer's trainer gives the run its first weights."""
+    """Master: supply the run's initial weights from this peer's trainer."""
 
 
 @frozen
 class Open(Message):
     """Master: contribute to this round at the first step boundary at or after ``at_step``.
 
-    The same round again with an earlier step: the others wait, post what is trained by now.
+    The same round again with an earlier step means: the other peers wait; post what is trained by now.
     """
 
     round: int = field(validator=_count)
@@ -869,7 +883,7 @@ class Open(Message):
 
 @frozen
 class Reduce(Message):
-    """Master: reduce now. Contributors and receivers are in order of member number."""
+    """Master: start this reduction. Contributors and receivers are in order of member number."""
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
@@ -877,9 +891,8 @@ class Reduce(Message):
     version: int = field(validator=_count)  # before the round
     view: int = field(validator=_count)
     contributors: tuple[Contributor, ...] = field(validator=max_len(MEMBERS_MAX))
-    receivers: tuple[str, ...] = field(
-        validator=_peers
-    )  # everyone who gets the result, contributors too
+    # All peers that get the result, contributors included.
+    receivers: tuple[str, ...] = field(validator=_peers)
     plan: Plan
 
 
@@ -894,22 +907,22 @@ class Commit(Message):
     at_step: int = field(validator=_count)  # the run's global step is now at least this
     contributors: tuple[Contributor, ...] = field(validator=max_len(MEMBERS_MAX))
     digest: bytes = field(validator=_digest)
-    # Which of them are in which chunks; empty: all are in all.
+    # The contributors in each chunk; empty: all are in all chunks.
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
 
 
 @frozen
 class Flush(Message):
-    """Master: these are lost to the round. Accept nothing more of them, then say what you hold."""
+    """Master: the round goes on without these peers. Accept nothing more from them, answer ``Held``."""
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)  # of the ``Repair`` that is being prepared
-    lost: tuple[str, ...] = field(validator=_peers)  # of the present order, earlier ones too
+    lost: tuple[str, ...] = field(validator=_peers)  # all lost peers of the present ``Reduce``
 
 
 @frozen
 class Repair(Message):
-    """Master: the running reduction goes on without the lost, under this attempt's number."""
+    """Master: the running reduction goes on without the lost peers, under this attempt's number."""
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
@@ -919,7 +932,7 @@ class Repair(Message):
 
 @frozen
 class Diagnose(Message):
-    """Master: this attempt does not get on, or ends in different results. Say what it is with you."""
+    """Master: this attempt stalls, or ends in different results. Answer ``Diagnosis``."""
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
@@ -927,7 +940,7 @@ class Diagnose(Message):
 
 @frozen
 class AuditOrder(Message):
-    """Master, to who holds the result: have the owners of these chunks show what they added."""
+    """Master, to a holder of the result: ask the owners of these chunks for their inputs, and check."""
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
@@ -936,7 +949,7 @@ class AuditOrder(Message):
 
 @frozen
 class ProofWanted(Message):
-    """Master, to who calls a chunk wrong: prove it; the next piece from this offset on."""
+    """Master, to a peer that reported a wrong chunk: send the next piece of the proof."""
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
@@ -946,7 +959,7 @@ class ProofWanted(Message):
 
 @frozen
 class Abort(Message):
-    """Master: the round is void; drop its result. Local deltas stay local."""
+    """Master: the round is void; drop its result and keep the local delta."""
 
     round: int = field(validator=_count)
     reason: str = field(validator=_text)
@@ -956,8 +969,8 @@ class Abort(Message):
 class SyncFragment(Message):
     """Master: fetch this version of a fragment from these donors, which have pinned it.
 
-    ``replaces_newer``: what you hold may have a higher version. It is of no branch of the run's
-    history any more and gives way.
+    ``replaces_newer``: replace a held fragment even if its version is higher; that version belongs to
+    an abandoned branch of the run's history.
     """
 
     head: FragmentHead
@@ -967,7 +980,7 @@ class SyncFragment(Message):
 
 @frozen
 class Probe(Message):
-    """Master: ask ``sender`` for junk, at most so much and so long, and say how fast it comes."""
+    """Master: ask ``sender`` for probe bytes within these limits, and report their rate."""
 
     number: int = field(validator=_count)
     sender: str = field(validator=_peer)
@@ -977,26 +990,26 @@ class Probe(Message):
 
 @frozen
 class Route(Message):
-    """Master: how to get to this member from now on, instead of what follows from the view.
+    """Master: use this route to the member from now on, instead of the route that follows from the view.
 
-    ``number``: grows with each that is arranged for a pair. ``dials``: this end keeps the dialler's
-    part; the other end is told the opposite.
+    ``number``: grows with each route of a pair. ``dials``: this end is the dialler; the other end gets
+    the opposite.
     """
 
     peer: str = field(validator=_peer)
     number: int = field(validator=_count)
     kind: RouteKind
     dials: bool
-    relay: str = field(default="", validator=_peer_or_none)  # who forwards
-    # Of the relay; of a punched route one, where the other end dials from.
+    relay: str = field(default="", validator=_peer_or_none)  # the peer that forwards
+    # The relay's addresses; of a punched route the one from which the other end dials.
     addresses: tuple[str, ...] = field(default=(), validator=_each(_text, 16))
-    ticket: bytes = field(default=b"", validator=_ticket)  # to show at the relay
-    local_port: int = field(default=0, validator=_port)  # from which to punch
+    ticket: bytes = field(default=b"", validator=_ticket)  # shown to the relay
+    local_port: int = field(default=0, validator=_port)  # the port to dial from
 
 
 @frozen
 class RelayPair(Message):
-    """Master, to a relay: forward between those that show this ticket, which these two have."""
+    """Master, to a relay: forward between streams that show this ticket, which these two peers have."""
 
     ticket: bytes = field(validator=_ticket)
     peers: tuple[str, ...] = field(validator=_peers)
@@ -1004,7 +1017,7 @@ class RelayPair(Message):
 
 @frozen
 class StopRelayingPair(Message):
-    """Master, to a relay: that ticket is void."""
+    """Master, to a relay: this ticket is void."""
 
     ticket: bytes = field(validator=_ticket)
 
@@ -1019,6 +1032,8 @@ class Donate(Message):
 
 @frozen
 class Release(Message):
+    """Master: the version of ``Donate`` need not stay readable for ``receiver`` any longer."""
+
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
     receiver: str = field(validator=_peer)
@@ -1026,14 +1041,14 @@ class Release(Message):
 
 @frozen
 class Verify(Message):
-    """Master, for its owner: digest all of your state as it is in memory now, and say its roots."""
+    """Master, on the operator's command: digest the state in memory, and report its roots."""
 
     number: int = field(validator=_count)
 
 
 @frozen
 class VerifyBlocks(Message):
-    """Master: the same by block, for a fragment whose root was not everybody's."""
+    """Master: report the block digests of a fragment whose root differs between peers."""
 
     number: int = field(validator=_count)
     fragment: int = field(validator=_count)
@@ -1042,19 +1057,21 @@ class VerifyBlocks(Message):
 
 @frozen
 class WriteCheckpoint(Message):
-    """Master, for its owner: write what the run is now, whatever was due when."""
+    """Master, on the operator's command: write a checkpoint now, whatever the schedule says."""
 
     number: int = field(validator=_count)
 
 
 @frozen
 class Renewed(Message):
+    """Master: the answer to ``Renew``."""
+
     certificate_pem: bytes = field(validator=_blob)
 
 
 @frozen
 class Notice(Message):
-    """Master: something the peer's person should read (its update was refused, ...)."""
+    """Master: a text for the peer's operator (its update was refused, ...)."""
 
     text: str = field(validator=_text)
 
@@ -1076,7 +1093,7 @@ class Finish(Message):
 
 @frozen
 class TermClaim(Message):
-    """Both sides, once: which term of the run this master serves. The lower one gives way."""
+    """Both sides, once: the term of the run that this master serves. The lower term gives way."""
 
     run_id: str = field(validator=_run_id)
     term: int = field(validator=_count)
@@ -1100,17 +1117,17 @@ class LinkHello(Message):
 
 @frozen
 class LinkReady(Message):
-    """The accepting side: the lanes may be dialled now."""
+    """Accepting side: the lanes may be dialled now."""
 
 
 @frozen
 class LaneReceived:
-    """What came on one lane since it was opened.
+    """Frames and bytes received on one lane since it was opened.
 
     Attributes:
-      frames: that are whole and were handed on; what follows may be sent again on another lane.
-      bytes: that came at all: a sign of life from a lane in the middle of a long frame.
-      closed: no more will be read from it; the last word on this lane.
+      frames: complete frames that were handed on; later ones may be sent again on another lane.
+      bytes: all bytes: a sign of life from a lane in the middle of a long frame.
+      closed: nothing more will be read from this lane, and nothing more reported of it.
     """
 
     lane: int = field(validator=_u32)
@@ -1121,14 +1138,14 @@ class LaneReceived:
 
 @frozen
 class LanesReceived(Message):
-    """Both sides, some moments after something came: what is known to have arrived."""
+    """Both sides, a moment after frames came: an acknowledgement of what arrived."""
 
     lanes: tuple[LaneReceived, ...] = field(validator=max_len(2 * LANES_OPEN_MAX))
 
 
 @frozen
 class LanesWanted(Message):
-    """The accepting side, which cannot dial: how many lanes would speed up what it sends."""
+    """Accepting side, which cannot dial: the number of lanes that would speed up its sending."""
 
     count: int = field(validator=and_(ge(1), le(LANES_OPEN_MAX)))
 
@@ -1154,14 +1171,15 @@ class BlocksRequest(Message):
 
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
-    transfer: int = field(
-        validator=_count
-    )  # the joiner's number for this transfer; comes back in the frames
+    # The joiner's number for this transfer; the frames carry it.
+    transfer: int = field(validator=_count)
     blocks: tuple[int, ...] = field(validator=_each(_count, BLOCKS_MAX))
 
 
 @frozen
 class BlocksRefused(Message):
+    """Donor: it cannot send the blocks, for this reason."""
+
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
     transfer: int = field(validator=_count)
@@ -1170,7 +1188,7 @@ class BlocksRefused(Message):
 
 @frozen
 class ProbeRequest(Message):
-    """Receiver to sender: send junk over the lanes, as BLOCK frames of this transfer."""
+    """Receiver to sender: send probe bytes over the lanes, as BLOCK frames of this transfer."""
 
     transfer: int = field(validator=_u32)
     bytes: int = field(validator=and_(ge(1), le(PROBE_BYTES_MAX)))
@@ -1179,7 +1197,7 @@ class ProbeRequest(Message):
 
 @frozen
 class EvidenceRequest(Message):
-    """Auditor to a chunk's owner: send what you added, as BLOCK frames of this transfer."""
+    """Auditor to a chunk's owner: send the chunk's inputs, as BLOCK frames of this transfer."""
 
     transfer: int = field(validator=_u32)
     round: int = field(validator=_count)
@@ -1188,7 +1206,7 @@ class EvidenceRequest(Message):
 
 @frozen
 class EvidenceRefused(Message):
-    """Owner: it has nothing of that chunk, or shows much already."""
+    """Chunk owner: it has no inputs of that chunk, or serves too many requests already."""
 
     transfer: int = field(validator=_u32)
     reason: str = field(validator=_text)
@@ -1199,7 +1217,7 @@ class EvidenceRefused(Message):
 
 @frozen
 class TrainerHello(Message):
-    """Trainer: first message."""
+    """Trainer: the first message."""
 
     version: int = field(validator=_count)
     pid: int = field(validator=_count)
@@ -1208,7 +1226,7 @@ class TrainerHello(Message):
 
 @frozen
 class ArenaOpened(Message):
-    """Daemon: two file descriptors come with this message, the shared and the posted arena.
+    """Daemon: the shared and the posted arena; their two file descriptors come with this message.
 
     ``fragments``: for each fragment the indices of its tensors in the layout, in order.
     """
@@ -1217,30 +1235,30 @@ class ArenaOpened(Message):
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
     overlap_steps: int = field(validator=_count)
     merge: str = field(validator=_word)
-    # So many losses in a row that are not finite are ``Failing``; 0: never.
+    # The trainer sends ``Failing`` after this many losses in a row that are not finite; 0: never.
     nan_steps: int = field(default=0, validator=_count)
-    # While a round runs, train on from what the outer step makes of our own update alone.
+    # While a round runs, train on from an estimate of its outcome; see ``diloco.eager``.
     preview: bool = False
-    outer_lr: float = field(default=0.0, validator=_finite)  # of that step, as the two that follow
+    outer_lr: float = field(default=0.0, validator=_finite)  # of the outer step, as the next two
     outer_momentum: float = field(default=0.0, validator=_finite)
     nesterov: bool = False
-    # Where ``KeepState`` writes; empty: nowhere.
+    # The path that ``KeepState`` writes to; empty: the trainer writes none.
     local_checkpoint: str = field(default="", validator=_text)
 
 
 @frozen
 class KeepState(Message):
-    """Daemon: write down what is only yours (the optimizer's state, random numbers)."""
+    """Daemon: write the trainer's local state to disk (optimizer state, random number generators)."""
 
 
 @frozen
 class PostInitial(Message):
-    """Daemon: write the model's present tensors into the posted arena (the run is founded)."""
+    """Daemon: write the model's present tensors into the posted arena, as the run's initial weights."""
 
 
 @frozen
 class InitialPosted(Message):
-    pass
+    """Trainer: the answer to ``PostInitial``."""
 
 
 @frozen
@@ -1248,13 +1266,13 @@ class Load(Message):
     """Daemon: replace the model's tensors by the shared state, drop local deltas."""
 
     step: int = field(validator=_count)  # the run's global step from now on
-    step_limit: int = field(validator=_count)  # do not go beyond it before the next ``RoundOpened``
+    step_limit: int = field(validator=_count)  # not to be passed before the next ``RoundOpened``
     finished: bool
 
 
 @frozen
 class SetContributing(Message):
-    """Daemon: False keeps the trainer waiting at its step boundary (a spare)."""
+    """Daemon: train, or (False, as a spare) wait at the step boundary."""
 
     contributing: bool
     why: str = field(validator=_text)
@@ -1262,9 +1280,9 @@ class SetContributing(Message):
 
 @frozen
 class ExtendStepLimit(Message):
-    """Daemon: the master is away. Train on past whatever you wait for, as far as ``step_limit``.
+    """Daemon: the master is away. Do not wait for rounds; train on as far as ``step_limit``.
 
-    Over with the next ``RoundOpened``, ``Load`` or committed round.
+    The next ``RoundOpened``, ``Load`` or committed round ends this.
     """
 
     step_limit: int = field(validator=_count)
@@ -1272,6 +1290,8 @@ class ExtendStepLimit(Message):
 
 @frozen
 class RoundOpened(Message):
+    """Daemon: post the fragment's pseudo-gradient at the first step boundary at or after ``at_step``."""
+
     round: int = field(validator=_count)
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
@@ -1285,15 +1305,15 @@ class Posted(Message):
 
     round: int = field(validator=_count)
     fragment: int = field(validator=_count)
-    version: int = field(validator=_count)  # the version its local weights are based on
+    version: int = field(validator=_count)  # on which its local weights are based
     tokens: int = field(validator=_count)
     step: int = field(validator=_count)
-    step_s: float = field(default=0.0, validator=_finite)  # a step's, of late, without any waiting
+    step_s: float = field(default=0.0, validator=_finite)  # of a recent step, without waiting
 
 
 @frozen
 class RoundEnded(Message):
-    """Daemon: what became of a round; on commit the shared arena holds ``version``."""
+    """Daemon: a round's outcome; after a commit the shared arena holds ``version``."""
 
     round: int = field(validator=_count)
     fragment: int = field(validator=_count)
@@ -1302,7 +1322,7 @@ class RoundEnded(Message):
     version: int = field(validator=_count)
     step: int = field(validator=_count)
     step_limit: int = field(validator=_count)
-    share: float = field(default=0.0, validator=_finite)  # of all weights that ours was, up to 1
+    share: float = field(default=0.0, validator=_finite)  # this peer's part of all weights, up to 1
 
 
 @frozen
@@ -1315,7 +1335,7 @@ class Metrics(Message):
 
 @frozen
 class Failing(Message):
-    """Trainer: what is wrong with it. After ``NAN`` it waits for a ``Load``, else it ends."""
+    """Trainer: it failed, for this reason. After ``NAN`` it waits for a ``Load``, else it ends."""
 
     kind: FailureKind
     reason: str = field(validator=_text)
@@ -1328,7 +1348,7 @@ class Finished(Message):
 
 @frozen
 class Rejected(Message):
-    """Daemon: this trainer cannot take part, and why; it raises that text."""
+    """Daemon: this trainer cannot take part; it raises an error with this reason."""
 
     reason: str = field(validator=_text)
 

@@ -1,14 +1,14 @@
-"""Records to bytes and back: msgpack on the wire, attrs classes in the program.
+"""Encoding and decoding of messages: msgpack on the wire, attrs classes in the program.
 
-A message is ``[class name, {field: value}]``. Decoding is strict: what comes out is a record that
-keeps every limit of ``messages``, or ``RemoteProtocolError`` with the path of the field that does
-not fit. Nothing is coerced ("5" is no int, True is no int; an int is fine where a float is due),
-nothing unknown is skipped, and no float is ever infinite or NaN.
+A message is ``[class name, {field: value}]``. Decoding is strict: it gives a record that keeps every limit
+of ``messages``, or raises ``RemoteProtocolError`` with the path of the field that does not fit. Nothing is
+coerced ("5" is not an int, nor is True; an int is accepted for a float), unknown fields are refused, and
+no float is ever infinite or NaN.
 
-Nothing is built before it is known what may come. The frame's first bytes name its type; if that may not
-be said here, or the frame is longer than any of its type, that is the end of it. Then lengths that are
-claimed must be there (msgpack makes room for an array as soon as it has read how long it will be), and
-arrays, maps and all items together stay within what the type allows: see ``message_limits``.
+Nothing is built before the frame passes these checks. Its first bytes name its type, which must be allowed
+in this phase, and the frame must not be longer than the type allows. The bytes of every claimed length
+must be there, because msgpack allocates an array as soon as it has read its length. Arrays, maps and the
+count of all items must stay within the type's limits: see ``message_limits``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .errors import LocalProtocolError, RemoteProtocolError
 from .message_limits import FRAME_BYTES_MAX, MessageLimits, limits_of
 from .messages import Message
 
-HEAD_BYTES_MAX = 64  # by then the type of a frame is known
-# Of a shorter frame, claimed lengths that are not there cost 3 MB at most.
+HEAD_BYTES_MAX = 64  # enough bytes of a frame to know its type
+# Shorter frames are not scanned: false claimed lengths in them cost 3 MB at most.
 CLAIMS_BYTES_MIN = 1_024
-REASON_CHARS_MAX = 300  # of an error's text, some of which the other side wrote
-# Such a frame may have an item in every byte: building it takes 70 ms and 20 MB at most. A longer one's
-# items are counted while they are built.
+REASON_CHARS_MAX = 300  # of an error's text, part of which the other side may have written
+# A frame up to this size may have an item in every byte: building it takes 70 ms and 20 MB at most. The
+# items of a longer frame are counted while they are built.
 UNCOUNTED_BYTES_MAX = 256 * 2**10
-BYTES_PER_ITEM = 2  # if they are not counted; it is 5 to 10 in what honest ones say
-NAMED_MAX = 4  # types that an error names; of more it says that it is none of them
-KEPT_BYTES_MIN = 1_024  # shorter encodings are made again as fast as they are found
-KEPT_MAX = 8  # encodings that are kept for the same message to somebody else
+BYTES_PER_ITEM = 2  # assumed where items are not counted; honest messages have 5 to 10
+NAMED_MAX = 4  # message types that an error lists by name
+KEPT_BYTES_MIN = 1_024  # encoding a shorter message again is as fast as finding it
+KEPT_MAX = 8  # encodings that are kept for sending the same message to other members
 
 T = TypeVar("T")
 
@@ -51,10 +51,10 @@ MESSAGES: dict[str, type[Message]] = {
 
 
 class _MisfitError(Exception):
-    """A value that does not fit its type; ``path`` grows on the way out.
+    """A value that does not fit its type; each level that it passes adds its step to ``path``.
 
     Attributes:
-      at: the value to which the path leads from; by it the record that it is in knows the field.
+      at: the value at which the path begins; the record around it finds the field by this value.
     """
 
     def __init__(self, reason: str, at: object = None, path: str = "") -> None:
@@ -67,8 +67,8 @@ class _MisfitError(Exception):
         return _MisfitError(self.reason, at, step + self.path)
 
 
-# All that msgpack, cattrs, attrs' validators and constructors throw at data that they do not like.
-_ZOO = (
+# The errors that msgpack, cattrs, attrs' validators and constructors raise for bad data.
+_DATA_ERRORS = (
     _MisfitError,
     ValueError,
     TypeError,
@@ -118,7 +118,7 @@ def _enum_hook(wanted: Any) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _: Any) -> Any:
         try:
             return wanted(value)
-        except _ZOO as error:
+        except _DATA_ERRORS as error:
             raise _MisfitError(str(error)[:REASON_CHARS_MAX], value) from None
 
     return structure
@@ -140,7 +140,7 @@ def _tuple_hook(wanted: Any, converter: Converter) -> Callable[[Any, Any], Any]:
         try:
             for item in value:
                 result.append(hook(item, member))  # its length names the misfit
-        except _ZOO as error:
+        except _DATA_ERRORS as error:
             raise _describe(error).under(f"[{len(result)}]", value) from None
         return tuple(result)
 
@@ -167,7 +167,7 @@ def _dict_hook(wanted: Any, converter: Converter) -> Callable[[Any, Any], Any]:
                     raise _MisfitError(f"a key of {len(key)} characters")
                 result[key_hook(key, key_type)] = value_hook(item, value_type)
             return result
-        except _ZOO as error:
+        except _DATA_ERRORS as error:
             raise _describe(error).under(f"[{str(key)[:REASON_CHARS_MAX]!r}]", value) from None
 
     return structure
@@ -182,8 +182,8 @@ def _record_hook(cls: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     required = [each.name for each in attrs.fields(cls) if each.default is attrs.NOTHING]
 
     def misfit(value: dict[Any, Any], error: Exception) -> _MisfitError:
-        """Find the field at fault. Nothing long is looked at again: a large record would cost twice,
-        and a record in it four times.
+        """Find the field at fault, without checking long values again: that would double the cost of a
+        large record, and quadruple that of a record within it.
         """
         for name in value:
             if name not in fields:
@@ -195,26 +195,26 @@ def _record_hook(cls: Any, converter: Converter) -> Callable[[Any, Any], Any]:
             for name, item in value.items():
                 if item is error.at and not _fits(item, fields[name], converter):
                     return error.under(f".{name}", value)
-        return _MisfitError(_describe(error).reason, value)  # a validator's, which names the field
+        return _MisfitError(_describe(error).reason, value)  # a validator's text names the field
 
     def structure(value: Any, _: Any) -> Any:
         if type(value) is not dict:
             raise _MisfitError(f"{type(value).__name__} instead of a {cls.__name__}", value)
         try:
             return build(value, cls)
-        except _ZOO as error:
+        except _DATA_ERRORS as error:
             raise misfit(value, error) from None
 
     return structure
 
 
 def _fits(value: Any, wanted: Any, converter: Converter) -> bool:
-    """Of several fields with the same value, which is at fault; a container is in one place only."""
-    if type(value) in (dict, list, tuple):
+    """Return whether a value fits a type. It finds the wrong field among several with one value."""
+    if type(value) in (dict, list, tuple):  # each container stands in one field only
         return False
     try:
         converter.structure(value, wanted)
-    except _ZOO:
+    except _DATA_ERRORS:
         return False
     return True
 
@@ -236,7 +236,7 @@ _CONVERTER = _make_converter()
 
 
 def to_plain(record: Any) -> dict[str, Any]:
-    """A record as dicts, lists and scalars; bytes stay bytes.
+    """Convert a record to dicts, lists and scalars; bytes stay bytes.
 
     Raises:
       LocalProtocolError: a float in it is not finite.
@@ -249,32 +249,32 @@ def to_plain(record: Any) -> dict[str, Any]:
 
 
 def from_plain(cls: type[T], data: object) -> T:
-    """The inverse of ``to_plain``.
+    """Build a record from the output of ``to_plain``.
 
     Raises:
-      RemoteProtocolError: names the field that does not fit, and why.
+      RemoteProtocolError: a field does not fit; the text gives its path and the reason.
     """
     try:
         return _CONVERTER.structure(data, cls)
-    except _ZOO as error:
+    except _DATA_ERRORS as error:
         misfit = _describe(error)
         raise RemoteProtocolError(
             f"{cls.__name__}{misfit.path}: {misfit.reason}"[: 2 * REASON_CHARS_MAX]
         ) from None
 
 
-# What a master says to everybody is one object, which grows with the members: a thousand of them
-# must not have it encoded a thousand times. By identity; the object is kept, so its id is its own.
-_lately: dict[int, tuple[Message, bytes]] = {}
+# A message from the master to all members is one object, and grows with their number: it must not be
+# encoded once for each. The key is the object's id, which stays unique because the object is kept.
+_recent: dict[int, tuple[Message, bytes]] = {}
 
 
 def encode(message: Message) -> bytes:
-    """A message's bytes; a long one that was encoded a moment ago costs nothing.
+    """Encode a message. A long message that was encoded a moment ago is not encoded again.
 
     Raises:
-      LocalProtocolError: not a message, a value that cannot travel, or over-long.
+      LocalProtocolError: not a message, a value that cannot be encoded, or over-long.
     """
-    if (known := _lately.get(id(message))) is not None:
+    if (known := _recent.get(id(message))) is not None:
         return known[1]
     cls = type(message)
     if MESSAGES.get(cls.__name__) is not cls:
@@ -287,25 +287,25 @@ def encode(message: Message) -> bytes:
     if len(data) > FRAME_BYTES_MAX:
         raise LocalProtocolError(f"a {cls.__name__} of {len(data)} bytes is over-long")
     if len(data) >= KEPT_BYTES_MIN:
-        _lately[id(message)] = (message, data)
-        if len(_lately) > KEPT_MAX:
-            del _lately[next(iter(_lately))]
+        _recent[id(message)] = (message, data)
+        if len(_recent) > KEPT_MAX:
+            del _recent[next(iter(_recent))]
     return data
 
 
 LIMITS: dict[type[Message], MessageLimits] = {cls: limits_of(cls) for cls in MESSAGES.values()}
-# By what a frame begins with: an array of two, the first of which is a name.
+# By the first bytes of a frame: an array of two elements, the first of which is a name.
 _HEADS = {msgpack.packb([name, {}])[:-1]: cls for name, cls in MESSAGES.items()}
 
 
 def check_head(head: bytes, size_bytes: int, types: Collection[type[Message]] | None) -> None:
-    """Look at a frame's first bytes; ``HEAD_BYTES_MAX`` are enough.
+    """Check a frame's first bytes; ``HEAD_BYTES_MAX`` of them are enough.
 
     Args:
-      types: that may come; None: any.
+      types: the types that may come; None: all.
 
     Raises:
-      RemoteProtocolError: no message, none that may come, or longer than any of its type.
+      RemoteProtocolError: not a message, of a type that may not come, or over-long for its type.
     """
     cls = _type_of(head)
     if cls is None:
@@ -316,7 +316,7 @@ def check_head(head: bytes, size_bytes: int, types: Collection[type[Message]] | 
         raise RemoteProtocolError(f"no message is called {head[2 : 2 + (head[1] & 0x1F)]!r}")
     if types is not None and cls not in types:
         names = [each.__name__ for each in types]
-        wanted = " or ".join(names) if len(names) <= NAMED_MAX else "what may be said here"
+        wanted = " or ".join(names) if len(names) <= NAMED_MAX else "a message of this phase"
         raise RemoteProtocolError(f"{cls.__name__} instead of {wanted}")
     if size_bytes > LIMITS[cls].frame_bytes:
         raise RemoteProtocolError(f"a {cls.__name__} of {size_bytes} bytes is over-long")
@@ -328,22 +328,26 @@ def _type_of(head: bytes) -> type[Message] | None:
 
 
 def decode(data: bytes, types: Collection[type[Message]] | None = None) -> Message:
-    """Raises RemoteProtocolError: whatever is wrong with ``data``; see ``decode_counted``."""
+    """Decode a message; see ``decode_counted``.
+
+    Raises:
+      RemoteProtocolError: ``data`` is not a valid message of these types.
+    """
     return decode_counted(data, types)[0]
 
 
 def decode_counted(
     data: bytes, types: Collection[type[Message]] | None = None
 ) -> tuple[Message, int]:
-    """A message, and how many items it has: entries of arrays, keys and values of maps.
+    """Decode a message and count its items: entries of arrays, keys and values of maps.
 
-    Counting takes time; a short frame is taken to have as many as it could have, half of them.
+    Counting takes time, so the items of a short frame are estimated as ``BYTES_PER_ITEM`` bytes each.
 
     Args:
-      types: that may come; None: any.
+      types: the types that may come; None: all.
 
     Raises:
-      RemoteProtocolError: whatever is wrong with ``data``.
+      RemoteProtocolError: ``data`` is not a valid message of these types.
     """
     size_bytes = len(data)
     cls = _type_of(data)
@@ -368,7 +372,7 @@ def decode_counted(
             )
         else:
             frame, items = _unpack_counted(data, limits)
-    except _ZOO as error:
+    except _DATA_ERRORS as error:
         reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
         raise RemoteProtocolError(f"{cls.__name__} cannot be unpacked: {reason}") from None
     return from_plain(cls, frame[1]), items
@@ -396,7 +400,7 @@ def _unpack_counted(data: bytes, limits: MessageLimits) -> tuple[Any, int]:
 
 
 def _check_claims(data: bytes) -> None:
-    """Raises unless all lengths that are claimed are there; nothing is built to find that out."""
+    """Raise an error unless the bytes of all claimed lengths are there, without building anything."""
     scan = msgpack.Unpacker(max_buffer_size=len(data))
     scan.feed(data)
     scan.skip()

@@ -1,6 +1,6 @@
-"""Pages of docs/reference that are made from the code: ``python tools/reference.py``.
+"""Generator of the docs/reference pages: ``python tools/reference.py``.
 
-They are in the repository, where they can be read without a build; a test says when they are out of date.
+The pages are committed so that they can be read without a build; a test fails if they are outdated.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def run_toml() -> str:
     lines = [
         "# run.toml",
         "",
-        "What the run's owner decides. Every key has a default; unknown tables and keys are refused, with the",
-        "one that was probably meant. Peers get the file from the master when they attach. A master that is",
-        "started again with a changed file goes on with the changed values, except for `fragments`, `pattern`",
-        "and `groups`, which belong to the state: that is refused. `holdfast config check run.toml` says what a",
-        "master would refuse, and what is allowed and probably not meant.",
+        "The settings that the run's operator decides. Every key has a default. Unknown tables and keys are",
+        "refused; the error names the most similar one. Peers get the file from the master when they attach. A",
+        "master that is started again with a changed file uses the changed values, except for `fragments`,",
+        "`pattern` and `groups`, which belong to the state: there a change is refused. `holdfast config check",
+        "run.toml` prints what a master would refuse, and warnings.",
     ]
     spec = RunSpec()
     for table in attrs.fields(RunSpec):
@@ -72,9 +72,9 @@ def command_pages() -> str:
     lines = [
         "# Commands",
         "",
-        "`holdfast COMMAND --help` says the same. Every option but `--json` can be a variable",
-        "`HOLDFAST_COMMAND_OPTION`, such as `HOLDFAST_JOIN_MAX_UPLOAD=6`; flags win. What exit statuses mean is in",
-        "[Commands at a glance](../cli.md).",
+        "`holdfast COMMAND --help` prints the same. Every option but `--json` can be set by a variable",
+        "`HOLDFAST_COMMAND_OPTION`, such as `HOLDFAST_JOIN_MAX_UPLOAD=6`; command-line options take precedence.",
+        "Exit statuses are listed in [Commands at a glance](../cli.md).",
     ]
     for name, command in sorted(commands.commands.items()):
         lines += _command(f"holdfast {name}", command)
@@ -113,16 +113,16 @@ def message_page() -> str:
     lines = [
         "# Messages",
         "",
-        f"All that may cross a control stream, in protocol version {messages.VERSION_MAX}. Limits of the fields are",
-        "their validators in `protocol/messages.py`.",
+        f"All messages of a control stream, in protocol version {messages.VERSION_MAX}. The limits of the fields",
+        "are their validators in `protocol/messages.py`.",
         "",
-        "| message | what it says | fields |",
+        "| message | meaning | fields |",
         "| --- | --- | --- |",
     ]
     for name, kind in sorted(MESSAGES.items()):
-        said = (kind.__doc__ or "").strip().partition("\n\n")[0]
+        meaning = (kind.__doc__ or "").strip().partition("\n\n")[0]
         fields = ", ".join(f"`{field}`" for field in attrs.fields_dict(kind))  # type: ignore[arg-type]
-        lines.append(f"| `{name}` | {_flat(said)} | {fields} |")
+        lines.append(f"| `{name}` | {_flat(meaning)} | {fields} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Print the first of the simulator's seeds that tests take for this commit: others for each commit.
+"""Print the first rotating simulator seed of this commit; each commit has another one.
 
 python tools/rotating_start.py
 """
@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SPAN = 2_000_000_000  # of first seeds
-SEEDS_FIXED_MAX = 20_000  # these were searched through; rotating ones lie beyond
-WITHOUT_COMMIT = 1_000_003  # where this is no git checkout
+SPAN = 2_000_000_000  # number of possible first seeds
+SEEDS_FIXED_MAX = 20_000  # all seeds below were run; rotating ones lie beyond
+WITHOUT_COMMIT = 1_000_003  # outside a git checkout
 
 
 def rotating_start() -> int:
-    """The first seed, from the hash of the commit that is checked out."""
+    """Return the first seed, derived from the hash of the checked-out commit."""
     found = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"],
         capture_output=True,

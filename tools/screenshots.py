@@ -1,11 +1,10 @@
-"""Takes the pictures of the dashboard in docs/pictures/ from a run that is really there.
+"""Screenshots of the dashboard for docs/pictures/, taken from a real run.
 
     make screenshots
 
-It lives through the story of ``holdfast demo`` (a master, three contributors, a spare, their trainers,
-a kill in the middle), photographs it with chromium when there is something to see, and stops it.
-About two minutes on two cores that are free. What a picture shows is whatever the run did that time;
-none is touched up.
+The script runs ``holdfast demo`` (a master, three contributors, a spare, their trainers, a kill in the
+middle), takes screenshots with chromium, and stops the run. It takes about two minutes on two free
+cores. The pictures are not edited.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 ROUNDS = 36
 POSED_AT = 2  # committed rounds
-SHOWN_AT = 24  # a kill, a promotion and a return are to be seen by then
+SHOWN_AT = 24  # a kill, a promotion and a return have happened by then
 PEER = "alder"
-RUN_S = 600.0  # for one part of the story
+RUN_S = 600.0  # limit for one part of the run
 LOOK_S = 0.1
-BYTES_MAX = 300_000  # of a picture: people clone it
+BYTES_MAX = 300_000  # of a picture: every clone downloads it
 
 
 @frozen
 class Picture:
-    """One photograph.
+    """One screenshot.
 
     Attributes:
-      node: whose page.
-      scale: device pixels for each of the page's.
-      whole: of the whole page, not only of what fits the window.
-      seen: what is scrolled to.
+      node: name of the daemon whose page is shown.
+      scale: device pixels per page pixel.
+      whole: show the whole page, not only the part that fits the window.
+      seen: selector of the element to scroll to.
     """
 
     name: str
@@ -75,16 +74,16 @@ ALL = (
 
 
 def follow_until(demo: Demo, count: int) -> None:
-    """Live through the story until so many rounds are committed."""
+    """Run the demo until a number of rounds is committed."""
     until_s = time.monotonic() + RUN_S
-    while demo.follow()["committed"] < count:
+    while demo.poll()["committed"] < count:
         if time.monotonic() > until_s:
-            raise SystemExit(f"no {count} rounds in {RUN_S:.0f} s; what keeps this machine busy?")
+            raise SystemExit(f"fewer than {count} rounds in {RUN_S:.0f} s; is this machine busy?")
         time.sleep(LOOK_S)
 
 
 def pose(browser: Browser, picture: Picture, url: str) -> Page:
-    """The page, open and live: with trainers on all cores that takes its time."""
+    """Open a page and wait for its charts, which takes long with trainers on all cores."""
     page = browser.new_page(
         viewport={"width": picture.width, "height": picture.height},
         color_scheme="dark" if picture.scheme == "dark" else "light",
@@ -96,14 +95,14 @@ def pose(browser: Browser, picture: Picture, url: str) -> Page:
 
 
 def take(page: Page, picture: Picture) -> bytes:
-    """A picture as PNG."""
+    """Take a screenshot as PNG."""
     if picture.seen:
         page.locator(picture.seen).evaluate("node => node.scrollIntoView()")
     return bytes(page.screenshot(full_page=picture.whole))
 
 
 def smaller(png: bytes) -> bytes:
-    """The same in fewer bytes. No palette: rare colours, such as a warning's, would be others in it."""
+    """Compress a PNG without a palette, which would change rare colours such as a warning's."""
     out = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").save(out, "PNG", optimize=True)
     return out.getvalue()
@@ -115,7 +114,7 @@ def main() -> None:
     arguments = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
-        raise SystemExit("there is no chromium here: install it with `make packages`")
+        raise SystemExit("chromium is not installed: install it with `make packages`")
     arguments.into.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))) / "run"
@@ -138,7 +137,7 @@ def main() -> None:
             raise SystemExit(f"{picture.name}: {len(png)} bytes, more than {BYTES_MAX}")
         path = arguments.into / f"{picture.name}.png"
         path.write_bytes(png)
-        print(f"{path}  {len(png) / 1000:.0f} kB")  # noqa: T201 - what it is run for
+        print(f"{path}  {len(png) / 1000:.0f} kB")  # noqa: T201 - the tool's output
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ class LinkHub:
         me: str,
         *,
         on_message: OnMessage | None = None,
+        tell_master: Callable[[Message], None] = lambda _message: None,
         upload: RateLimiter | None = None,
         download: RateLimiter | None = None,
         rules: LaneRules | None = None,
@@ -97,11 +98,11 @@ class LinkHub:
         self.buffers = BufferPool(SPARE_FRAGMENTS_MAX)
         self.chunk_buffers = BufferPool(SPARE_CHUNKS_MAX, SPARE_CHUNKS_BYTES_MAX)
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
-        self.tell_master: Callable[[Message], None] = lambda _message: None
+        self.tell_master = tell_master
         self._network = network
         self._shared = SharedByLinks(self.router, upload, download)
-        self.silence_s = math.inf
-        self.rules = rules if rules is not None else LaneRules()
+        self._silence_s = math.inf
+        self._rules = rules if rules is not None else LaneRules()
         self._stall_s = stall_s
         self._members: dict[str, MemberInfo] = {}
         self._peer_links: dict[str, PeerLink] = {}
@@ -140,7 +141,7 @@ class LinkHub:
         while True:
             while not self._running:
                 await self._changed.wait()
-            tick_s = min(LANE_STALL_SHARE * self._stall_s, self.silence_s) / WATCH_TICKS
+            tick_s = min(LANE_STALL_SHARE * self._stall_s, self._silence_s) / WATCH_TICKS
             await trio.sleep(tick_s)
             for link in list(self._running):
                 link.watch(tick_s)
@@ -242,6 +243,23 @@ class LinkHub:
     def is_in_sync(self, peer: str) -> bool:
         """Return whether the view has the peer as a member in sync."""
         return peer in self._members and self._members[peer].in_sync
+
+    def configure(
+        self,
+        *,
+        rules: LaneRules,
+        silence_s: float = math.inf,
+        donor_share: float | None = None,
+    ) -> None:
+        """Apply the run's spec, which a peer gets when it attaches; links made later use it.
+
+        Args:
+          silence_s: a link without a byte for so long is given up.
+          donor_share: of the line, for copies of the state while a round runs; None leaves it.
+        """
+        self._rules, self._silence_s = rules, silence_s
+        if donor_share is not None:
+            self.send_priority.share = donor_share
 
     @property
     def send_priority(self) -> SendPriority:
@@ -380,8 +398,8 @@ class LinkHub:
             self._shared,
             self._dispatch,
             stall_s=self._stall_s,
-            silence_s=self.silence_s,
-            rules=self.rules,
+            silence_s=self._silence_s,
+            rules=self._rules,
         )
 
     async def _dispatch(self, peer: str, message: Message) -> None:

@@ -1,9 +1,9 @@
-"""``holdfast bench allreduce``: how long one reduction takes over real sockets.
+"""``holdfast bench allreduce``: the duration of one reduction over real sockets.
 
     holdfast bench allreduce --peers 4               all ranks on this machine's loopback
-    holdfast bench allreduce --rank R --master ...   one rank; start each where it belongs
+    holdfast bench allreduce --rank R --master ...   one rank; start one on each machine
 
-This file owns the command line; what a rank does is in ``allreduce_rank``.
+This is the command line; ``allreduce_rank`` is the work of a rank.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from ...membership.spec.spec import CODECS
 from ...protocol.errors import UserError
 from .rank_processes import put_json, rank_options, run_ranks_here, seat_of
 
-VALUE_BYTES = 4  # a size below this holds no value at all
+VALUE_BYTES = 4  # the least size
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6}
 
 
 def parse_size(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
-    """``256MiB``, ``4 KiB``, ``1000000``."""
+    """Parse a size in bytes: ``256MiB``, ``4 KiB``, ``1000000``."""
     number = value.strip().rstrip("BbIiKkMmGg ")
     unit = value.strip()[len(number) :].strip().upper()
     if not number.isdigit() or unit not in UNITS or int(number) * UNITS[unit] < VALUE_BYTES:
-        raise click.BadParameter(f"{value!r} is no size; write it like 256MiB")
+        raise click.BadParameter(f"{value!r} is not a size; example: 256MiB")
     return int(number) * UNITS[unit]
 
 
 def parse_rates(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> tuple[float, ...]:
-    """Mbit/s, one for all ranks or one for each, with commas."""
+    """Parse rates in Mbit/s: one for all ranks, or one for each, separated by commas."""
     try:
         rates = tuple(float(text) for text in value.split(",")) if value else ()
     except ValueError:
-        raise click.BadParameter(f"{value!r} are no rates; write them like 20,20,1000") from None
+        raise click.BadParameter(f"{value!r} is not a list of rates; example: 20,20,1000") from None
     if any(not rate > 0 for rate in rates):
-        raise click.BadParameter("a rate is more than 0")
+        raise click.BadParameter("a rate must be more than 0")
     return rates
 
 
@@ -49,53 +49,66 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
     if len(rates) == 1:
         return rates * peers
     if len(rates) not in (0, peers):
-        raise UserError(f"{name} has {len(rates)} rates for {peers} peers")
+        raise UserError(f"{name} has {len(rates)} rates, but there are {peers} peers")
     return rates
 
 
 @click.command("allreduce")
-@click.option("--peers", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option(
+    "--peers", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of ranks."
+)
 @click.option(
     "--size",
     callback=parse_size,
     default="256MiB",
     show_default=True,
-    help="Of the float32 values.",
+    help="Size of the float32 values.",
 )
 @click.option(
-    "--codec", type=click.Choice(CODECS), metavar="CODEC", default="fp32", show_default=True
+    "--codec",
+    type=click.Choice(CODECS),
+    metavar="CODEC",
+    default="fp32",
+    show_default=True,
+    help="Codec for both directions.",
 )
-@click.option("--repeat", type=click.IntRange(1), default=5, show_default=True)
 @click.option(
-    "--warm-up", type=click.IntRange(0), default=1, show_default=True, help="Not counted."
+    "--repeat", type=click.IntRange(1), default=5, show_default=True, help="Counted repetitions."
 )
-@click.option("--vs", type=click.Choice(["gloo"]), help="Take turns with another library.")
+@click.option(
+    "--warm-up",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Repetitions before those, not counted.",
+)
+@click.option("--vs", type=click.Choice(["gloo"]), help="Alternate with another library.")
 @rank_options
 @click.option(
     "--up",
     callback=parse_rates,
     metavar="MBIT[,...]",
-    help="The ranks' upload rates, for the plan and the bound.",
+    help="Upload rates of the ranks, for the plan and the lower bound.",
 )
 @click.option(
     "--down",
     callback=parse_rates,
     metavar="MBIT[,...]",
-    help="Likewise download; default: as --up.",
+    help="Download rates of the ranks (default: as --up).",
 )
 @click.option(
     "--delay-ms",
     type=click.FloatRange(0),
     default=0.0,
-    help="One way between two ranks, for the bound.",
+    help="One-way delay between two ranks, for the lower bound.",
 )
 @click.option(
     "--max-upload",
     callback=parse_rates,
     metavar="MBIT[,...]",
-    help="What the ranks allow themselves to send; the plan is not told.",
+    help="Upload limits of the ranks, unknown to the plan.",
 )
-@click.option("--sealed", is_flag=True, help="Sign and keep contributions, as with audits.")
+@click.option("--sealed", is_flag=True, help="Sign and keep contributions, as audits require.")
 def allreduce(
     peers: int,
     size: int,
@@ -113,23 +126,23 @@ def allreduce(
     max_upload: tuple[float, ...],
     sealed: bool,
 ) -> None:
-    """Time the all-reduce between processes that run what peers run.
+    """Time the all-reduce between processes that run the code of peers.
 
-    Without --rank all ranks are started here, on loopback. With --rank and --master this is one of
-    them: start each where it belongs. That is for a lab: whoever knows the token gets a certificate
-    from rank 0, over a connection that is not encrypted.
+    Without --rank all ranks are started here, on loopback. With --rank and --master this is one rank;
+    start one on each machine. Use this in a lab only: rank 0 issues certificates to every process that
+    knows the token, over an unencrypted connection.
 
     \b
     Examples:
       holdfast bench allreduce --peers 4 --size 64MiB
       holdfast bench allreduce --codec int8 --json -
     """
-    # Not at the top: whoever asks for --help need not wait for numpy.
+    # Imported here so that --help need not wait for numpy.
     from .allreduce_rank import GLOO_WORKER, AllreduceOptions, run_rank
 
     if vs == "gloo" and not GLOO_WORKER.exists():
         raise UserError(
-            f"{GLOO_WORKER} is missing", hint="--vs gloo needs a clone of the repository"
+            f"{GLOO_WORKER} does not exist", hint="--vs gloo needs a clone of the repository"
         )
     arguments = {
         "--peers": peers,
@@ -172,7 +185,7 @@ def allreduce(
 
 
 def show(report: dict[str, Any], json_path: Path | None) -> None:
-    """Print the figures, or write them where ``--json`` says."""
+    """Print the results, or write them to the file of ``--json``."""
     if put_json(report, json_path):
         return
     megabytes = report["bytes"] / 1e6
@@ -184,10 +197,10 @@ def show(report: dict[str, Any], json_path: Path | None) -> None:
         click.echo(f"  holdfast is {report['ratio']:.2f} times as fast as gloo")
     if report["t_lb_s"] is not None:
         click.echo(
-            f"  no all-reduce over these links takes less than {_milliseconds(report['t_lb_s'])}"
+            f"  lower bound of any all-reduce over these links: {_milliseconds(report['t_lb_s'])}"
         )
     sent = max(report["socket_bytes_per_peer"])
-    click.echo(f"  a peer sent at most {sent / 1e6:.3f} MB a reduction, all overhead included")
+    click.echo(f"  a peer sent at most {sent / 1e6:.3f} MB per reduction, with all overhead")
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1,10 +1,10 @@
-"""One rank of ``holdfast bench allreduce``: what a peer runs, without a master.
+"""One rank of ``holdfast bench allreduce``: the code of a peer, without a master.
 
-TLS control streams, encrypted lanes, links and reduction are the production ones. Rank 0 makes a
-certificate authority for the occasion; the ranks find each other by a rendezvous.
+TLS control streams, encrypted lanes, links and reduction are the production code. Rank 0 makes a
+temporary certificate authority; the ranks meet at a rendezvous.
 
-If wanted, every rank also has a worker with torch's gloo, in a process of its own. Ours and gloo's
-take turns, told by a pipe; the two never run at the same time.
+With ``--vs gloo`` every rank also has a worker process with torch's gloo. The two libraries alternate,
+controlled by a pipe, and never run at the same time.
 """
 
 from __future__ import annotations
@@ -46,24 +46,23 @@ from .rank_links import become_member
 from .rendezvous import Rendezvous, free_port
 
 GLOO_WORKER = Path(__file__).parents[2] / "benchmarks" / "gloo_worker.py"
-LINK_S = 60.0  # for a link to come up, lanes and all; the benchmark ends without it
+LINK_S = 60.0  # limit for a link with its lanes to come up
 VALUE_BYTES = 4  # float32
-CHECKED_VALUES = 2**16  # of each result are compared with what they should be
-# Relative errors that only a wrong sum exceeds: exact but for rounding; a 64th of the values kept;
-# all others (the coarsest have 4 bits a value).
+CHECKED_VALUES = 2**16  # values of each result that are checked
+# Relative errors that only a wrong sum exceeds: fp32 only rounds, topk keeps a 64th of the values or
+# more, and the coarsest of the other codecs has 4 bits per value.
 ERRORS_MAX = {"fp32": 1e-5, "topk": 0.99, "topk16": 0.95, "topk8": 0.9, "topk4": 0.8}
 ERROR_MAX = 0.2
 
-# Offsets in Linux's struct tcp_info: payload bytes that came in, that were sent, and how many of
-# those were sent again.
+# Offsets in Linux's struct tcp_info of payload bytes received and sent; those retransmitted follow.
 _TCP_INFO_BYTES = 216
-_BYTES_RECEIVED, _BYTES_SENT = 128, 200  # and right after it, those sent again
-_CLEAR_PEAK = "5"  # what proc(5) wants to hear
+_BYTES_RECEIVED, _BYTES_SENT = 128, 200
+_CLEAR_PEAK = "5"  # resets the peak, see clear_refs in proc(5)
 
 
 @frozen
 class AllreduceOptions:
-    """What was asked for; equal at all ranks but for ``rank``."""
+    """The options of the command, equal at all ranks except ``rank``."""
 
     peers: int
     rank: int
@@ -77,8 +76,8 @@ class AllreduceOptions:
     up_mbit: tuple[float, ...] = ()
     down_mbit: tuple[float, ...] = ()
     delay_ms: float = 0.0
-    max_upload_mbit: tuple[float, ...] = ()  # caps of the ranks' own; empty: none
-    sealed: bool = False  # contributions are signed and kept, as with audits
+    max_upload_mbit: tuple[float, ...] = ()  # limits of the ranks; empty: none
+    sealed: bool = False  # contributions are signed and kept, as audits require
 
     @property
     def limiter(self) -> RateLimiter | None:
@@ -91,7 +90,7 @@ class AllreduceOptions:
         return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
 
     def lines(self, peers: Sequence[str]) -> LineCapacities:
-        """What the planner is told; nothing if the rates are not given."""
+        """Return the line capacities for the planner, which are unknown without given rates."""
         if not self.up_mbit:
             return Bandwidths().lines(peers, {})
         rates = {
@@ -102,10 +101,10 @@ class AllreduceOptions:
 
 
 class CountedNetwork(SocketNetwork):
-    """The production network, with its sockets noted: the kernel counts what goes through them.
+    """The production network, which records its sockets to read the kernel's byte counts.
 
-    A lane that was closed goes on counting: it is noted by a descriptor of its own. That delays no
-    farewell, since lanes are shut down before they are closed.
+    A closed lane stays readable because its descriptor is duplicated. That does not delay the end of
+    its connection, because lanes are shut down before they are closed.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -155,7 +154,7 @@ class CountedNetwork(SocketNetwork):
         return stream
 
     def traffic(self) -> Traffic:
-        """Of all sockets, until now."""
+        """Return the bytes of all sockets until now."""
         total = Traffic()
         for sock in self._sockets:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
@@ -168,9 +167,9 @@ class CountedNetwork(SocketNetwork):
 
 @define
 class Traffic:
-    """TCP payload: TLS, lanes' headers and tags included, TCP's and IP's headers not.
+    """TCP payload bytes, including TLS and lane headers, excluding TCP and IP headers.
 
-    What had to be sent again counts apart.
+    Retransmitted bytes are counted separately.
     """
 
     sent_bytes: int = 0
@@ -179,9 +178,9 @@ class Traffic:
 
 
 class PeakMemory:
-    """How much more memory this process had at the most than when the measurement began.
+    """The peak of this process's memory above its size at the start of the measurement.
 
-    The kernel keeps the peak; a count of it can be begun anew.
+    The kernel records the peak and can reset it.
     """
 
     def __init__(self) -> None:
@@ -190,16 +189,16 @@ class PeakMemory:
         Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
 
     def extra_bytes(self) -> int:
-        """Until now."""
+        """Return the peak until now, above the size at the start."""
         return max(0, _memory_bytes("VmHWM") - self._before_bytes)
 
     def shared_bytes(self) -> int:
-        """What of files in memory was looked at and still is there; part of ``extra_bytes``."""
+        """Return the mapped bytes of in-memory files, which are part of ``extra_bytes``."""
         return _memory_bytes("RssShmem") - self._shared_before_bytes
 
 
 def _memory_bytes(name: str) -> int:
-    """One of the figures in /proc/self/status, which are in KiB."""
+    """Return a figure of /proc/self/status, where they are in KiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -207,7 +206,7 @@ def _memory_bytes(name: str) -> int:
 
 
 class GlooWorker:
-    """The other library's rank, in a process that waits for its turn."""
+    """The gloo process of a rank, which waits for its turn."""
 
     def __init__(self, options: AllreduceOptions, interface_address: str, port: int) -> None:
         arguments = {
@@ -226,7 +225,7 @@ class GlooWorker:
         )
 
     async def turn(self, command: str) -> dict[str, Any]:
-        """Have it do something; wait without using the processor."""
+        """Send a command and wait for the answer without using the processor."""
         return await trio.to_thread.run_sync(self._turn, command)
 
     def _turn(self, command: str) -> dict[str, Any]:
@@ -236,7 +235,7 @@ class GlooWorker:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise UserError("the gloo worker ended", hint="does this Python have torch?")
+            raise UserError("the gloo worker ended", hint="check that this Python has torch")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -251,7 +250,7 @@ class GlooWorker:
 
 @define
 class AllreduceBench:
-    """One rank, met with the others and linked to them."""
+    """One rank with links to all others, and its measurements."""
 
     options: AllreduceOptions
     rendezvous: Rendezvous
@@ -262,8 +261,8 @@ class AllreduceBench:
     round: int = 0
     ours_s: list[float] = field(factory=list)
     gloo_s: list[float] = field(factory=list)
-    extra_bytes: list[int] = field(factory=list)  # memory, at the most, by rank
-    cpu_s: list[float] = field(factory=list)  # of all cores, the ranks' mean
+    extra_bytes: list[int] = field(factory=list)  # peak memory, by rank
+    cpu_s: list[float] = field(factory=list)  # CPU time, mean over ranks
     gloo_cpu_s: list[float] = field(factory=list)
     traffic: list[list[Traffic]] = field(factory=list)  # per repetition and rank
 
@@ -288,7 +287,7 @@ class AllreduceBench:
         )
 
     async def reduce(self) -> None:
-        """One reduction, begun by all at the same moment; its time is the slowest rank's."""
+        """Time one reduction that all ranks start at the same moment; the slowest rank counts."""
         self.round += 1
         order = self.order()
         before = self.network.traffic()
@@ -327,7 +326,7 @@ class AllreduceBench:
         self.traffic.append([Traffic(*each["traffic"]) for each in second])
 
     def _error(self, result: ReduceResult) -> float:
-        """Relative error of some of the result; every rank's input is a multiple of the same."""
+        """Return the relative error of part of the result; the inputs are multiples of one another."""
         mine = self.values[:CHECKED_VALUES]
         mean = mine / (self.options.rank + 1) * ((self.options.peers + 1) / 2)
         found = result.values[:CHECKED_VALUES]
@@ -343,7 +342,7 @@ class AllreduceBench:
         self.gloo_cpu_s.append(statistics.mean(each["cpu_s"] for each in answers))
 
     def report(self) -> dict[str, Any]:
-        """The figures, first repetitions (warm-up) left out."""
+        """Return the results without the warm-up repetitions."""
         skipped = self.options.warm_up
         ours_s, gloo_s, traffic = (
             self.ours_s[skipped:],
@@ -352,7 +351,7 @@ class AllreduceBench:
         )
         plan, estimate = self.plan()
         layout = ChunkLayout.of(plan, self.options.size)
-        known = bool(self.options.up_mbit)  # without rates, estimates mean nothing
+        known = bool(self.options.up_mbit)  # without rates there are no estimates
         least_s = estimate.bound_s if known else None
         median_s = statistics.median(ours_s)
         gloo_median_s = statistics.median(gloo_s) if gloo_s else None
@@ -389,7 +388,7 @@ class AllreduceBench:
 
 
 async def run_rank(options: AllreduceOptions) -> dict[str, Any] | None:
-    """Be one rank; the report at rank 0."""
+    """Run one rank and return the report, at rank 0 only."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         async with (
             Rendezvous.open(
@@ -411,7 +410,7 @@ async def run_rank(options: AllreduceOptions) -> dict[str, Any] | None:
                     await bench.reduce()
                     if worker is not None:
                         await bench.gloo(worker)
-            # This also keeps everybody here: nobody cuts a link that others still need.
+            # This exchange also keeps a rank from cutting links that other ranks still need.
             peaks = await rendezvous.exchange({"extra_bytes": memory.extra_bytes()})
             bench.extra_bytes = [each["extra_bytes"] for each in peaks]
             nursery.cancel_scope.cancel()
@@ -421,7 +420,7 @@ async def run_rank(options: AllreduceOptions) -> dict[str, Any] | None:
 async def _link_up(
     options: AllreduceOptions, rendezvous: Rendezvous, directory: Path, nursery: trio.Nursery
 ) -> AllreduceBench:
-    """Certificates from rank 0, then links with everybody."""
+    """Get certificates from rank 0, then link to all ranks."""
     node = await become_member(
         rendezvous, options.rank, directory, nursery, CountedNetwork, upload=options.limiter
     )

@@ -1,6 +1,6 @@
-"""``holdfast bench``: what this machine's codecs do, measured the way rounds use them.
+"""``holdfast bench codecs``: bits, speed and signal-to-noise of the codecs, used as in rounds.
 
-codecs   one chunk at a time on one core, best of several runs; bits, speed, signal-to-noise
+Each codec encodes one chunk at a time on one core; the best of several runs counts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ...collectives.codecs.codecs import CODECS, Codec
 from ...collectives.codecs.compression import FrameCompressor
 
 CHUNK_COUNT = 1 << 18  # values: a chunk of 1 MiB, the default of run.toml
-SAMPLE_COUNT = 1 << 22  # values of each distribution that the noise is measured on
-STUDENT_FREEDOM = 3.0  # heavy tails, as pseudo-gradients have at their worst
-MEASURE_S = 0.2  # a measurement is repeated for so long
+SAMPLE_COUNT = 1 << 22  # values of each distribution, for measuring the noise
+STUDENT_FREEDOM = 3.0  # heavy tails, as those of the worst pseudo-gradients
+MEASURE_S = 0.2  # time for which a measurement is repeated
 
 Values = NDArray[np.float32]
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
@@ -37,14 +37,14 @@ DISTRIBUTIONS: dict[str, Draw] = {
 
 @frozen
 class CodecFigures:
-    """One codec, measured.
+    """The measurements of one codec.
 
     Attributes:
-      bits: a value takes on the wire, of normal values, not compressed.
-      encode_gb_s: 10^9 bytes of float32 a second, one core.
-      decode_gb_s: the same.
-      zstd_saving: share of the bytes that ``+zstd`` would save; 0 where it switches itself off.
-      noise_db: signal-to-noise by distribution; None: nothing is lost.
+      bits: bits per value on the wire, for normal values without compression.
+      encode_gb_s: encoding speed on one core, in 10^9 bytes of float32 per second.
+      decode_gb_s: decoding speed, likewise.
+      zstd_saving: share of the bytes that ``+zstd`` would save; 0 if it would switch itself off.
+      noise_db: signal-to-noise ratio by distribution; None for a lossless codec.
     """
 
     codec: str
@@ -56,7 +56,7 @@ class CodecFigures:
 
 
 def bench_codecs(json_path: Path | None) -> None:
-    """Measure all codecs, print a table, write JSON if that is wanted."""
+    """Measure all codecs and print a table; write JSON if a path is given."""
     samples = {name: draw_sample(name, SAMPLE_COUNT) for name in DISTRIBUTIONS}
     figures = [measure(codec, samples) for codec in CODECS.values()]
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -76,7 +76,7 @@ def bench_codecs(json_path: Path | None) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        f"[dim]bits a value; encode, decode: GB/s of float32, one core, {4 * CHUNK_COUNT >> 20} MiB "
+        f"[dim]bits: per value; encode, decode: GB/s of float32, one core, {4 * CHUNK_COUNT >> 20} MiB "
         f"chunks; zstd: share saved;\nstudent: {STUDENT_FREEDOM:g} degrees of freedom[/dim]"
     )
     if json_path is not None:
@@ -90,7 +90,7 @@ def bench_codecs(json_path: Path | None) -> None:
 
 
 def draw_sample(distribution: str, count: int) -> Values:
-    """Always the same values."""
+    """Draw values of a distribution, the same at every call."""
     values = DISTRIBUTIONS[distribution](np.random.default_rng(1), count)
     return values.astype(np.float32)
 
@@ -114,7 +114,7 @@ def measure(codec: Codec, samples: dict[str, Values]) -> CodecFigures:
 
 
 def best_s(work: Callable[[], object]) -> float:
-    """Seconds that the work takes when nothing is in its way."""
+    """Return the shortest duration of the work, in seconds."""
     best = math.inf
     end = time.perf_counter() + MEASURE_S
     while (start := time.perf_counter()) < end:
@@ -124,7 +124,7 @@ def best_s(work: Callable[[], object]) -> float:
 
 
 def noise_db(codec: Codec, values: Values) -> float | None:
-    """Signal-to-noise of a trip through the codec, chunk by chunk; None if nothing is lost."""
+    """Return the signal-to-noise ratio after encoding and decoding by chunk; None if lossless."""
     signal = noise = 0.0
     out = memoryview(bytearray(codec.encoded_bytes(min(CHUNK_COUNT, values.size))))
     for start in range(0, values.size, CHUNK_COUNT):

@@ -1,10 +1,10 @@
-"""``holdfast bench lanes``: what a link carries over how many lanes.
+"""``holdfast bench lanes``: a link's rate as a function of its number of lanes.
 
-    holdfast bench lanes                             two processes, this machine's loopback
-    holdfast bench lanes --rank R --master ...       one of the two; start each where it belongs
+    holdfast bench lanes                             two processes on this machine's loopback
+    holdfast bench lanes --rank R --master ...       one of the two; start one on each machine
 
-Rank 0 sends, rank 1 counts what arrives, over a new link for each row: some seconds until TCP has
-found its rate (and, where lanes adapt, until their number is found), then the measured ones.
+Rank 0 sends and rank 1 counts the received bytes, over a new link for each row. The warm-up lets TCP
+find its rate, and with adaptive lanes the link its number of lanes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONGESTION = ("cubic", "bbr")
 
 
 def parse_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    """Words with commas between them."""
+    """Parse a list of words separated by commas."""
     return tuple(word for word in value.replace(" ", "").split(",") if word)
 
 
@@ -36,7 +36,7 @@ def parse_list(_context: click.Context, _parameter: click.Parameter, value: str)
     callback=parse_list,
     default=",".join(COUNTS),
     show_default=True,
-    help="Lanes to try.",
+    help="Numbers of lanes to try.",
 )
 @click.option(
     "--congestion",
@@ -45,10 +45,32 @@ def parse_list(_context: click.Context, _parameter: click.Parameter, value: str)
     show_default=True,
     help="TCP congestion controls to try.",
 )
-@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True)
-@click.option("--warm-up", type=click.FloatRange(0), default=1.0, show_default=True)
-@click.option("--adaptive-warm-up", type=click.FloatRange(0), default=3.0, show_default=True)
-@click.option("--max-mbit", type=click.FloatRange(0, min_open=True), help="Cap the sender.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1),
+    default=3.0,
+    show_default=True,
+    help="Measured time of each row.",
+)
+@click.option(
+    "--warm-up",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Seconds before the measurement.",
+)
+@click.option(
+    "--adaptive-warm-up",
+    type=click.FloatRange(0),
+    default=3.0,
+    show_default=True,
+    help="The same for adaptive lanes.",
+)
+@click.option(
+    "--max-mbit",
+    type=click.FloatRange(0, min_open=True),
+    help="Upload limit of the sender, Mbit/s.",
+)
 @rank_options
 def lanes(
     counts: tuple[str, ...],
@@ -62,23 +84,25 @@ def lanes(
     master: str | None,
     token: str,
 ) -> None:
-    """Measure what a link carries over 1, 2, 4 ... lanes, and over as many as it takes itself.
+    """Measure a link's rate with 1, 2, 4 ... lanes, and with the number that it chooses itself.
 
-    Without --rank both ends are started here, on loopback. With --rank and --master this is one of
-    them: start each where it belongs. That is for a lab: whoever knows the token gets a certificate
-    from rank 0, over a connection that is not encrypted.
+    Without --rank both ends are started here, on loopback. With --rank and --master this is one end;
+    start one on each machine. Use this in a lab only: rank 0 issues certificates to every process that
+    knows the token, over an unencrypted connection.
 
     \b
     Examples:
       holdfast bench lanes
       holdfast bench lanes --counts 1,adaptive --congestion bbr --json -
     """
-    # Not at the top: whoever asks for --help need not wait for numpy.
+    # Imported here so that --help need not wait for numpy.
     from .lanes_rank import LanesOptions, run_rank
 
     for count in counts:
         if count != ADAPTIVE and not (count.isdigit() and 1 <= int(count) <= 64):
-            raise UserError(f"{count!r} is no number of lanes", hint=f"write {','.join(COUNTS)}")
+            raise UserError(
+                f"{count!r} is not a number of lanes", hint=f"example: {','.join(COUNTS)}"
+            )
     seat = seat_of(rank, master, token, RANKS)
     report: dict[str, Any] | None
     if seat is None:
@@ -109,7 +133,7 @@ def lanes(
 
 
 def show(report: dict[str, Any], json_path: Path | None) -> None:
-    """Print the figures, or write them where ``--json`` says."""
+    """Print the results, or write them to the file of ``--json``."""
     if put_json(report, json_path):
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -121,4 +145,4 @@ def show(report: dict[str, Any], json_path: Path | None) -> None:
         table.add_row(lanes, row["congestion"], f"{row['mbit_per_s']:.1f}")
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"[dim]round trip {report['round_trip_ms']:.3g} ms[/dim]")
+    console.print(f"[dim]round-trip time {report['round_trip_ms']:.3g} ms[/dim]")

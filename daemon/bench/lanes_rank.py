@@ -1,4 +1,4 @@
-"""One of the two ranks of ``holdfast bench lanes``: what a peer runs, without a master."""
+"""One of the two ranks of ``holdfast bench lanes``: the code of a peer, without a master."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from .rank_processes import ADAPTIVE
 from .rendezvous import Rendezvous
 
 FRAME_BYTES = 2**20  # a chunk
-LINK_S = 60.0  # for a link to come up
+LINK_S = 60.0  # limit for a link to come up
 
 
 @frozen
 class LanesOptions:
-    """What was asked for; equal at both ranks but for ``rank``.
+    """The options of the command, equal at both ranks except ``rank``.
 
     Attributes:
       counts: numbers of lanes, and ``ADAPTIVE``.
-      adaptive_warm_up_s: before what adapts is measured.
-      max_mbit: a cap on what is sent.
+      adaptive_warm_up_s: warm-up with adaptive lanes.
+      max_mbit: upload limit.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class LanesOptions:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """What is measured, in order: (lanes, congestion control)."""
+        """The measurements in order: (lanes, congestion control)."""
         return [(count, control) for control in self.congestion for count in self.counts]
 
 
@@ -72,10 +72,10 @@ class Endless:
 
 
 class Counting:
-    """A sink that counts what arrives, and throws it away."""
+    """A sink that counts and discards what arrives."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # for both: lanes deliver from threads
+        self._lock = threading.Lock()  # lanes deliver from threads
         self._rooms: list[memoryview] = []
         self.arrived_bytes = 0
 
@@ -95,7 +95,7 @@ class Counting:
 
 @define
 class LanesBench:
-    """One rank, met with the other."""
+    """One rank, connected to the other at the rendezvous."""
 
     options: LanesOptions
     rendezvous: Rendezvous
@@ -103,10 +103,10 @@ class LanesBench:
     round: int = 0
 
     async def row(self, lanes: str, congestion: str) -> dict[str, Any]:
-        """A new link, so many lanes, and what it carried; the same at both ranks."""
+        """Measure a new link with a number of lanes; return the same row at both ranks."""
         options, hub = self.options, self.node.hub
         first, most = (COUNT_FIRST, COUNT_MAX) if lanes == ADAPTIVE else (int(lanes), int(lanes))
-        hub.rules = LaneRules(first, most, congestion)
+        hub.configure(rules=LaneRules(first, most, congestion))
         self.round += 1
         await self.rendezvous.exchange({})
         hub.set_members(self.node.members)
@@ -122,7 +122,7 @@ class LanesBench:
         return {"lanes": lanes, "congestion": both[0]["congestion"], **both[1], **both[0]}
 
     async def _send(self, link: Link) -> dict[str, Any]:
-        """Send until the other rank has seen enough."""
+        """Send until the other rank has finished measuring."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_keep_sending, link, Endless(self.round))
             await self.rendezvous.exchange({})
@@ -153,7 +153,7 @@ async def _keep_sending(link: Link, source: Endless) -> None:
 
 
 async def run_rank(options: LanesOptions) -> dict[str, Any] | None:
-    """Be one rank; the report at rank 0."""
+    """Run one rank and return the report, at rank 0 only."""
     rows = []
     cap = None if options.max_mbit is None else RateLimiter(options.max_mbit * 1e6 / 8)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:

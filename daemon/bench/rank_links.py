@@ -1,4 +1,4 @@
-"""Ranks of a benchmark become members of a run that has no master: certificates, network, hub."""
+"""Certificates, network and link hub for a benchmark's ranks, which have no master."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N = TypeVar("N", bound=SocketNetwork)
 
 @frozen
 class BenchRank(Generic[N]):
-    """One rank: its network serves, its hub runs, and it knows the others."""
+    """One rank with a serving network, a running hub and the list of all ranks."""
 
     network: N
     hub: LinkHub
@@ -41,12 +41,12 @@ async def become_member(
     upload: RateLimiter | None = None,
     download: RateLimiter | None = None,
 ) -> BenchRank[N]:
-    """Get a certificate from rank 0, listen, and learn where the others do.
+    """Get a certificate from rank 0, listen, and learn the other ranks' addresses.
 
-    Links come up once ``hub.set_members(members)`` was called.
+    Links come up after a call of ``hub.set_members(members)``.
 
     Args:
-      directory: for the authority's key (at rank 0).
+      directory: folder for the authority's key, used at rank 0.
     """
     identity = Identity.generate()
     name = f"rank-{rank}"

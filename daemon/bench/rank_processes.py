@@ -1,4 +1,4 @@
-"""What the benchmarks between ranks share on their command lines: processes here, and the report."""
+"""Command-line options, local processes and JSON report that the benchmarks with ranks share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attrs import frozen
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 
-ADAPTIVE = "adaptive"  # as a number of lanes: as many as a link finds best
+ADAPTIVE = "adaptive"  # the link chooses its number of lanes
 LOOPBACK = "127.0.0.1"
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -25,17 +25,17 @@ _OPTIONS = (
         "--json",
         "json_path",
         type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-        help="Write the figures there; - prints them.",
+        help="Write the results to this file; - prints them.",
     ),
-    click.option("--rank", type=click.IntRange(0), help="Be only this rank."),
-    click.option("--master", metavar="HOST:PORT", help="Where rank 0 listens (with --rank)."),
-    click.option("--token", default="", help="The same at all ranks (with --rank)."),
+    click.option("--rank", type=click.IntRange(0), help="Run only this rank."),
+    click.option("--master", metavar="HOST:PORT", help="Address of rank 0 (with --rank)."),
+    click.option("--token", default="", help="Secret shared by all ranks (with --rank)."),
 )
 
 
 @frozen
 class RankSeat:
-    """Which rank this process is, and where it meets the others."""
+    """The rank of this process, and the address and token of the rendezvous."""
 
     rank: int
     master: Address
@@ -43,21 +43,21 @@ class RankSeat:
 
 
 def rank_options(function: F) -> F:
-    """``--json``, and a seat: the options that all of these commands have."""
+    """Add the options that all of these commands have: ``--json`` and a rank's seat."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
 def seat_of(rank: int | None, master: str | None, token: str, count: int) -> RankSeat | None:
-    """The seat that the options give, of so many; None: all ranks are to be started here.
+    """Return the seat that the options define, or None if all ranks are to be started here.
 
     Raises:
-      UserError: they give none, or half of one.
+      UserError: the options are incomplete, or the rank does not exist.
     """
     if rank is None:
         if master is not None:
-            raise UserError("--master without --rank", hint="say which rank this is")
+            raise UserError("--master without --rank", hint="give this process's rank")
         return None
     if master is None or not token:
         raise UserError("--rank needs --master and --token")
@@ -67,12 +67,12 @@ def seat_of(rank: int | None, master: str | None, token: str, count: int) -> Ran
 
 
 def run_ranks_here(bench: str, count: int, arguments: Sequence[str]) -> dict[str, Any]:
-    """Start all ranks of ``holdfast bench BENCH`` on loopback; rank 0's report.
+    """Start all ranks of ``holdfast bench BENCH`` on loopback and return rank 0's report.
 
     Raises:
-      UserError: a rank failed; it has said why.
+      UserError: a rank failed; it has printed the reason.
     """
-    from .rendezvous import free_port  # sockets and TLS: every command would pay for them
+    from .rendezvous import free_port  # imports sockets and TLS: slow
 
     master = Address(LOOPBACK, free_port(LOOPBACK))
     own = [f"--master={master}", f"--token={secrets.token_hex(16)}", "--json=-"]
@@ -85,7 +85,7 @@ def run_ranks_here(bench: str, count: int, arguments: Sequence[str]) -> dict[str
             processes.append(subprocess.Popen(argv, stdout=stdout, text=True))
         text, _ = processes[0].communicate()
         if any(process.wait() for process in processes) or not text:
-            raise UserError("a rank failed; what it said is above")
+            raise UserError("a rank failed; see its message above")
     finally:
         for process in processes:
             process.kill()
@@ -95,7 +95,7 @@ def run_ranks_here(bench: str, count: int, arguments: Sequence[str]) -> dict[str
 
 
 def put_json(report: dict[str, Any], json_path: Path | None) -> bool:
-    """Write the report where ``--json`` says; whether that was standard output."""
+    """Write the report to the path of ``--json``; return True if that is standard output."""
     if json_path is None:
         return False
     text = json.dumps(report, indent=2)

@@ -1,7 +1,7 @@
-"""Where the ranks of a benchmark meet: they tell each other small things and start together.
+"""The rendezvous of a benchmark's ranks, where they exchange small messages and start together.
 
-Rank 0 listens on a plain TCP port, all others dial it; JSON, one line each. All that keeps strangers
-out is a token that travels in clear: this is for benchmarks in a lab, and for nothing else.
+Rank 0 listens on a plain TCP port and the others dial it. Messages are JSON, one per line. Only a token
+in clear text protects the port, so this is for benchmarks in a lab only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.network.sockets import open_tcp
 
-RENDEZVOUS_S = 60.0  # for all ranks to appear; they may be started by hand on several machines
+RENDEZVOUS_S = 60.0  # limit for all ranks, which may be started by hand on several machines
 REDIAL_S = 0.1  # rank 0 may not be up yet
-LINE_BYTES_MAX = 2**20  # certificates of all ranks
-PINGS = 3  # the shortest of so many round trips is taken for the path's
+LINE_BYTES_MAX = 2**20  # enough for the certificates of all ranks
+PINGS = 3  # the shortest of these round trips counts
 
 
 class LineStream:
-    """JSON, one a line."""
+    """A stream of JSON objects, one per line."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -40,26 +40,26 @@ class LineStream:
         while (end := self._buffer.find(b"\n")) < 0:
             data = await self._stream.receive_some()
             if not data or len(self._buffer) > LINE_BYTES_MAX:
-                raise UserError("another rank is gone")
+                raise UserError("the connection to another rank ended")
             self._buffer += data
         line = self._buffer[:end]
         del self._buffer[: end + 1]
         what = json.loads(line)
         if not isinstance(what, dict):
-            raise UserError("not a rank's words")
+            raise UserError("another rank sent an invalid message")
         return what
 
 
 class Rendezvous:
-    """Lets all ranks tell each other something, and go on at the same moment.
+    """An exchange of messages between all ranks, after which they continue at the same moment.
 
     Attributes:
-      host: our address as rank 0 sees it, that others can probably reach.
+      host: this rank's address in its connection to rank 0, which other ranks can probably reach.
     """
 
     def __init__(self, rank: int, streams: dict[int, LineStream], host: str) -> None:
         self._rank = rank
-        self._streams = streams  # of rank 0: all others'; of the others: rank 0's
+        self._streams = streams  # at rank 0 to all others, elsewhere to rank 0
         self._delays_s: dict[int, float] = {}
         self.host = host
 
@@ -68,10 +68,10 @@ class Rendezvous:
     async def open(
         cls, *, peers: int, rank: int, master: Address, token: str
     ) -> AsyncGenerator[Rendezvous]:
-        """Meet; the block runs once all are there.
+        """Connect to the rendezvous; the block runs once all ranks are connected.
 
         Raises:
-          UserError: not all came in time, or rank 0 wants another token.
+          UserError: not all ranks came in time, or rank 0 has another token.
         """
         async with AsyncExitStack() as stack:
             nursery = await stack.enter_async_context(trio.open_nursery())
@@ -130,9 +130,9 @@ class Rendezvous:
         return rendezvous
 
     async def exchange(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """Give ``mine``, get everybody's by rank. All ranks return at about the same moment.
+        """Send ``mine`` and return all ranks' objects, by rank, at about the same moment everywhere.
 
-        Rank 0's answer takes longer to some than to others; each waits for the farthest.
+        Rank 0's answer takes longer to some ranks; the nearer ones wait for the farthest.
         """
         if self._rank != 0:
             await self._streams[0].send(mine)
@@ -160,7 +160,7 @@ async def _dial_patiently(address: Address) -> trio.SocketStream:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody uses, at least now."""
+    """Return a port that is free at this moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host, 0))

@@ -1,10 +1,9 @@
-"""``holdfast bench transfer``: how long a copy of the shared state takes over real sockets.
+"""``holdfast bench transfer``: the duration of a copy of the shared state over real sockets.
 
     holdfast bench transfer                          all ranks on this machine's loopback
-    holdfast bench transfer --rank R --master ...    one rank; start each where it belongs
+    holdfast bench transfer --rank R --master ...    one rank; start one on each machine
 
-Rank 0 copies, the others give. This file owns the command line; what a rank does is in
-``transfer_rank``.
+Rank 0 copies from the other ranks. This is the command line; ``transfer_rank`` is the work of a rank.
 """
 
 from __future__ import annotations
@@ -20,18 +19,36 @@ from .rank_processes import put_json, rank_options, run_ranks_here, seat_of
 
 
 @click.command("transfer")
-@click.option("--donors", type=click.IntRange(1, 16), default=1, show_default=True)
+@click.option(
+    "--donors",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Number of ranks to copy from.",
+)
 @click.option(
     "--size",
     callback=parse_size,
     default="256MiB",
     show_default=True,
-    help="Of the state: float32 values and as much momentum.",
+    help="Size of the state: float32 values and as much momentum.",
 )
-@click.option("--fragments", type=click.IntRange(1, 64), default=4, show_default=True)
-@click.option("--repeat", type=click.IntRange(1), default=7, show_default=True)
 @click.option(
-    "--warm-up", type=click.IntRange(0), default=2, show_default=True, help="Not counted."
+    "--fragments",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Number of fragments of the state.",
+)
+@click.option(
+    "--repeat", type=click.IntRange(1), default=7, show_default=True, help="Counted repetitions."
+)
+@click.option(
+    "--warm-up",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="Repetitions before those, not counted.",
 )
 @rank_options
 def transfer(
@@ -45,18 +62,18 @@ def transfer(
     master: str | None,
     token: str,
 ) -> None:
-    """Time a copy of the shared state, and the check of one that is equal already.
+    """Time a copy of the shared state, and the check of a copy that is already equal.
 
-    Without --rank all ranks are started here, on loopback. With --rank and --master this is one of
-    them: start each where it belongs. That is for a lab: whoever knows the token gets a certificate
-    from rank 0, over a connection that is not encrypted.
+    Without --rank all ranks are started here, on loopback. With --rank and --master this is one rank;
+    start one on each machine. Use this in a lab only: rank 0 issues certificates to every process that
+    knows the token, over an unencrypted connection.
 
     \b
     Examples:
       holdfast bench transfer
       holdfast bench transfer --donors 3 --size 1GiB --json -
     """
-    # Not at the top: whoever asks for --help need not wait for numpy.
+    # Imported here so that --help need not wait for numpy.
     from .transfer_rank import TransferOptions, run_rank
 
     seat = seat_of(rank, master, token, donors + 1)
@@ -80,7 +97,7 @@ def transfer(
 
 
 def show(report: dict[str, Any], json_path: Path | None) -> None:
-    """Print the figures, or write them where ``--json`` says."""
+    """Print the results, or write them to the file of ``--json``."""
     if put_json(report, json_path):
         return
     click.echo(
@@ -89,19 +106,19 @@ def show(report: dict[str, Any], json_path: Path | None) -> None:
     )
     for name, what in (
         ("copy", "copied, every block checked"),
-        ("equal", "found equal, every byte digested"),
+        ("equal", "checked as equal, every byte hashed"),
     ):
         took = report[name]
         click.echo(f"  {what}: {took['median_s'] * 1e3:.0f} ms (best {took['min_s'] * 1e3:.0f})")
     click.echo(
-        f"  a copy takes {report['copier_cpu_s'] * 1e3:.0f} ms of CPU at the copier, "
-        f"{report['donor_cpu_s'] * 1e3:.0f} at a donor"
+        f"  a copy needs {report['copier_cpu_s'] * 1e3:.0f} ms of CPU time at the copier, "
+        f"{report['donor_cpu_s'] * 1e3:.0f} ms at a donor"
     )
     click.echo(
-        f"  the copier takes {report['memory_bytes'] / 1e6:.0f} MB at the most, the state included"
+        f"  peak memory of the copier: {report['memory_bytes'] / 1e6:.0f} MB, with the state"
     )
     digest = report["digest"]
     click.echo(
-        f"  digests: {digest['ours_gb_s']:.2f} GB/s; BLAKE3 itself {digest['one_gb_s']:.2f} on one "
-        f"core, {digest['all_gb_s']:.2f} on all"
+        f"  digests: {digest['ours_gb_s']:.2f} GB/s; plain BLAKE3: {digest['one_gb_s']:.2f} GB/s on "
+        f"one core, {digest['all_gb_s']:.2f} GB/s on all"
     )

@@ -1,8 +1,8 @@
-"""One rank of ``holdfast bench transfer``: what a peer runs, without a master.
+"""One rank of ``holdfast bench transfer``: the code of a peer, without a master.
 
-Rank 0 has an empty state each time, copies all fragments as the master would order it, then is
-ordered to copy them once more, which costs no byte and one look at its memory. In turns with that it
-digests the state, our way and by single calls of BLAKE3.
+In each repetition rank 0 starts with an empty state and copies all fragments as a master would order it.
+Then it copies them again, which transfers nothing and only checks its memory. Then it hashes the state,
+as peers do and by single calls of BLAKE3.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .allreduce_rank import PeakMemory
 from .rank_links import BenchRank, become_member
 from .rendezvous import Rendezvous
 
-LINK_S = 60.0  # for a link to come up
+LINK_S = 60.0  # limit for a link to come up
 VALUE_BYTES = 4
 
 
 @frozen
 class TransferOptions:
-    """What was asked for; equal at all ranks but for ``rank``."""
+    """The options of the command, equal at all ranks except ``rank``."""
 
     donors: int
     rank: int
@@ -63,13 +63,13 @@ class TransferOptions:
 
     @property
     def sizes(self) -> tuple[FragmentSize, ...]:
-        """As most states are: as much momentum as values."""
+        """The fragments' sizes, with as much momentum as values, as in most runs."""
         count = max(1, self.bytes // (2 * VALUE_BYTES * self.fragments))
         return (FragmentSize(count, count, 1),) * self.fragments
 
 
 def make_state(options: TransferOptions) -> SharedState:
-    """An empty one, in memory of the kind that daemons share with their trainers."""
+    """Make an empty state in shared memory, as daemons share with their trainers."""
     sizes = options.sizes
     file = create_arena_file(sizes)
     try:
@@ -79,7 +79,7 @@ def make_state(options: TransferOptions) -> SharedState:
 
 
 def fill(state: SharedState) -> None:
-    """The same at every donor, and nothing in it repeats."""
+    """Fill a state with random values, the same at every donor."""
     rng = np.random.default_rng(0)
     for fragment, size in enumerate(state.sizes):
         values = rng.standard_normal(size.value_count, np.float32)
@@ -97,7 +97,7 @@ def _step(
 
 @define
 class TransferFigures:
-    """Seconds of each repetition."""
+    """The durations of each repetition, in seconds, and the copier's peak memory."""
 
     copy: list[float] = field(factory=list)
     copier_cpu: list[float] = field(factory=list)
@@ -111,7 +111,7 @@ class TransferFigures:
 
 @define
 class StateCopier:
-    """Rank 0, met with the others."""
+    """Rank 0, connected to the others at the rendezvous."""
 
     options: TransferOptions
     rendezvous: Rendezvous
@@ -125,8 +125,8 @@ class StateCopier:
             self.joiner.receive(peer, message)
 
     async def turn(self, figures: TransferFigures) -> None:
-        """Copy, copy what is equal, digest: each once."""
-        self.joiner = None  # and with it the state of the last turn
+        """Copy the state, copy it again while it is equal, and hash it, once each."""
+        self.joiner = None  # frees the state of the last turn
         memory = PeakMemory()
         state = make_state(self.options)
         self.joiner = Joiner(state, self.node.hub, self.node.network)
@@ -135,7 +135,7 @@ class StateCopier:
         used = [then - was for then, was in zip(await self._cpu_s(), before, strict=True)]
         figures.copier_cpu.append(used[0])
         figures.donor_cpu.append(max(used[1:]))
-        unseen_bytes = arena_bytes(state.sizes) - memory.shared_bytes()  # written, not looked at
+        unseen_bytes = arena_bytes(state.sizes) - memory.shared_bytes()  # written but not mapped
         figures.memory_bytes.append(memory.extra_bytes() + max(0, unseen_bytes))
         if list(state.heads()) != self.heads:
             raise UserError("the copy is not what the donors have")
@@ -143,12 +143,12 @@ class StateCopier:
         await trio.to_thread.run_sync(partial(_digest, state, figures))
 
     async def _cpu_s(self) -> list[float]:
-        await self.rendezvous.exchange({})  # what others tell next is of now
-        told = await self.rendezvous.exchange({"cpu_s": time.process_time()})
-        return [each["cpu_s"] for each in told]
+        await self.rendezvous.exchange({})  # so that all ranks read their clocks at the same time
+        answers = await self.rendezvous.exchange({"cpu_s": time.process_time()})
+        return [each["cpu_s"] for each in answers]
 
     async def _fetch_all(self, joiner: Joiner) -> float:
-        """All fragments, so many at a time as the master orders."""
+        """Fetch all fragments, ``FETCHES_MAX`` at a time; return the seconds it took."""
         donors = tuple(member.peer for member in self.node.members[1:])
         left = self.heads[::-1]
 
@@ -164,7 +164,7 @@ class StateCopier:
 
 
 def _digest(state: SharedState, figures: TransferFigures) -> None:
-    """What BLAKE3 does with the same bytes: a call for each array, on one core and on all."""
+    """Time the hashing of a state: as peers do, and by BLAKE3 calls per array on one and all cores."""
     arrays = [
         array.view(np.uint8)
         for fragment in range(len(state.sizes))
@@ -194,7 +194,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 async def run_rank(options: TransferOptions) -> dict[str, Any] | None:
-    """Be one rank; the report at rank 0."""
+    """Run one rank and return the report, at rank 0 only."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         async with (
             Rendezvous.open(
@@ -237,7 +237,7 @@ async def _give(
     for _copy_begins_or_ends in range(2 * (options.warm_up + options.repeat)):
         await rendezvous.exchange({})
         await rendezvous.exchange({"cpu_s": time.process_time()})
-    await rendezvous.exchange({})  # keeps us here until all has been copied
+    await rendezvous.exchange({})  # keeps the donor running until all is copied
 
 
 async def _copy(
@@ -253,8 +253,8 @@ async def _copy(
 
     node.hub.on_message = hear
     node.hub.set_members(node.members)
-    told = await rendezvous.exchange({})
-    copier.heads = [FragmentHead(f, v, bytes.fromhex(root)) for f, v, root in told[1]["heads"]]
+    answers = await rendezvous.exchange({})
+    copier.heads = [FragmentHead(f, v, bytes.fromhex(root)) for f, v, root in answers[1]["heads"]]
     for member in node.members[1:]:
         await node.hub.link(member.peer, LINK_S)
     figures = TransferFigures()
@@ -265,7 +265,7 @@ async def _copy(
 
 
 def report_of(options: TransferOptions, figures: TransferFigures) -> dict[str, Any]:
-    """The figures, first repetitions (warm-up) left out."""
+    """Return the results without the warm-up repetitions."""
     size_bytes = sum(
         VALUE_BYTES * (size.value_count + size.momentum_count) for size in options.sizes
     )

@@ -1,4 +1,4 @@
-"""Commands that ask a daemon on this machine, and print what it answers."""
+"""Commands that send a request to a daemon on this machine and print its answer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .daemon_client import (
 from .options import HOURS_MAX, NumberInRange, json_option, state_option, tell
 
 ONLY_HERE = (
-    "note: this invite leads only to the machine that the master runs on; for others start the master with "
-    "--advertise HOST, then make another one"
+    "note: this invite works only on the master's own machine; for other machines restart the master with "
+    "--advertise HOST and make a new invite"
 )
 
 
@@ -39,23 +39,24 @@ ONLY_HERE = (
     type=click.Choice(["contributor", "spare", "relay"]),
     default="contributor",
     show_default=True,
+    help="Role of the machines that join with it.",
 )
 @click.option(
     "--uses",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="How many machines may use it.",
+    help="Number of machines that may use it.",
 )
 @click.option(
     "--hours",
     type=NumberInRange(min=0, min_open=True, max=HOURS_MAX),
     default=24.0,
     show_default=True,
-    help="How long it is good for.",
+    help="Hours until it expires.",
 )
-@click.option("--founder", is_flag=True, help="May give an empty run its first weights.")
-@click.option("--approve", is_flag=True, help="Lets nobody in before `holdfast approve`.")
+@click.option("--founder", is_flag=True, help="May supply the initial weights of a new run.")
+@click.option("--approve", is_flag=True, help="Each machine must be approved: `holdfast approve`.")
 @json_option
 def invite(
     state: Path | None,
@@ -66,7 +67,7 @@ def invite(
     approve: bool,
     as_json: bool,
 ) -> None:
-    """Make an invite: one string that lets a machine into the run.
+    """Make an invite: a string that admits a machine to the run.
 
     \b
     Examples:
@@ -84,10 +85,10 @@ def invite(
 
 @click.command()
 @state_option
-@click.option("--withdraw", metavar="ID", help="Let this one admit nobody any more.")
+@click.option("--withdraw", metavar="ID", help="Withdraw this invite.")
 @json_option
 def invites(state: Path | None, withdraw: str | None, as_json: bool) -> None:
-    """List the run's invites, or withdraw one. Who came with it stays; `kick` removes a peer.
+    """List the run's invites, or withdraw one. Peers that joined with it stay; `kick` removes a peer.
 
     \b
     Examples:
@@ -112,7 +113,7 @@ def invites(state: Path | None, withdraw: str | None, as_json: bool) -> None:
 @state_option
 @json_option
 def status(state: Path | None, as_json: bool) -> None:
-    """Show what a master or a peer on this machine is doing, and why it waits.
+    """Show what the master or peer on this machine is doing, and what it waits for.
 
     \b
     Examples:
@@ -135,7 +136,7 @@ def status(state: Path | None, as_json: bool) -> None:
 @state_option
 @json_option
 def leave(state: Path | None, as_json: bool) -> None:
-    """Let the peer on this machine leave in good order (as Ctrl+C in its terminal does).
+    """Make the peer on this machine finish its round and leave (as Ctrl+C in its terminal does).
 
     \b
     Example:
@@ -148,26 +149,26 @@ def leave(state: Path | None, as_json: bool) -> None:
 @state_option
 @json_option
 def retry(state: Path | None, as_json: bool) -> None:
-    """Start the training command of the peer here again, after failures. Mend the cause first.
+    """Restart the training command of this machine's peer after failures. Fix the cause first.
 
     \b
     Example:
       holdfast retry
     """
-    order(find_control(state, "peer"), "retry", as_json, "starting the training command again")
+    order(find_control(state, "peer"), "retry", as_json, "restarting the training command")
 
 
 @click.command()
 @click.argument("peer", required=False)
 @state_option
-@click.option("--refuse", is_flag=True, help="Send it away instead, for good.")
-@click.option("--reason", default="", help="Shown to a machine that is refused.")
+@click.option("--refuse", is_flag=True, help="Refuse the machine permanently instead.")
+@click.option("--reason", default="", help="Shown to the refused machine.")
 @json_option
 def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_json: bool) -> None:
-    """Let PEER in (its name, or the first digits of its id), which waits for that; or list who waits.
+    """Admit the waiting machine PEER (name, or first digits of its id); without PEER, list those waiting.
 
-    Machines wait whose invite was made with --approve, and all of them if `membership.approve` is set.
-    The invite is used up by who is approved, not by who waits.
+    A machine waits if its invite was made with --approve, or if `membership.approve` is set. Only an
+    approved machine uses up one use of the invite.
 
     \b
     Examples:
@@ -183,11 +184,11 @@ def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_
         for row in () if as_json else rows:
             tell(format_pending(row))
         if not rows and not as_json:
-            tell("nobody waits to be approved")
+            tell("no machine waits for approval")
         return
     answer = call(control, "approve", {"peer": peer, "refuse": refuse, "reason": reason})
-    said = f"{'approved' if answer['approved'] else 'refused'} {answer['peer']} ({answer['name']})"
-    click.echo(json.dumps(answer) if as_json else said)
+    verb = "approved" if answer["approved"] else "refused"
+    click.echo(json.dumps(answer) if as_json else f"{verb} {answer['peer']} ({answer['name']})")
 
 
 @click.command()
@@ -196,7 +197,7 @@ def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_
 @click.option("--reason", default="", help="Shown to the peer.")
 @json_option
 def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
-    """Remove PEER (its name, or the first digits of its id) from the run, for good.
+    """Remove PEER (its name, or the first digits of its id) from the run permanently.
 
     \b
     Example:
@@ -211,24 +212,24 @@ def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
 @state_option
 @json_option
 def clear(peer: str, state: Path | None, as_json: bool) -> None:
-    """Let PEER (its name, or the first digits of its id) back in, which is in quarantine.
+    """Release PEER (its name, or the first digits of its id) from quarantine.
 
-    A peer is put there when it is convicted of a lie; `holdfast peers` lists them, with the reason.
-    It may join again with its invite's identity.
+    A peer is quarantined when an audit proves that it sent wrong data; `holdfast peers` lists these
+    peers and the reasons. A released peer may rejoin with its old identity.
 
     \b
     Example:
       holdfast clear 3fa92c
     """
     answer = call(find_control(state, "master"), "clear", {"peer": peer})
-    click.echo(json.dumps(answer) if as_json else f"cleared {answer['peer']}: it may come back")
+    click.echo(json.dumps(answer) if as_json else f"cleared {answer['peer']}: it may rejoin")
 
 
 @click.command()
 @state_option
 @json_option
 def pause(state: Path | None, as_json: bool) -> None:
-    """Open no more rounds; the one in flight goes on. Trainers wait at the next round's step.
+    """Stop opening rounds; the current round continues. Trainers wait at the next round's step.
 
     \b
     Example:
@@ -238,7 +239,7 @@ def pause(state: Path | None, as_json: bool) -> None:
         find_control(state, "master"),
         "pause",
         as_json,
-        "paused; `holdfast resume` lets the run go on",
+        "paused; `holdfast resume` continues the run",
     )
 
 
@@ -246,7 +247,7 @@ def pause(state: Path | None, as_json: bool) -> None:
 @state_option
 @json_option
 def resume(state: Path | None, as_json: bool) -> None:
-    """Let a run that was paused go on.
+    """Continue a paused run.
 
     \b
     Example:
@@ -261,14 +262,15 @@ def resume(state: Path | None, as_json: bool) -> None:
 @click.option(
     "--every",
     type=NumberInRange(min=1),
-    help="Copy again every so many seconds, until Ctrl+C.",
+    metavar="SECONDS",
+    help="Repeat the copy at this interval, until Ctrl+C.",
 )
 @json_option
 def backup(target: Path, state: Path | None, every: float | None, as_json: bool) -> None:
-    """Copy the run's journal and keys to TARGET, while its master runs.
+    """Copy the run's journal and keys to TARGET while the master runs.
 
-    The copy is all that another machine needs to take the run over: `holdfast master --journal`. It
-    is as secret as the state itself: it holds the key of the run's authority.
+    The copy is all that another machine needs to take the run over: `holdfast master --journal`. Keep
+    it as secret as the state directory: it contains the private key of the run's authority.
 
     \b
     Examples:
@@ -292,11 +294,11 @@ def backup(target: Path, state: Path | None, every: float | None, as_json: bool)
 @state_option
 @json_option
 def verify(state: Path | None, as_json: bool) -> None:
-    """Compare the shared state in all peers' memories, byte for byte, and name what differs.
+    """Compare the shared state in the memory of all peers byte for byte, and report differences.
 
-    Every peer digests what it holds now; nobody takes their word for what they once held. Peers whose
-    digests differ from the run's are compared by block. Training goes on meanwhile. The exit status is
-    0 only if all peers hold the same bytes.
+    Every peer hashes the state that is in its memory now. The state of a peer whose digest differs from
+    the run's is compared block by block. Training continues meanwhile. The exit status is 0 only if all
+    peers hold the same bytes.
 
     \b
     Examples:
@@ -318,7 +320,7 @@ def verify(state: Path | None, as_json: bool) -> None:
         sys.exit(ExitCode.FAILED)
 
 
-def order(control: DaemonAddress, name: str, as_json: bool, said: str) -> None:
-    """Have a daemon do what needs no more words, and say that it does."""
+def order(control: DaemonAddress, name: str, as_json: bool, confirmation: str) -> None:
+    """Send a daemon an order without arguments, and print its answer or a confirmation."""
     answer = call(control, name, {})
-    click.echo(json.dumps(answer) if as_json else said)
+    click.echo(json.dumps(answer) if as_json else confirmation)

@@ -1,4 +1,4 @@
-"""``holdfast checkpoint`` and ``holdfast export``: what lies on disk; only ``now`` asks a daemon."""
+"""``holdfast checkpoint`` and ``holdfast export``: checkpoints on disk. Only ``now`` needs a daemon."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def place_options(function: F) -> F:
-    """Where the checkpoints are: the same two options for all."""
+    """Add the two options that say where the checkpoints are."""
     state = click.option(
         "--state",
         type=click.Path(file_okay=False, path_type=Path),
-        help="A peer's state directory (default: the only one here that has checkpoints).",
+        help="A peer's state directory (default: that of the only peer here with checkpoints).",
     )
     where = click.option(
-        "--checkpoints", "where", metavar="DIR|URL", help="As it was given to `holdfast join`."
+        "--checkpoints", "where", metavar="DIR|URL", help="As given to `holdfast join`."
     )
     return where(state(function))
 
 
 @click.group()
 def checkpoint() -> None:
-    """See what checkpoints there are, check and delete them; have one written."""
+    """List, check, delete and request checkpoints."""
 
 
 @checkpoint.command()
 @state_option
 @json_option
 def now(state: Path | None, as_json: bool) -> None:
-    """Have those who keep checkpoints write one at once, of the newest state (at the master).
+    """Make all checkpoint writers write the newest state now (at the master).
 
-    Says who will; `holdfast events` says when each is written. Training goes on meanwhile.
+    Prints the peers that will write; `holdfast events` reports each finished checkpoint. Training
+    continues meanwhile.
 
     \b
     Examples:
@@ -58,7 +59,7 @@ def now(state: Path | None, as_json: bool) -> None:
     tell(answer["text"])
     for row in answer["peers"]:
         if not row["writes"]:
-            tell(f"not {row['name']} ({row['peer'][:8]}): {row['why']}")
+            tell(f"not by {row['name']} ({row['peer'][:8]}): {row['why']}")
 
 
 @checkpoint.command("list")
@@ -72,9 +73,9 @@ def list_them(where: str | None, state: Path | None, as_json: bool) -> None:
       holdfast checkpoint list
       holdfast checkpoint list --checkpoints s3://bucket/run --json
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
 
-    with files.told_plainly():
+    with files.as_user_errors():
         place = files.find_place(where, state)
         rows = [files.row_of(place, name) for name in files.named(place, None)]
     if as_json:
@@ -97,26 +98,26 @@ def list_them(where: str | None, state: Path | None, as_json: bool) -> None:
 @place_options
 @json_option
 def show(name: str | None, where: str | None, state: Path | None, as_json: bool) -> None:
-    """Show what is in a checkpoint; NAME may be any part of one. Default: the newest.
+    """Show a checkpoint's contents; NAME may be any part of its name. Default: the newest.
 
     \b
     Examples:
       holdfast checkpoint show
       holdfast checkpoint show 000000400 --json
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
 
-    with files.told_plainly():
+    with files.as_user_errors():
         found = files.choose(files.find_place(where, state), name)
-    told = files.facts_of(found)
+    facts = files.facts_of(found)
     if as_json:
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(facts, indent=2))
         return
     for key in ("name", "place", "run_id", "lineage", "step", "rounds", "term", "bytes"):
-        tell(f"{key:<12}{told[key]}")
-    tell(f"{'written':<12}{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(told['written_s']))}")
-    tell(f"{'model':<12}{told['tensors']} tensors, {told['values']} values")
-    for head in told["heads"]:
+        tell(f"{key:<12}{facts[key]}")
+    tell(f"{'written':<12}{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(facts['written_s']))}")
+    tell(f"{'model':<12}{facts['tensors']} tensors, {facts['values']} values")
+    for head in facts["heads"]:
         tell(f"fragment {head['fragment']:<3}version {head['version']}, root {head['root'][:32]}")
 
 
@@ -125,16 +126,16 @@ def show(name: str | None, where: str | None, state: Path | None, as_json: bool)
 @place_options
 @json_option
 def verify(name: str | None, where: str | None, state: Path | None, as_json: bool) -> None:
-    """Read checkpoints and check every byte; NAME may be any part of one. Default: all.
+    """Read checkpoints and check every byte; NAME may be any part of a name. Default: all.
 
     \b
     Examples:
       holdfast checkpoint verify
       holdfast checkpoint verify 000000400 --state /srv/peer
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
 
-    with files.told_plainly():
+    with files.as_user_errors():
         place = files.find_place(where, state)
         names = files.named(place, name)
         if not names:
@@ -149,7 +150,7 @@ def verify(name: str | None, where: str | None, state: Path | None, as_json: boo
         raise UserError(
             f"{len(damaged)} of {len(rows)} checkpoints are damaged",
             exit_code=ExitCode.FAILED,
-            hint="peers pass over them; `holdfast checkpoint delete` makes room",
+            hint="peers skip them; `holdfast checkpoint delete` removes them",
         )
 
 
@@ -158,15 +159,15 @@ def verify(name: str | None, where: str | None, state: Path | None, as_json: boo
 @place_options
 @json_option
 def delete(names: tuple[str, ...], where: str | None, state: Path | None, as_json: bool) -> None:
-    """Delete checkpoints; each of NAMES may be any part of one.
+    """Delete checkpoints; each of NAMES may be any part of a checkpoint's name.
 
     \b
     Examples:
       holdfast checkpoint delete 0-000000400-000004
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
 
-    with files.told_plainly():
+    with files.as_user_errors():
         place = files.find_place(where, state)
         chosen = list(dict.fromkeys(each for name in names for each in files.named(place, name)))
         for name in chosen:
@@ -186,10 +187,10 @@ def delete(names: tuple[str, ...], where: str | None, state: Path | None, as_jso
     type=click.Choice(["safetensors", "torch"]),
     default="safetensors",
     show_default=True,
-    help="torch: what torch.save makes of a state dict.",
+    help="torch: a state dict written by torch.save.",
 )
-@click.option("--name", help="Which checkpoint, or any part of its name (default: the newest).")
-@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+@click.option("--name", help="The checkpoint, or any part of its name (default: the newest).")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @place_options
 @json_option
 def export(
@@ -201,28 +202,28 @@ def export(
     state: Path | None,
     as_json: bool,
 ) -> None:
-    """Write a checkpoint's weights to OUT, for the plain model: no holdfast is needed to load it.
+    """Write a checkpoint's weights to OUT. The file loads into the plain model without holdfast.
 
     \b
     Examples:
       holdfast export model.safetensors
       holdfast export --format torch --checkpoints s3://bucket/run model.pt
     """
-    from . import checkpoint_files as files  # and numpy: not for other commands
+    from . import checkpoint_files as files  # imports numpy: slow
     from . import export as exporting
 
     if out.exists() and not force:
         raise UserError(
-            f"{out} is there already",
+            f"{out} already exists",
             exit_code=ExitCode.USAGE,
             hint="give another name, or --force to replace it",
         )
-    with files.told_plainly():
+    with files.as_user_errors():
         found = files.choose(files.find_place(where, state), name)
         tensors = exporting.tensors_of(found)
         write = exporting.export_torch if form == "torch" else exporting.export_safetensors
         write(tensors, out)
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "out": str(out),
         "format": form,
         "bytes": out.stat().st_size,
@@ -231,15 +232,14 @@ def export(
         "step": found.manifest.step,
     }
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(facts))
     else:
-        tell(
-            f"{out}: {told['tensors']} tensors of step {told['step']}, {told['bytes'] / 1e6:.1f} MB"
-        )
+        megabytes = facts["bytes"] / 1e6
+        tell(f"{out}: {facts['tensors']} tensors of step {facts['step']}, {megabytes:.1f} MB")
 
 
 def format_age(age_s: float) -> str:
-    """A length of time, for people."""
+    """Format a duration in its largest fitting unit."""
     for unit, unit_s in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if age_s >= 2 * unit_s:
             return f"{age_s / unit_s:.0f} {unit}"

@@ -1,6 +1,6 @@
-"""Which checkpoints are meant on a command line, and what is in them.
+"""Selection of checkpoints on the command line, and reports of their contents.
 
-Apart from ``checkpoint_commands`` because it needs numpy, for which no other command should wait.
+Separate from ``checkpoint_commands`` because it imports numpy, for which no other command should wait.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from ..paths import CHECKPOINTS_FOLDER, data_home
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
-    """What is wrong with a place or a checkpoint, as a person is told it."""
+def as_user_errors() -> Iterator[None]:
+    """Turn errors of a store or a checkpoint into a UserError with a hint."""
     try:
         yield
     except (CheckpointError, StoreError) as error:
         raise UserError(
             str(error),
             exit_code=ExitCode.CONFIG,
-            hint="`holdfast checkpoint list` shows what there is; --checkpoints says where",
+            hint="`holdfast checkpoint list` lists the checkpoints; --checkpoints sets the location",
         ) from error
 
 
 def find_place(where: str | None, state: Path | None) -> CheckpointStore:
-    """The place that is meant, or the only one on this machine.
+    """Return the store named by the options, or the only one on this machine.
 
     Raises:
-      UserError: there is none, or several.
-      PlaceError: it cannot be used.
+      UserError: there is none, or more than one.
+      StoreError: the store cannot be used.
     """
     if where is not None and state is not None:
-        raise click.UsageError("--checkpoints says where: leave out --state")
+        raise click.UsageError("--checkpoints sets the location: omit --state")
     if where is not None:
         return place_at(where)
     if state is not None:
@@ -58,34 +58,34 @@ def find_place(where: str | None, state: Path | None) -> CheckpointStore:
         if found
         else "no peer has checkpoints here",
         exit_code=ExitCode.USAGE,
-        hint="say which with --checkpoints DIR|URL, or --state DIR",
+        hint="select one with --checkpoints DIR|URL, or --state DIR",
     )
 
 
 def choose(place: CheckpointStore, part: str | None) -> Checkpoint:
-    """The one that is meant; without a word, the newest that says what it is.
+    """Return the checkpoint whose name contains ``part``; without it, the newest readable one.
 
     Raises:
-      UserError: there is none such.
-      CheckpointError, PlaceError: it cannot be read.
+      UserError: there is no such checkpoint.
+      CheckpointError, StoreError: the checkpoint cannot be read.
     """
     if part is not None:
         (name,) = named(place, part)
         return checkpoints.open_checkpoint(place, name)
-    passed: list[str] = []
-    found = next(checkpoints.newest(place, lambda _manifest: "", passed.append), None)
-    for text in passed:
-        click.echo(escaped(f"passed over: {text}"), err=True)
+    skipped: list[str] = []
+    found = next(checkpoints.newest(place, lambda _manifest: "", skipped.append), None)
+    for text in skipped:
+        click.echo(escaped(f"skipped: {text}"), err=True)
     if found is None:
         raise no_checkpoint(place)
     return found
 
 
 def named(place: CheckpointStore, part: str | None) -> list[str]:
-    """The one whose name has this part; None: all, the newest first.
+    """Return the name that contains ``part``; without it, all names, the newest first.
 
     Raises:
-      UserError: there is none such, or several.
+      UserError: no name or more than one contains it.
     """
     names = checkpoints.names(place)
     if part is None:
@@ -94,7 +94,7 @@ def named(place: CheckpointStore, part: str | None) -> list[str]:
     if len(found) == 1:
         return found
     raise UserError(
-        f"{len(found)} checkpoints in {place} are called {part!r}",
+        f"{len(found)} checkpoints in {place} match {part!r}",
         exit_code=ExitCode.USAGE,
         hint="`holdfast checkpoint list` shows their names",
     )
@@ -104,11 +104,11 @@ def no_checkpoint(place: CheckpointStore) -> UserError:
     return UserError(
         f"there is no checkpoint in {place}",
         exit_code=ExitCode.CONFIG,
-        hint="say where they are with --checkpoints DIR|URL, or --state DIR",
+        hint="give their location with --checkpoints DIR|URL, or --state DIR",
     )
 
 
-# ---------------------------------------------------------------- telling of them
+# ---------------------------------------------------------------- reports
 
 
 def row_of(place: CheckpointStore, name: str) -> dict[str, Any]:
@@ -117,12 +117,14 @@ def row_of(place: CheckpointStore, name: str) -> dict[str, Any]:
         manifest = checkpoints.open_checkpoint(place, name).manifest
     except CheckpointError as error:
         return {**row, "fault": str(error)}
-    said = {key: getattr(manifest, key) for key in ("run_id", "step", "rounds", "written_s")}
-    return {**row, **said}
+    return {
+        **row,
+        **{key: getattr(manifest, key) for key in ("run_id", "step", "rounds", "written_s")},
+    }
 
 
 def fault_of(place: CheckpointStore, name: str) -> str:
-    """What is wrong with a checkpoint, all of which is read; empty: nothing."""
+    """Read all of a checkpoint and return its first fault, or an empty string if there is none."""
     try:
         found = checkpoints.open_checkpoint(place, name)
         for number in range(len(found.manifest.sizes)):

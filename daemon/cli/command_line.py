@@ -1,19 +1,21 @@
-"""The ``holdfast`` command: its commands, and the last line of every error.
+"""The ``holdfast`` command group, and the handling of every command's errors.
 
-    cli_run    what runs until something is over: master, join, demo, bench
-    cli_look   what looks at a run: peers, rounds, events, watch
-    cli_ask    what asks a daemon on this machine: status, kick, backup, ...
-    cli_plan   what needs no run yet: plan
-    cli_config what helps to write run.toml, and the shell: config, init, completion
-    cli_service a daemon that starts with the machine
-    cli_doctor whether this machine can take part
-    cli_checkpoint   what lies on disk: checkpoint, export
+    run_commands         run until the work is over: master, join, demo, bench
+    look_commands        show a run: peers, rounds, events, watch
+    ask_commands         send a request to a local daemon: status, kick, backup, ...
+    plan_command         predict a run's performance: plan
+    config_commands      help to write run.toml, set up the shell: config, init, completion
+    service_commands     start a daemon with the machine: service
+    doctor_command       check whether this machine can take part: doctor
+    relay_command        forward traffic between peers: relay
+    checkpoint_commands  read and manage checkpoints on disk: checkpoint, export
+    simulate_command     run whole runs in virtual time: simulate
 
-Here and in these nothing is imported at the top that takes long: ``holdfast status`` should not wait
-for what only ``holdfast export`` needs.
+None of these modules imports anything slow at module level: ``holdfast status`` must not wait for
+what only ``holdfast export`` needs.
 
-Commands do their work elsewhere; what they raise as ``UserError`` becomes one line, a hint and an
-exit status here. There is no traceback for what a person can mend.
+A ``UserError`` that a command raises becomes one line, a hint and an exit status. An error that the
+user can fix never prints a traceback.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ from .simulate_command import simulate
 P = ParamSpec("P")
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
-# Set by the daemon for its trainer, or read elsewhere; everything else must be an option's.
+# Set by the daemon for its trainer, or read elsewhere. Every other variable must belong to an option.
 OTHER_VARIABLES = {"HOLDFAST_SOCKET", "HOLDFAST_MEMBER", "HOLDFAST_HOME"}
 
 
 def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
-    """Turn errors that a person can mend into a line, a hint and an exit status."""
+    """Turn errors that the user can fix into a line, a hint and an exit status."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -83,7 +85,7 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
 
 
 class Commands(click.Group):
-    """Checks the environment's variables before any command runs."""
+    """The command group, which checks the environment variables before any command runs."""
 
     def invoke(self, context: click.Context) -> object:
         refuse_unknown_variables(os.environ, self)
@@ -91,7 +93,7 @@ class Commands(click.Group):
 
 
 def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group) -> None:
-    """Raise UserError for a HOLDFAST_* variable that no option reads: it is a typing error."""
+    """Raise UserError for a HOLDFAST_* variable that no option reads: it is probably misspelt."""
     own = {f"{ENVIRONMENT_PREFIX}{option.name}".upper() for option in group.params}
     known = OTHER_VARIABLES | own | _variables(ENVIRONMENT_PREFIX, group)
     for variable in environment:
@@ -104,7 +106,7 @@ def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group)
 
 
 def _variables(prefix: str, group: click.Group) -> set[str]:
-    """What click reads the options of a group's commands from."""
+    """Return the names of the variables from which click reads the options of a group's commands."""
     found: set[str] = set()
     for name, command in group.commands.items():
         inner = f"{prefix}{name}_".upper().replace("-", "_")
@@ -124,19 +126,19 @@ def _variables(prefix: str, group: click.Group) -> set[str]:
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="How much to log.",
+    help="Least severity to log.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Lines for people, or a JSON object a line.",
+    help="Plain lines, or one JSON object per line.",
 )
 @click.option(
     "--log-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Log into this file, which is turned over at 16 MiB, instead of standard error.",
+    help="Log to this file, rotated at 16 MiB, instead of standard error.",
 )
 def commands(log_level: str, log_format: str, log_file: Path | None) -> None:
     """Train one model together, on machines that may vanish at any time.
@@ -187,5 +189,5 @@ for command in (
 @fails_plainly
 def main() -> None:
     """Run the command line; the exit status is one of ``ExitCode``."""
-    # Not click's standalone mode, which ends a Ctrl+C with status 1.
+    # click's standalone mode would exit with status 1 on Ctrl+C.
     sys.exit(commands.main(prog_name="holdfast", standalone_mode=False))

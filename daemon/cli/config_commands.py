@@ -1,4 +1,4 @@
-"""``holdfast config``, ``holdfast init``, ``holdfast completion``: before there is a run."""
+"""``holdfast config``, ``holdfast init``, ``holdfast completion``: preparation of a run."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ COMPLETE_VARIABLE = "_HOLDFAST_COMPLETE"
 
 @click.group()
 def config() -> None:
-    """Look at a run.toml without starting anything."""
+    """Check a run.toml without starting anything."""
 
 
 @config.command()
 @click.argument("run_toml", type=click.Path(path_type=Path))
 @json_option
 def check(run_toml: Path, as_json: bool) -> None:
-    """Name everything that is wrong with RUN_TOML, and what is allowed but probably not meant.
+    """List the errors in RUN_TOML, and warn of settings that are allowed but probably a mistake.
 
-    The exit status is 3 if a master would refuse it. Warnings do not change it.
+    The exit status is 3 if a master would refuse the file. Warnings do not change it.
 
     \b
     Examples:
       holdfast config check run.toml
       holdfast config check run.toml --json
     """
-    from ...membership.spec.spec_faults import look_at
+    from ...membership.spec.spec_faults import find_faults
     from ..spec_file import read_text
 
-    errors, warnings = look_at(read_text(run_toml))
+    errors, warnings = find_faults(read_text(run_toml))
     if as_json:
-        told = {
+        report = {
             "valid": not errors,
             "errors": [asdict(fault) for fault in errors],
             "warnings": [asdict(fault) for fault in warnings],
         }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(report, indent=2))
     else:
         for kind, faults in (("error", errors), ("warning", warnings)):
             for fault in faults:
@@ -55,18 +55,18 @@ def check(run_toml: Path, as_json: bool) -> None:
                 named = f"{fault.key}: " if fault.key else ""
                 click.echo(f"{where}: {kind}: {named}{fault.text}")
         if not errors:
-            click.echo(f"{run_toml} is good" + (", but see above" if warnings else ""))
+            click.echo(f"{run_toml} is valid" + (", with warnings" if warnings else ""))
     if errors:
         sys.exit(ExitCode.CONFIG)
 
 
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
-@click.option("--force", is_flag=True, help="Write over files that are there.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 def init(folder: Path, force: bool) -> None:
-    """Write a run.toml and a training script to start from into FOLDER (default: here).
+    """Write a sample run.toml and training script into FOLDER (default: the current folder).
 
-    Both run as they are, and say in comments what to change.
+    Both work unchanged; comments in them say what to adapt.
 
     \b
     Examples:
@@ -76,9 +76,9 @@ def init(folder: Path, force: bool) -> None:
     there = [name for name in START_FILES if (folder / name).exists()]
     if there and not force:
         raise UserError(
-            f"{folder / there[0]} is there already",
+            f"{folder / there[0]} already exists",
             exit_code=ExitCode.CONFIG,
-            hint="give another folder, or --force to write over it",
+            hint="give another folder, or --force to overwrite it",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,9 +96,9 @@ def init(folder: Path, force: bool) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what lets a shell complete holdfast's commands and options.
+    """Print a script for shell completion of holdfast's commands and options.
 
-    Put it where the shell looks: ~/.local/share/bash-completion/completions/holdfast, ~/.zfunc/_holdfast
+    Save it where the shell looks for completions: ~/.local/share/bash-completion/completions/holdfast, ~/.zfunc/_holdfast
     or ~/.config/fish/completions/holdfast.fish.
 
     \b

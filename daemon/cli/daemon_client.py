@@ -1,7 +1,7 @@
-"""What commands that look ask a daemon on this machine: the one place where it is asked.
+"""The commands' client of the HTTP API of a daemon on this machine.
 
-How a run is comes out of ``GET /api/status``, what was out of the master's history. Rows are shaped as the
-commands print them with ``--json``.
+The current state of a run comes from ``GET /api/status``, its past from the master's history. Rows have
+the shape that the commands print with ``--json``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import httpx
 
 HTTP_S = 10.0  # a local daemon answers at once or not at all
-LOOK_S = 1.0  # between two looks of a command that goes on looking
-LOOK_HTTP_S = 2.0  # for such a look: a key that was pressed meanwhile waits as long
-ROUNDS_SEEN = 20  # of the last ones, that are kept by who goes on looking
-ROUNDS_PAGE = 5  # at a look; more if all of these are new
+LOOK_S = 1.0  # between two polls
+LOOK_HTTP_S = 2.0  # timeout of a poll; a key press waits as long
+ROUNDS_SEEN = 20  # most recent rounds that a poller keeps
+ROUNDS_PAGE = 5  # rounds per request; the next page follows if all of these are new
 EVENTS_SEEN = 100
 
 Json = dict[str, Any]
@@ -45,8 +45,12 @@ def call(
     query: Mapping[str, str | int] | None = None,
     timeout_s: float = HTTP_S,
 ) -> Json:
-    """Ask a local daemon. ``body`` None reads, otherwise it acts."""
-    import httpx  # a tenth of a second that only the commands which ask need
+    """Send a request to a local daemon and return its answer: a GET without ``body``, else a POST.
+
+    Raises:
+      UserError: the daemon does not answer, or answers with an error.
+    """
+    import httpx  # takes a tenth of a second, which only the commands that send requests need
 
     try:
         if body is None:
@@ -76,9 +80,9 @@ def call(
 
 @functools.cache
 def _client() -> httpx.Client:
-    """One for the whole life of a command: who looks every second keeps one connection for that.
+    """Return the command's one HTTP client, so that repeated polls share a connection.
 
-    What the environment says of proxies is about others: a daemon on this machine is asked directly.
+    The client ignores proxy variables of the environment: the daemon is on this machine.
     """
     import httpx
 
@@ -86,7 +90,7 @@ def _client() -> httpx.Client:
 
 
 def _escaped(value: Any) -> Any:
-    """An answer whose texts can be printed: a journal of an older version may hold any."""
+    """Escape all texts of an answer for printing: an older version's journal may hold any characters."""
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, list):
@@ -97,14 +101,14 @@ def _escaped(value: Any) -> Any:
 
 
 class Poller(Generic[T]):
-    """Looks at one daemon again and again, also when it is started again meanwhile.
+    """Repeated requests to one daemon, which may be restarted in between.
 
     Args:
-      see: what is asked of it at each look.
+      see: the request to make at each poll.
 
     Attributes:
-      control: the daemon that was found last.
-      away_since: when it stopped answering, by ``time.monotonic``; None: it answers.
+      control: the daemon found by the last poll.
+      away_since: time of the first unanswered poll, by ``time.monotonic``; None while it answers.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class Poller(Generic[T]):
         self.away_since: float | None = None
 
     def look(self) -> T | None:
-        """What is seen; None: it does not answer now."""
+        """Poll once; return the snapshot, or None if the daemon does not answer."""
         try:
             self.control = find_control(self._state, self.control.kind)
             seen = self._see(self.control)
@@ -151,11 +155,11 @@ def status_of_master(control: DaemonAddress) -> MasterStatus:
 
 @frozen
 class Snapshot:
-    """A daemon at one look.
+    """A daemon's state at one poll.
 
     Attributes:
-      rounds: the last ones that are over, the newest first; a peer has none.
-      events: the last ones, the oldest first; likewise.
+      rounds: recent finished rounds, the newest first; empty for a peer.
+      events: recent events, the oldest first; empty for a peer.
     """
 
     status: Status
@@ -165,7 +169,7 @@ class Snapshot:
 
 @define
 class RunSnapshot:
-    """What ``watch`` looks at. Rounds are large and do not change: each is asked for once or so."""
+    """The request of ``watch``. It keeps the rounds, which are large and constant, between polls."""
 
     _rounds: list[ShownRound] = field(factory=list)
 
@@ -199,7 +203,7 @@ def key_of(row: ShownRound | PastEvent) -> tuple[int, float]:
 
 
 class NewRows:
-    """Finds the rows that were not there at the last look."""
+    """A filter for the rows that the previous poll did not return."""
 
     def __init__(self) -> None:
         self._known: set[tuple[int, float]] = set()
@@ -218,7 +222,7 @@ def format_pending(row: PendingRow) -> str:
     """Return a line about a newcomer that waits for approval: what is known of it before what it claims."""
     role = f"{row.role} and founder" if row.founder else row.role
     return (
-        f"{row.peer[:8]} at {row.host} wants in as {role}, for {row.waits_s:.0f} s "
+        f"{row.peer[:8]} at {row.host} asks to join as {role}, for {row.waits_s:.0f} s "
         f"(`holdfast approve {row.peer[:8]}`); it calls itself {row.name!r}"
     )
 
@@ -226,7 +230,7 @@ def format_pending(row: PendingRow) -> str:
 def rounds_of(
     control: DaemonAddress, limit: int, *, before: int | None = None, timeout_s: float = HTTP_S
 ) -> list[ShownRound]:
-    """The rounds that are over, the newest first; with the names of who took part."""
+    """Fetch the finished rounds with the names of their contributors, the newest first."""
     rows: list[ShownRound] = []
     while len(rows) < limit:
         query: dict[str, str | int] = {"limit": min(limit - len(rows), ROUNDS_ANSWER_MAX)}
@@ -261,10 +265,10 @@ def events_of(
     peer: str = "",
     timeout_s: float = HTTP_S,
 ) -> list[PastEvent]:
-    """The last events that fit the filter, the oldest first; ``at`` is Unix time.
+    """Fetch the latest events that match the filter, the oldest first; ``at`` is Unix time.
 
     Args:
-      peer: its name, or how its id begins.
+      peer: the peer's name, or the first digits of its id.
     """
     rows: list[PastEvent] = []
     query: dict[str, str | int] = {"kind": ",".join(kinds), "text": text}

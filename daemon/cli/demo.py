@@ -1,12 +1,12 @@
-"""``holdfast demo``: the main job on one machine, with real processes and a real kill.
+"""``holdfast demo``: a whole run on one machine, with real processes and a real kill.
 
-It only uses what any owner and volunteer use: the ``holdfast`` commands and the status over HTTP.
+The demo uses only the ``holdfast`` commands and the status over HTTP, as any operator would.
 
-    start      master, three contributors, one spare; each peer with its trainer
+    start      a master, three contributors, one spare; every peer has its own trainer
     train      until a third of the rounds is committed
     kill       SIGKILL to one contributor (daemon and trainer) in the middle of a reduction
-    go on      the spare takes its place
-    come back  the killed one is started again, with the identity it had
+    promote    the spare takes the killed peer's place
+    return     the killed peer is started again with its old identity
     verdict    when all rounds are committed
 """
 
@@ -39,9 +39,9 @@ CONTRIBUTORS = ("alder", "birch", "cedar")
 SPARE = "spruce"
 VICTIM = "cedar"
 SYNC_EVERY = 20  # inner steps per round
-UPLOAD_MB_PER_S = 6.0  # a good home uplink; on bare loopback a round would be over in a blink
+UPLOAD_MB_PER_S = 6.0  # a good home uplink; over unlimited loopback a reduction is too short to hit
 POLL_S = 0.02
-SECONDS_MAX = 175.0  # two cores do it in about two minutes
+SECONDS_MAX = 175.0  # two cores need about two minutes
 START_S = 60.0
 EXIT_S = 20.0
 FLOAT_BYTES = 4
@@ -66,14 +66,14 @@ grace_s = 10
 
 class DemoStage(enum.Enum):
     TRAIN = "training"
-    HUNT = "waiting for a reduction to interrupt"
+    AWAIT_REDUCTION = "waiting for a reduction to interrupt"
     KILLED = "one contributor was killed"
-    BACK = "the killed one is back"
+    RETURNED = "the killed peer was started again"
 
 
 @define
 class DemoProgress:
-    """What the demo has seen so far."""
+    """Observations of the demo so far."""
 
     stage: DemoStage = DemoStage.TRAIN
     committed: int = 0
@@ -94,13 +94,13 @@ class DemoProgress:
 
 
 class Demo:
-    """The demo's processes, and what is seen of them."""
+    """The demo's processes and the observations made of them."""
 
     def __init__(self, folder: Path, rounds: int, console: Console) -> None:
         self.folder = folder
         self.rounds = rounds
         self.console = console
-        self.watch = DemoProgress()
+        self.progress = DemoProgress()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.invites: dict[str, str] = {}
         self.began_s = time.monotonic()
@@ -109,7 +109,7 @@ class Demo:
     # ------------------------------------------------------------ processes
 
     def spawn(self, name: str, *arguments: str) -> None:
-        """Start ``holdfast ARGUMENTS``, its output to a log of its own."""
+        """Start ``holdfast ARGUMENTS`` with a log file of its own."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         log = (self.folder / f"{name}.log").open("ab")
         with log:
@@ -165,7 +165,11 @@ class Demo:
         )
 
     def await_control(self, name: str) -> dict[str, Any]:
-        """How to reach a daemon, once it runs; raises UserError with its log's end otherwise."""
+        """Wait until a daemon runs and return its control file.
+
+        Raises:
+          UserError: the daemon did not start in time; the hint quotes the end of its log.
+        """
         until = time.monotonic() + START_S
         path = self.folder / name / CONTROL_FILE
         while time.monotonic() < until:
@@ -190,7 +194,7 @@ class Demo:
         return answer
 
     def stop_all(self) -> None:
-        """End whatever still runs: politely, then not."""
+        """Ask the remaining processes to exit, then kill those that have not."""
         for name, process in self.processes.items():
             if process.poll() is None:
                 process.send_signal(signal.SIGINT if name != "master" else signal.SIGTERM)
@@ -204,30 +208,31 @@ class Demo:
         self.client.close()
 
     def kill(self, name: str) -> None:
-        """As if its power were cut: the daemon and its trainer at once."""
+        """Kill a peer's daemon and trainer at once, as a power failure would."""
         trainer = self.ask(name, "status").get("command_pid")
-        self.watch.killed_s = time.monotonic()
+        self.progress.killed_s = time.monotonic()
         self.processes[name].kill()
         if trainer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(trainer, signal.SIGKILL)
         self.processes[name].wait()
 
-    # ------------------------------------------------------------ the story
+    # ------------------------------------------------------------ stages
 
     def run(self) -> dict[str, Any]:
+        """Run the demo to its end, or to its time limit, and return the verdict."""
         self.start()
         while True:
-            status = self.follow()
-            if status.state == "finished" and self.all_gone():
+            status = self.poll()
+            if status.state == "finished" and self.peers_exited():
                 return self.verdict(status)
             if time.monotonic() - self.began_s > SECONDS_MAX:
-                self.say(f"gave up after {SECONDS_MAX:.0f} s: {status.why_waiting}")
+                self.report(f"gave up after {SECONDS_MAX:.0f} s: {status.why_waiting}")
                 return self.verdict(status)
             time.sleep(POLL_S)
 
     def start(self) -> None:
-        self.say("starting a master, three contributors and a spare ...")
+        self.report("starting a master, three contributors and a spare ...")
         self.start_master()
         for name in (*CONTRIBUTORS, SPARE):
             role = "spare" if name == SPARE else "contributor"
@@ -235,152 +240,152 @@ class Demo:
             self.invites[name] = str(self.ask("master", "invite", body)["invite"])
             self.start_peer(name)
 
-    def follow(self) -> MasterStatus:
-        """Look at the run, and do what the story has there; its status."""
+    def poll(self) -> MasterStatus:
+        """Fetch the run's status, do what the current stage requires, and return the status."""
         status = read(self.ask("master", "status"), MasterStatus)
-        self.see(status)
-        self.act(status)
+        self.record(status)
+        self.advance(status)
         self.show(status)
         return status
 
-    def all_gone(self) -> bool:
+    def peers_exited(self) -> bool:
         return all(p.poll() is not None for n, p in self.processes.items() if n != "master")
 
-    def see(self, status: MasterStatus) -> None:
-        """Keep what the verdict needs; members vanish from the status when they leave."""
-        watch = self.watch
-        watch.committed = status.committed
+    def record(self, status: MasterStatus) -> None:
+        """Record what the verdict needs, because members vanish from the status when they leave."""
+        progress = self.progress
+        progress.committed = status.committed
         for member in [*status.members, *status.departed]:
             name = member.name
             metrics = member.metrics
-            if name == CONTRIBUTORS[0] and watch.loss_start is None:
-                watch.loss_start = metrics.get("validation_loss")
+            if name == CONTRIBUTORS[0] and progress.loss_start is None:
+                progress.loss_start = metrics.get("validation_loss")
             if "final_validation_loss" in metrics:
-                watch.loss_end[name] = metrics["final_validation_loss"]
+                progress.loss_end[name] = metrics["final_validation_loss"]
             key = f"{name}#{member.number}"
             sent = member.bytes.bulk_sent
-            watch.sent_bytes[key] = max(sent, watch.sent_bytes.get(key, 0))
+            progress.sent_bytes[key] = max(sent, progress.sent_bytes.get(key, 0))
             for head in member.heads:
-                if head.state == "held" and head.version >= watch.versions.get(name, -1):
-                    watch.versions[name] = head.version
-                    watch.digests[name] = head.root
+                if head.state == "held" and head.version >= progress.versions.get(name, -1):
+                    progress.versions[name] = head.version
+                    progress.digests[name] = head.root
 
-    def act(self, status: MasterStatus) -> None:
-        watch = self.watch
-        if watch.stage is DemoStage.TRAIN and watch.committed >= max(1, self.rounds // 3):
-            watch.stage = DemoStage.HUNT
-        elif watch.stage is DemoStage.HUNT:
-            self.hunt(status)
-        elif watch.stage is DemoStage.KILLED:
+    def advance(self, status: MasterStatus) -> None:
+        progress = self.progress
+        if progress.stage is DemoStage.TRAIN and progress.committed >= max(1, self.rounds // 3):
+            progress.stage = DemoStage.AWAIT_REDUCTION
+        elif progress.stage is DemoStage.AWAIT_REDUCTION:
+            self.kill_during_reduction(status)
+        elif progress.stage is DemoStage.KILLED:
             self.follow_promotion(status)
-        elif watch.stage is DemoStage.BACK and not watch.returned_in_sync:
-            watch.returned_in_sync = any(m.name == VICTIM and m.in_sync for m in status.members)
-            if watch.returned_in_sync:
-                self.say(f"{VICTIM} is in sync again, as a spare")
+        elif progress.stage is DemoStage.RETURNED and not progress.returned_in_sync:
+            progress.returned_in_sync = any(m.name == VICTIM and m.in_sync for m in status.members)
+            if progress.returned_in_sync:
+                self.report(f"{VICTIM} is in sync again, as a spare")
 
-    def hunt(self, status: MasterStatus) -> None:
-        """Kill the victim when a reduction it takes part in has begun."""
+    def kill_during_reduction(self, status: MasterStatus) -> None:
+        """Kill the victim once a reduction has begun and the spare is in sync."""
         reducing = [r for r in status.rounds if r.phase == "reducing"]
         if not reducing:
             return
-        watch = self.watch
+        progress = self.progress
         spare = self.member(status, SPARE)
         if spare is None or not spare.in_sync:
             return
-        time.sleep(0.1)  # well into it: at this upload rate it takes the better part of a second
+        time.sleep(0.1)  # at this upload rate a reduction takes most of a second
         self.kill(VICTIM)
-        watch.stage, watch.kill_round = DemoStage.KILLED, reducing[0].round
-        watch.kill_phase = reducing[0].phase
-        watch.committed_at_kill = watch.committed
-        watch.spare_bytes_at_kill = spare.bytes.state_received
-        self.say(f"SIGKILL {VICTIM} in the middle of round {watch.kill_round}'s reduction")
+        progress.stage, progress.kill_round = DemoStage.KILLED, reducing[0].round
+        progress.kill_phase = reducing[0].phase
+        progress.committed_at_kill = progress.committed
+        progress.spare_bytes_at_kill = spare.bytes.state_received
+        self.report(f"SIGKILL {VICTIM} in the middle of round {progress.kill_round}'s reduction")
 
     def follow_promotion(self, status: MasterStatus) -> None:
-        watch = self.watch
-        if watch.kill_to_commit_s is None and watch.committed > watch.committed_at_kill:
-            watch.kill_to_commit_s = time.monotonic() - watch.killed_s
-            self.say(f"next commit {watch.kill_to_commit_s:.2f} s after the kill")
+        progress = self.progress
+        if progress.kill_to_commit_s is None and progress.committed > progress.committed_at_kill:
+            progress.kill_to_commit_s = time.monotonic() - progress.killed_s
+            self.report(f"next commit {progress.kill_to_commit_s:.2f} s after the kill")
         spare = self.member(status, SPARE)
         if spare is not None and spare.role == "contributor":
-            received = spare.bytes.state_received - watch.spare_bytes_at_kill
-            if watch.promotion_state_bytes is None:
-                self.say(f"{SPARE} is a contributor now; {received} bytes of state were moved")
-            watch.promotion_state_bytes = received
-        if watch.committed >= watch.committed_at_kill + max(2, self.rounds // 5):
-            watch.stage = DemoStage.BACK
-            self.say(f"starting {VICTIM} again")
+            received = spare.bytes.state_received - progress.spare_bytes_at_kill
+            if progress.promotion_state_bytes is None:
+                self.report(f"{SPARE} is a contributor now; {received} bytes of state were moved")
+            progress.promotion_state_bytes = received
+        if progress.committed >= progress.committed_at_kill + max(2, self.rounds // 5):
+            progress.stage = DemoStage.RETURNED
+            self.report(f"starting {VICTIM} again")
             self.start_peer(VICTIM)
 
     def member(self, status: MasterStatus, name: str) -> MemberRow | None:
         return next((m for m in status.members if m.name == name), None)
 
-    # ------------------------------------------------------------ what people see
+    # ------------------------------------------------------------ output
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self.console.print(f"[dim]{time.monotonic() - self.began_s:6.1f} s[/dim]  {text}")
 
     def show(self, status: MasterStatus) -> None:
-        """One line per committed round."""
-        watch = self.watch
+        """Print one line per committed round and per change of the run's state."""
+        progress = self.progress
         losses = [m.loss for m in status.members if m.loss is not None and m.role == "contributor"]
         rate = sum(m.tokens_per_s for m in status.members)
         line = (
-            f"round {watch.committed:2d}/{self.rounds}  {status.state:<24.24}  "
+            f"round {progress.committed:2d}/{self.rounds}  {status.state:<24.24}  "
             f"loss {sum(losses) / len(losses) if losses else float('nan'):.3f}  "
             f"{rate:6.0f} tokens/s  {len(status.members)} members  "
-            f"{sum(watch.sent_bytes.values()) / 1e6:7.1f} MB sent"
+            f"{sum(progress.sent_bytes.values()) / 1e6:7.1f} MB sent"
         )
-        mark = f"{watch.committed} {status.state}"
-        if mark != watch.line:
-            watch.line = mark
-            self.say(line)
+        mark = f"{progress.committed} {status.state}"
+        if mark != progress.line:
+            progress.line = mark
+            self.report(line)
 
     def verdict(self, status: MasterStatus) -> dict[str, Any]:
-        """Every claim of the demo, from what was seen."""
-        watch = self.watch
-        final = max(watch.versions.values(), default=-1)
-        digests = {name: watch.digests[name] for name in sorted(watch.digests)}
+        """Return the demo's verdict: every claim with the observation behind it."""
+        progress = self.progress
+        final = max(progress.versions.values(), default=-1)
+        digests = {name: progress.digests[name] for name in sorted(progress.digests)}
         expected = {*CONTRIBUTORS, SPARE}
         equal = set(digests) == expected and len(set(digests.values())) == 1
-        lost = sum(watch.committed - watch.versions.get(name, 0) for name in expected)
-        loss_end = max(watch.loss_end.values(), default=None)
+        lost = sum(progress.committed - progress.versions.get(name, 0) for name in expected)
+        loss_end = max(progress.loss_end.values(), default=None)
         elements = status.value_count
         n = len(CONTRIBUTORS)
         verdict = {
             "ok": False,
-            "loss_start": watch.loss_start,
+            "loss_start": progress.loss_start,
             "loss_end": loss_end,
-            "rounds_committed": watch.committed,
+            "rounds_committed": progress.committed,
             "rounds_lost": lost,
             "digests": digests,
             "digests_equal": equal,
             "final_version": final,
-            "bytes_sent": sum(watch.sent_bytes.values()),
-            # Ring all-reduce of float32 gradients at every inner step, all peers together.
-            "bytes_data_parallel": watch.committed
+            "bytes_sent": sum(progress.sent_bytes.values()),
+            # Ring all-reduce of float32 gradients at every inner step, summed over all peers.
+            "bytes_data_parallel": progress.committed
             * SYNC_EVERY
             * 2
             * (n - 1)
             * FLOAT_BYTES
             * elements,
             "killed": VICTIM,
-            "kill_round": watch.kill_round,
-            "kill_phase": watch.kill_phase,
-            "kill_to_commit_s": watch.kill_to_commit_s,
-            "promotion_state_bytes": watch.promotion_state_bytes,
-            "returned_in_sync": watch.returned_in_sync,
+            "kill_round": progress.kill_round,
+            "kill_phase": progress.kill_phase,
+            "kill_to_commit_s": progress.kill_to_commit_s,
+            "promotion_state_bytes": progress.promotion_state_bytes,
+            "returned_in_sync": progress.returned_in_sync,
             "seconds": time.monotonic() - self.began_s,
         }
         verdict["ok"] = (
-            watch.loss_start is not None
+            progress.loss_start is not None
             and loss_end is not None
-            and loss_end < watch.loss_start
+            and loss_end < progress.loss_start
             and equal
             and lost == 0
-            and watch.committed == self.rounds
-            and watch.kill_to_commit_s is not None
-            and watch.promotion_state_bytes == 0
-            and watch.returned_in_sync
+            and progress.committed == self.rounds
+            and progress.kill_to_commit_s is not None
+            and progress.promotion_state_bytes == 0
+            and progress.returned_in_sync
         )
         return verdict
 
@@ -402,7 +407,7 @@ class Demo:
                 f"{sent / 1e6:.1f} MB; data parallel: {parallel / 1e6:.0f} MB "
                 f"({parallel / sent if sent else 0:.0f} times as many)",
             ),
-            ("digests", "all equal" if verdict["digests_equal"] else "THEY DIFFER"),
+            ("digests", "all equal" if verdict["digests_equal"] else "DIFFERENT"),
         ]
         self.console.print()
         for label, value in rows:
@@ -429,7 +434,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def run_demo(json_path: Path | None, rounds: int, keep: Path | None) -> int:
-    """Run the demo; returns the exit status: 0 only if everything it claims came true."""
+    """Run the demo and return its exit status, which is 0 only if every claim holds."""
     console = Console(highlight=False, soft_wrap=True)
     with _folder(keep) as folder:
         demo = Demo(folder, rounds, console)

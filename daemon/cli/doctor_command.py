@@ -1,4 +1,4 @@
-"""``holdfast doctor``: looks at this machine before it takes part."""
+"""``holdfast doctor``: checks of this machine before it joins a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="As it will be given to `join`.",
+    help="As for `join`.",
 )
 @click.option(
     "--listen",
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     default=("0.0.0.0:0",),
     show_default=True,
     callback=parse_addresses,
-    help="As it will be given to `join`.",
+    help="As for `join`.",
 )
 @advertise_option
 @click.option(
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     default="127.0.0.1:0",
     show_default=True,
     callback=parse_address_option,
-    help="As it will be given to `join`.",
+    help="As for `join`.",
 )
 @json_option
 def doctor(
@@ -57,12 +57,12 @@ def doctor(
     http: Address,
     as_json: bool,
 ) -> None:
-    """Say what would keep this machine from taking part, and how to mend it.
+    """Check whether this machine can take part in a run, and say how to fix what prevents it.
 
-    With the INVITE that it will join with, the master looks at this machine, too: whether it reaches
-    it, how far the clocks are apart, how fast the line is, how much memory and disk the run takes.
-    The invite is not used up, and nothing large is sent: eleven megabytes at most. Give the same
-    options as to `join`. The exit status is 14 if anything must be mended first.
+    With an INVITE the master checks this machine too: whether it can reach it, the clock offset, the
+    line's speed, and the memory and disk that the run needs. The check does not use up the invite and
+    sends at most eleven megabytes. Give the same options as to `join`. The exit status is 14 if
+    something must be fixed first.
 
     \b
     Examples:
@@ -72,11 +72,10 @@ def doctor(
     import trio
 
     from ...protocol.trust.invite import Invite
-    from ..doctor import line_checks as its_line
-    from ..doctor import machine_checks
+    from ..doctor import line_checks, machine_checks
     from ..doctor.findings import fault, ok, unfit
 
-    findings: list[Finding] = list(machine_checks.look_at_versions())
+    findings: list[Finding] = list(machine_checks.check_versions())
     ticket: Invite | None = None
     if invite is not None:
         try:
@@ -87,18 +86,18 @@ def doctor(
     folder = state or data_home() / "peers"
     if state is None and ticket is not None:
         folder = peer_state(ticket.run_id, ticket.fingerprint)
-    line = trio.run(its_line.look_at_line, ticket, listen, advertise, http)
+    line = trio.run(line_checks.check_line, ticket, listen, advertise, http)
     findings += line.findings
     if not any(finding.check == "clock" for finding in findings):
-        findings.append(machine_checks.look_at_clock_alone())
-    findings += machine_checks.look_at_state(folder)
-    findings.append(machine_checks.look_at_disk(folder, line.needs))
-    findings.append(machine_checks.look_at_memory(line.needs))
-    findings.append(machine_checks.look_at_files(line.needs))
-    findings.append(machine_checks.look_at_buffers())
+        findings.append(machine_checks.check_clock_alone())
+    findings += machine_checks.check_state(folder)
+    findings.append(machine_checks.check_disk(folder, line.needs))
+    findings.append(machine_checks.check_memory(line.needs))
+    findings.append(machine_checks.check_files(line.needs))
+    findings.append(machine_checks.check_buffers())
     if as_json:
         rows = [
-            {"check": f.check, "verdict": f.verdict.value, "said": f.said, "fix": f.fix}
+            {"check": f.check, "verdict": f.verdict.value, "text": f.text, "fix": f.fix}
             for f in findings
         ]
         click.echo(json.dumps({"fit": not unfit(findings), "findings": rows}, indent=2))

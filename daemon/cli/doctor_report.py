@@ -1,4 +1,4 @@
-"""A doctor's report for people: what is wrong stands last, where one looks."""
+"""The doctor's report as text, with faults last, next to the prompt."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def show_findings(findings: Sequence[Finding]) -> None:
     wide = max(len(finding.check) for finding in findings)
     for finding in sorted(findings, key=lambda each: ORDER.index(each.verdict)):
         line = Text(f"{finding.verdict.value:8}", style=STYLES[finding.verdict])
-        line.append(escaped(f"{finding.check:{wide}}  {finding.said}"), style="default")
+        line.append(escaped(f"{finding.check:{wide}}  {finding.text}"), style="default")
         console.print(line)
         if finding.fix:
             console.print(Text(escaped(f"{'':{wide + 10}}fix: {finding.fix}")))
     faults = sum(finding.verdict is Verdict.FAULT for finding in findings)
     if faults:
         console.print(
-            f"\n{faults} thing{'s' if faults > 1 else ''} to mend before this machine joins"
+            f"\n{faults} fault{'s' if faults > 1 else ''} to fix before this machine can join"
         )
     else:
         console.print("\nthis machine can take part")

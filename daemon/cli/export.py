@@ -1,8 +1,8 @@
-"""A checkpoint's weights as a file for the plain model: its own names, shapes and dtypes.
+"""Export of a checkpoint's weights for the plain model, with its own names, shapes and dtypes.
 
-What is written needs no holdfast to be read. Outer momentum and lineage stay behind. A tied tensor
-is under all of its names, as ``load_state_dict`` wants it: in a safetensors file once for each, in
-torch's format as one tensor.
+The file can be read without holdfast. It holds neither the outer momentum nor the lineage. A tied
+tensor appears under all of its names, as ``load_state_dict`` requires: a safetensors file holds a copy
+per name, the torch format one shared tensor.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Shared = NDArray[np.float32] | NDArray[np.int64]
 
 @frozen
 class Tensor:
-    """One of the model, with its values as the run shares them."""
+    """A tensor of the model, with its values as the run shares them."""
 
     spec: TensorSpec
     shared: Shared
@@ -57,29 +57,28 @@ class Tensor:
         return DTYPES[self.spec.dtype]
 
     def encoded(self) -> bytes:
-        """Its bytes in its own dtype, as a trainer that loads it would have them."""
+        """Return the values as bytes of the tensor's own dtype."""
         if self.dtype == "BF16":
             return to_bfloat16(self.shared.astype(np.float32, copy=False)).tobytes()
         if self.dtype == "BOOL":
             return bytes((self.shared != 0).astype(np.uint8).tobytes())
-        with np.errstate(over="ignore"):  # beyond float16 is infinity
+        with np.errstate(over="ignore"):  # values beyond float16's range become infinity
             own = self.shared.astype(np.dtype(_NUMPY[self.dtype]))
         return own.tobytes()
 
 
 def tensors_of(checkpoint: Checkpoint) -> list[Tensor]:
-    """All of the model, in the layout's order; every byte was checked.
+    """Return all tensors of the model in the layout's order, with every byte checked.
 
     Raises:
-      CheckpointError, PlaceError: it cannot be read.
-      UserError: its spec does not cut its tensors as they are cut in it.
+      CheckpointError: the checkpoint cannot be read, or its spec divides the tensors into fragments
+        in another way than the checkpoint.
+      StoreError: the store cannot be read.
     """
     manifest = checkpoint.manifest
     fragments = fragments_of(manifest.layout, RunSpec.parse(manifest.spec_toml).diloco)
     if sizes_of(fragments) != manifest.sizes:
-        raise CheckpointError(
-            f"{checkpoint.name} is cut into fragments in another way than its spec says"
-        )
+        raise CheckpointError(f"{checkpoint.name} has other fragments than its spec defines")
     found: dict[int, Tensor] = {}
     for number, fragment in enumerate(fragments):
         (values, _momentum, counters), _digests = checkpoint.checked_parts(number)
@@ -91,28 +90,34 @@ def tensors_of(checkpoint: Checkpoint) -> list[Tensor]:
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Rounded to nearest, ties to even, as torch does."""
+    """Round float32 values to bfloat16, to nearest with ties to even, as torch does."""
     bits = values.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
 def export_safetensors(tensors: list[Tensor], out: Path) -> None:
-    """All names, in one file. Raises PlaceError."""
+    """Write a safetensors file with every tensor under all of its names.
+
+    Raises:
+      StoreError: the file cannot be written.
+    """
     named = [(name, t) for t in tensors for name in (t.spec.name, *t.spec.aliases)]
     _write(named, {"format": "pt"}, out)
 
 
 def export_torch(tensors: list[Tensor], out: Path) -> None:
-    """What ``torch.save`` makes of a state dict.
+    """Write a state dict with ``torch.save``, in another process because this one never imports torch.
 
-    By another process: this one never imports torch. Raises PlaceError, or UserError without torch.
+    Raises:
+      StoreError: the file cannot be written.
+      UserError: torch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
         raise UserError(
             "the torch format needs torch, which is not installed here",
             exit_code=ExitCode.CONFIG,
-            hint="install torch, or take --format safetensors",
+            hint="install torch, or use --format safetensors",
         )
     ties = {t.spec.name: t.spec.aliases for t in tensors if t.spec.aliases}
     try:
@@ -126,12 +131,12 @@ def export_torch(tensors: list[Tensor], out: Path) -> None:
     except OSError as error:
         raise StoreError(f"{out}: {error}") from error
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        lines = done.stderr.strip().splitlines() or ["no error message"]
         raise StoreError(f"{out}: torch cannot write it: {lines[-1]}")
 
 
 def _write(named: list[tuple[str, Tensor]], metadata: dict[str, str], out: Path) -> None:
-    # Aligned, and else as it was.
+    # Large elements first keeps all tensors aligned; the sort is stable.
     ordered = sorted(named, key=lambda each: -ELEMENT_BYTES[each[1].dtype])
     for _written in FolderStore(out.parent).write(out.name, "export", _pieces(ordered, metadata)):
         pass

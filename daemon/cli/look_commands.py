@@ -1,4 +1,4 @@
-"""Commands that look at a run: peers, rounds, events, watch."""
+"""Commands that show a run: peers, rounds, events, watch."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ EVENTS_SHOWN = 40
 
 @click.command()
 @state_option
-@click.option("--gone", is_flag=True, help="Those who left, with the reason, instead.")
+@click.option("--gone", is_flag=True, help="List departed peers instead, with the reason.")
 @json_option
 def peers(state: Path | None, gone: bool, as_json: bool) -> None:
-    """List the run's members: what they do, how fast, and why they wait (at the master).
+    """List the run's members: activity, speed, and what they wait for (at the master).
 
-    Then those who are in quarantine, and why; `holdfast clear` lets one back in.
+    Quarantined peers follow, with the reason; `holdfast clear` releases one.
 
     \b
     Examples:
@@ -67,11 +67,15 @@ def peers(state: Path | None, gone: bool, as_json: bool) -> None:
 @click.command()
 @state_option
 @click.option(
-    "--limit", type=click.IntRange(1), default=ROUNDS_SHOWN, show_default=True, help="How many."
+    "--limit",
+    type=click.IntRange(1),
+    default=ROUNDS_SHOWN,
+    show_default=True,
+    help="Number of rounds.",
 )
 @json_option
 def rounds(state: Path | None, limit: int, as_json: bool) -> None:
-    """List the last rounds, the newest first: who took part, how long each phase took (at the master).
+    """List recent rounds, the newest first: contributors, duration of each phase (at the master).
 
     \b
     Examples:
@@ -94,18 +98,20 @@ def rounds(state: Path | None, limit: int, as_json: bool) -> None:
     "kinds",
     multiple=True,
     type=click.Choice([kind.value for kind in EventKind]),
-    help="Only of this kind; repeatable.",
+    help="Only events of this kind; repeatable.",
 )
-@click.option("--text", default="", help="Only those with this in their text.")
-@click.option("--peer", default="", help="Only of this peer: its name, or how its id begins.")
+@click.option("--text", default="", help="Only events whose text contains this.")
+@click.option(
+    "--peer", default="", help="Only events of this peer (name, or first digits of its id)."
+)
 @click.option(
     "--limit",
     type=click.IntRange(0),
     default=EVENTS_SHOWN,
     show_default=True,
-    help="How many of what has happened so far.",
+    help="Number of past events.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on with what happens next, until Ctrl+C.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new events, until Ctrl+C.")
 @json_option
 def events(
     state: Path | None,
@@ -116,9 +122,9 @@ def events(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """List what happened in the run, the newest last (at the master).
+    """List the run's events, the newest last (at the master).
 
-    With --follow, --json prints one object per line; a master that is started again is followed, too.
+    With --follow, --json prints one object per line. --follow continues after a restart of the master.
 
     \b
     Examples:
@@ -138,16 +144,16 @@ def events(
             for row in rows:
                 tell(format_event(row))
         return
-    news, first = NewRows(), True
-    for rows in _looks(Poller(state, "master", lambda control: see(control, EVENTS_SEEN))):
-        new = news.of(rows)
+    fresh, first = NewRows(), True
+    for rows in _snapshots(Poller(state, "master", lambda control: see(control, EVENTS_SEEN))):
+        new = fresh.of(rows)
         for row in new[max(0, len(new) - limit) :] if first else new:
             tell(json.dumps(msgspec.to_builtins(row)) if as_json else format_event(row))
         first = False
 
 
-def _looks(poller: Poller[T]) -> Iterator[T]:
-    """What is seen every second, whenever something is; ends with Ctrl+C."""
+def _snapshots(poller: Poller[T]) -> Iterator[T]:
+    """Poll every second and yield each snapshot, until Ctrl+C."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             if (seen := poller.look()) is not None:
@@ -159,12 +165,12 @@ def _looks(poller: Poller[T]) -> Iterator[T]:
 @state_option
 @json_option
 def watch(state: Path | None, as_json: bool) -> None:
-    """Watch a run, live: how it goes, who is here and why they wait, rounds and events.
+    """Watch a run live: its state, members, rounds and events.
 
-    At the master the whole run, at a peer what that one does. q or Ctrl+C ends it, not the run; a
-    daemon that is started again is found again. Where the output is no terminal, a line is printed
-    for every change instead; with --json the status, one object per line, whenever it changed (without
-    what was: `holdfast events --follow --json` tells that).
+    At the master this shows the whole run, at a peer only that peer. q or Ctrl+C ends the display, not
+    the run. The display continues after a restart of the daemon. If the output is not a terminal, every
+    change is printed as a line. --json prints the status, one object per line, whenever it changes; for
+    events use `holdfast events --follow --json`.
 
     \b
     Examples:
@@ -175,7 +181,7 @@ def watch(state: Path | None, as_json: bool) -> None:
 
     if as_json:
         last = ""
-        for status in _looks(Poller(state, None, see_json)):
+        for status in _snapshots(Poller(state, None, see_json)):
             if (essence := watching.essence(status)) != last:
                 tell(json.dumps(status))
             last = essence
@@ -185,6 +191,6 @@ def watch(state: Path | None, as_json: bool) -> None:
         watching.watch_screen(poller)
     else:
         lines = watching.ChangeLines()
-        for snapshot in _looks(poller):
+        for snapshot in _snapshots(poller):
             for line in lines.of(snapshot):
                 tell(line)

@@ -1,4 +1,4 @@
-"""What options of several commands have in common: how values are read, and what is refused."""
+"""Options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..peer.volunteer_limits import Hours
 if TYPE_CHECKING:
     from ...protocol.trust.invite import Invite
 
-HOURS_MAX = 87_600.0  # of an invite: ten years
+HOURS_MAX = 87_600.0  # ten years; for an invite
 
 
 def _parsed(text: str, default_port: int | None = None) -> Address:
@@ -53,7 +53,7 @@ def parse_hosts(
     named = [_parsed(text, default_port=0) for text in value]
     for address in named:
         if address.port:
-            raise click.BadParameter(f"{address} has a port: any port will do, give {address.host}")
+            raise click.BadParameter(f"{address} has a port: give {address.host}, for any port")
     return tuple(address.host for address in named)
 
 
@@ -66,7 +66,7 @@ def member_name(_context: click.Context, _parameter: click.Parameter, value: str
 def parse_invite_option(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> str | None:
-    """An invite, or @FILE that one stands in. Others on this machine do not get to see it."""
+    """Return the invite, given as it is or as @FILE, and hide it from other users' process lists."""
     from ..process_title import mask
 
     if value is None or not value.startswith("@"):
@@ -82,14 +82,15 @@ def parse_invite_option(
 def entering(
     invite: str, state: Path | None, default: Callable[[str, str], Path]
 ) -> tuple[Invite, Path]:
-    """An invite, and the state directory of whoever comes with it.
+    """Return the decoded invite and the state directory of the peer that joins with it.
 
     Args:
-      default: the directory for a run's id and its authority's fingerprint, if none is given.
+      default: returns the directory for a run's id and its authority's fingerprint; used without
+        ``state``.
 
     Raises:
-      UserError: it is none, or it is over and there is no identity yet: who was in the run needs no
-        invite that is still good.
+      UserError: the invite is malformed, or has expired and there is no identity yet. A peer that
+        was in the run needs no valid invite.
     """
     from ...protocol.trust.invite import Invite
 
@@ -102,7 +103,7 @@ def entering(
 
 def site_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     if len(value) > SITE_CHARS_MAX or unprintable(value):
-        raise click.BadParameter(f"a site has up to {SITE_CHARS_MAX} printable characters")
+        raise click.BadParameter(f"a site name has up to {SITE_CHARS_MAX} printable characters")
     return value
 
 
@@ -116,7 +117,7 @@ def parse_hours(
 
 
 class NumberInRange(click.FloatRange):
-    """A number from a range; infinity and "not a number" are in none."""
+    """A finite number within a range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -130,32 +131,33 @@ class NumberInRange(click.FloatRange):
 state_option = click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The daemon's state directory (default: the only one that runs here).",
+    help="The daemon's state directory (default: that of the only daemon running here).",
 )
 advertise_option = click.option(
     "--advertise",
     multiple=True,
     callback=dialable,
-    help="HOST[:PORT] that others dial, if it is not the bound one; repeatable.",
+    help="HOST[:PORT] that other machines dial, if it differs from --listen; repeatable.",
 )
 http_host_option = click.option(
     "--http-host",
     metavar="NAME",
     multiple=True,
     callback=parse_hosts,
-    help="Answer HTTP under this name, too: of a proxy before it, or of a container's host; repeatable.",
+    help="Also answer HTTP requests for this host name, e.g. a proxy's or a container host's; repeatable.",
 )
 patience_option = click.option(
     "--patience",
     type=NumberInRange(min=0),
     default=120.0,
     show_default=True,
-    help="Give up after so many seconds without a master; 0: never.",
+    metavar="SECONDS",
+    help="Give up after this time without a master; 0: never.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def tell(line: str) -> None:
-    """Print a line at once, also into a pipe; whatever is quoted in it, it stays one line."""
+    """Print one line and flush; control characters are escaped, so it stays one line."""
     click.echo(escaped(line))
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""``holdfast plan``: what a run's settings cost on a network, and which to choose."""
+"""``holdfast plan``: the cost of a run's settings on a given network, and better settings."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)\s*([a-z/]*)", re.IGNO
 
 
 class NumberWithUnit(click.ParamType[float]):
-    """A positive number with a unit behind it, in the unit that counts as 1.
+    """A number followed by a unit, converted to the base unit.
 
     Args:
-      units: what each is worth. As they are written, else in small letters; "": none is needed.
-      low, high: bounds, in ``counted_in``.
-      examples: for who wrote something else.
+      units: factor of each unit; matched as written, else in lower case. "" stands for no unit.
+      low, high: bounds, in the base unit.
+      counted_in: name of the base unit, for error messages.
+      examples: valid values, for error messages.
     """
 
     def __init__(
@@ -61,18 +62,18 @@ class NumberWithUnit(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        if isinstance(value, float):  # converted before
+        if isinstance(value, float):  # already converted
             return value
         found = _NUMBER.fullmatch(str(value).strip())
         unit = found.group(2) if found is not None else ""
         worth = self._units.get(unit, self._units.get(unit.lower()))
         if found is None or worth is None:
-            self.fail(f"{value!r} is not understood; write it like {self._examples}", param, ctx)
+            self.fail(f"{value!r} is not valid; examples: {self._examples}", param, ctx)
         amount = float(found.group(1)) * worth
         if not (math.isfinite(amount) and self._low <= amount <= self._high):
             self.fail(
-                f"{value!r} is not from {self._low:g} to {self._high:g} {self._counted_in}; "
-                f"write it like {self._examples}",
+                f"{value!r} is not between {self._low:g} and {self._high:g} {self._counted_in}; "
+                f"examples: {self._examples}",
                 param,
                 ctx,
             )
@@ -90,7 +91,7 @@ COUNT = NumberWithUnit(
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 STEP_TIME = NumberWithUnit("seconds", _SECONDS, 1e-6, STEP_S_MAX, "s", "0.1, 100ms or 2s")
 LATENCY = NumberWithUnit("seconds", _SECONDS, 0.0, LATENCY_S_MAX, "s", "0.05, 50ms or 0")
-# In bytes per second. A capital B says bytes, as in 12MB/s; bit and bps say bits.
+# Converted to bytes per second. A capital B means bytes, as in 12MB/s; bit and bps mean bits.
 LINE = NumberWithUnit(
     "rate",
     {
@@ -111,38 +112,41 @@ LINE = NumberWithUnit(
 
 @click.command()
 @click.argument("run_toml", type=click.Path(path_type=Path), required=False)
-@click.option("--params", type=COUNT, required=True, help="Of the model: 1e9, 30M, 1.3B.")
+@click.option("--params", type=COUNT, required=True, help="Size of the model: 1e9, 30M, 1.3B.")
 @click.option(
-    "--step-time", type=STEP_TIME, required=True, help="Of an inner step: 0.1 (seconds), 100ms."
+    "--step-time",
+    type=STEP_TIME,
+    required=True,
+    help="Duration of an inner step: 0.1 (seconds), 100ms.",
 )
 @click.option(
     "--peers",
     type=click.IntRange(2, MEMBERS_MAX),
-    help="How many contribute (default: membership.contributors of RUN_TOML).",
+    help="Number of contributors (default: membership.contributors of RUN_TOML).",
 )
-@click.option("--bandwidth", type=LINE, help="Of each peer's line, both ways: 100mbit, 1gbit.")
-@click.option("--upload", type=LINE, help="What each peer can send.")
-@click.option("--download", type=LINE, help="What each peer can receive.")
+@click.option("--bandwidth", type=LINE, help="Each peer's line, both ways: 100mbit, 1gbit.")
+@click.option("--upload", type=LINE, help="Each peer's upload rate.")
+@click.option("--download", type=LINE, help="Each peer's download rate.")
 @click.option(
     "--latency",
     type=LATENCY,
     default="50ms",
     show_default=True,
-    help="From one machine to another and back, as ping says.",
+    help="Round-trip time between two machines, as ping reports it.",
 )
 @click.option(
     "--quality",
     type=click.Choice(list(QUALITIES)),
     default="high",
     show_default=True,
-    help="How coarse codecs may be: fp32 only; to int8; to 4 bits.",
+    help="Coarsest codec allowed: fp32 (exact), int8 (high), 4 bits (frugal).",
 )
 @click.option(
     "--fragments-max",
     type=click.IntRange(1, FRAGMENTS_MAX),
     default=FRAGMENTS_PROPOSED_MAX,
     show_default=True,
-    help="Propose no more fragments than this; the model's layers are a good limit.",
+    help="Maximum number of fragments to propose; the model's number of layers is a good limit.",
 )
 @json_option
 def plan(
@@ -158,10 +162,11 @@ def plan(
     fragments_max: int,
     as_json: bool,
 ) -> None:
-    """Predict how busy a run keeps its trainers, and propose better settings.
+    """Predict the utilisation of a run's trainers, and propose better settings.
 
-    All peers are alike here: same steps, same lines. What RUN_TOML comes to stands beside what is
-    proposed; without one there is a proposal only. Nothing is changed and nobody is asked.
+    All peers are assumed alike: same step time, same line. The prediction for RUN_TOML is printed
+    beside the proposal; without RUN_TOML there is only a proposal. Nothing is changed, and no daemon
+    is needed.
 
     \b
     Examples:
@@ -174,7 +179,7 @@ def plan(
 
     spec = RunSpec() if run_toml is None else read_spec(run_toml)
     if peers is None and spec.membership.contributors < 2:
-        raise click.BadParameter("say how many contribute: --peers 8", param_hint="--peers")
+        raise click.BadParameter("give the number of contributors: --peers 8", param_hint="--peers")
     conditions = Conditions(
         round(params),
         step_time,
@@ -197,11 +202,11 @@ def plan(
 def _line(
     bandwidth: float | None, upload: float | None, download: float | None
 ) -> tuple[float, float]:
-    """What a peer can send and receive, from the one option or the other two."""
+    """Return a peer's upload and download rates, from --bandwidth or from --upload and --download."""
     up, down = upload or bandwidth, download or bandwidth
     if up is None or down is None or (bandwidth and upload and download):
         raise click.BadParameter(
-            "give it for both ways, --bandwidth 100mbit, or --upload and --download",
+            "give --bandwidth 100mbit for both ways, or --upload and --download",
             param_hint="--bandwidth",
         )
     return up, down
@@ -210,10 +215,10 @@ def _line(
 def as_document(
     conditions: Conditions, quality: str, given: Proposal | None, proposal: Proposal
 ) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """Return the document that ``--json`` prints."""
     from .plan_table import reasons
 
-    def told(each: Proposal) -> dict[str, object]:
+    def figures_of(each: Proposal) -> dict[str, object]:
         diloco, reduce = each.spec.diloco, each.spec.reduce
         figures = asdict(each.prediction)
         return {
@@ -229,7 +234,7 @@ def as_document(
     return {
         "conditions": asdict(conditions),
         "quality": quality,
-        "given": None if given is None else told(given),
-        "proposed": told(proposal),
+        "given": None if given is None else figures_of(given),
+        "proposed": figures_of(proposal),
         "why": reasons(proposal, conditions, quality),
     }

@@ -1,4 +1,4 @@
-"""``holdfast plan`` for people: a table, and why."""
+"""``holdfast plan`` as text: a table, and the reasons for the proposal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS: tuple[Row, ...] = (
     ("  moves, each way", lambda _, found: size(found.round_bytes)),
     ("peak bandwidth", lambda _, found: rate(found.peak_bits_per_s)),
     ("mean bandwidth", lambda _, found: rate(found.mean_bits_per_s)),
-    ("nobody waits from", lambda _, found: rate(found.needed_bits_per_s)),
+    ("no trainer waits above", lambda _, found: rate(found.needed_bits_per_s)),
     ("bytes a step, each way", lambda _, found: size(found.bytes_per_step)),
     ("  data parallel moves", lambda _, found: f"{found.times_fewer_bytes:.0f} times as many"),
 )
@@ -37,14 +37,14 @@ ROWS: tuple[Row, ...] = (
 def show_plan(
     conditions: Conditions, quality: str, given: Proposal | None, proposal: Proposal
 ) -> None:
-    """Print what a spec comes to, if there is one, beside what is proposed, and why that."""
+    """Print the prediction for a spec, if there is one, beside the proposal and its reasons."""
     console = Console(highlight=False)
     line = conditions.line
     up, down = (rate(8 * each) for each in (line.up_bytes_per_s, line.down_bytes_per_s))
     console.print(
         f"{count(conditions.value_count)} parameters, {conditions.peers} peers, steps of "
         f"{seconds(conditions.step_s)}\nlines of {up if up == down else f'{up} up, {down} down'}, "
-        f"{seconds(2 * conditions.delay_s)} there and back\n"
+        f"round-trip time {seconds(2 * conditions.delay_s)}\n"
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("each peer")
@@ -59,17 +59,17 @@ def show_plan(
     for sentence in reasons(proposal, conditions, quality):
         console.print(sentence)
     if given is not None and same(given.spec, proposal.spec):
-        console.print("run.toml says that already.")
+        console.print("run.toml already has these settings.")
     else:
         console.print()
         if given is not None and (keys := left_out(given.spec)):
             console.print(f"Instead of {keys}:")
-        # Not by the console: it takes [diloco] for markup.
+        # The console would read [diloco] as markup.
         print(toml_of(proposal.spec))  # noqa: T201
 
 
 def reasons(proposal: Proposal, conditions: Conditions, quality: str) -> list[str]:
-    """Why these settings; a sentence or two each."""
+    """Return sentences that explain the proposed settings."""
     spec, found = proposal.spec, proposal.prediction
     diloco = spec.diloco
     what = "the model" if diloco.fragments == 1 else f"one of {diloco.fragments} fragments"
@@ -88,24 +88,26 @@ def reasons(proposal: Proposal, conditions: Conditions, quality: str) -> list[st
     if diloco.sync_every > STEPS_TRIED[0]:
         coarsest = " and ".join(dict.fromkeys(codecs[-1]))
         lines.append(
-            f"With rounds more often they would not be busy for {BUSY_ENOUGH:.0%}, whatever the "
-            f"fragments and the overlap, even with {coarsest}."
+            f"With more frequent rounds trainers would not be busy for {BUSY_ENOUGH:.0%} with any "
+            f"fragments and overlap, even with {coarsest}."
         )
     finer = codecs[: codecs.index(spec.reduce.codecs(0))]
     if finer:
-        lines.append(f"Nor would {' and '.join(dict.fromkeys(finer[-1]))} do with as many steps.")
+        lines.append(
+            f"{' and '.join(dict.fromkeys(finer[-1]))} would not suffice with as many steps either."
+        )
     return lines
 
 
 def _waiting(proposal: Proposal, conditions: Conditions) -> str:
     found, overlap = proposal.prediction, proposal.spec.diloco.overlap_steps
     if overlap == 0:
-        return f"Trainers stand still meanwhile, {part(1 - found.utilisation)} of their time."
+        return f"Trainers stop meanwhile, {part(1 - found.utilisation)} of their time."
     meanwhile = f"Trainers take {overlap} step{'s' if overlap > 1 else ''} meanwhile"
     if overlap > found.steps_per_round:
         meanwhile += ", in which the next rounds begin"
     if not found.waited_s:
-        return f"{meanwhile}, so nobody waits."
+        return f"{meanwhile}, so no trainer waits."
     return (
         f"{meanwhile} ({seconds(overlap * conditions.step_s)}), and wait for "
         f"{seconds(found.waited_s)} a round."
@@ -114,8 +116,8 @@ def _waiting(proposal: Proposal, conditions: Conditions) -> str:
 
 def _enough(found: Prediction) -> str:
     if math.isinf(found.needed_bits_per_s):
-        return "The way there and back alone takes longer than the overlap"
-    return f"With these nobody would wait on lines of {rate(found.needed_bits_per_s)}"
+        return "The round-trip time alone is longer than the overlap"
+    return f"With these, no trainer would wait on lines of {rate(found.needed_bits_per_s)}"
 
 
 def codecs_of(spec: RunSpec) -> tuple[str | tuple[str, ...], str | tuple[str, ...]]:
@@ -123,27 +125,27 @@ def codecs_of(spec: RunSpec) -> tuple[str | tuple[str, ...], str | tuple[str, ..
 
 
 def format_codec(codec: str | tuple[str, ...]) -> str:
-    """One, or those of all fragments."""
+    """Format the codec of all fragments, or the distinct codecs of each."""
     return codec if isinstance(codec, str) else "/".join(dict.fromkeys(codec))
 
 
 def left_out(spec: RunSpec) -> str:
-    """Keys of a run.toml that say what the proposal says otherwise."""
+    """Return the keys of a run.toml that the proposal replaces."""
     diloco = spec.diloco
     return " and ".join(key for key in ("algorithm", "groups") if getattr(diloco, key))
 
 
 def same(one: RunSpec, other: RunSpec) -> bool:
-    """Whether two specs agree in all that is proposed."""
-    mine, its = (
+    """Return whether two specs agree in all settings that a proposal makes."""
+    first, second = (
         (s.diloco.sync_every, s.diloco.fragments, s.diloco.overlap_steps, *codecs_of(s))
         for s in (one, other)
     )
-    return mine == its
+    return first == second
 
 
 def toml_of(spec: RunSpec) -> str:
-    """What to write into run.toml."""
+    """Return the proposed settings as TOML for run.toml."""
     diloco, reduce = spec.diloco, spec.reduce
     return (
         f"[diloco]\nsync_every = {diloco.sync_every}\nfragments = {diloco.fragments}\n"
@@ -152,7 +154,7 @@ def toml_of(spec: RunSpec) -> str:
     )
 
 
-# ---------------------------------------------------------------- figures for people
+# ---------------------------------------------------------------- formatted figures
 
 
 def part(share: float) -> str:

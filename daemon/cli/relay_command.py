@@ -1,4 +1,4 @@
-"""``holdfast relay``: a small process that forwards for machines that cannot reach each other."""
+"""``holdfast relay``: a small process that forwards between machines that cannot reach each other."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ RATE_MBYTES_DEFAULT = 10.0
     default=lambda: f"relay {socket.gethostname()}"[:NAME_CHARS_MAX],
     show_default="relay and this host's name",
     callback=member_name,
-    help="How others see this relay.",
+    help="This relay's name in status and logs.",
 )
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep this relay's identity here.",
+    help="Directory for this relay's identity.",
 )
 @click.option(
     "--listen",
@@ -49,7 +49,7 @@ RATE_MBYTES_DEFAULT = 10.0
     default=(f"0.0.0.0:{RELAY_PORT}",),
     show_default=True,
     callback=parse_addresses,
-    help="Bind here; repeatable.",
+    help="Address to bind; repeatable.",
 )
 @advertise_option
 @click.option(
@@ -57,19 +57,21 @@ RATE_MBYTES_DEFAULT = 10.0
     type=NumberInRange(min=0, min_open=True),
     default=RATE_MBYTES_DEFAULT,
     show_default=True,
-    help="Forward at most so many megabytes a second, of all pairs, both ways together.",
+    metavar="MB/S",
+    help="Forwarding limit, all pairs and both directions together.",
 )
 @click.option(
     "--max-pairs",
     type=click.IntRange(1, PAIRS_MAX),
     default=PAIRS_DEFAULT,
     show_default=True,
-    help="Forward for so many pairs of machines at most.",
+    help="Maximum number of pairs of machines to forward for.",
 )
 @click.option(
     "--quota",
     type=NumberInRange(min=0, min_open=True),
-    help="Forward no more than so many gigabytes, then nothing until it is started again.",
+    metavar="GB",
+    help="Forward this amount, then nothing more until the relay is restarted.",
 )
 @patience_option
 def relay(
@@ -83,10 +85,10 @@ def relay(
     quota: float | None,
     patience: float,
 ) -> None:
-    """Forward for machines of a run that cannot reach each other, with a machine that all can dial.
+    """Forward between machines of a run that cannot reach each other, on a machine that all can dial.
 
-    It trains nothing and holds no state; a cheap host with bandwidth will do. What it forwards is
-    encrypted between the two. Who uses it the run's master decides.
+    A relay trains nothing and holds no state; a cheap host with bandwidth will do. The forwarded bytes
+    are encrypted end to end. The master decides which pairs use the relay.
 
     \b
     Examples:
@@ -112,7 +114,7 @@ def relay(
     quota_bytes = 0 if quota is None else int(quota * 1e9)
     offer = RelayOffer(max_rate * 1e6, max_pairs, quota_bytes, only=True)
     with locked(folder):
-        gc.freeze()  # what was imported is no garbage: let the collector look at the rest only
+        gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
         trio.run(Relay(options, offer, tell).run)
 

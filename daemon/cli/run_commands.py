@@ -1,4 +1,4 @@
-"""Commands that run something until it is over: a master, a peer, a demo, measurements."""
+"""Commands that run until their work is over: master, join, demo, bench."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ MASTER_PORT = 29700
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the run's journal and keys here.",
+    help="Directory for the run's journal and keys.",
 )
 @click.option(
     "--journal",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Take a run over: go on with this copy of another master's state (see `backup`).",
+    help="Take a run over: continue from this copy of another master's state (see `backup`).",
 )
 @click.option(
     "--standby",
     multiple=True,
     callback=parse_addresses,
-    help="HOST:PORT of a machine that may take over; goes into invites; repeatable.",
+    help="HOST:PORT of a machine that may take over; listed in invites; repeatable.",
 )
 @click.option(
     "--listen",
@@ -60,7 +60,7 @@ MASTER_PORT = 29700
     default=(f"0.0.0.0:{MASTER_PORT}",),
     show_default=True,
     callback=parse_addresses,
-    help="Bind here; repeatable.",
+    help="Address to bind; repeatable.",
 )
 @advertise_option
 @click.option(
@@ -68,7 +68,7 @@ MASTER_PORT = 29700
     default="127.0.0.1:29780",
     show_default=True,
     callback=parse_address_option,
-    help="Status and control over HTTP.",
+    help="Address for status and control over HTTP.",
 )
 @http_host_option
 @click.option(
@@ -87,12 +87,12 @@ def master(
 ) -> None:
     """Coordinate a run: admit peers, open rounds, commit them.
 
-    The master carries no tensor bytes; any small machine does. Stopped and started again with the
-    same state directory it goes on where it was. RUN_TOML may be left out then.
+    The master carries no tensor bytes, so any small machine will do. A master that is restarted with
+    the same state directory continues the run; RUN_TOML may then be omitted.
 
-    With a copy of its state another machine can take the run over: --journal. That master opens no
-    round before more than half of the contributors have come to it; the old one must then stop, and
-    does as soon as it hears of the new one.
+    Another machine can take the run over with a copy of the state: --journal. The new master opens no
+    round before more than half of the contributors have connected to it. The old master stops as soon
+    as it learns of the new one.
 
     \b
     Examples:
@@ -106,7 +106,7 @@ def master(
     from ..this_machine import raise_descriptor_limit
 
     if state is not None and journal is not None:
-        raise click.UsageError("--journal DIR is the state directory: leave out --state")
+        raise click.UsageError("--journal DIR is the state directory: omit --state")
     folder = journal or state
     if folder is None:
         if run_toml is None:
@@ -116,7 +116,7 @@ def master(
         run_toml, folder, listen, advertise, http, invite, journal is not None, standby, http_host
     )
     with locked(folder):
-        gc.freeze()  # what was imported is no garbage: let the collector look at the rest only
+        gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
         trio.run(Master(options, tell).run)
 
@@ -129,12 +129,12 @@ def master(
     default=lambda: socket.gethostname()[:NAME_CHARS_MAX],
     show_default="this host's name",
     callback=member_name,
-    help="How others see this peer.",
+    help="This peer's name in status and logs.",
 )
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep this peer's identity here.",
+    help="Directory for this peer's identity and state.",
 )
 @click.option(
     "--listen",
@@ -142,7 +142,7 @@ def master(
     default=("0.0.0.0:0",),
     show_default=True,
     callback=parse_addresses,
-    help="Bind here; port 0 takes a free one; repeatable.",
+    help="Address to bind; port 0 means any free port; repeatable.",
 )
 @advertise_option
 @click.option(
@@ -150,71 +150,71 @@ def master(
     default="127.0.0.1:0",
     show_default=True,
     callback=parse_address_option,
-    help="This peer's status over HTTP.",
+    help="Address for this peer's status over HTTP.",
 )
 @http_host_option
 @click.option(
     "--max-upload",
     type=NumberInRange(min=0, min_open=True),
-    help="Send at most so many megabytes a second to other peers.",
+    help="Upload limit to other peers, in MB/s.",
 )
 @click.option(
     "--max-download",
     type=NumberInRange(min=0, min_open=True),
-    help="Receive at most so many megabytes a second from other peers.",
+    help="Download limit from other peers, in MB/s.",
 )
 @click.option(
     "--hours",
     metavar="FROM-TO",
     callback=parse_hours,
-    help="Take part only then, by this machine's local time, e.g. 22-07; wait in between.",
+    help="Take part only in these hours of local time, e.g. 22-07.",
 )
 @click.option(
     "--pause-on-battery",
     is_flag=True,
-    help="Take part only while the machine does not run on its battery.",
+    help="Pause while the machine runs on battery.",
 )
 @click.option(
     "--max-memory",
     type=NumberInRange(min=0, min_open=True),
-    help="Join no run whose state, with a GiB beside it, takes more gigabytes of memory.",
+    help="Memory limit in GB: do not join a run whose state plus 1 GiB needs more.",
 )
 @click.option(
     "--max-disk",
     type=NumberInRange(min=0, min_open=True),
-    help="Keep at most so many gigabytes of checkpoints and of what has come of a copy.",
+    help="Disk limit in GB for checkpoints and partial downloads.",
 )
 @click.option(
     "--nice",
     type=click.IntRange(0, 19),
     default=0,
     show_default=True,
-    help="Give way to other programs, the training command too; 19: to all.",
+    help="CPU niceness of this peer and the training command; 19 yields to all other programs.",
 )
 @click.option(
     "--ionice",
     type=click.Choice(["low", "idle"]),
-    help="Give way to other programs' use of the disk.",
+    help="Disk I/O priority: low, or only while the disk is idle.",
 )
 @click.option(
     "--relay",
     type=NumberInRange(min=0, min_open=True),
     metavar="MB/S",
-    help="Forward up to so many megabytes a second for machines that cannot reach each other.",
+    help="Forward up to this rate between machines that cannot reach each other.",
 )
 @patience_option
 @click.option(
     "--site",
     default="",
-    show_default="told by addresses",
+    show_default="derived from addresses",
     callback=site_name,
-    help="Machines that name the same site share one line to the others.",
+    help="Site name; machines of one site share one internet line.",
 )
 @click.option(
     "--checkpoints",
     metavar="DIR|URL",
-    help="Write and look for checkpoints here, even if run.toml asks others for them "
-    "(default: in the state directory, if run.toml asks this peer).",
+    help="Location of this peer's checkpoints; a peer with this option always writes them "
+    "(default: the state directory, if run.toml selects this peer as a writer).",
 )
 def join(
     invite: str,
@@ -240,9 +240,9 @@ def join(
 ) -> None:
     """Take part in a run with this machine.
 
-    INVITE is the string that the run's owner gave you, or @FILE with it in there; the training
-    COMMAND follows `--`. Without a command this peer keeps a copy of the state but trains nothing.
-    Ctrl+C leaves in good order; a second Ctrl+C stops at once.
+    INVITE is the string that the run operator gave you, or @FILE to read it from a file. The training
+    COMMAND follows `--`; without a command this peer keeps a copy of the state but does not train.
+    Ctrl+C finishes the round and leaves; a second Ctrl+C stops at once.
 
     \b
     Examples:
@@ -297,7 +297,7 @@ def join(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the verdict here.",
+    help="Write the verdict to this file.",
 )
 @click.option(
     "--rounds", type=click.IntRange(6), default=24, show_default=True, help="Rounds to commit."
@@ -305,13 +305,13 @@ def join(
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep all logs and state in this folder.",
+    help="Keep logs and state in this folder.",
 )
 def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
-    """Train a small GPT on this machine with four peers, kill one, watch the run go on.
+    """Train a small GPT with four peers on this machine and kill one of them.
 
-    A master, three contributors and a spare, each a process of its own. One contributor is killed
-    in the middle of a reduction; the spare takes its place; later the killed one comes back.
+    The demo starts a master, three contributors and a spare, each in its own process. It kills one
+    contributor in the middle of a reduction, the spare takes its place, and the killed peer returns.
 
     \b
     Examples:
@@ -325,7 +325,7 @@ def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
 
 @click.group()
 def bench() -> None:
-    """Measure what this machine can do."""
+    """Measure the performance of this machine and its network."""
 
 
 bench.add_command(allreduce)
@@ -338,10 +338,10 @@ bench.add_command(transfer)
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the measurements here, too.",
+    help="Also write the measurements to this file.",
 )
 def codecs(json_path: Path | None) -> None:
-    """Measure every codec: bits a value, speed on one core, signal-to-noise.
+    """Measure every codec: bits per value, speed on one core, signal-to-noise ratio.
 
     \b
     Examples:

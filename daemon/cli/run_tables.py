@@ -1,4 +1,4 @@
-"""Members, rounds and events for people: tables of what ``daemon_client`` gives."""
+"""Members, rounds and events as text: tables of the rows from ``daemon_client``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ...membership.master.status.records import DepartedRow
 from ..metrics_store import PastEvent
 from ..status_records import MasterStatus, ShownRound
 
-# Where nobody sees a screen's edge: no cell of a table is cut for it.
+# A pipe has no edge, so no table cell may be cut.
 PIPE_COLUMNS = 1_000
 
 
 def plain_console() -> Console:
-    """As wide as the terminal; in a pipe as wide as the text, without colours.
+    """Return a console as wide as the terminal; in a pipe as wide as the text and without colours.
 
-    Everything is printed as it is: a name with brackets is a name. Styles are ``Text``'s.
+    The console interprets no markup, so a name with brackets prints as it is. ``Text`` carries styles.
     """
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return Console(highlight=False, markup=False, emoji=False)
@@ -37,7 +37,7 @@ def plain_table(*headings: str) -> Table:
 
 
 def add(table: Table, *cells: object) -> None:
-    """A row of what others have named: nothing in it is markup."""
+    """Add a row whose cells are not read as markup."""
     table.add_row(*(Text(str(cell)) for cell in cells))
 
 
@@ -79,13 +79,13 @@ def format_loss(loss: float | None) -> str:
 def show_peers(rows: Sequence[DepartedRow], *, gone: bool) -> None:
     console = plain_console()
     if not rows:
-        console.print("no member has left" if gone else "no member is connected")
+        console.print("no peer has left" if gone else "no peer is connected")
         return
     show_members(console, rows, list(MEMBER_CELLS))
 
 
 def show_quarantined(status: MasterStatus) -> None:
-    """Who is out until the run's owner clears it, and who owns nothing for now."""
+    """Print the quarantined peers, and the peers that may not own chunks for now."""
     console = plain_console()
     for row in status.quarantined:
         console.print(f"in quarantine: {row.peer[:8]} ({row.name}): {row.why}")
@@ -95,14 +95,14 @@ def show_quarantined(status: MasterStatus) -> None:
 
 
 def _rate(bytes_per_s: float | None, cap_bytes_per_s: float | None) -> str:
-    said = "-" if bytes_per_s is None else f"{bytes_per_s / 1e6:.1f} MB/s"
-    return said if cap_bytes_per_s is None else f"{said} (cap {cap_bytes_per_s / 1e6:g})"
+    text = "-" if bytes_per_s is None else f"{bytes_per_s / 1e6:.1f} MB/s"
+    return text if cap_bytes_per_s is None else f"{text} (cap {cap_bytes_per_s / 1e6:g})"
 
 
 def show_rounds(rows: Sequence[ShownRound]) -> None:
     console = plain_console()
     if not rows:
-        console.print("no round is over yet")
+        console.print("no round has finished yet")
         return
     headings = ("round", "at", "fragment", "outcome", "contributors", "open", "reduce", "why")
     table = plain_table(*headings)
@@ -136,7 +136,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def format_round_reason(row: ShownRound) -> str:
-    """What did not go by the book; empty: all did."""
+    """Return what was unusual about a round; empty if nothing was."""
     unusual = row.outcome != "committed" or row.open_s is None
     parts = [row.why] if unusual and row.why else []
     if row.lost_names:
@@ -165,7 +165,7 @@ def format_event(row: PastEvent) -> str:
 
 
 def format_time(at: float) -> str:
-    """Local time; with the day if it is not today's."""
+    """Format a Unix time as local time, with the date unless it is today."""
     then = time.localtime(at)
     today = time.strftime("%Y-%m-%d") == time.strftime("%Y-%m-%d", then)
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)

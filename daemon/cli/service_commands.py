@@ -1,4 +1,4 @@
-"""``holdfast service``: a master or a peer that starts with the machine."""
+"""``holdfast service``: installation of a master or a peer as a system service."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from .options import json_option
 
-SERVED = ("master", "join")  # commands that run until something is over
+SERVED = ("master", "join")  # commands that keep running
 KEPT_VARIABLES = ("PATH", "HOLDFAST_HOME", "XDG_DATA_HOME", "PYTHONPATH", "VIRTUAL_ENV")
 MANAGER_S = 30.0  # for the service manager to answer
 
 name_option = click.option(
-    "--name", default="", help="What the service is called (default: master or peer)."
+    "--name", default="", help="Name of the service (default: master or peer)."
 )
 system_option = click.option(
-    "--system", is_flag=True, help="Of the machine, from its start on; else of this user."
+    "--system", is_flag=True, help="A system service, started at boot, instead of a user service."
 )
 manager_option = click.option(
     "--manager",
     type=click.Choice(["systemd", "launchd"]),
     default="launchd" if sys.platform == "darwin" else "systemd",
     show_default=True,
-    help="What keeps it running.",
+    help="The service manager.",
 )
 
 
 @click.group()
 def service() -> None:
-    """Let this machine's service manager keep a master or a peer running."""
+    """Run a master or a peer under this machine's service manager."""
 
 
 @service.command()
@@ -48,17 +48,17 @@ def service() -> None:
 @system_option
 @manager_option
 @click.option(
-    "--run-as", default="", help="The user of a --system service (default: who calls sudo)."
+    "--run-as", default="", help="User of a --system service (default: the user who called sudo)."
 )
-@click.option("--start", is_flag=True, help="Start it now, and with the machine from now on.")
+@click.option("--start", is_flag=True, help="Start it now and at every boot.")
 def install(
     command: tuple[str, ...], name: str, system: bool, manager: str, run_as: str, start: bool
 ) -> None:
-    """Write the service's file for COMMAND, which follows `--`: master ... or join ....
+    """Write a service file for COMMAND, which follows `--`: master ... or join ....
 
-    The daemon runs from this folder with this PATH, so `python` is the one that it is here. Stopped, it
-    drains first; what a restart would not mend (a bad invite, a run that is over) is not tried again.
-    An invite in the file is a secret: only its owner can read it.
+    The daemon runs in the current folder with the current PATH, so `python` is the same as here. A stop
+    drains the daemon first. An error that a restart would not fix (a bad invite, a finished run) does
+    not restart it. The file may contain a secret invite, so only its owner can read it.
 
     \b
     Examples:
@@ -71,12 +71,10 @@ def install(
         raise click.UsageError("--run-as is for --system")
     run_as = run_as or os.environ.get("SUDO_USER", "") if system else ""
     if system and not run_as:
-        raise click.UsageError(
-            "say whom the service runs as, with --run-as USER: it needs nothing of root's"
-        )
+        raise click.UsageError("name the service's user with --run-as USER: it does not need root")
     _check(command)
     if command[0] == "master" and not {"--invite", "--no-invite"} & set(command):
-        command = (*command, "--no-invite")  # what it prints is in the system's journal
+        command = (*command, "--no-invite")  # its output goes into the system's journal
     called = _name(name or ("master" if command[0] == "master" else "peer"))
     made = ServiceUnit(
         called,
@@ -98,25 +96,25 @@ def install(
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror}",
-            hint="with --system this takes root" if system else "",
+            hint="--system requires root" if system else "",
         ) from error
     click.echo(f"wrote {path}")
     if system and command[0] == "join" and not any(word.startswith("@") for word in command):
         click.echo(
-            "everybody here may ask the manager for this command, and so for the invite: better put "
-            "it into a file that only the service's user can read, and say @FILE instead"
+            "every user here can read this command, and so the invite, from the service manager: put "
+            "the invite into a file that only the service's user can read, and give @FILE instead"
         )
     lines = _starting(manager, system, path)
     if start:
         for line in lines:
             _manage(line)
-        click.echo(f"started {called}; `holdfast service status` says how it goes")
+        click.echo(f"started {called}; `holdfast service status` shows its state")
         return
-    click.echo("to start it now, and with the machine from now on:")
+    click.echo("to start it now and at every boot:")
     for line in lines:
         click.echo(f"  {shlex.join(line)}")
     if manager == "systemd" and not system:
-        click.echo("  loginctl enable-linger     # so that it runs when nobody is logged in")
+        click.echo("  loginctl enable-linger     # keep it running while you are logged out")
 
 
 @service.command()
@@ -124,7 +122,7 @@ def install(
 @system_option
 @manager_option
 def uninstall(name: str, system: bool, manager: str) -> None:
-    """Stop a service, in good order, and remove its file. What the daemon keeps stays.
+    """Stop a service gracefully and remove its file. The daemon's state directory stays.
 
     \b
     Examples:
@@ -149,7 +147,7 @@ def uninstall(name: str, system: bool, manager: str) -> None:
 @manager_option
 @json_option
 def peer_status(name: str, system: bool, manager: str, as_json: bool) -> None:
-    """Say which services are installed here, and whether they run.
+    """List the installed services and whether they run.
 
     \b
     Examples:
@@ -180,7 +178,7 @@ def peer_status(name: str, system: bool, manager: str, as_json: bool) -> None:
 
 
 def _check(command: tuple[str, ...]) -> None:
-    """Whether the command would start, as far as its words tell."""
+    """Raise an error if the command's arguments, its invite or its run.toml are invalid."""
     if command[0] not in SERVED:
         raise click.UsageError(f"a service runs `master ...` or `join ...`, not {command[0]!r}")
     root = click.get_current_context().find_root().command
@@ -199,7 +197,7 @@ def _check(command: tuple[str, ...]) -> None:
 
 def _name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-        raise click.BadParameter("a service's name is up to 64 letters, digits, - and _")
+        raise click.BadParameter("a service name has 1 to 64 letters, digits, - and _")
     return name
 
 
@@ -238,9 +236,9 @@ def _installed(name: str, manager: str, system: bool) -> Path:
         if found
         else "no such service is installed here",
         exit_code=ExitCode.USAGE,
-        hint="say which with --name"
+        hint="select one with --name"
         if found
-        else "`holdfast service status` lists them; --system?",
+        else "`holdfast service status` lists them; a system service needs --system",
     )
 
 
@@ -256,11 +254,14 @@ def _starting(manager: str, system: bool, path: Path) -> list[list[str]]:
 
 
 def _manage(argv: list[str], *, may_fail: bool = False) -> str:
-    """Ask the service manager; what it said."""
+    """Run a command of the service manager and return its output."""
     if shutil.which(argv[0]) is None:
         if may_fail:
             return ""
-        raise UserError(f"there is no {argv[0]} here", hint=f"run `{shlex.join(argv)}` where it is")
+        raise UserError(
+            f"{argv[0]} is not installed here",
+            hint=f"run `{shlex.join(argv)}` on a machine with it",
+        )
     from .service_units import STOP_S
 
     done = subprocess.run(
@@ -269,6 +270,6 @@ def _manage(argv: list[str], *, may_fail: bool = False) -> str:
     if done.returncode != 0 and not may_fail:
         raise UserError(
             f"`{shlex.join(argv)}` failed: {done.stderr.strip()}",
-            hint="over ssh a user's services want `loginctl enable-linger` and XDG_RUNTIME_DIR",
+            hint="over ssh, user services need `loginctl enable-linger` and XDG_RUNTIME_DIR",
         )
     return done.stdout.strip()

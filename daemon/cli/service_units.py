@@ -1,8 +1,8 @@
-"""Files that let a machine's service manager keep a daemon running: a systemd unit, a launchd plist.
+"""Service files that keep a daemon running: a systemd unit and a launchd plist.
 
-Both run the very command that was given, from the folder and with the PATH in which it was given. What
-no second try would mend is not tried again. To stop is SIGTERM to the daemon alone: it drains, and ends
-its trainer itself; a second SIGTERM stops it at once, and so does the manager after ``STOP_S``.
+Both run the given command in the folder and with the PATH of the installation. systemd does not restart
+it after an error that a restart cannot fix. A stop sends SIGTERM to the daemon alone, which drains and
+ends its trainer itself. A second SIGTERM stops it at once, and the manager kills it after ``STOP_S``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from attrs import frozen
 from ..exit_codes import ExitCode
 from ..this_machine import DESCRIPTORS_WANTED
 
-STOP_S = (
-    300  # to drain: the round in flight, the trainer's end, a last checkpoint of many gigabytes
-)
-# For a service of the machine. No ProtectSystem=strict: a training script writes where it likes; and
-# nothing that hides devices (PrivateDevices, ProtectClock): it computes on some of them.
+STOP_S = 300  # to drain: the current round, the trainer's exit, a last checkpoint of many gigabytes
+# For a system service. ProtectSystem=strict is left out because a training script may write anywhere,
+# and options that hide devices (PrivateDevices, ProtectClock) because it computes on some of them.
 HARDENING = """\
 CapabilityBoundingSet=
 AmbientCapabilities=
@@ -33,8 +31,8 @@ PrivateTmp=true
 RestrictSUIDSGID=true
 LockPersonality=true
 """
-RETRY_S = 10  # before it is started again
-# A restart would find the same again; somebody has to do something.
+RETRY_S = 10  # before a restart
+# A restart would fail again with these; the operator must act first.
 FINAL = (
     ExitCode.USAGE,
     ExitCode.CONFIG,
@@ -49,11 +47,11 @@ FINAL = (
 
 @frozen
 class ServiceUnit:
-    """What is to run.
+    """A service to install.
 
     Attributes:
-      argv: all of it, the program's absolute path first.
-      run_as: the user that it runs as, of a system's service; empty: who installs it.
+      argv: the program's absolute path and its arguments.
+      run_as: user of a system service; empty for a user service.
     """
 
     name: str
@@ -65,7 +63,7 @@ class ServiceUnit:
 
 
 def systemd_unit(service: ServiceUnit) -> str:
-    """The text of a unit."""
+    """Return the text of a systemd unit."""
     environment = "\n".join(
         f"Environment={_quoted(f'{name}={value}')}" for name, value in service.environment.items()
     )
@@ -87,7 +85,7 @@ WorkingDirectory={_percent(str(service.folder))}
 Restart=on-failure
 RestartSec={RETRY_S}
 RestartPreventExitStatus={" ".join(str(code.value) for code in FINAL)}
-# To the daemon alone: it finishes its round, then ends its trainer itself.
+# SIGTERM goes to the daemon alone: it finishes its round, then ends its trainer itself.
 KillMode=mixed
 KillSignal=SIGTERM
 TimeoutStopSec={STOP_S}
@@ -104,13 +102,13 @@ def _percent(text: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """A word as systemd reads it: no specifiers, no splitting. Variables are those of ExecStart alone."""
+    """Quote a word against systemd's splitting and specifiers; ExecStart must also escape ``$``."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{_percent(text)}"'
 
 
 def launchd_plist(service: ServiceUnit, log: Path) -> bytes:
-    """The bytes of a property list. launchd tries again whatever the status, but not at once."""
+    """Return the bytes of a property list. launchd restarts after any failure, with a delay."""
     made: dict[str, object] = {
         "Label": f"holdfast.{service.name}",
         "ProgramArguments": list(service.argv),

@@ -1,4 +1,4 @@
-"""``holdfast simulate``: whole runs in virtual time, with faults from seeds."""
+"""``holdfast simulate``: whole runs in virtual time, with faults drawn from seeds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SEEDS_MAX = 10_000_000
 PEERS_MIN, PEERS_MAX = 2, 1_000
-LIARS = ("owner", "forger", "silent", "accuser")  # see ``simulation.liars``
-LIES_MAX = 8  # as many chunks as a liar is sure to own would do
+LIARS = ("owner", "forger", "silent", "accuser")  # see ``lying_peers.Lie``
+LIES_MAX = 8  # chunks that a liar is sure to own
 
 
 @click.command()
@@ -28,7 +28,7 @@ LIES_MAX = 8  # as many chunks as a liar is sure to own would do
     type=click.IntRange(1, SEEDS_MAX),
     default=100,
     show_default=True,
-    help="How many seeds, one run each.",
+    help="Number of seeds, one run each.",
 )
 @click.option(
     "--start", type=click.IntRange(0), default=0, show_default=True, help="The first seed."
@@ -36,47 +36,47 @@ LIES_MAX = 8  # as many chunks as a liar is sure to own would do
 @click.option(
     "--peers",
     type=click.IntRange(PEERS_MIN, PEERS_MAX),
-    help="Every run begins with so many peers (default: 3 to 5, as the seed has it).",
+    help="Number of peers at the start (default: 3 to 5, drawn from the seed).",
 )
 @click.option(
     "--audit",
     type=click.FloatRange(0.0, 1.0),
     default=0.0,
     show_default=True,
-    help="Of all results' chunks, so many are audited.",
+    help="Share of all result chunks that is audited.",
 )
 @click.option(
     "--liar",
     type=click.Choice(LIARS),
-    help="Instead of faults: one of four peers lies until it is found out. As an owner that shows "
-    "what it was given, shows forgeries or shows nothing, or as an auditor that accuses others.",
+    help="Instead of faults, one of four peers lies until it is convicted: as a chunk owner that sends "
+    "auditors true, forged or no evidence, or as an auditor that accuses others.",
 )
 @click.option(
     "--lies",
     type=click.IntRange(1, LIES_MAX),
     default=1,
     show_default=True,
-    help="In so many chunks of each round does it lie.",
+    help="Number of chunks per round that the liar falsifies.",
 )
 @click.option(
     "--hostile",
     is_flag=True,
-    help="Instead of faults: one of five peers and a spare tells its master lies of every kind; nobody else "
-    "may be removed, left out for long or out-voted, and rounds must go on.",
+    help="Instead of faults, one of five peers and a spare sends its master false messages of every kind. No "
+    "other peer may be removed, excluded for long or out-voted, and rounds must continue.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(1, 1_024),
-    help="Processes (default: one per core).",
+    help="Number of processes (default: one per core).",
 )
 @click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write what came out here, too.",
+    help="Also write the results to this file.",
 )
-@click.option("--quiet", is_flag=True, help="Say nothing but what broke.")
-@click.option("--trace", is_flag=True, help="Of one seed: print every event that was witnessed.")
+@click.option("--quiet", is_flag=True, help="Print only violations.")
+@click.option("--trace", is_flag=True, help="Print every recorded event; needs --seeds 1.")
 def simulate(
     seeds: int,
     start: int,
@@ -90,13 +90,13 @@ def simulate(
     quiet: bool,
     trace: bool,
 ) -> None:
-    """Run the production master and peers in virtual time, with faults from seeds.
+    """Run the production master and peers in virtual time, with faults drawn from seeds.
 
     Each seed is a run of a few peers on virtual lines, in which machines crash, stall and return,
-    lines break, disks fill up; after every event it is checked that no promise was broken. The same
-    seed gives the same run. With one seed, its story is told. A seed that fails is run again with
-    fewer faults; the exit status is then 11. With --audit it is a broken promise, too, if anybody is
-    convicted of a lie, for nobody lies; with --liar if anybody else is, or if nobody is.
+    lines break and disks fill up. The invariants are checked after every event. The same seed gives
+    the same run. A single seed prints its faults. A seed that fails is rerun with fewer faults, and the
+    exit status is 11. With --audit any conviction is a violation, because no peer lies. With --liar it
+    is a violation if another peer is convicted, or if the liar is not.
 
     \b
     Examples:
@@ -110,20 +110,20 @@ def simulate(
     from ..simulation.lying_peers import Lie
 
     if liar and not audit:
-        raise click.UsageError("a --liar is found out by audits only: give --audit, too")
+        raise click.UsageError("only audits can convict a --liar: give --audit as well")
     if liar and peers:
-        raise click.UsageError("--liar has four peers of its own: leave --peers out")
+        raise click.UsageError("--liar always uses four peers: omit --peers")
     if hostile and (liar or peers or audit):
-        raise click.UsageError("--hostile has peers and audits of its own: give nothing beside it")
+        raise click.UsageError("--hostile cannot be combined with --liar, --peers or --audit")
     choice = BatchOptions(peers, audit, Lie(liar) if liar else None, lies, hostile)
     if trace and seeds != 1:
-        raise click.UsageError("--trace tells of one seed: give --seeds 1, too")
+        raise click.UsageError("--trace prints one seed: give --seeds 1 as well")
     report, began_s, interrupted = BatchReport(start), time.monotonic(), False
     try:
         if seeds == 1:
-            _tell_story(report, start, choice, quiet=quiet, trace=trace)
+            _run_one(report, start, choice, quiet=quiet, trace=trace)
         else:
-            _try_all(report, seeds, choice, jobs or os.cpu_count() or 1, quiet=quiet)
+            _run_all(report, seeds, choice, jobs or os.cpu_count() or 1, quiet=quiet)
     except KeyboardInterrupt:
         interrupted = True
     seconds = time.monotonic() - began_s
@@ -140,7 +140,7 @@ def simulate(
         sys.exit(ExitCode.INTERRUPTED)
 
 
-def _try_all(
+def _run_all(
     report: BatchReport, seeds: int, choice: BatchOptions, jobs: int, *, quiet: bool
 ) -> None:
     from rich.console import Console
@@ -156,17 +156,17 @@ def _try_all(
     with shown:
         bar = shown.add_task("seeds", total=seeds, broken="")
 
-        def heard(result: SeedResult) -> None:
+        def add_result(result: SeedResult) -> None:
             report.add(result)
             if result.violation is not None:
-                click.echo(told(result.violation))
+                click.echo(format_violation(result.violation))
             broken = f"{len(report.violations)} broken" if report.violations else ""
             shown.update(bar, advance=1, broken=broken)
 
-        try_seeds(report.start, seeds, choice, min(jobs, seeds), heard)
+        try_seeds(report.start, seeds, choice, min(jobs, seeds), add_result)
 
 
-def _tell_story(
+def _run_one(
     report: BatchReport, seed: int, choice: BatchOptions, *, quiet: bool, trace: bool
 ) -> None:
     from ..simulation.batch import try_seed
@@ -174,29 +174,29 @@ def _tell_story(
 
     if not quiet and choice.liar is None and not choice.hostile:
         scenario = Scenario.of(seed, choice.peers, choice.audit)
-        click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}, ")
+        click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}")
         for fault in scenario.faults:
             click.echo(f"  planned    {fault}")
     result = try_seed(seed, choice, tell=click.echo if trace else None)
     report.add(result)
     if result.violation is not None:
-        click.echo(told(result.violation))
+        click.echo(format_violation(result.violation))
     elif result.outcome is not None and not quiet:
         for line in result.outcome.faults:
             click.echo(f"  happened   {line}")
         click.echo(f"  trace      {result.outcome.trace}")
 
 
-def told(violation: Violation) -> str:
-    """A violation for a person."""
-    lines = [f"seed {violation.seed} broke a promise: {violation.what}"]
+def format_violation(violation: Violation) -> str:
+    """Format a violation with its faults and the command that reproduces it."""
+    lines = [f"seed {violation.seed} violated an invariant: {violation.what}"]
     lines += [f"  fault      {fault}" for fault in violation.faults]
-    lines += [f"  enough is  {fault}" for fault in violation.shrunk or ["no fault at all"]]
-    return "\n".join([*lines, f"  again      {violation.reproduce}"])
+    lines += [f"  minimal    {fault}" for fault in violation.shrunk or ["no fault at all"]]
+    return "\n".join([*lines, f"  reproduce  {violation.reproduce}"])
 
 
 def summary(report: BatchReport, seconds: float) -> str:
-    """What came out, in one line."""
+    """Summarize the results in one line."""
     return (
         f"{report.seeds} seeds, {report.faults} faults, {report.events} events, "
         f"{report.committed} rounds committed, {report.repairs} repairs, {report.reruns} reruns, "
@@ -205,20 +205,20 @@ def summary(report: BatchReport, seconds: float) -> str:
 
 
 def about_liars(report: BatchReport, choice: BatchOptions) -> str:
-    """How long they lied, and how long they should have."""
+    """Compare the rounds until the liars were convicted with the expectation."""
     from ..simulation.liar_run import expected_rounds
 
     assert choice.liar is not None
     expected = expected_rounds(choice.liar, choice.audit, choice.lies)
     mean = sum(report.lied) / len(report.lied)
     return (
-        f"{len(report.lied)} liars found out after {mean:.1f} rounds with a lie on average "
+        f"{len(report.lied)} liars convicted after {mean:.1f} rounds with a lie on average "
         f"(expected: {expected:.1f}), at most {max(report.lied)}"
     )
 
 
 def as_json(report: BatchReport, seconds: float, interrupted: bool) -> dict[str, object]:
-    """What ``--json`` writes."""
+    """Return the document that ``--json`` writes."""
     from attrs import asdict
 
     return {**asdict(report), "seconds": seconds, "interrupted": interrupted}

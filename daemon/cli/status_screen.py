@@ -1,4 +1,4 @@
-"""``holdfast status`` for people: one screen, no more than what helps."""
+"""``holdfast status`` as text: one screen with the essentials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..status_records import MasterStatus, PeerStatus
 from .daemon_client import Status, format_pending
 from .run_tables import add, format_loss, plain_console, plain_table, show_members
 
-ROUTES_SHOWN_MAX = 12  # pairs; with more, those without a link come first
+ROUTES_SHOWN_MAX = 12  # pairs; those without a link come first
 
 
 STATUS_COLUMNS = ("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "why")
@@ -54,7 +54,7 @@ def _routes(status: MasterStatus) -> Iterator[str]:
     rows = sorted(status.routes, key=lambda row: row.works)
     names = {member.peer: member.name for member in status.members}
     for row in rows[:ROUTES_SHOWN_MAX]:
-        by = f" by {names.get(row.relay, 'a relay that has left')}" if row.relay else ""
+        by = f" by {names.get(row.relay, 'a peer that left')}" if row.relay else ""
         how = f"{row.route}{by}" if row.works else f"no link; tried now: {row.route}{by}"
         why = "" if row.works or not row.tried else f" ({row.tried[-1]})"
         yield f"route: {' and '.join(row.names)}: {how}{why}"
@@ -72,14 +72,14 @@ def _tree(status: MasterStatus) -> str:
     sites = "; ".join(", ".join(names.get(p, p[:8]) for p in site) for site in plan.sites)
     return (
         f"round {rounds[-1].round}: a tree, {plan.predicted_s:.1f} s expected, "
-        f"{plan.star_s or 0.0:.1f} s as a star; behind one line: {sites}"
+        f"{plan.star_s or 0.0:.1f} s as a star; sites: {sites}"
     )
 
 
 def show_invites(answer: Mapping[str, Any]) -> None:
-    """Print a master's invites; nobody but who got one knows its token."""
+    """Print a master's invites, without their secret tokens."""
     console = plain_console()
-    table = plain_table("id", "role", "founder", "uses left", "expires", "withdrawn", "by hand")
+    table = plain_table("id", "role", "founder", "uses left", "expires", "withdrawn", "approval")
     for invite in answer["invites"]:
         expires = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invite["expires_s"]))
         add(
@@ -96,7 +96,7 @@ def show_invites(answer: Mapping[str, Any]) -> None:
 
 
 def show_verified(answer: Mapping[str, Any]) -> None:
-    """Print who holds which bytes."""
+    """Print which peers hold which bytes."""
     console = plain_console()
     for peer in answer["peers"]:
         console.print(f"{peer['peer'][:8]} ({peer['name']}): {peer['text']}")
@@ -109,8 +109,8 @@ def show_verified(answer: Mapping[str, Any]) -> None:
         console.print("not all peers could be compared")
     else:
         console.print(
-            "a peer that differs is healed when the fragment's next round is committed; "
-            "a machine that differs again has bad memory: `holdfast kick` it"
+            "the fragment's next committed round repairs a peer that differs; "
+            "a machine that differs again has faulty memory: remove it with `holdfast kick`"
         )
 
 
@@ -129,7 +129,7 @@ def _show_peer(console: Console, status: PeerStatus) -> None:
     limits = {name: value for name, value in status.limits.items() if value}
     if limits:
         console.print(
-            "limits of the machine's owner: "
+            "volunteer limits: "
             + ", ".join(
                 name.replace("_", "-") + ("" if value is True else f" {value}")
                 for name, value in limits.items()

@@ -1,10 +1,10 @@
-"""``holdfast watch``: a run on one screen, or as lines where there is none.
+"""``holdfast watch``: a run on one screen, or as lines without a terminal.
 
-    watch_screen   look, draw, wait for a key; again every second
-      draw         what is seen to lines that fit: headline, members, rounds, events
-    Lines          what is seen to a line for each change
+    watch_screen   polls, draws and waits for a key, every second
+      draw         fits a snapshot to the screen: headline, members, rounds, events
+    ChangeLines    turns snapshots into one line per change
 
-What is drawn is a function of a sight and a size; only ``watch_screen`` touches the terminal.
+Drawing is a function of a snapshot and a size; only ``watch_screen`` touches the terminal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MEMBERS_SHARE = 0.5  # of the lines below the headline, at most, if there is mor
 
 
 def watch_screen(poller: Poller[Snapshot]) -> None:
-    """Draw until q or Ctrl+C."""
+    """Draw the screen every second until q or Ctrl+C."""
     console = Console(highlight=False, markup=False, emoji=False)
     snapshot: Snapshot | None = None
     live = Live(console=console, screen=True, auto_refresh=False)
@@ -65,7 +65,7 @@ def watch_screen(poller: Poller[Snapshot]) -> None:
 
 @contextmanager
 def _keys() -> Iterator[None]:
-    """Keys one by one, and not shown; Ctrl+C stays what it is."""
+    """Read keys one by one and unechoed; Ctrl+C still interrupts."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
@@ -75,7 +75,7 @@ def _keys() -> Iterator[None]:
 
 
 def _pressed(wait_s: float) -> str:
-    """The next key, if one is pressed in time."""
+    """Return the next key, or an empty string if none is pressed in time."""
     ready, _, _ = select.select([sys.stdin], [], [], wait_s)
     return sys.stdin.read(1) if ready else ""
 
@@ -83,7 +83,7 @@ def _pressed(wait_s: float) -> str:
 def draw(
     kind: str, snapshot: Snapshot | None, away_s: float, width: int, height: int
 ) -> RenderableType:
-    """A screen of this size, and no line more."""
+    """Return a screen that fits the size."""
     foot = Text("q: end watching (the run goes on)", style="dim")
     if snapshot is None:
         return Group(_away(kind, away_s), foot)
@@ -98,7 +98,7 @@ def draw(
 
 
 def _away(kind: str, away_s: float) -> RenderableType:
-    return _line(f"the {kind} does not answer, for {away_s:.0f} s now; looking for it ...", "red")
+    return _line(f"the {kind} has not answered for {away_s:.0f} s; retrying ...", "red")
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -111,7 +111,7 @@ def _master(
     members, events = status.members, snapshot.events
     left = max(0, height - HEAD_LINES)
     rounds = snapshot.rounds[: min(ROUND_LINES_MAX, left // 4)]
-    # Members first, but not so that nothing else is seen; then rounds; events fill what is left.
+    # Members come first but leave room for rounds; events fill the rest.
     rest = (len(rounds) + 1 if rounds else 0) + min(len(events), left // 4) + 1
     shown = min(len(members), max(left - rest - 1, int(left * MEMBERS_SHARE) - 1))
     lines: list[RenderableType] = [*_headline(status)]
@@ -177,7 +177,7 @@ def _peer(status: PeerStatus, height: int) -> list[RenderableType]:
 
 
 class ChangeLines:
-    """What changes, as a line each: for a file, a pipe, a log."""
+    """Snapshots turned into a line per change, for a file, a pipe or a log."""
 
     def __init__(self) -> None:
         self._events, self._rounds = NewRows(), NewRows()
@@ -185,7 +185,7 @@ class ChangeLines:
         self._seen = False
 
     def of(self, snapshot: Snapshot) -> Iterator[str]:
-        """Yield the lines since the last look; at first the present state alone."""
+        """Yield the lines for what changed since the last snapshot; the first yields no past events."""
         if (state := _format_state(snapshot.status)) != self._state:
             self._state = state
             yield f"{time.strftime('%H:%M:%S')}  {state}"
@@ -208,7 +208,7 @@ def _format_state(status: Status) -> str:
 
 
 def essence(status: Json) -> str:
-    """What of a status says that something happened: no clocks, no ages."""
+    """Return a status without clocks and ages as JSON, to tell whether something happened."""
     passing = {"now_s", "uptime_s", "attached_s", "silent_s", "open_s", "reduce_s", "took_s"}
 
     def without(value: object) -> object:

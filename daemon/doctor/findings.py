@@ -1,4 +1,4 @@
-"""What a check comes to: a verdict, what was seen, and what to do about it."""
+"""Findings of the doctor's checks: a verdict, an observation, and a fix."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from attrs import frozen
 
 class Verdict(enum.Enum):
     OK = "ok"
-    WARNING = "warning"  # it works, but not as well as it could, or not for ever
-    FAULT = "fault"  # this machine cannot take part like this
-    SKIPPED = "skipped"  # it could not be looked at; the text says why
+    WARNING = "warning"  # works, but not as well as it could, or not permanently
+    FAULT = "fault"  # prevents this machine from taking part
+    SKIPPED = "skipped"  # could not be checked; the text says why
 
 
 @frozen
@@ -20,33 +20,33 @@ class Finding:
     """One line of a doctor's report.
 
     Attributes:
-      check: a word for what was looked at; several findings may have the same.
-      said: what was seen.
-      fix: what to do; every fault and warning has one.
+      check: name of the checked item; several findings may share one.
+      text: the observation.
+      fix: the remedy; every fault and warning has one.
     """
 
     check: str
     verdict: Verdict
-    said: str
+    text: str
     fix: str = ""
 
 
-def ok(check: str, said: str) -> Finding:
-    return Finding(check, Verdict.OK, said)
+def ok(check: str, text: str) -> Finding:
+    return Finding(check, Verdict.OK, text)
 
 
-def warning(check: str, said: str, fix: str) -> Finding:
-    return Finding(check, Verdict.WARNING, said, fix)
+def warning(check: str, text: str, fix: str) -> Finding:
+    return Finding(check, Verdict.WARNING, text, fix)
 
 
-def fault(check: str, said: str, fix: str) -> Finding:
-    return Finding(check, Verdict.FAULT, said, fix)
+def fault(check: str, text: str, fix: str) -> Finding:
+    return Finding(check, Verdict.FAULT, text, fix)
 
 
-def skipped(check: str, said: str) -> Finding:
-    return Finding(check, Verdict.SKIPPED, said)
+def skipped(check: str, text: str) -> Finding:
+    return Finding(check, Verdict.SKIPPED, text)
 
 
 def unfit(findings: Iterable[Finding]) -> bool:
-    """Whether this machine cannot take part."""
+    """Return whether a finding prevents this machine from taking part."""
     return any(finding.verdict is Verdict.FAULT for finding in findings)

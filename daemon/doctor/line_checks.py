@@ -1,4 +1,4 @@
-"""What the network lets through: our ports, the way to the master, the way from it back to us."""
+"""Checks of the network: local ports, the path to the master, and the path back from it."""
 
 from __future__ import annotations
 
@@ -23,36 +23,34 @@ from ..advertised_hosts import dialable
 from ..web.http_server import bind_http
 from .findings import Finding, fault, ok, skipped, warning
 
-MASTER_S = 30.0  # for one address of the master: dialling, dialling back, timing
-CLOCK_WARN_S = 30.0  # logs of two machines cannot be read side by side
-CLOCK_FAULT_S = (
-    3_600.0  # certificates last a day and are renewed in time for a clock that drifts on
-)
+MASTER_S = 30.0  # for one address of the master: dial, dial back, measure
+CLOCK_WARN_S = 30.0  # beyond this, logs of two machines cannot be compared
+CLOCK_FAULT_S = 3_600.0  # certificates last a day; their renewal tolerates a slowly drifting clock
 LINE_SLOW_BYTES_PER_S = 125_000.0  # 1 Mbit/s
 NO_INVITE = "give the invite: holdfast doctor INVITE"
 
 
 @define
 class LineReport:
-    """What was found, and what the master said, if it was reached."""
+    """The findings, and the master's answer if it was reached."""
 
     findings: list[Finding] = field(factory=list)
     needs: CheckAnswer | None = None
 
 
-async def look_at_line(
+async def check_line(
     invite: Invite | None,
     listen: Sequence[Address],
     advertise: Sequence[Address],
     http: Address,
 ) -> LineReport:
-    """Bind what a peer would bind, and have the master dial it."""
+    """Bind the ports that a peer would bind, and make the master dial them."""
     line = LineReport()
-    line.findings += look_at_http(http)
+    line.findings += check_http(http)
     nonce = secrets.token_bytes(NONCE_BYTES)
-    async with _nonce_said(listen, nonce) as bound:
+    async with _serve_nonce(listen, nonce) as bound:
         if isinstance(bound, UserError):
-            hint = "stop what listens there, or choose another port with --listen HOST:PORT"
+            hint = "stop the program on that port, or choose another with --listen HOST:PORT"
             line.findings.append(fault("ports", str(bound), bound.hint or hint))
             advertised: tuple[str, ...] = ()
         else:
@@ -68,7 +66,7 @@ async def look_at_line(
     return line
 
 
-def look_at_http(address: Address) -> Iterator[Finding]:
+def check_http(address: Address) -> Iterator[Finding]:
     try:
         listener, _url = bind_http(address)
     except UserError as error:
@@ -78,21 +76,21 @@ def look_at_http(address: Address) -> Iterator[Finding]:
 
 
 @asynccontextmanager
-async def _nonce_said(
+async def _serve_nonce(
     listen: Sequence[Address], nonce: bytes
 ) -> AsyncIterator[list[Address] | UserError]:
-    """Answer at the addresses that a peer would have; yields them, or why they cannot be had."""
+    """Serve the nonce at a peer's addresses; yield the bound addresses, or the error of binding them."""
     try:
         listeners = await bind_all(listen)
     except UserError as error:
         yield error
         return
 
-    async def say(stream: trio.SocketStream) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
         await stream.send_all(nonce)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(trio.serve_listeners, say, listeners))
+        nursery.start_soon(partial(trio.serve_listeners, answer, listeners))
         yield [Address(*listener.socket.getsockname()[:2]) for listener in listeners]
         nursery.cancel_scope.cancel()
 
@@ -100,7 +98,7 @@ async def _nonce_said(
 async def _ask_masters(
     line: LineReport, invite: Invite, advertised: Sequence[str], nonce: bytes
 ) -> None:
-    """The first master that answers tells all; what is wrong with the addresses before it, too."""
+    """Use the first master that answers; failed addresses before it become warnings."""
     unreached: list[Finding] = []
     for address in invite.addresses:
         try:
@@ -113,77 +111,76 @@ async def _ask_masters(
         except EvictedError as error:
             line.findings.append(_refused(error))
             break
-        except UserError as error:  # of our clock
+        except UserError as error:  # about this machine's clock
             line.findings.append(fault("clock", str(error), error.hint))
             break
         else:
             line.findings.append(ok("master", f"answers at {address}"))
             line.needs = seen.answer
-            line.findings += _said(seen, advertised)
-            line.findings += [
-                warning(each.check, each.said, each.fix) for each in unreached
-            ]  # another one answers
+            line.findings += _report_findings(seen, advertised)
+            line.findings += [warning(each.check, each.text, each.fix) for each in unreached]
             return
     line.findings += unreached
     line.findings += [
-        skipped(check, "the master did not look at this machine")
+        skipped(check, "the master did not check this machine")
         for check in ("reachable", "bandwidth")
     ]
 
 
-def look_at_version(masters: str) -> Finding:
-    """Ours beside the master's; what speaks another protocol has been refused before."""
+def check_version(masters: str) -> Finding:
+    """Compare versions; a master with another protocol version has already refused this machine."""
     if masters == __version__:
-        return ok("versions", f"the master runs holdfast {masters}, too")
+        return ok("versions", f"the master runs holdfast {masters} as well")
     return warning(
         "versions",
-        f"the master runs holdfast {masters or 'of an unknown version'}, here is {__version__}",
-        f"install the same on both, as upgrades are for all machines of a run: "
-        f"`pip install holdfast=={masters or '...'}`",
+        f"the master runs holdfast {masters or 'of an unknown version'}, this machine {__version__}",
+        f"install the same version on all machines of a run: `pip install holdfast=={masters or '...'}`",
     )
 
 
-def _said(seen: MachineCheckReport, advertised: Sequence[str]) -> Iterator[Finding]:
-    yield look_at_version(seen.answer.software)
-    yield look_at_clock(seen.clock_ahead_s, seen.rates.round_trip_s)
+def _report_findings(seen: MachineCheckReport, advertised: Sequence[str]) -> Iterator[Finding]:
+    yield check_version(seen.answer.software)
+    yield check_clock(seen.clock_ahead_s, seen.rates.round_trip_s)
     for address, reason in zip(advertised, seen.answer.faults, strict=False):
         port = address.rpartition(":")[2]
         if not reason:
             seen_at = str(Address(seen.answer.host, int(port)))
-            other = "" if address == seen_at else f"; it looks at no other address, as {address} is"
+            other = (
+                "" if address == seen_at else f"; it does not dial other addresses like {address}"
+            )
             yield ok("reachable", f"the master reaches this machine at {seen_at}{other}")
             continue
         yield warning(
             "reachable",
-            f"the master cannot reach this machine at {address}: {reason}; it can take part and "
-            "dials the others, but owns less",
-            f"open TCP port {port} in this machine's firewall and forward it "
-            f"at the router; if others dial another address than this, give it with --advertise "
-            f"HOST:PORT (the master sees this machine as {seen.answer.host})",
+            f"the master cannot reach this machine at {address}: {reason}; it can still take part and "
+            "dial other peers, but owns fewer chunks",
+            f"open TCP port {port} in this machine's firewall and forward it at the router; if other "
+            "machines must dial another address, give it with --advertise HOST:PORT (the master sees "
+            f"this machine as {seen.answer.host})",
         )
     if not advertised:
-        yield skipped("reachable", "this machine listens nowhere")
+        yield skipped("reachable", "this machine listens on no port")
     yield _bandwidth(seen)
 
 
-def look_at_clock(ahead_s: float, unsure_s: float) -> Finding:
-    """Our clock beside the master's, which may be wrong itself."""
+def check_clock(ahead_s: float, uncertainty_s: float) -> Finding:
+    """Compare this machine's clock with the master's, which may be the wrong one."""
     off_s = abs(ahead_s)
-    said = f"{off_s:.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the master's"
+    text = f"{off_s:.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the master's"
     fix = (
-        "set the clock: `timedatectl set-ntp true`; if it is right, tell the run's owner that the "
-        "master's is wrong"
+        "set the clock: `timedatectl set-ntp true`; if it is right, tell the run operator that the "
+        "master's clock is wrong"
     )
-    if off_s > CLOCK_FAULT_S + unsure_s:
-        return fault("clock", said, fix)
-    if off_s > CLOCK_WARN_S + unsure_s:
-        return warning("clock", said, fix)
-    return ok("clock", said)
+    if off_s > CLOCK_FAULT_S + uncertainty_s:
+        return fault("clock", text, fix)
+    if off_s > CLOCK_WARN_S + uncertainty_s:
+        return warning("clock", text, fix)
+    return ok("clock", text)
 
 
 def _bandwidth(seen: MachineCheckReport) -> Finding:
     rates = seen.rates
-    said = (
+    text = (
         f"to the master {_mbit(rates.up_bytes_per_s)}, from it {_mbit(rates.down_bytes_per_s)}, "
         f"measured with {rates.junk_bytes / 2**20:.1f} MiB over one connection; "
         f"first answer after {1e3 * rates.round_trip_s:.0f} ms"
@@ -191,52 +188,50 @@ def _bandwidth(seen: MachineCheckReport) -> Finding:
     if min(rates.up_bytes_per_s, rates.down_bytes_per_s) < LINE_SLOW_BYTES_PER_S:
         return warning(
             "bandwidth",
-            said,
-            "see with `holdfast plan --bandwidth ...` whether the run's settings suit such a line; "
-            "end other traffic on it",
+            text,
+            "check with `holdfast plan --bandwidth ...` whether the run's settings suit this line; "
+            "stop other traffic on it",
         )
-    return ok("bandwidth", said)
+    return ok("bandwidth", text)
 
 
 def _mbit(bytes_per_s: float) -> str:
-    return f"{8 * bytes_per_s / 1e6:.0f} Mbit/s" if bytes_per_s < 1e12 else "too fast to tell"
+    return f"{8 * bytes_per_s / 1e6:.0f} Mbit/s" if bytes_per_s < 1e12 else "too fast to measure"
 
 
 def _unreachable(address: Address, error: OSError | trio.TooSlowError) -> Finding:
     cause = cause_of(error)
     number = cause.errno if isinstance(cause, OSError) else None
-    said = f"no master answers at {address}: {cause if str(cause) else 'no answer in time'}"
+    text = f"no master answers at {address}: {cause if str(cause) else 'no answer in time'}"
     if isinstance(cause, socket.gaierror):
-        fix = (
-            f"is {address.host} spelt right, and does DNS work here? `getent hosts {address.host}`"
-        )
+        fix = f"check the spelling of {address.host}, and DNS here: `getent hosts {address.host}`"
     elif number == errno.ECONNREFUSED:
         fix = (
-            "the machine is there, but nothing listens at that port: ask the run's owner whether "
+            "the machine answers, but nothing listens on that port: ask the run operator whether "
             "`holdfast master` runs, and whether its port is forwarded"
         )
     elif number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-        fix = f"this machine has no way there: `ip route get {address.host}`; is the network up?"
+        fix = f"check the network and the route to the master: `ip route get {address.host}`"
     else:
         fix = (
-            f"a firewall drops what goes there: ask the run's owner to open TCP port "
-            f"{address.port}, or whether the master's machine runs"
+            f"the master's machine is off, or a firewall drops the packets: ask the run operator to "
+            f"open TCP port {address.port}"
         )
-    return fault("master", said, fix)
+    return fault("master", text, fix)
 
 
 def _not_it(address: Address, error: RemoteProtocolError) -> Finding:
     return fault(
         "master",
-        f"at {address} is not the run's master, or another version of it: {error}",
-        "ask the run's owner for a new invite, and install the same version of holdfast on both",
+        f"{address} is not the run's master, or runs another version: {error}",
+        "ask the run operator for a new invite, and install the same version of holdfast on both",
     )
 
 
 def _refused(error: EvictedError) -> Finding:
     if error.code == RefusalCode.VERSION.value:
-        fix = "install the run's version of holdfast here, or have its owner upgrade the master"
+        fix = "install the run's version of holdfast here, or ask the run operator to upgrade the master"
         return fault("versions", f"the master refuses this version: {error.reason}", fix)
     if error.code == RefusalCode.TOKEN.value:
-        return fault("invite", error.reason, "ask the run's owner for another one")
-    return fault("master", f"the master refuses: {error.reason}", "tell the run's owner")
+        return fault("invite", error.reason, "ask the run operator for a new invite")
+    return fault("master", f"the master refuses: {error.reason}", "ask the run operator")

@@ -1,6 +1,6 @@
-"""What can be seen on this machine alone: programs, memory, disk, limits of the system.
+"""Checks of this machine alone: software, memory, disk, system limits.
 
-Nothing is left behind: what is written to try the disk is removed again.
+They leave nothing behind: files written to test the disk are removed.
 """
 
 from __future__ import annotations
@@ -27,26 +27,24 @@ from ..this_machine import descriptor_limit
 from .findings import Finding, fault, ok, skipped, warning
 
 PYTHON_MIN = (3, 11)
-# A clock before this text was written is wrong, whatever it says.
+# A clock before the date of this code is certainly wrong.
 EPOCH_S = 1_767_225_600.0  # 2026-01-01
-DISK_TRIED_BYTES = 2**20  # written and synced to see that the disk takes it
-DISK_LEFT_BYTES = 256 * 2**20  # beside what the run writes: logs, keys, other programs
-FILES_BESIDE_LINKS = (
-    128  # descriptors: HTTP, the journal's or the state's files, the trainer's socket
-)
-FILES_PER_LINK = 4  # its control stream, and what a lane holds twice
-# Linux's own for what is sent: 336 Mbit/s of one connection over 100 ms, and links open several.
+DISK_TRIED_BYTES = 2**20  # written and synced as a test
+DISK_LEFT_BYTES = 256 * 2**20  # in addition to the run's data: logs, keys, other programs
+FILES_BESIDE_LINKS = 128  # HTTP, the journal's or the state's files, the trainer's socket
+FILES_PER_LINK = 4  # the control stream, and descriptors that a lane holds twice
+# Linux's default for sending: 336 Mbit/s per connection over 100 ms; a link opens several.
 BUFFER_BYTES = 4 * 2**20
 BUFFER_BYTES_WANTED = 16 * 2**20
-PEERS_ASSUMED = 16  # where no master says how many there are
+PEERS_ASSUMED = 16  # without a master's answer
 LANES_ASSUMED = 16
 SYSCTL = Path("/proc/sys/net")
 
 
-def look_at_versions() -> Iterator[Finding]:
-    """Python, holdfast, and torch as it was built; nothing of torch is imported."""
+def check_versions() -> Iterator[Finding]:
+    """Check Python, holdfast and torch's build, without importing torch."""
     python = platform.python_version()
-    if sys.version_info < PYTHON_MIN:  # an installer would have refused; a copied folder does not
+    if sys.version_info < PYTHON_MIN:  # installers refuse this, a copied folder does not
         yield fault("versions", f"Python {python}", "install Python 3.11 or newer")
     else:
         yield ok(
@@ -61,8 +59,8 @@ def _torch() -> Finding:
     if found is None or found.origin is None:
         return warning(
             "torch",
-            f"there is no torch in {sys.prefix}",
-            "install it there, or give `holdfast join` the Python that has it and holdfast: "
+            f"torch is not installed in {sys.prefix}",
+            "install it there, or give `holdfast join` a Python with torch and holdfast: "
             "-- /path/to/python train.py",
         )
     version = importlib.metadata.version("torch")
@@ -77,12 +75,12 @@ def _torch() -> Finding:
     return ok("torch", f"torch {version}" + (f", CUDA {cuda.group(1)}" if cuda else ", no CUDA"))
 
 
-def look_at_clock_alone() -> Finding:
+def check_clock_alone() -> Finding:
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     if time.time() < EPOCH_S:
         return fault(
             "clock",
-            f"this machine believes it is {now}",
+            f"this machine's clock says {now}",
             "set the clock: `timedatectl set-ntp true`",
         )
     return ok("clock", f"{now}; give an invite to compare it with the master's")
@@ -91,35 +89,35 @@ def look_at_clock_alone() -> Finding:
 # ---------------------------------------------------------------- memory
 
 
-def look_at_memory(needs: CheckAnswer | None) -> Finding:
-    """What this process may have, beside what the run's state takes."""
+def check_memory(needs: CheckAnswer | None) -> Finding:
+    """Compare the memory available to this process with the size of the run's state."""
     most = machine_bytes()
     free = _available_bytes()
-    said = f"{_gib(most)} for this process, {_gib(min(free, most))} of it free"
+    text = f"{_gib(most)} for this process, {_gib(min(free, most))} of it free"
     if needs is None or not needs.memory_bytes:
         if most < 2 * MEMORY_LEFT_BYTES:
             return fault(
                 "memory",
-                f"{_gib(most)} for this process; {_gib(MEMORY_LEFT_BYTES)} must stay free beside "
-                "the state",
+                f"{_gib(most)} for this process; {_gib(MEMORY_LEFT_BYTES)} must stay free in addition "
+                "to the state",
                 "raise the container's or the service's limit (docker run --memory, MemoryMax=), "
                 "`ulimit -v`, or use another machine",
             )
-        return ok("memory", said)
+        return ok("memory", text)
     if most < needs.memory_bytes:
         return fault(
             "memory",
-            f"{_gib(most)} for this process, and the run's state takes {_gib(needs.memory_bytes)}",
+            f"{_gib(most)} for this process, and the run's state needs {_gib(needs.memory_bytes)}",
             "raise the container's or the service's limit (docker run --memory, MemoryMax=), "
             "`ulimit -v`, or use a machine with more",
         )
     if free < needs.memory_bytes:
         return warning(
             "memory",
-            f"{said}; the run's state takes {_gib(needs.memory_bytes)}",
-            "end other programs before you join",
+            f"{text}; the run's state needs {_gib(needs.memory_bytes)}",
+            "stop other programs before joining",
         )
-    return ok("memory", f"{said}; the run's state takes {_gib(needs.memory_bytes)}")
+    return ok("memory", f"{text}; the run's state needs {_gib(needs.memory_bytes)}")
 
 
 def _available_bytes() -> int:
@@ -135,87 +133,89 @@ def _available_bytes() -> int:
 # ---------------------------------------------------------------- disk and state
 
 
-def look_at_state(state: Path) -> Iterator[Finding]:
-    """Whether the folder can be ours alone, and nobody uses it."""
+def check_state(state: Path) -> Iterator[Finding]:
+    """Check that the state folder is writable, private, and not in use."""
     folder = _existing(state)
     if folder == state:
-        yield from _others(state)
-        yield from _permissions(state)
+        yield from _check_unused(state)
+        yield from _check_permissions(state)
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as probe:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            return  # the disk's finding says so
+            return  # check_disk reports a full disk
         yield fault(
             "state folder",
             f"nothing can be written in {folder}: {error.strerror}",
-            "make it writable for this user, or give another folder with --state DIR",
+            "make it writable for this user, or choose another folder with --state DIR",
         )
         return
-    yield ok("state folder", str(state) + ("" if folder == state else " (will be made)"))
+    yield ok("state folder", str(state) + ("" if folder == state else " (will be created)"))
 
 
-def _others(state: Path) -> Iterator[Finding]:
+def _check_unused(state: Path) -> Iterator[Finding]:
     try:
         descriptor = os.open(state / LOCK_FILE, os.O_RDONLY)
     except OSError:
-        return  # nobody ever ran here
+        return  # no daemon ever ran here
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         control = read_control(state / CONTROL_FILE)
-        who = f"the {control.kind} with process id {control.pid}" if control else "another process"
+        user = f"the {control.kind} with process id {control.pid}" if control else "another process"
         yield fault(
             "state folder",
-            f"{state} is in use by {who}",
-            "stop that one (`holdfast leave`), or give this one a folder of its own: --state DIR",
+            f"{state} is in use by {user}",
+            "stop that process (`holdfast leave`), or choose another folder: --state DIR",
         )
     finally:
         os.close(descriptor)
 
 
-def _permissions(state: Path) -> Iterator[Finding]:
+def _check_permissions(state: Path) -> Iterator[Finding]:
     try:
         info = state.stat()
     except OSError as error:
-        yield fault("state folder", f"{state}: {error.strerror}", "give another one: --state DIR")
+        yield fault(
+            "state folder", f"{state}: {error.strerror}", "choose another folder: --state DIR"
+        )
         return
     if info.st_uid not in (os.geteuid(), 0):
         yield fault(
             "state folder",
-            f"{state} belongs to user {info.st_uid}, and this is user {os.geteuid()}",
+            f"{state} belongs to user {info.st_uid}, but this is user {os.geteuid()}",
             f"run as that user, or `chown -R {os.geteuid()} {state}`",
         )
     if info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         yield warning(
             "state folder",
-            f"others than its owner may enter {state}",
+            f"other users may enter {state}",
             f"`chmod 700 {state}`",
         )
     key = state / "identity.key"
     if key.exists() and key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         yield fault(
             "state folder",
-            f"others than its owner may read {key}: whoever has it is this peer",
+            f"other users may read {key}: a copy of it is this peer's identity",
             f"`chmod 600 {key}`",
         )
 
 
-def look_at_disk(state: Path, needs: CheckAnswer | None) -> Finding:
-    """Room for checkpoints and for what has come of a copy, on a disk that stays."""
+def check_disk(state: Path, needs: CheckAnswer | None) -> Finding:
+    """Check for room for checkpoints and a partial copy, on a persistent disk."""
     folder = _existing(state)
     wanted = DISK_LEFT_BYTES
     if needs is not None:
-        # All that are kept, the one that is being written, and the blocks of a copy under way.
+        # The retained checkpoints, one being written, and the blocks of a partial copy.
         wanted += (needs.checkpoint_count + 2) * needs.checkpoint_bytes
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
-    said = f"{_gib(free)} free in {folder}, {_gib(wanted)} wanted"
-    fix = "free some space, or give a folder on another disk with --state DIR"
+    text = f"{_gib(free)} free in {folder}, {_gib(wanted)} needed"
+    fix = "free some space, or choose a folder on another disk with --state DIR"
     if free < wanted:
-        return fault("disk", said, fix)
+        return fault("disk", text, fix)
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as probe:
             probe.write(bytes(DISK_TRIED_BYTES))
@@ -223,19 +223,19 @@ def look_at_disk(state: Path, needs: CheckAnswer | None) -> Finding:
             os.fsync(probe.fileno())
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            return skipped("disk", f"{said}; nothing can be written there")
-        return fault("disk", f"{said}, but a megabyte cannot be written: {error.strerror}", fix)
+            return skipped("disk", f"{text}; nothing can be written there")
+        return fault("disk", f"{text}, but a megabyte cannot be written: {error.strerror}", fix)
     if (kind := _file_system(folder)) in ("tmpfs", "ramfs"):
         return warning(
             "disk",
-            f"{said}, in memory ({kind}): gone with the next reboot",
-            "give a folder on a disk with --state DIR, or live without checkpoints after a reboot",
+            f"{text}, in memory ({kind}): lost at the next reboot",
+            "choose a folder on a disk with --state DIR, or accept the loss of checkpoints at a reboot",
         )
-    return ok("disk", said)
+    return ok("disk", text)
 
 
 def _existing(path: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+    """Return the folder, or its nearest ancestor that exists."""
     path = path.absolute()
     while not path.is_dir() and path != path.parent:
         path = path.parent
@@ -243,7 +243,7 @@ def _existing(path: Path) -> Path:
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of file system that a folder is on; empty: unknown."""
+    """Return the type of the file system that holds a folder, or an empty string if unknown."""
     best, kind = "", ""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -261,36 +261,36 @@ def _file_system(folder: Path) -> str:
 # ---------------------------------------------------------------- limits of the system
 
 
-def look_at_files(needs: CheckAnswer | None) -> Finding:
-    """Descriptors for all links: every peer speaks with every other one."""
+def check_files(needs: CheckAnswer | None) -> Finding:
+    """Check the limit of file descriptors, for links to every other peer."""
     peers = needs.member_count + 1 if needs is not None else PEERS_ASSUMED
     lanes = needs.lanes_max if needs is not None else LANES_ASSUMED
     wanted = FILES_BESIDE_LINKS + peers * (lanes + FILES_PER_LINK)
     most = descriptor_limit()
-    said = f"{most} at most, {wanted} wanted for links to {peers} peers"
+    text = f"{most} at most, {wanted} needed for links to {peers} peers"
     if most >= wanted:
-        return ok("open files", said)
+        return ok("open files", text)
     fix = (
         f"raise the hard limit: LimitNOFILE={wanted} in the service, or nofile in "
         "/etc/security/limits.conf"
     )
-    # Lanes are opened while they carry more; what a link begins with must be there.
+    # A link adds lanes only while they raise its rate; it cannot do without its first two.
     few = most < FILES_BESIDE_LINKS + peers * (2 + FILES_PER_LINK)
-    return fault("open files", said, fix) if few else warning("open files", said, fix)
+    return fault("open files", text, fix) if few else warning("open files", text, fix)
 
 
-def look_at_buffers() -> Finding:
-    """How far the kernel lets one connection's buffers grow."""
+def check_buffers() -> Finding:
+    """Check how far the kernel lets one connection's buffers grow."""
     sizes = {}
     for name in ("tcp_rmem", "tcp_wmem"):
         try:
             sizes[name] = int((SYSCTL / "ipv4" / name).read_text().split()[2])
         except (OSError, ValueError, IndexError):
-            return skipped("TCP buffers", "this kernel does not say")
+            return skipped("TCP buffers", "this kernel does not publish the limits")
     least = min(sizes.values())
-    said = ", ".join(f"{name} up to {size / 2**20:.1f} MiB" for name, size in sizes.items())
+    text = ", ".join(f"{name} up to {size / 2**20:.1f} MiB" for name, size in sizes.items())
     if least >= BUFFER_BYTES:
-        return ok("TCP buffers", said)
+        return ok("TCP buffers", text)
     wanted = " ".join(
         f"net.ipv4.{name}='4096 131072 {BUFFER_BYTES_WANTED}'"
         for name, size in sizes.items()
@@ -298,8 +298,8 @@ def look_at_buffers() -> Finding:
     )
     return warning(
         "TCP buffers",
-        f"{said}: one connection carries at most {8 * least / 0.1 / 1e6:.0f} Mbit/s over 100 ms; "
-        "links open several",
+        f"{text}: one connection carries at most {8 * least / 0.1 / 1e6:.0f} Mbit/s over 100 ms; "
+        "a link opens several",
         f"on a fast line, as root: `sysctl -w {wanted}` (and net.core.rmem_max, wmem_max as large)",
     )
 

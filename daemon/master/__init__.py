@@ -1,1 +1,1 @@
-"""The master service: carries out what ``membership.master`` decides."""
+"""The master service: it carries out the decisions of ``membership.master``."""

@@ -1,8 +1,7 @@
-"""``holdfast checkpoint now`` at the master: those who keep checkpoints write one at once.
+"""``holdfast checkpoint now`` at the master: the peers that write checkpoints write one at once.
 
-The master asks everybody over the control streams; each peer knows by itself whether it is one of
-those who write (see ``checkpointer``), says so at once, and says again what came of it. No decision
-follows from either.
+The master asks all members over the control streams. Each peer knows whether it writes checkpoints (see
+``checkpointer``). It answers that at once, and reports the result later. No decision follows from either.
 """
 
 from __future__ import annotations
@@ -12,17 +11,19 @@ from collections.abc import Callable
 
 import trio
 
-from ...membership.master.state.context import Context, quoted, said
+from ...membership.master.state.context import Context, format_member, quoted
 from ...protocol.errors import UserError
 from ...protocol.messages import CheckpointTold, Message, WriteCheckpoint
 from ..exit_codes import ExitCode
 from ..web.app import Json
 
-ASK_S = 10.0  # for everybody's first answer; who is slower is told of as such, and may write all the same
+ASK_S = (
+    10.0  # for all first answers; a slower peer is listed without an answer, and may still write
+)
 
 
 class CheckpointAsker:
-    """Asks, and tells what came of it.
+    """Ask for checkpoints and collect the answers.
 
     Args:
       tell: sends a message to a peer, if it is attached.
@@ -39,12 +40,12 @@ class CheckpointAsker:
         self._tell = tell
         self._note = note
         self._numbers = itertools.count(1)
-        self._asked: dict[str, int] = {}  # by peer: the order that it has not done yet
+        self._asked: dict[str, int] = {}  # by peer: the number of its unfinished order
         self._answers: dict[str, CheckpointTold] = {}  # to the newest order
         self._heard = trio.Event()
 
     def hear(self, peer: str, message: CheckpointTold) -> None:
-        """A peer answers; what nobody asked for is ignored."""
+        """Take a peer's answer; ignore it if it was not asked for."""
         if self._asked.get(peer) != message.number:
             return
         if peer not in self._answers:
@@ -60,13 +61,15 @@ class CheckpointAsker:
             self._note(peer, f"{name} wrote no checkpoint: {quoted(message.reason)}")
 
     async def run(self) -> Json:
-        """Ask everybody who is attached now; returns who will write.
+        """Ask all attached members; return which of them write.
 
         Raises:
-          UserError: there is nothing to write yet, or nobody who does.
+          UserError: the run has no state yet, or no member writes checkpoints.
         """
         if not self._context.history.founded:
-            raise UserError("the run has no state yet", hint="its founder's trainer gives it")
+            raise UserError(
+                "the run has no state yet", hint="wait until the founder's trainer has supplied it"
+            )
         number = next(self._numbers)
         members = [member for member in self._context.roster.by_number() if not member.relay]
         self._asked = {member.peer: number for member in members}
@@ -92,13 +95,16 @@ class CheckpointAsker:
                     "why": "no answer yet" if told is None else told.reason,
                 }
             )
-        writers = [said(m) for m, row in zip(members, rows, strict=True) if row["writes"]]
+        writers = [format_member(m) for m, row in zip(members, rows, strict=True) if row["writes"]]
         if not writers:
-            whys = "; ".join(f"{row['name']}: {row['why']}" for row in rows) or "nobody is here"
-            raise UserError(
-                f"nobody writes a checkpoint: {whys}",
-                exit_code=ExitCode.FAILED,
-                hint="`checkpoint.peers` in run.toml and `holdfast join --checkpoints` say who does",
+            whys = (
+                "; ".join(f"{row['name']}: {row['why']}" for row in rows)
+                or "the run has no members"
             )
-        text = f"writing: {', '.join(writers)}; an event says when each is done"
+            raise UserError(
+                f"no peer writes a checkpoint: {whys}",
+                exit_code=ExitCode.FAILED,
+                hint="set `checkpoint.peers` in run.toml, or join a peer with `holdfast join --checkpoints`",
+            )
+        text = f"writing: {', '.join(writers)}; an event reports when each is done"
         return {"peers": rows, "text": text}

@@ -1,7 +1,7 @@
-"""What happened to a run as lines of JSON in a file, for people's own tools: ``tail -f``, jq, a shipper.
+"""The run's events as lines of JSON in a file, for ``tail -f``, jq or a log shipper.
 
-One event a line, in the order in which they were carried out: ``at`` (unix seconds), ``kind``,
-``peer``, ``name``, ``text``. A file that has grown to ``LOG_BYTES_MAX`` becomes ``events.jsonl.1``.
+One event a line, in the order in which they happened: ``at`` (unix seconds), ``kind``, ``peer``,
+``name``, ``text``. A file that has grown to ``LOG_BYTES_MAX`` becomes ``events.jsonl.1``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ log = logging.getLogger("holdfast.master")
 
 EVENT_LOG_FILE = "events.jsonl"
 LOG_BYTES_MAX = 16 * 2**20  # of one file
-LOG_FILES_KEPT = 4  # full ones
+LOG_FILES_KEPT = 4  # full files
 
 
 class EventLog:
-    """Appends; may wait for the disk. What cannot be written is left out, with a warning."""
+    """Append events, which may wait for the disk. Events that cannot be written are dropped with a warning."""
 
     def __init__(self, path: Path, warn: Callable[[str], None] = log.warning) -> None:
         self._path = path
@@ -50,7 +50,7 @@ class EventLog:
 
 class _File(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        # It is called where the error is being handled.
+        # The logging module calls this inside its exception handler.
         raise  # noqa: PLE0704
 
 

@@ -1,18 +1,17 @@
-"""Damaged journals: what can still be read of one in order, and a new journal made of it.
+"""Repair of a damaged journal: its readable beginning becomes a new journal.
 
-A journal is good up to its first record that is missing, unreadable, or not what its checksum says.
-Everything from there on is cut, also what could be read behind it: a decision without those before
-it means nothing. What was there is kept beside it as ``journal.sqlite.damaged-N``.
+A journal is valid up to its first record that is missing, unreadable, or does not fit its checksum.
+All records from there on are cut off, readable or not, because a decision without the ones before it
+means nothing. The damaged file is kept as ``journal.sqlite.damaged-N``.
 
     journal.sqlite(-wal) --copy--> journal.sqlite.damaged-N(-wal)
             |
-            '--whole records--> .part --rename--> .new   from here on the old files do not count
+            '--valid records--> .part --rename--> .new   from here on the old files do not count
                                                    '--rename--> journal.sqlite, its log removed
 
-SQLite itself drops the end of a write-ahead log that is damaged, without a word. So the number of the
-last record that was acknowledged, and the last term, are kept in a small file beside the journal
-(``JournalTip``): it is written after each record, not fsynced, and so never claims more than what is on
-disk.
+SQLite silently drops the damaged end of a write-ahead log. Therefore a small file beside the journal
+(``JournalTip``) holds the number of the last acknowledged record, and the last term. It is written after
+each record and not fsynced, so it never claims more than what is on disk.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ from ...protocol.durable_files import sync_to_disk
 from ...protocol.errors import RemoteProtocolError
 
 CHECK_BYTES = 16
-COPIES_MAX = 1_000  # of damaged journals; nobody has that many
+COPIES_MAX = 1_000  # of damaged journals
 Row = tuple[int, str, bytes, float, bytes]
 
 
 def check_of(number: int, kind: str, body: bytes) -> bytes:
-    """A record's checksum; it covers where the record stands and what it is called."""
+    """Return a record's checksum, which also covers its number and kind."""
     return blake3(msgpack.packb([number, kind, body])).digest()[:CHECK_BYTES]
 
 
 @frozen
 class RepairedJournal:
-    """What was read of a journal.
+    """The valid beginning of a journal.
 
     Attributes:
-      rows, records: the whole ones, in order.
-      fault: why there are no more; empty: the journal ends there.
+      rows, records: the valid records, in order.
+      fault: what is wrong with the next record; empty at the journal's end.
     """
 
     rows: list[Row]
@@ -59,7 +58,7 @@ class RepairedJournal:
 
 
 def read_rows(db: sqlite3.Connection) -> RepairedJournal:
-    """Read records in order as far as they are whole."""
+    """Read records in order up to the first damaged one."""
     rows: list[Row] = []
     records: list[journal.JournalRecord] = []
     fault = ""
@@ -93,13 +92,13 @@ def _fault(expected: int, row: tuple[Any, ...]) -> str:
 
 
 def readable(db: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
-    """Rows of another table, as far as they can be read."""
+    """Yield rows of another table up to the first unreadable one."""
     with contextlib.suppress(sqlite3.DatabaseError, OverflowError, UnicodeDecodeError):
         yield from db.execute(query)
 
 
 def keep_aside(path: Path) -> Path:
-    """Copy the journal and its log; returns where the copy is."""
+    """Copy the journal and its log; return the path of the copy."""
     for number in range(1, COPIES_MAX):
         copy = path.with_name(f"{path.name}.damaged-{number}")
         if not copy.exists():
@@ -112,33 +111,34 @@ def keep_aside(path: Path) -> Path:
 
 
 def finish_replacing(path: Path) -> None:
-    """Put a new journal into its place, if one is ready: also after a crash in the middle."""
+    """Move a new journal into its place if one is ready, perhaps since before a crash."""
     ready = path.with_name(f"{path.name}.new")
     if not ready.exists():
         return
-    for suffix in ("-wal", "-shm"):  # the old one's; they must never be read with the new file
+    for suffix in (
+        "-wal",
+        "-shm",
+    ):  # these belong to the old file and must never be read with the new one
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     os.replace(ready, path)
     sync_to_disk(path.parent)
 
 
 def make_ready(part: Path, path: Path) -> None:
-    """The new journal at ``part`` is complete: it counts from now on."""
+    """Mark the new journal at ``part`` as complete; from now on it replaces the old one."""
     sync_to_disk(part)
     os.replace(part, path.with_name(f"{path.name}.new"))
     sync_to_disk(path.parent)
 
 
 class JournalTip:
-    """The number of the last record that was acknowledged and the last term, in a file of its own.
-
-    A missing or unreadable file says nothing: zeros.
-    """
+    """The number of the last acknowledged record and the last term, in a small file."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def read(self) -> tuple[int, int]:
+        """Return the number and the term; zeros if the file is missing or unreadable."""
         parts = os.pread(self._descriptor, 128, 0).split()
         if len(parts) != 3 or not (parts[0].isdigit() and parts[1].isdigit()):
             return 0, 0
@@ -146,7 +146,11 @@ class JournalTip:
         return (number, term) if parts[2] == _tip_check(number, term) else (0, 0)
 
     def write(self, number: int, term: int) -> None:
-        """Raises OSError: it cannot be written; then it only says less than it could."""
+        """Write the number and the term.
+
+        Raises:
+          OSError: the disk is full. The file stays valid: it claims fewer records than there are.
+        """
         check = _tip_check(number, term)
         os.pwrite(self._descriptor, b"%020d %020d %s\n" % (number, term, check), 0)
 

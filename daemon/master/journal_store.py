@@ -1,11 +1,11 @@
 """The master's journal on disk: one SQLite file with a write-ahead log, fsynced at every record.
 
-It holds the journal's records in order, the invites' tokens (hashed) and what each admitted
-identity was granted. A record is durable when ``append`` returns; the service sends nothing that
-depends on a record before that. ``:memory:`` serves the simulator.
+The file holds the journal's records in order, the invites' tokens (hashed) and the grant of each
+admitted identity. A record is durable when ``append`` returns; the service sends nothing that depends
+on a record before that. The simulator uses ``:memory:``.
 
-What is read is read at the start and kept in memory, so that asking never waits for a disk. Whatever
-writes may take long and may be called from any thread; one write at a time goes on.
+Tokens and grants are kept in memory, so reading them never waits for the disk. Writes may take long
+and may come from any thread; they run one at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger("holdfast.master")
 
 SCHEMA_VERSION = 5
 JOURNAL_FILE = "journal.sqlite"
-COMMITS_BYTES_MAX = 2**26  # of commits read at once for people; a thousand members' are 60 kB each
+COMMITS_BYTES_MAX = 2**26  # of commits that are read at once; with 1,000 members one is 60 kB
 
 SCHEMA = """
 create table if not exists records (
@@ -64,15 +64,21 @@ GRANTS = "select peer, role, founder, name, invite from grants"
 
 
 class TokenError(UserError):
-    """A token that does not admit; its text goes to the newcomer."""
+    """A token that admits no newcomer; the text is sent to the newcomer."""
 
 
 @frozen
 class GrantRow:
+    """The rights of an admitted identity.
+
+    Attributes:
+      invite: the id of the invite that it used; empty if that is not known.
+    """
+
     role: Role
     founder: bool
     name: str
-    invite: str = ""  # the id of that by which it came; empty: not known
+    invite: str = ""
 
 
 @define
@@ -83,17 +89,17 @@ class _Token:
     expires_s: float
     made_s: float
     withdrawn: bool
-    by_hand: bool  # the run's owner approves each newcomer
+    by_hand: bool  # the operator approves each newcomer
 
 
 @frozen
 class JournalCut:
-    """A damaged journal was cut.
+    """The repair of a damaged journal: its end was cut off.
 
     Attributes:
-      count: records that are gone, as far as one can tell; at least that many.
+      count: the least number of records that are lost.
       fault: what is wrong with the first of them.
-      copy: the damaged file, kept.
+      copy: a copy of the damaged file.
     """
 
     count: int
@@ -103,14 +109,18 @@ class JournalCut:
     def __str__(self) -> str:
         return (
             f"the journal was damaged ({self.fault}): at least {self.count} records at its end "
-            f"are cut; what was there is kept as {self.copy}"
+            f"are cut off; the damaged file is kept as {self.copy}"
         )
 
 
 @frozen
 class Committed:
-    """A commit, with unix seconds: when its round was opened (None: not known any more), and when
-    it was written down."""
+    """A round's commit in the journal.
+
+    Attributes:
+      opened_at: unix seconds when the round was opened; None if that is not known.
+      committed_at: unix seconds when the commit was written.
+    """
 
     commit: Commit
     opened_at: float | None
@@ -118,11 +128,12 @@ class Committed:
 
 
 class JournalStore:
-    """Everything of a run that must survive the master's process.
+    """The part of a run's state that must survive the master's process.
 
     Attributes:
-      cut: how the journal was cut when it was opened; None: it was whole.
-      last_term: the highest that a master began on it, also if that record is cut; 0: not known.
+      cut: the repair when the journal was opened; None if it was whole.
+      last_term: the highest term that a master began on this journal, even if its record is cut off;
+        0 if that is not known.
     """
 
     def __init__(self, path: Path | str, *, now: Callable[[], float] = time.time) -> None:
@@ -184,7 +195,7 @@ class JournalStore:
         log.warning("%s", self.cut)
 
     def _replace(self, path: Path, rows: list[Row]) -> Path:
-        """Go on with a new journal of what is whole; returns where the old one is kept."""
+        """Continue with a new journal of the undamaged rows; return the path of the old one."""
         copy = keep_aside(path)
         part = path.with_name(f"{path.name}.part")
         part.unlink(missing_ok=True)
@@ -210,10 +221,10 @@ class JournalStore:
         return copy
 
     def _restore_grants(self) -> None:
-        """Members whose grant was lost with a page come back as ordinary contributors."""
+        """Admit members whose grant was lost with a damaged page as ordinary contributors."""
         for record in self._records:
             if isinstance(record, journal.PeerAdmitted) and record.peer not in self._grants:
-                log.warning("what %s was admitted for is lost: contributor", record.name)
+                log.warning("the grant of %s is lost: it is a contributor now", record.name)
                 self.admit(record.peer, GrantRow(Role.CONTRIBUTOR, False, record.name))
 
     def close(self) -> None:
@@ -228,7 +239,8 @@ class JournalStore:
         """Write one record; on return it is on disk.
 
         Raises:
-          sqlite3.OperationalError: not now (the disk is full); the journal is as it was.
+          sqlite3.OperationalError: it cannot be written now (the disk is full). The journal is
+            unchanged.
         """
         body = msgpack.packb(wire.to_plain(record))
         with self._writing:
@@ -245,16 +257,16 @@ class JournalStore:
                     self._tip.write(number, self.last_term)
 
     def records(self) -> list[journal.JournalRecord]:
-        """All records, oldest first."""
+        """Return all records, oldest first."""
         found = read_rows(self._db)
         if found.fault:
             raise UserError(f"the journal is damaged: {found.fault}", exit_code=ExitCode.CONFIG)
         return found.records
 
     def commits(self, count: int, known: Container[int]) -> list[Committed]:
-        """Of the newest commits, so many at most, those whose rounds are not known; oldest first.
+        """Return the commits among the newest ``count`` whose rounds are not known, oldest first.
 
-        It holds up nobody who writes.
+        This blocks no writer.
         """
         found: list[Committed] = []
         opened_at: dict[int, float] = {}
@@ -285,7 +297,7 @@ class JournalStore:
     def make_token(
         self, role: Role, *, founder: bool, uses: int, hours: float, by_hand: bool = False
     ) -> tuple[str, float]:
-        """A new token and its expiry (Unix seconds); only its hash is kept."""
+        """Return a new token and its expiry (unix seconds). Only its hash is stored."""
         token = generate_token()
         made_s = self._now()
         row = _Token(role, founder, uses, made_s + 3600.0 * hours, made_s, False, by_hand)
@@ -299,10 +311,10 @@ class JournalStore:
         return token, row.expires_s
 
     def redeem(self, token: str) -> GrantRow:
-        """Use a token once; the grant has no name yet.
+        """Use a token once; return its grant, which has no name yet.
 
         Raises:
-          TokenError: unknown, withdrawn, expired or used up; the text says which.
+          TokenError: the token is unknown, withdrawn, expired or used up.
         """
         with self._writing:
             row = self._good(token)
@@ -312,8 +324,8 @@ class JournalStore:
             row.uses_left -= 1
             return GrantRow(row.role, row.founder, "", _id_of(_hash(token)))
 
-    def look_at(self, token: str) -> bool:
-        """Whether it admits by hand only; raises TokenError as ``redeem`` does. Waits for no disk."""
+    def needs_approval(self, token: str) -> bool:
+        """Return whether the operator must approve its users; raises TokenError as ``redeem`` does."""
         return self._good(token).by_hand
 
     def _good(self, token: str) -> _Token:
@@ -329,12 +341,12 @@ class JournalStore:
         return row
 
     def offers(self, token: str) -> tuple[GrantRow, int]:
-        """What a good token admits to, and how often still; raises TokenError as ``redeem`` does."""
+        """Return a token's grant and the uses left; raises TokenError as ``redeem`` does."""
         row = self._good(token)
         return GrantRow(row.role, row.founder, ""), row.uses_left
 
     def is_good(self, token: str) -> bool:
-        """Whether it would admit somebody now."""
+        """Return whether a token would admit a newcomer now."""
         try:
             self._good(token)
         except TokenError:
@@ -342,7 +354,7 @@ class JournalStore:
         return True
 
     def withdraw(self, invite_id: str) -> bool:
-        """Let an invite admit nobody any more; False: there is none with this id."""
+        """Make an invite invalid; return whether there is one with this id."""
         found = [key for key in self._tokens if _id_of(key) == invite_id.upper()]
         with self._writing:
             for key in found:
@@ -351,6 +363,7 @@ class JournalStore:
         return bool(found)
 
     def admit(self, peer: str, grant: GrantRow) -> None:
+        """Store an identity's grant."""
         with self._writing:
             self._db.execute(
                 "insert or replace into grants (peer, role, founder, name, invite)"
@@ -360,15 +373,15 @@ class JournalStore:
             self._grants[peer] = grant
 
     def grant(self, peer: str) -> GrantRow | None:
-        """What this identity was admitted for; None: never."""
+        """Return an identity's grant, or None if it was never admitted."""
         return self._grants.get(peer)
 
     def granted(self) -> dict[str, GrantRow]:
-        """Everybody who was ever admitted."""
+        """Return the grants of all identities that were ever admitted."""
         return dict(self._grants)
 
     def invites(self) -> list[dict[str, object]]:
-        """Tokens as the owner may see them: never the token itself."""
+        """Return all invites as JSON, without their tokens."""
         return [
             {
                 "id": _id_of(key),
@@ -384,7 +397,12 @@ class JournalStore:
 
 
 def _open(path: Path | str) -> sqlite3.Connection:
-    """Raises sqlite3.DatabaseError, or UserError: written by another holdfast."""
+    """Open or create the file.
+
+    Raises:
+      sqlite3.DatabaseError: it is damaged.
+      UserError: another version of holdfast wrote it.
+    """
     if str(path) != ":memory:":
         keep_private(Path(path))  # SQLite gives its log the same mode
     db = sqlite3.connect(str(path), check_same_thread=False, isolation_level=None)
@@ -393,7 +411,7 @@ def _open(path: Path | str) -> sqlite3.Connection:
     if version not in (0, SCHEMA_VERSION):
         raise UserError(
             f"{path} was written by another version of holdfast (schema {version}, this version "
-            f"reads {SCHEMA_VERSION}): go on with that version, or start a new run from an export",
+            f"reads {SCHEMA_VERSION}): continue with that version, or start a new run from an export",
             exit_code=ExitCode.CONFIG,
         )
     db.execute("pragma journal_mode = wal")
@@ -409,10 +427,10 @@ def _strict_text(data: bytes) -> str:
 
 
 def back_up(state: Path, target: Path) -> int:
-    """Copy what another master needs to take the run over; returns how many records that is.
+    """Copy what another master needs to take the run over; return the number of records.
 
-    The journal may be written meanwhile: the copy is of one instant. A copy that is there already
-    is replaced when the new one is complete.
+    The journal may be written meanwhile; the copy is of one instant. An existing copy is replaced
+    when the new one is complete.
 
     Raises:
       UserError: there is no run in ``state``, or the copy cannot be written.
@@ -434,23 +452,23 @@ def back_up(state: Path, target: Path) -> int:
                 copy.execute("pragma journal_mode = delete")
                 count = int(copy.execute("select count(*) from records").fetchone()[0])
         for leftover in target.glob(f"{JOURNAL_FILE}.tip"):
-            leftover.unlink()  # of a master that ran on an older copy; it would speak of that one
+            leftover.unlink()  # it describes the older copy, on which a master has run
         make_ready(part, target / JOURNAL_FILE)
         finish_replacing(target / JOURNAL_FILE)
     except (OSError, sqlite3.Error) as error:
         raise UserError(
             f"cannot copy {state} to {target}: {error}",
             exit_code=ExitCode.CONFIG,
-            hint="is there room on the disk? the copy of before is still there",
+            hint="is the disk full? the previous copy is unchanged",
         ) from error
     return count
 
 
 def _id_of(key: bytes) -> str:
-    """By which people know the invite of this hash."""
+    """Return the id that people use for the invite with this hash."""
     return key[:4].hex().upper()
 
 
 def _hash(token: str) -> bytes:
-    # The token has 192 random bits: a plain hash is enough, a slow one would gain nothing.
+    # The token has 192 random bits, so a slow hash would add no security.
     return hashlib.sha256(token.encode()).digest()

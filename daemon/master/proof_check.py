@@ -1,4 +1,4 @@
-"""The master as a judge: the only time that it touches contributions, a chunk of them."""
+"""The check of a proof against a chunk owner: the only tensor data that the master handles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ log = logging.getLogger("holdfast.master")
 
 
 def fault_proven(case: CheckProof, notary: Notary) -> str:
-    """What an owner is proven to have done; empty: nothing. Heavy."""
-    # A master that judges nobody need not load what adds up.
+    """Return the fault that a proof shows of a chunk owner, or an empty string. This takes CPU time."""
+    # Imported here: a master without accusations never loads the reduction.
     from ...collectives.arithmetic import ChunkLayout
     from ...collectives.evidence import UnsignedError, WrongChunkClaim, check_proof
 
@@ -21,5 +21,5 @@ def fault_proven(case: CheckProof, notary: Notary) -> str:
     try:
         return check_proof(claim, notary, case.proof)
     except UnsignedError as error:
-        log.info("a proof against peer %s is none: %s", case.owner[:8], error)
+        log.info("a proof against peer %s is invalid: %s", case.owner[:8], error)
         return ""

@@ -1,11 +1,12 @@
-"""Whether a peer can be dialled: the master dials back the addresses that it gives.
+"""Reachability of peers: the master dials back the addresses that they give.
 
-Whoever can be dialled is known after a round trip, and waits for no more. Whoever cannot is known to be
-so when no address has answered in time; it need not wait for that again each time that it comes back.
+A peer that can be dialled is known to be so after a round trip. For any other peer the check takes until
+the timeout; a peer that comes back with the same addresses does not wait for that again.
 
-A member may name other hosts than the one that it comes from: its name, an address of a network in which
-the master is, too. What it learns of them is whether it is itself there, for only its own certificate
-counts; and it is told that it is not after the same time, whether somebody there refused or nobody is.
+A peer may name other hosts than the one that it connects from: its host name, or an address in one of
+the master's networks. It must not use this to scan those hosts. It learns only whether it is there itself,
+because the dialled host must show its certificate, and a failure takes the full timeout whether the host
+refused or is absent.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from ...protocol.network.interface import Network
 from ...protocol.trust.authority import Party
 
 PROBE_S = 5.0  # for all addresses of a peer, at once
-ADDRESSES_DIALLED_MAX = 4  # of a member, those that it calls the best; one listens at one or two
-# Of these, host names that are looked up: a name server may take for ever. Addresses cost no thread.
+ADDRESSES_DIALLED_MAX = 4  # the first ones of a peer; it listens at one or two
+# Host names among these: a lookup takes a thread, and a name server may never answer.
 NAMES_MAX = 2
-RECLASS_S = 300.0  # between two times that a member is dialled back
-AGAIN_S = 5.0  # at least; however often somebody comes back
+RECLASS_S = 300.0  # between two checks of all members
+AGAIN_S = 5.0  # between two checks at least, however often peers come back
 
 
 class ReachabilityCheck:
-    """Classes peers.
+    """Class peers as reachable or not.
 
     Args:
-      members: of whom is to be looked at again: who it is, where, and how it was classed.
-      classed: called when somebody's class was found anew.
+      members: returns the peers to check again, with their addresses.
+      classed: called with the result of each later check.
     """
 
     def __init__(
@@ -52,18 +53,20 @@ class ReachabilityCheck:
         self._again = trio.Event()
 
     async def reachable(self, peer: str, addresses: tuple[str, ...], host: str) -> bool:
-        """Whether it can be dialled at one of these; known at once if it could not be before.
+        """Return whether a peer can be dialled at one of its addresses.
+
+        A peer that was not reachable at the same addresses before is not checked now, but soon.
 
         Args:
-          host: where it comes from.
+          host: the host that its connection comes from.
         """
         if self._outbound.get(peer) == addresses:
-            self._again.set()  # that may have changed; it is told if it has
+            self._again.set()  # this may have changed; the peer is told if it has
             return False
         began_s = trio.current_time()
         found = await self._look(peer, addresses)
         elsewhere = any(
-            # With a zone, the same address may be in another network than the member's.
+            # With a zone, the same address may be another machine in another network.
             host_of(text) != host or "%" in text
             for text in addresses[:ADDRESSES_DIALLED_MAX]
         )
@@ -72,11 +75,11 @@ class ReachabilityCheck:
         return found
 
     def look_soon(self) -> None:
-        """Somebody may be elsewhere by now."""
+        """Check all members soon: one of them may have moved."""
         self._again.set()
 
     async def run(self) -> None:
-        """Look at members again: now and then, and soon after one has come back."""
+        """Check members every ``RECLASS_S``, and soon after one has come back, until cancelled."""
         looked_s = -math.inf
         while True:
             with trio.move_on_after(RECLASS_S):
@@ -119,7 +122,7 @@ class ReachabilityCheck:
 
 
 def _few_names(addresses: Sequence[str]) -> list[str]:
-    """All but the names that are too many, in their order."""
+    """Return the addresses in order, with ``NAMES_MAX`` host names at most."""
     names = [text for text in addresses if _is_name(text)]
     return [text for text in addresses if text not in names[NAMES_MAX:]]
 

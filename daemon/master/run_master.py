@@ -1,4 +1,4 @@
-"""``holdfast master``: puts together store, authority, coordinator, network and HTTP, and runs them."""
+"""``holdfast master`` as a process: store, authority, coordinator, network and HTTP together."""
 
 from __future__ import annotations
 
@@ -42,39 +42,43 @@ from ..paths import make_private
 from ..spec_file import read_spec
 from ..status_records import MasterStatus
 from ..tasks import wait_for_signals
-from ..web.app import Json
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
-from .admission import called
 from .journal_store import JOURNAL_FILE, JournalStore
 from .master_service import MasterService
+from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder
 
-# Of the invite that a starting master prints: a few machines of its owner's. Whoever finds it cannot
-# come with enough of them to outvote a larger run.
+# For the invite that a starting master prints: a few machines of the operator's. A person who finds it
+# cannot add enough machines to outvote a larger run.
 INVITE_USES_DEFAULT = 8
 INVITE_HOURS_DEFAULT = 24.0
-USES_MAX = 1_000_000  # of an invite
-HOURS_MAX = 87_600.0  # of an invite: ten years
+RENEW_OWN_S = 6 * 3600.0  # between two renewals of the master's own certificate
 
 
 @define
 class MasterOptions:
-    spec_path: Path | None  # None: as the journal has it
+    """The options of ``holdfast master``."""
+
+    spec_path: Path | None  # None: the spec in the journal
     state: Path
     listen: Sequence[Address]
     advertise: Sequence[Address]
     http: Address
     invite: bool = True
     takes_over: bool = False  # the state is a copy of another master's
-    standby: Sequence[Address] = ()  # where other masters may take over from this one
-    http_names: Sequence[str] = ()  # that the HTTP side answers to, beside this machine's own
+    standby: Sequence[Address] = ()  # addresses of masters that may take over from this one
+    http_names: Sequence[str] = ()  # for HTTP, besides this machine's own names
 
 
 class Master:
-    """A run's master as a process: everything around ``MasterService``."""
+    """A run's master as a process: everything around ``MasterService``.
+
+    Args:
+      tell: prints a line for the operator.
+    """
 
     def __init__(self, options: MasterOptions, tell: Callable[[str], None]) -> None:
         self.options = options
@@ -91,9 +95,13 @@ class Master:
             self.coordinator, self.store, self.network, options.listen, authority=self.authority
         )
         self.started_s = time.time()
+        self._scope = trio.CancelScope()
+        self._commands = OperatorCommands(
+            self.service, self.store, self.make_invite, self._scope.cancel
+        )
 
     def _check_state(self) -> None:
-        """A journal without its authority's key cannot serve: say so before anything is written."""
+        """Raise UserError if the journal or its authority's key is missing, before anything is written."""
         options = self.options
         exists = (options.state / JOURNAL_FILE).exists()
         if not exists and (options.takes_over or options.spec_path is None):
@@ -110,7 +118,7 @@ class Master:
             )
 
     def _restore(self, given: RunSpec | None) -> tuple[Authority, RunSpec, Coordinator]:
-        """The run as its journal has it, in a new term; a new run if there is no journal."""
+        """Continue the journal's run in a new term; begin a new run if there is no journal."""
         records = self.store.records()
         created = [record for record in records if isinstance(record, RunCreated)]
         if not created:
@@ -138,12 +146,12 @@ class Master:
         return authority, spec, coordinator
 
     def _check_sizes(self, coordinator: Coordinator) -> None:
-        """Versions before this one recorded whatever sizes a founder said."""
+        """Raise UserError for impossible fragment sizes, which older versions recorded unchecked."""
         context = coordinator.context
         layout, sizes = context.history.layout, context.history.sizes
         if layout is not None and (fault := sizes_fault(layout, sizes, context.spec)) is not None:
             raise UserError(
-                f"the journal in {self.options.state} founds the run on what cannot be: {fault}",
+                f"the journal in {self.options.state} founds the run on impossible sizes: {fault}",
                 exit_code=ExitCode.CONFIG,
                 hint="no master can serve it; start a new run with another --state DIR",
             )
@@ -160,11 +168,11 @@ class Master:
 
     def _check_same_run(self, before: RunSpec, now: RunSpec) -> None:
         for key in ("fragments", "pattern", "groups"):
-            had, said = getattr(before.diloco, key), getattr(now.diloco, key)
-            if had != said:
+            recorded, given = getattr(before.diloco, key), getattr(now.diloco, key)
+            if recorded != given:
                 raise UserError(
-                    f"the run in {self.options.state} has {key} = {json.dumps(had)}, "
-                    f"{self.options.spec_path} says {json.dumps(said)}",
+                    f"the run in {self.options.state} has {key} = {json.dumps(recorded)}, "
+                    f"{self.options.spec_path} says {json.dumps(given)}",
                     exit_code=ExitCode.CONFIG,
                     hint="a new run needs another name, or its own --state DIR",
                 )
@@ -178,20 +186,19 @@ class Master:
     # ------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Serve until a signal or ``stop``."""
-        recorder = await self.network.run_sync(
-            lambda: RunRecorder.open(self.service, self.options.state)
+        """Serve until a signal or the command ``stop`` comes."""
+        live = LiveStream(partial(self.status, past=False), self._stamp)
+        recorder = self.recorder = await self.network.run_sync(
+            lambda: RunRecorder.open(self.service, self.options.state, live=live)
         )
         try:
-            await self._serve(recorder)
+            await self._serve(recorder, live)
         finally:
             with trio.CancelScope(shield=True):
                 recorder.look()
                 await trio.to_thread.run_sync(recorder.close)
 
-    async def _serve(self, recorder: RunRecorder) -> None:
-        self.recorder = recorder
-        live = recorder.live = LiveStream(partial(self.status, past=False), self._stamp)
+    async def _serve(self, recorder: RunRecorder, live: LiveStream) -> None:
         side = control_side(
             "master",
             self.options.state,
@@ -204,24 +211,12 @@ class Master:
                 metrics_route(self.status),
                 *past_routes(recorder.history, self.network),
             ],
-            actions={
-                "invite": self._act_invite,
-                "withdraw": self._act_withdraw,
-                "approve": self._act_approve,
-                "kick": self._act_kick,
-                "checkpoint": self._act_checkpoint,
-                "clear": self._act_clear,
-                "verify": self._act_verify,
-                "pause": self._act_pause,
-                "resume": self._act_resume,
-                "stop": self._act_stop,
-            },
+            actions=self._commands.actions(),
             names=self.options.http_names,
         )
-        self._scope = trio.CancelScope()
         with side as (serve_http, url), self._scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait_for_signals, self._on_signal)
+                nursery.start_soon(wait_for_signals, self._scope.cancel)
                 bound = await nursery.start(self.service.run)
                 self._note_start()
                 nursery.start_soon(recorder.run)
@@ -231,7 +226,7 @@ class Master:
                 self._announce(bound, url)
 
     def _note_start(self) -> None:
-        """What everybody should know from now on: our addresses, and what became of the journal."""
+        """Have the members told this run's master addresses; note a cut of the journal as an event."""
         masters = (*self._addresses(), *map(str, self.options.standby))[:MASTERS_MAX]
         self.service.decide(partial(self.coordinator.know_masters, masters))
         if self.store.cut is not None:
@@ -249,9 +244,9 @@ class Master:
         anywhere = not self.options.advertise and any(each.host in WILDCARDS for each in bound)
         if anywhere and only_loopback(addresses):
             self.tell(
-                "WARNING: this machine is in no network, so invites name it as "
-                f"{', '.join(map(str, addresses))}, where only its own peers find it. For others "
-                "start the master with --advertise HOST"
+                "WARNING: this machine has no network address, so invites name it as "
+                f"{', '.join(map(str, addresses))}, which only this machine reaches. For other "
+                "machines start the master with --advertise HOST"
             )
         if self.coordinator.succession.waiting:
             self.tell(self.coordinator.succession.why_waiting())
@@ -264,9 +259,9 @@ class Master:
             self.tell(f"  holdfast join {invite} -- python train.py")
 
     async def _renew_own(self) -> None:
-        """The master's own certificate lives a day, too."""
+        """Renew the master's own certificate, which is valid for a day."""
         while True:
-            await trio.sleep(6 * 3600)
+            await trio.sleep(RENEW_OWN_S)
             credentials = self.credentials
             credentials.replace_certificate(
                 self.authority.issue(
@@ -274,10 +269,7 @@ class Master:
                 )
             )
 
-    def _on_signal(self) -> None:
-        self._scope.cancel()
-
-    # ------------------------------------------------------------ what people ask and do
+    # ------------------------------------------------------------ status and invites
 
     def status(self, *, past: bool = True) -> MasterStatus:
         """Return the status; without ``past`` only as it is now."""
@@ -298,38 +290,48 @@ class Master:
             uptime_s=time.time() - self.started_s,
             value_count=sum(size.value_count for size in sizes),
             addresses=tuple(self._addresses()),
-            pending=self.service.gate.rows(),
+            pending=self.service.admission.rows(),
         )
 
     def _stamp(self) -> object:
-        """Changes when the status may have changed, but for what only grows old."""
+        """Return a value that changes when the status may have changed in more than ages."""
         context, service = self.coordinator.context, self.service
-        return context.change_count, service.gate.change_count, service.why_stuck()
+        return context.change_count, service.admission.change_count, service.why_stuck()
 
     def why_unready(self) -> str:
-        """Why no round can be committed here; empty: it can."""
+        """Return why no round can be committed here, or an empty string."""
         if self.coordinator.succession.superseded:
             return self.coordinator.succession.superseded
-        return self.service.why_stuck() or ("" if self.service.bound else "it does not listen yet")
+        return self.service.why_stuck() or (
+            "" if self.service.bound else "the master does not listen yet"
+        )
 
     def _addresses(self) -> Sequence[str]:
         return dialable(self.service.bound, self.options.advertise)
 
     def _masters(self) -> tuple[Address, ...]:
-        """Where a newcomer may find the run's master: here first, then at the standbys."""
+        """Return the addresses for invites: this master's, then the standbys'."""
         ours = [Address.parse(text) for text in self._addresses()]
         return tuple(dict.fromkeys([*ours, *self.options.standby]))[:ADDRESSES_MAX]
 
     def make_invite(
         self, role: Role, founder: bool, uses: int, hours: float, *, approve: bool = False
     ) -> str:
+        """Make an invite and return it as text.
+
+        Args:
+          approve: the operator approves each newcomer that comes with it.
+
+        Raises:
+          UserError: the disk is full.
+        """
         try:
             token, expires_s = self.store.make_token(
                 role, founder=founder, uses=uses, hours=hours, by_hand=approve
             )
         except sqlite3.Error as error:
             raise UserError(
-                f"the invite cannot be written down: {error}",
+                f"the invite cannot be stored: {error}",
                 hint="free some space on the disk of the master's state",
             ) from error
         return Invite(
@@ -340,99 +342,3 @@ class Master:
             role=role,
             expires_s=int(expires_s),
         ).encode()
-
-    async def _act_invite(self, body: Json) -> Json:
-        try:
-            role = Role(body.get("role", "contributor"))
-            uses, hours = int(str(body.get("uses", 1))), float(str(body.get("hours", 24.0)))
-        except ValueError as error:
-            raise UserError(f"a bad invite: {error}", exit_code=ExitCode.USAGE) from error
-        founder, approve = body.get("founder", False), body.get("approve", False)
-        plain = isinstance(founder, bool) and isinstance(approve, bool)
-        if not (1 <= uses <= USES_MAX and 0 < hours <= HOURS_MAX and plain):
-            raise UserError(
-                f"a bad invite: uses from 1 to {USES_MAX}, hours to {HOURS_MAX:.0f}, founder or "
-                "not, to be approved or not",
-                exit_code=ExitCode.USAGE,
-            )
-        invite = self.make_invite(role, founder is True, uses, hours, approve=approve is True)
-        told = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
-        return {"invite": invite, **told}
-
-    async def _act_withdraw(self, body: Json) -> Json:
-        invite_id = str(body.get("id", ""))
-        if not self.store.withdraw(invite_id):
-            raise UserError(
-                f"there is no invite {invite_id!r}",
-                exit_code=ExitCode.USAGE,
-                hint="`holdfast invites` lists them with their ids",
-            )
-        return {"id": invite_id, "withdrawn": True}
-
-    async def _act_approve(self, body: Json) -> Json:
-        wanted, refuse = str(body.get("peer", "")), body.get("refuse", False)
-        if not isinstance(refuse, bool):
-            raise UserError("refuse is true or false", exit_code=ExitCode.USAGE)
-        if not refuse:
-            return await self.service.gate.approve(wanted)
-        reason = str(body.get("reason") or "no reason was given")[:900]
-        return await self.service.gate.refuse(wanted, reason)
-
-    async def _act_kick(self, body: Json) -> Json:
-        wanted = str(body.get("peer", ""))
-        reason = str(body.get("reason") or "no reason was given")[:900]
-        peer = self._find_peer(wanted)
-        await self.service.see_through(partial(self.coordinator.kick, peer, reason))
-        return {"peer": peer, "kicked": True}
-
-    async def _act_clear(self, body: Json) -> Json:
-        wanted = str(body.get("peer", ""))
-        audits, history = self.coordinator.scheduler.driver.audits, self.coordinator.context.history
-        peer = self._find_peer(wanted)
-        if peer not in history.quarantined and peer not in audits.barred():
-            raise UserError(
-                f"{wanted!r} is not in quarantine",
-                exit_code=ExitCode.USAGE,
-                hint="`holdfast peers` lists who is",
-            )
-        await self.service.see_through(partial(self.coordinator.clear, peer))
-        return {"peer": peer, "cleared": True}
-
-    def _find_peer(self, wanted: str) -> str:
-        names = {peer: grant.name for peer, grant in self.store.granted().items()}
-        history = self.coordinator.context.history
-        names |= {peer: admitted.name for peer, admitted in history.admitted.items()}
-        names |= {member.peer: member.name for member in self.coordinator.context.roster}
-        for peer in history.revoked:
-            names.pop(peer, None)
-        matches = called(wanted, names)
-        if len(matches) != 1:
-            raise UserError(
-                f"{'no peer is' if not matches else 'several peers are'} called {wanted!r}"
-                + (f": {', '.join(peer[:8] for peer in matches[:8])}" if matches else ""),
-                exit_code=ExitCode.USAGE,
-                hint="`holdfast status` lists the members; use the peer id's first digits",
-            )
-        return matches[0]
-
-    async def _act_checkpoint(self, _body: Json) -> Json:
-        return await self.service.checkpoint_asker.run()
-
-    async def _act_verify(self, _body: Json) -> Json:
-        return await self.service.verifier.run()
-
-    async def _act_pause(self, _body: Json) -> Json:
-        await self.service.see_through(self.coordinator.pause)
-        return {"paused": True}
-
-    async def _act_resume(self, _body: Json) -> Json:
-        await self.service.see_through(self.coordinator.resume)
-        return {"paused": False}
-
-    async def _act_stop(self, _body: Json) -> Json:
-        trio.lowlevel.spawn_system_task(self._stop_soon)
-        return {"stopping": True}
-
-    async def _stop_soon(self) -> None:
-        await trio.sleep(0.2)  # the answer goes out first
-        self._scope.cancel()

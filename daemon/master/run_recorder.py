@@ -1,12 +1,12 @@
-"""What the master keeps and shows of a run while it goes on; nothing is decided here.
+"""The recorder of a run's metrics, rounds and events. It decides nothing.
 
-    MasterService --events--.                    .--> History   the curve, rounds, events
-                             >-- look, a second --+--> EventLog  events as lines
-    Coordinator --state-----'                    '--> Live      whoever has a page open
+    MasterService --events--.                     .--> MetricsStore  the curve, rounds, events
+                             >-- look, every s --+--> EventLog      events as lines of JSON
+    Coordinator --state-----'                     '--> LiveStream    open pages
 
-Once a second it looks whether anything has changed. If so, it takes what rounds have ended, a point
-of the curve if it is time for one, and the events since, and has a thread write them. Rounds that the
-journal knows and the history lacks are taken from the journal: at the start, and after a write failed.
+Once a second it checks whether the run has changed. If so, a thread writes the rounds that have ended,
+the events, and a point of the curve if one is due. Rounds that the journal has and the history lacks
+are copied from the journal at the start, and after a failed write.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ log = logging.getLogger("holdfast.master")
 LOOK_S = 1.0
 POINT_S = 2.0  # between two points of the curve
 WARNINGS_MAX = 8  # of the files, between two looks
-# For a disk that takes its time, or is full; the oldest are left out.
+# While the disk is slow or full; beyond these limits the oldest rows are dropped.
 EVENTS_WAITING_MAX = 10_000
-POINTS_WAITING_MAX = 2_000  # an hour and more
-ROUNDS_WAITING_BYTES_MAX = 2**24  # with ten members thousands of them; the journal has them all
+POINTS_WAITING_MAX = 2_000  # more than an hour
+ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
 
 Json = dict[str, Any]
 
 
 class Stream(Protocol):
-    """Where rows are published: see ``web.live``."""
+    """A receiver of new rows: see ``web.live_stream``."""
 
     def publish(self, kind: str, row: object) -> None: ...
 
 
 @define
 class PendingRows:
-    """What is to be written into the history, oldest first."""
+    """Rows that wait to be written into the history, oldest first."""
 
     points: list[Point] = Factory(list)
     rounds: list[tuple[int, bytes]] = Factory(list)
@@ -66,7 +66,7 @@ class PendingRows:
         return bool(self.points or self.rounds or self.events)
 
     def followed_by(self, later: PendingRows) -> PendingRows:
-        """Both, without the oldest if they are too many."""
+        """Return both, without the oldest rows beyond the limits."""
         rounds = [*self.rounds, *later.rounds]
         size_bytes = sum(len(row) for _number, row in rounds)
         while size_bytes > ROUNDS_WAITING_BYTES_MAX:
@@ -79,11 +79,12 @@ class PendingRows:
 
 
 class RunRecorder:
-    """One per master.
+    """Record a master's run in its state directory.
 
     Args:
-      warnings: what its files have to say, from whatever thread; it becomes events.
-      wall_clock: unix seconds; for people only.
+      warnings: messages of the files, from any thread; they become events.
+      live: receives each new row.
+      wall_clock: unix seconds; only shown and stored, no decision depends on it.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class RunRecorder:
         event_log: EventLog,
         warnings: deque[str],
         *,
+        live: Stream | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._service = service
@@ -101,32 +103,38 @@ class RunRecorder:
         self._event_log = event_log
         self._warnings = warnings
         self._wall_clock = wall_clock
-        self.live: Stream | None = None
+        self.live = live
         self._seen_count = -1
-        self._last_round: Round | None = None  # that was taken
+        self._last_round: Round | None = None  # the last one recorded
         self._new = PendingRows()  # since the last write
-        self._late = PendingRows()  # what could not be written
-        self._lacks = False  # some rounds may be in the journal alone
-        # What earlier masters have come to, as far as it is known.
+        self._late = PendingRows()  # rows that could not be written
+        self._lacks = False  # some rounds may be only in the journal
+        # The totals of this run's earlier masters, as far as they are known.
         self._before = history.last_point()
-        self._last: Point | None = None  # of this master
+        self._last: Point | None = None  # this master's last point
         self._next_id = history.last_event_id() + 1
         if self._before is not None:
             now = wall_clock()
             self._new.points.append(Point(now, gap_s=max(0.0, now - self._before.at)))
-        service.announced = self._announced
+        service.subscribe(self._record_event)
 
     @classmethod
     def open(
-        cls, service: MasterService, state: Path, *, wall_clock: Callable[[], float] = time.time
+        cls,
+        service: MasterService,
+        state: Path,
+        *,
+        live: Stream | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> RunRecorder:
-        """With the files of a state directory. Waits for the disk."""
+        """Open the files of a state directory. This waits for the disk."""
         warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         recorder = cls(
             service,
             MetricsStore(state / HISTORY_FILE, warnings.append),
             EventLog(state / EVENT_LOG_FILE, warnings.append),
             warnings,
+            live=live,
             wall_clock=wall_clock,
         )
         recorder.rebuild()
@@ -135,7 +143,7 @@ class RunRecorder:
     # ------------------------------------------------------------ while the run goes on
 
     async def run(self) -> None:
-        """Look again and again, until cancelled; ``look`` and ``close`` keep what came last."""
+        """Record changes until cancelled; ``look`` and ``close`` record the last ones."""
         while True:
             self.look()
             if self._late or self._new:
@@ -143,13 +151,13 @@ class RunRecorder:
             await trio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Write what was seen; ``look`` once more before. Waits for the disk."""
+        """Write the pending rows and close the files. Call ``look`` before; this waits for the disk."""
         self._take()()
         self._history.close()
         self._event_log.close()
 
     def look(self) -> None:
-        """See what has changed, and put it where it is to be written from."""
+        """Collect the rows of what has changed."""
         while self._warnings:
             text = self._warnings.popleft()
             log.warning("%s", text)
@@ -160,7 +168,7 @@ class RunRecorder:
         self._take_rounds()
         now = self._wall_clock()
         if self._last is not None and now - self._last.at < POINT_S:
-            return  # looked at again, for the last change may be the last for long
+            return  # the count stays unseen: the next look records this change, perhaps the last for long
         self._seen_count = count
         self._take_point(now)
 
@@ -169,7 +177,7 @@ class RunRecorder:
         return self._history
 
     def _take(self) -> Callable[[], None]:
-        """The work of a thread. One at a time goes on, and nobody else touches ``_late``."""
+        """Return the next write, for a thread. One runs at a time, and only it touches ``_late``."""
         new, self._new = self._new, PendingRows()
         return partial(self._write, new)
 
@@ -184,15 +192,17 @@ class RunRecorder:
             self.rebuild()
 
     def rebuild(self) -> None:
-        """Have the history keep all rounds that the journal knows. Waits for the disk.
+        """Copy the rounds that the history lacks from the journal. This waits for the disk.
 
-        A master that was killed, or whose disk was full, has committed rounds that it could not
-        write down here. Of those is known what the journal has.
+        A master that was killed, or whose disk was full, has committed rounds without recording them
+        here. The journal has only a part of each row.
         """
         try:
             missing = self._service.store.commits(ROUNDS_MAX, self._history.round_numbers())
         except (sqlite3.Error, OSError, ValueError, HoldfastError) as error:
-            self._warnings.append(f"the history may lack rounds: the journal is not read: {error}")
+            self._warnings.append(
+                f"the history may lack rounds: the journal cannot be read: {error}"
+            )
             return
         name_of = self._context.history.name_of
         rows = [
@@ -203,7 +213,7 @@ class RunRecorder:
 
     # ------------------------------------------------------------ events
 
-    def _announced(self, event: Event) -> None:
+    def _record_event(self, event: Event) -> None:
         context = self._context
         member = context.roster.get(event.peer) if event.peer else None
         known = member or (context.history.admitted.get(event.peer) if event.peer else None)
@@ -223,7 +233,7 @@ class RunRecorder:
             self.live.publish("log", past)
 
     def _at(self, at_s: float) -> float:
-        """The master's clock as unix seconds."""
+        """Convert the master's clock to unix seconds."""
         return self._wall_clock() - (self._service.now() - at_s)
 
     # ------------------------------------------------------------ rounds
@@ -273,7 +283,7 @@ class RunRecorder:
             told.saved_bytes,
         )
         if self._last is not None and now - self._last.at > 2 * POINT_S:
-            # It stayed as it was for so long: no line may lead there from before.
+            # Nothing changed in between: keep the curve flat until just before this point.
             self._new.points.append(attrs.evolve(self._last, at=now - POINT_S))
         self._last = point
         self._new.points.append(point)
@@ -282,5 +292,5 @@ class RunRecorder:
 
 
 def point_row(point: Point) -> Json:
-    """As in ``GET /api/history``, one row."""
+    """Return a point as a row of ``GET /api/history``."""
     return {name: getattr(point, name) for name in COLUMNS}

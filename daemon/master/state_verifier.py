@@ -1,9 +1,9 @@
-"""``holdfast verify`` at the master: all peers digest what is in their memories, and are compared.
+"""``holdfast verify`` at the master: compare the digests of all peers' states in memory.
 
-The master asks over the control streams, first for roots, then for the block digests of copies whose
-roots differ, of these and of one copy that is right. No decision follows: a copy that differs is found
-by the rounds, too, and healed. Peers that move on to another version between the two questions are
-asked again, a few times.
+The master asks over the control streams, first for the root of each fragment. If a copy's root differs,
+it asks for the block digests of that copy and of a correct one. Peers that move on to another version
+between the two questions are asked again, a few times. No decision follows: the rounds, too, find and
+repair a copy that differs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ...protocol.messages import (
 )
 from ..web.app import Json
 
-VERIFY_S = 600.0  # for everybody's answer: half a terabyte of state at a gigabyte a second
-LOOK_S = 1.0  # between two looks at who is still there
+VERIFY_S = 600.0  # for all answers: half a terabyte of state at a gigabyte a second
+LOOK_S = 1.0  # between two checks whether the missing peers are still attached
 TRIES_MAX = 3  # rounds may go on between the questions about roots and about blocks
 
 Roots = Mapping[str, tuple[FragmentHead, ...]]
@@ -41,11 +41,11 @@ Key = tuple[str, int]  # peer, fragment
 
 
 class StateVerifier:
-    """Asks, waits, compares; one verification at a time.
+    """Verify the run's state, one verification at a time.
 
     Args:
-      attached: whether a peer is connected.
-      tell: sends a message to a peer that is.
+      attached: returns whether a peer is connected.
+      tell: sends a message to a peer, if it is attached.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class StateVerifier:
         self._attached = attached
         self._tell = tell
         self._numbers = itertools.count(1)
-        self._number = 0  # of the question that is open; answers to others come too late
+        self._number = 0  # of the open question; answers to earlier ones are ignored
         self._turn = trio.Lock()
         self._roots: dict[str, tuple[FragmentHead, ...]] = {}
         self._blocks: dict[Key, bytes] = {}
         self._changed = trio.Event()
 
     def hear(self, peer: str, message: Verified | BlocksVerified) -> None:
-        """An answer."""
+        """Take a peer's answer."""
         if message.number != self._number:
             return
         if isinstance(message, Verified):
@@ -75,17 +75,19 @@ class StateVerifier:
         self._changed.set()
 
     async def run(self) -> Json:
-        """Compare everybody who is attached now.
+        """Compare all attached members.
 
         Raises:
           UserError: another verification is under way, or there is nothing to compare.
         """
         if not self._context.history.founded:
-            raise UserError("the run has no state yet", hint="its founder's trainer gives it")
+            raise UserError(
+                "the run has no state yet", hint="wait until the founder's trainer has supplied it"
+            )
         try:
             self._turn.acquire_nowait()
         except trio.WouldBlock:
-            raise UserError("a verification is under way", hint="wait for it") from None
+            raise UserError("a verification is running", hint="wait until it ends") from None
         try:
             return await self._run()
         finally:
@@ -126,7 +128,7 @@ class StateVerifier:
     async def _ask_blocks(
         self, found: list[DifferingCopy]
     ) -> dict[DifferingCopy, list[int] | None]:
-        """Which blocks differ; None: nobody can tell."""
+        """Return the blocks that differ, or None if that cannot be known."""
         self._blocks.clear()
         self._number = next(self._numbers)
         wanted: dict[Key, int] = {}
@@ -146,7 +148,7 @@ class StateVerifier:
         }
 
     async def _wait(self, missing: Callable[[], Collection[str]]) -> None:
-        """Until everybody who is still attached has answered."""
+        """Wait until all peers that are still attached have answered."""
         with trio.move_on_after(VERIFY_S):
             while any(self._attached(peer) for peer in missing()):
                 self._changed = trio.Event()
@@ -160,7 +162,7 @@ class StateVerifier:
         if heads is None:
             text = "no answer"
         elif len(heads) < count:
-            text = f"holds {len(heads)} of {count} fragments, the others are being copied"
+            text = f"holds {len(heads)} of {count} fragments, is copying the others"
         elif wrong:
             text = f"{wrong} of {count} fragments differ"
         else:
@@ -191,9 +193,9 @@ def _row(
         plural = "s" * (len(blocks) != 1)
         text = f"block{plural} {format_blocks(blocks)} of {block_count}, compared with {against}"
     elif each.against:
-        text = "which blocks is not known: rounds went on; `holdfast pause`, then verify again"
+        text = "blocks unknown, because rounds went on; run `holdfast pause`, then verify again"
     else:
-        text = "nobody else holds that version, so which blocks is not known"
+        text = "blocks unknown, because no other peer holds that version"
     return {
         "peer": each.peer,
         "name": names.get(each.peer, ""),

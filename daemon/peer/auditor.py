@@ -1,14 +1,14 @@
-"""A peer looks whether owners added up what they were given, and shows what it added itself.
+"""Audits of chunk sums: a peer checks the evidence of chunk owners, and serves its own evidence.
 
-    M →  Audit(round, chunks)                    to who holds the result, before it is committed
+    M →  AuditOrder(round, chunks)               to a peer that holds the result, before the commit
          P → P  EvidenceRequest(chunk)           to the chunk's owner
          P → P  BLOCK frames                     contributions with their seals, then the owner's seal
     → M  Audited(wrong, unseen)
-    M →  ProofWanted(chunk, offset)              of who calls a chunk wrong, piece by piece
+    M →  ProofWanted(chunk, offset)              to a peer that reports a wrong chunk, piece by piece
     → M  ProofPiece
 
-What follows from what is shown is said in ``collectives.evidence``, what follows from that for the
-run in ``membership.audits``.
+``collectives.evidence`` says what evidence proves; ``membership.master.rounds.audits`` says what
+follows for the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import trio
@@ -24,6 +24,7 @@ from attrs import define, field
 
 from ...collectives.audit_log import AuditLog
 from ...collectives.evidence import ChunkEvidence, UnsignedError, examine
+from ...collectives.links.hub import LinkHub
 from ...collectives.links.send_priority import SendRank
 from ...collectives.links.send_queue import Load
 from ...collectives.reduction import Reduction
@@ -37,16 +38,18 @@ from ...protocol.messages import (
     ProofPiece,
     ProofWanted,
 )
+from ...protocol.network.interface import Network
 from ...protocol.network.lane import Buffer, FrameHeader, FrameKind
 from ...protocol.text import plain
-from .peer_parts import PeerParts
+from .peer_config import CurrentSpec
+from .peer_events import PeerEvent
 from .reducer import Reducer
 
 log = logging.getLogger("holdfast.peer")
 
 
-class _Pieces:
-    """What an owner shows, as frames; see ``collectives.outlet.FrameSource``."""
+class _EvidenceSource:
+    """A chunk's evidence as frames; a ``FrameSource`` of ``collectives.links.send_queue``."""
 
     def __init__(self, pieces: Sequence[Buffer], transfer: int) -> None:
         self._left = deque(enumerate(pieces))
@@ -64,11 +67,13 @@ class _Pieces:
 
 
 @define(eq=False)
-class _Asked:
-    """What came of a request; the hub's sink for its frames.
+class _EvidenceFetch:
+    """One request for evidence, and the hub's sink for its frames.
 
     Attributes:
-      news: a piece came, or a refusal.
+      count: pieces that the owner must send.
+      refused: the reason why nothing more is expected; empty while pieces may come.
+      changed: set when a piece or a refusal arrives.
     """
 
     owner: str
@@ -76,7 +81,7 @@ class _Asked:
     piece_bytes_max: int
     pieces: dict[int, memoryview] = field(factory=dict)
     refused: str = ""
-    news: trio.Event = field(factory=trio.Event)
+    changed: trio.Event = field(factory=trio.Event)
 
     @property
     def whole(self) -> bool:
@@ -90,15 +95,15 @@ class _Asked:
 
     def deliver(self, _peer: str, header: FrameHeader, payload: memoryview) -> None:
         self.pieces.setdefault(header.index, payload)
-        self.news.set()
+        self.changed.set()
 
     def abandon(self, _peer: str, _header: FrameHeader, _view: memoryview) -> None:
-        """It comes again, or counts as missing."""
+        """Do nothing: the frame comes again, or counts as missing."""
 
 
 @define(eq=False)
 class _Findings:
-    """What is said of the chunks of one order."""
+    """Results for the chunks of one order."""
 
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     passed: set[int] = field(factory=set)
@@ -106,19 +111,29 @@ class _Findings:
     reason: str = ""
 
 
+@define(eq=False, slots=False)
 class Auditor:
-    """Both sides, for one peer. Touched by its event loop only."""
+    """Both sides of audits for one peer. Used from its event loop only.
 
-    def __init__(self, parts: PeerParts, reducer: Reducer) -> None:
-        self._parts = parts
-        self._reducer = reducer
-        self._asked: dict[int, _Asked] = {}  # by transfer
-        self._showing: set[str] = set()  # to whom: one chunk at a time
+    Args:
+      start: runs a task until the service ends.
+      handle: takes messages for the master.
+    """
 
-    # ------------------------------------------------------------ looking
+    _network: Network
+    _hub: LinkHub
+    _spec: CurrentSpec
+    _reducer: Reducer
+    _start: Callable[..., None] = field(kw_only=True)
+    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _fetches: dict[int, _EvidenceFetch] = field(factory=dict, init=False)  # by transfer
+    # Peers that are being sent evidence: one chunk at a time.
+    _serving: set[str] = field(factory=set, init=False)
 
-    async def look(self, order: AuditOrder) -> None:
-        """Have the owners of some chunks show what they added, and tell the master."""
+    # ------------------------------------------------------------ checking
+
+    async def check(self, order: AuditOrder) -> None:
+        """Check the evidence of some chunks with their owners and report to the master."""
         reduction = self._reducer.of_round(order.round)
         if reduction is None or reduction.audit_log is None or reduction.attempt != order.attempt:
             return  # another order is on its way
@@ -130,115 +145,117 @@ class Auditor:
         with findings.scope:
             async with trio.open_nursery() as nursery:
                 for evidence_list in by_owner.values():
-                    nursery.start_soon(self._look_at, reduction.audit_log, evidence_list, findings)
+                    nursery.start_soon(
+                        self._check_owner, reduction.audit_log, evidence_list, findings
+                    )
         seen, where = findings.passed.union(findings.wrong), (order.round, order.attempt)
         unseen = tuple(chunk for chunk in order.chunks if chunk not in seen)
         reason = plain(findings.reason)
-        self._parts.tell_master(Audited(*where, tuple(findings.wrong), unseen, reason))
+        self._handle(Audited(*where, tuple(findings.wrong), unseen, reason))
 
-    async def _look_at(
-        self, kept: AuditLog, evidence_list: list[ChunkEvidence], findings: _Findings
+    async def _check_owner(
+        self, audit_log: AuditLog, evidence_list: list[ChunkEvidence], findings: _Findings
     ) -> None:
-        """All that one owner has to show, one chunk after the other."""
+        """Check the chunks of one owner, one after the other."""
         for evidence in evidence_list:
             try:
-                shown = await self._fetch(kept, evidence)
-                work = partial(examine, evidence, kept.notary, shown)
-                fault = await self._parts.network.run_sync(work)
+                shown = await self._fetch(audit_log, evidence)
+                fault = await self._examine(audit_log, evidence, shown)
             except (UnsignedError, PeerLostError) as error:
                 findings.reason = f"chunk {evidence.index} of {evidence.owner[:8]}: {error}"
                 continue
-            fault = self._verdict(evidence, fault)
             if not fault:
                 findings.passed.add(evidence.index)
             else:
                 log.warning("chunk %d of %s: %s", evidence.index, evidence.owner[:8], fault)
-                kept.prove(evidence.index, shown)
+                audit_log.prove(evidence.index, shown)
                 findings.wrong.append(evidence.index)
                 findings.reason = fault
-                # One proven lie is enough; the round is run again, and all else in it is void.
+                # One proof is enough: the round is run again, and its other chunks are void.
                 findings.scope.cancel()
 
-    def _verdict(self, _exhibit: ChunkEvidence, fault: str) -> str:
-        """What we say is wrong with a chunk; a simulated liar says something else."""
-        return fault
+    async def _examine(
+        self, audit_log: AuditLog, evidence: ChunkEvidence, shown: list[memoryview]
+    ) -> str:
+        """Return what is wrong with a chunk; an empty string if it is correct."""
+        return await self._network.run_sync(partial(examine, evidence, audit_log.notary, shown))
 
-    async def _fetch(self, kept: AuditLog, evidence: ChunkEvidence) -> list[memoryview]:
-        """What the owner shows.
+    async def _fetch(self, audit_log: AuditLog, evidence: ChunkEvidence) -> list[memoryview]:
+        """Fetch the owner's evidence for a chunk.
 
         Raises:
-          PeerLostError: it shows nothing, or not all of it.
+          PeerLostError: the owner sends nothing, or not all of it.
         """
-        patience_s = self._parts.spec.link_deadline_s
-        asked = _Asked(
-            evidence.owner, len(evidence.givers) + 1, kept.piece_bytes_max(evidence.index)
+        patience_s = self._spec.value.link_deadline_s
+        fetch = _EvidenceFetch(
+            evidence.owner, len(evidence.givers) + 1, audit_log.piece_bytes_max(evidence.index)
         )
         transfer = secrets.randbits(32)
-        self._asked[transfer] = asked
+        self._fetches[transfer] = fetch
         try:
-            link = await self._parts.hub.link(evidence.owner, patience_s)
-            with self._parts.hub.register((FrameKind.BLOCK, transfer), asked):
+            link = await self._hub.link(evidence.owner, patience_s)
+            with self._hub.register((FrameKind.BLOCK, transfer), fetch):
                 await link.send(EvidenceRequest(transfer, evidence.order.round, evidence.index))
-                while not (asked.whole or asked.refused):
-                    asked.news = trio.Event()
+                while not (fetch.whole or fetch.refused):
+                    fetch.changed = trio.Event()
                     with trio.move_on_after(patience_s) as waiting:
-                        await asked.news.wait()
+                        await fetch.changed.wait()
                     if waiting.cancelled_caught:
-                        asked.refused = f"nothing came for {patience_s:g} s"
+                        fetch.refused = f"nothing came for {patience_s:g} s"
         finally:
-            del self._asked[transfer]
-        if asked.refused:
-            raise PeerLostError(evidence.owner, asked.refused)
-        return [asked.pieces[index] for index in range(asked.count)]
+            del self._fetches[transfer]
+        if fetch.refused:
+            raise PeerLostError(evidence.owner, fetch.refused)
+        return [fetch.pieces[index] for index in range(fetch.count)]
 
     def prove(self, wanted: ProofWanted) -> None:
-        """The master wants a piece of what proves our accusation."""
+        """Send the master a piece of the proof for a chunk that this peer reported."""
         reduction = self._reducer.of_round(wanted.round)
         if reduction is None or reduction.audit_log is None or reduction.attempt != wanted.attempt:
             return
         proof = reduction.audit_log.proofs.get(wanted.chunk, b"")
         piece = proof[wanted.offset : wanted.offset + PROOF_PIECE_BYTES_MAX]
         where = (wanted.round, wanted.attempt, wanted.chunk, wanted.offset)
-        self._parts.tell_master(ProofPiece(*where, len(proof), piece))
+        self._handle(ProofPiece(*where, len(proof), piece))
 
-    # ------------------------------------------------------------ showing
+    # ------------------------------------------------------------ serving
 
     def receive(self, peer: str, message: EvidenceRequest | EvidenceRefused) -> None:
-        """A member asks what we added, or will not show us."""
+        """Take a member's request for evidence, or its refusal of a request."""
         if isinstance(message, EvidenceRequest):
-            self._parts.start(self._show, peer, message)
+            self._start(self._serve, peer, message)
             return
-        asked = self._asked.get(message.transfer)
-        if asked is not None and asked.owner == peer:
-            asked.refused = message.reason or "it shows nothing"
-            asked.news.set()
+        fetch = self._fetches.get(message.transfer)
+        if fetch is not None and fetch.owner == peer:
+            fetch.refused = message.reason or "it shows no evidence"
+            fetch.changed.set()
 
-    async def _show(self, peer: str, request: EvidenceRequest) -> None:
-        link = self._parts.hub.links.get(peer)
+    async def _serve(self, peer: str, request: EvidenceRequest) -> None:
+        link = self._hub.links.get(peer)
         if link is None:
             return
-        free = peer not in self._showing
-        self._showing.add(peer)
+        free = peer not in self._serving
+        self._serving.add(peer)
         try:
             reduction = self._reducer.of_round(request.round)
             pieces = await self._pieces(reduction, peer, request.chunk) if free else None
             if pieces is None:
-                await link.send(EvidenceRefused(request.transfer, "it has nothing to show of that"))
+                refusal = "it has no evidence for this chunk"
+                await link.send(EvidenceRefused(request.transfer, refusal))
             else:
-                await link.send_from(
-                    _Pieces(pieces, request.transfer), SendRank.ROUND, age=request.round
-                )
+                source = _EvidenceSource(pieces, request.transfer)
+                await link.send_from(source, SendRank.ROUND, age=request.round)
         except PeerLostError:
             pass
         finally:
             if free:
-                self._showing.discard(peer)
+                self._serving.discard(peer)
 
     async def _pieces(
         self, reduction: Reduction | None, peer: str, chunk: int
     ) -> list[Buffer] | None:
         if reduction is None or reduction.audit_log is None:
             return None
-        if not reduction.audit_log.may_see(peer, self._parts.spec.reduce.audit):
+        if not reduction.audit_log.may_see(peer, self._spec.value.reduce.audit):
             return None
-        return await self._parts.network.run_sync(partial(reduction.audit_log.show, chunk))
+        return await self._network.run_sync(partial(reduction.audit_log.show, chunk))

@@ -1,11 +1,11 @@
-"""``holdfast join``, for as long as the machine's owner lends it: stays in the run, and waits between.
+"""``holdfast join`` under volunteer limits: the peer is in the run while the machine is available.
 
-    run    wait until it may take part (HTTP says why not) --> a stay: ``Peer``
-            ^                                                    |  not lent any more: it drains
-            '----------------------------------------------------'
+    run    wait until available (HTTP shows the reason) --> one stay: ``Peer``
+            ^                                                 |  not available: it drains
+            '-------------------------------------------------'
 
-Each stay is a peer of its own, as if it had been started again: what it holds is on disk in between,
-the memory and the accelerator are the owner's.
+Each stay is a new peer, as if it had been started again. Between stays the state is on disk only; memory
+and accelerator are free for the machine's owner.
 """
 
 from __future__ import annotations
@@ -28,51 +28,50 @@ from ..web.http_server import control_side
 from .run_peer import Peer, PeerOptions
 from .volunteer_limits import VolunteerLimits
 
-LOOK_S = 1.0  # between two looks at the clock and the plug
+CHECK_S = 1.0  # between two checks of the clock and the power supply
 
 
 class Volunteer:
-    """A peer as a process, with its owner's conditions."""
+    """A peer as a process, under the volunteer limits of the machine's owner."""
 
     def __init__(
-        self, options: PeerOptions, lending: VolunteerLimits, tell: Callable[[str], None]
+        self, options: PeerOptions, limits: VolunteerLimits, tell: Callable[[str], None]
     ) -> None:
         self.options = options
-        self._lending = lending
+        self._limits = limits
         self._tell = tell
         self._scope = trio.CancelScope()
         self._why = ""
 
     async def run(self) -> None:
-        """Take part whenever the machine is lent, until the run is over or somebody ends it.
+        """Take part whenever the machine is available, until the run is over or the operator ends it.
 
         Raises:
           UserError: as ``Peer.run``.
         """
         while True:
             if not await self._wait():
-                self._tell("ended while it waited")
+                self._tell("stopped while it waited")
                 return
-            peer = Peer(self.options, self._tell, not_lent=self.why_not)
+            peer = Peer(self.options, self._tell, unavailable=self.why_not)
             await peer.run()
-            if not peer.not_lent_why:
+            if not peer.away_reason:
                 return
-            self._tell(f"away: {peer.not_lent_why}")
+            self._tell(f"away: {peer.away_reason}")
 
     def why_not(self) -> str:
-        """Why this machine is not lent now; empty: it is."""
+        """Return why this machine is not available now; empty if it is."""
         local = time.localtime()
-        lending = self._lending
-        return lending.why_not(
+        return self._limits.why_not(
             trio.current_time(),
             60 * local.tm_hour + local.tm_min,
-            on_battery=lending.off_battery and on_battery(),
+            on_battery=self._limits.off_battery and on_battery(),
         )
 
     # ------------------------------------------------------------ between stays
 
     async def _wait(self) -> bool:
-        """Until the machine is lent; False: somebody does not want to wait any more."""
+        """Wait until the machine is available; return False if the operator ended the wait."""
         if not (why := self.why_not()):
             return True
         self._why, self._scope = why, trio.CancelScope()
@@ -86,17 +85,17 @@ class Volunteer:
             why_unready=lambda: self._why,
             names=self.options.http_names,
         )
-        lent = False
+        available = False
         with side as (serve_http, _url), self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait_for_signals, self._scope.cancel)
                 nursery.start_soon(serve_http)
                 while why := self.why_not():
                     self._why = why
-                    await trio.sleep(LOOK_S)
-                lent = True
+                    await trio.sleep(CHECK_S)
+                available = True
                 nursery.cancel_scope.cancel()
-        return lent
+        return available
 
     def status(self) -> PeerStatus:
         """Return this peer's status while it is not a member: nothing but its name and the reason."""

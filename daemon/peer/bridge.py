@@ -1,12 +1,12 @@
-"""The bridge: the daemon's end of the Unix socket and of the memory shared with the trainer.
+"""The daemon's end of the Unix socket and of the memory shared with the trainer.
 
     run
-     └── _serve                 one trainer at a time; a second one is turned away
+     └── _serve                 one trainer at a time; a second one is rejected
           ├── _write            queue -> socket, then the mailbox counter in the shared arena
           └── (read)            socket -> peer service
 
-The arenas are unnamed files that belong to the daemon, so a trainer that crashes loses nothing of
-the shared state: its successor maps the same memory.
+The arenas are unnamed files that belong to the daemon, so the crash of a trainer loses nothing of the
+shared state: the next process maps the same memory.
 """
 
 from __future__ import annotations
@@ -41,35 +41,37 @@ from .trainer_port import TrainerEvents
 log = logging.getLogger("holdfast.bridge")
 
 HELLO_S = 60.0  # from the connection to the layout; a large model takes its time to be walked
-LAST_WORDS_S = 1.0  # after a process has ended, for what is left in its socket
+CRASH_REPORT_S = 1.0  # for what is left in the socket of a process that has ended
 QUEUE_COUNT_MAX = 4_096  # messages for a trainer that does not reach a step boundary
 
 
 class UnixBridge:
     """A ``TrainerPort`` over a Unix socket at ``path`` (mode 0600).
 
-    Attributes:
-      ends: ends the process behind the connection; None: only the connection can be ended.
+    Args:
+      ends: ends the trainer's process; None: only its connection can be ended.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, ends: Callable[[FailureKind, str, float], None] | None = None
+    ) -> None:
         self.path = path
-        self.ends: Callable[[FailureKind, str, float], None] | None = None
+        self._ends = ends
         self.attached_pid: int | None = None
         self._files: tuple[int, int] | None = None
         self._shared: Arena | None = None
         self._queue: trio.MemorySendChannel[Message] | None = None
         self._busy = False
-        self._cut = ""  # why we ended the connection
-        self._words: Failing | None = None
+        self._cut = ""  # why the daemon ended the connection
+        self._crash: Failing | None = None
         self._detached = trio.Event()
         self._detached.set()
-        self._scope = trio.CancelScope()  # of the trainer's tasks
+        self._scope = trio.CancelScope()  # around the trainer's tasks
 
     # ------------------------------------------------------------ TrainerPort
 
     def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
-        """Two arenas in unnamed files; earlier ones live on while somebody maps them."""
+        """Create two arenas in unnamed files; earlier ones live while a process maps them."""
         self._close_files()
         files = (create_arena_file(sizes), create_arena_file(sizes))
         self._files = files
@@ -90,18 +92,18 @@ class UnixBridge:
             self._queue = None
 
     def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
-        if self.ends is not None:
-            self.ends(kind, reason, sick_s)
+        if self._ends is not None:
+            self._ends(kind, reason, sick_s)
         elif self._busy:
             self._cut = reason
             self._scope.cancel()
 
     async def crash_report(self) -> Failing | None:
-        """What the process that has just ended said of its end."""
-        with trio.move_on_after(LAST_WORDS_S):
+        """Return the report that a process sent before it ended, or None."""
+        with trio.move_on_after(CRASH_REPORT_S):
             await self._detached.wait()
-        words, self._words = self._words, None
-        return words
+        report, self._crash = self._crash, None
+        return report
 
     async def run(self, events: TrainerEvents) -> None:
         self.path.unlink(missing_ok=True)
@@ -124,7 +126,7 @@ class UnixBridge:
     async def _serve(self, connection: trio.socket.SocketType, events: TrainerEvents) -> None:
         stream = MessageStream(trio.SocketStream(connection))
         if self._busy:
-            await _turn_away(stream, "another training process is attached to this daemon")
+            await _reject(stream, "another training process is attached to this daemon")
             return
         self._busy = True
         reason = "the training process closed its connection"
@@ -133,10 +135,12 @@ class UnixBridge:
             with trio.move_on_after(HELLO_S):
                 hello = await stream.receive_expected(TrainerHello)
                 if hello.version != VERSION_MAX:
-                    await _turn_away(stream, "the script's holdfast is of another version")
+                    await _reject(
+                        stream, "the script uses another version of holdfast than this daemon"
+                    )
                     return
                 self.attached_pid = hello.pid
-                self._words, self._detached = None, trio.Event()
+                self._crash, self._detached = None, trio.Event()
                 self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
                 came = True
             if came:
@@ -154,7 +158,7 @@ class UnixBridge:
             connection.close()
             self._detached.set()
             if came:
-                said = "" if self._words is None else self._words.reason
+                said = "" if self._crash is None else self._crash.reason
                 events.trainer_went(self._cut or said or reason)
                 self._cut = ""
 
@@ -163,7 +167,7 @@ class UnixBridge:
             while True:
                 message = await stream.receive()
                 if isinstance(message, Failing) and message.kind is not FailureKind.NAN:
-                    self._words = message
+                    self._crash = message
                 else:
                     events.trainer_said(message)
         except RemoteProtocolError as error:
@@ -181,7 +185,7 @@ class UnixBridge:
     ) -> None:
         sent_count = 0
         try:
-            async with queue:  # once nobody sends from it, ``tell`` has nobody to tell
+            async with queue:  # closed at the end, so that ``tell`` drops messages
                 async for message in queue:
                     if isinstance(message, ArenaOpened):
                         await self._send_arenas(connection, message)
@@ -191,11 +195,11 @@ class UnixBridge:
                     if self._shared is not None:
                         self._shared.slots[MAIL_SLOT] = np.uint64(sent_count)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            # The trainer has left. The reader comes to that too, after all that it said before.
+            # The trainer has left; the reader notices, too, after the messages before that.
             pass
 
     async def _send_arenas(self, connection: trio.socket.SocketType, message: ArenaOpened) -> None:
-        """The frame of ``ArenaOpened``, its two file descriptors with the first byte."""
+        """Send the frame of ``ArenaOpened`` with the two file descriptors at its first byte."""
         assert self._files is not None
         body = wire.encode(message)
         frame = len(body).to_bytes(4, "big") + body  # framed as MessageStream frames
@@ -211,7 +215,7 @@ class UnixBridge:
             self._files = None
 
 
-async def _turn_away(stream: MessageStream, reason: str) -> None:
+async def _reject(stream: MessageStream, reason: str) -> None:
     with trio.move_on_after(1):
         with suppress(trio.BrokenResourceError, OSError):
             await stream.send(Rejected(reason))

@@ -1,10 +1,10 @@
-"""A peer's checkpoints: when one is due, and the writing of it while rounds go on.
+"""A peer's checkpoints: when one is due, and writing it while rounds go on.
 
-    applied --look()--> due? settled? --pin--> write, piece by piece, in threads --> prune
+    applied --check()--> due? settled? --pin--> write, piece by piece, in threads --> prune
 
-The state changes by rounds only, so after each applied one is the time to look. What is pinned is
-what the run was at that instant: all fragments at the versions that a commit led to. A commit that
-overtakes the writing costs a copy of the fragment, as with any reader (see ``checkpoint.state``).
+The state changes by rounds only, so the checkpointer checks after each applied round. It pins the
+state of that instant: every fragment at the version that a commit led to. A commit during the writing
+costs a copy of the fragment, as with any reader (see ``checkpoint.shared_state``).
 """
 
 from __future__ import annotations
@@ -14,132 +14,145 @@ import time
 from collections.abc import Callable, Generator
 
 import trio
+from attrs import define, field
 
 from ...checkpoint import checkpoints
 from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
 from ...checkpoint.checkpoints import Manifest
 from ...checkpoint.shared_state import SharedState
+from ...membership.peer.replica import Replica
 from ...protocol.messages import CheckpointTold, KeepState
+from ...protocol.network.interface import Network
 from ...protocol.text import plain
-from .peer_parts import PeerParts
+from .peer_config import CurrentSpec, PeerConfig, PeerReport
+from .peer_events import PeerEvent
 from .state_service import StateService
+from .trainer_port import TrainerPort
 
 log = logging.getLogger("holdfast.peer")
 
-READER = "checkpoint"  # to the state; peers' ids are hexadecimal
-WRITER_CHARS = 8  # of our id, in the name of a file that is not whole yet
-TURN_BYTES = 8 * 2**20  # written at a time; then the loop sees whether we still should
+READER = "checkpoint"  # this reader's name in pins; peers' ids are hexadecimal
+WRITER_CHARS = 8  # of this peer's id, in the name of a file that is not whole yet
+TURN_BYTES = 8 * 2**20  # written at a time, between two returns to the event loop
 
 
+@define(eq=False, slots=False)
 class Checkpointer:
-    """Writes the shared state to a place.
+    """Writer of the shared state to a checkpoint store.
+
+    Args:
+      start: runs a task until the service ends.
+      handle: takes messages for the master.
 
     Attributes:
-      place: None: nowhere.
-      newest: the manifest of the last one that was written; None: none in this life.
-      error: why the last one could not be written; empty: it was.
-      writing: one is being written.
-      turn_bytes: what is written at a time.
+      place: the checkpoint store; None: no checkpoints are written.
+      newest: the manifest of the last checkpoint that this process wrote, or None.
+      error: why the last checkpoint could not be written; empty if it was.
+      writing: a checkpoint is being written.
+      turn_bytes: bytes written at a time.
     """
 
     turn_bytes = TURN_BYTES
 
-    def __init__(
-        self,
-        parts: PeerParts,
-        state_service: StateService,
-        place: CheckpointStore | None,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.place = place
-        self.newest: Manifest | None = None
-        self.error = ""
-        self.writing = False
-        self._parts = parts
-        self._state_service = state_service
-        self._wall_clock = wall_clock
-        # Since when, by rounds and by our clock, the next one is counted: from our first look on.
-        self._since: tuple[int, float] | None = None
-        self._branch: int | None = None  # of the run's history, when we looked or wrote last
-        self._wanted: int | None = None  # the run's owner wants one: the number of the order
+    _config: PeerConfig
+    _network: Network
+    _trainer: TrainerPort
+    _replica: Replica
+    _report: PeerReport
+    _spec: CurrentSpec
+    _state_service: StateService
+    place: CheckpointStore | None
+    _start: Callable[..., None] = field(kw_only=True)
+    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _wall_clock: Callable[[], float] = field(default=time.time, kw_only=True)
+    newest: Manifest | None = field(default=None, init=False)
+    error: str = field(default="", init=False)
+    writing: bool = field(default=False, init=False)
+    # The last checkpoint, or the first check, as (rounds, time); the next one is counted from it.
+    _since: tuple[int, float] | None = field(default=None, init=False)
+    _branch: int | None = field(default=None, init=False)  # of the run's history at that time
+    _ordered: int | None = field(default=None, init=False)  # number of the operator's waiting order
 
     # ------------------------------------------------------------ while rounds go on
 
-    def look(self) -> None:
-        """A round was applied, or the view is another: begin to write if it is time."""
-        parts, state = self._parts, self._state_service.known_state
-        if state is None or parts.known_spec is None or self.writing:
+    def check(self) -> None:
+        """Begin to write if a checkpoint is due. Called after each applied round and each view."""
+        state, replica = self._state_service.known_state, self._replica
+        if state is None or self._spec.known is None or self.writing:
             return
         rounds = sum(head.version for head in state.heads())
         now_s = trio.current_time()
         if self._since is None:
             restored = self._state_service.restored
             self._since = rounds - 1, now_s
-            self._branch = parts.replica.branch if restored is None else restored.branch
-        wanted = self._wanted
-        if not ((wanted is not None or self._due(rounds, now_s)) and parts.replica.settled):
+            self._branch = replica.branch if restored is None else restored.branch
+        ordered = self._ordered
+        if not ((ordered is not None or self._due(rounds, now_s)) and replica.settled):
             return
-        if wanted is not None and (why := self._why_not()):
-            self._wanted = None
-            self._answer(wanted, reason=why)
+        if ordered is not None and (why := self._why_not()):
+            self._ordered = None
+            self._answer(ordered, reason=why)
             return
-        if self.place is not None and self._ours() and not self._too_large(state):
+        if self.place is not None and self._writes() and not self._too_large(state):
             manifest = self._manifest(state)
             if manifest is None or not checkpoints.pin(state, manifest, READER):
-                return  # being changed: the next look comes soon
+                return  # the state is being changed: the next check comes soon
             self.writing = True
-            self._wanted = None
-            parts.start(self._write, self.place, state, manifest, wanted)
-        self._since, self._branch = (rounds, now_s), parts.replica.branch
+            self._ordered = None
+            self._start(self._write, self.place, state, manifest, ordered)
+        self._since, self._branch = (rounds, now_s), replica.branch
         if (
-            parts.spec.checkpoint.trainer
-            and parts.replica.trainer_loaded
-            and parts.replica.training
+            self._spec.value.checkpoint.trainer
+            and replica.trainer.loaded
+            and replica.trainer.training
         ):
-            parts.trainer.tell(KeepState())
+            self._trainer.tell(KeepState())
 
     def write_now(self, number: int) -> None:
-        """The run's owner wants one of the newest state that some commit led to."""
+        """Write a checkpoint of the next settled state, as the run operator ordered."""
         why = self._why_not()
-        self._parts.tell_master(CheckpointTold(number, not why, reason=plain(why)))
+        self._handle(CheckpointTold(number, not why, reason=plain(why)))
         if not why:
-            self._wanted = number
-            self.look()
+            self._ordered = number
+            self.check()
 
     def _why_not(self) -> str:
-        """Why we write none, whoever asks; empty: we do."""
+        """Return why this peer cannot write a checkpoint; empty if it can."""
         state = self._state_service.known_state
         if self.place is None:
             return "it keeps no checkpoints"
-        if state is None or self._parts.known_spec is None or not self._parts.replica.valid:
+        if state is None or self._spec.known is None or not self._replica.valid:
             return "it does not hold the state yet"
-        if not self._ours():
-            return "by the run's spec others write them"
+        if not self._writes():
+            return "by the run's spec other peers write them"
         return self.error if self._too_large(state) else ""
 
     def _answer(self, number: int, *, name: str = "", reason: str = "") -> None:
-        told = CheckpointTold(number, False, name, plain(reason))
-        self._parts.tell_master(told)
+        self._handle(CheckpointTold(number, False, name, plain(reason)))
 
-    def _ours(self) -> bool:
-        parts = self._parts
-        return parts.config.asked or parts.replica.keeps_checkpoints(parts.spec.checkpoint.peers)
+    def _writes(self) -> bool:
+        """Return whether this peer writes checkpoints."""
+        peers = self._spec.value.checkpoint.peers
+        return self._config.always_writes or self._replica.keeps_checkpoints(peers)
 
     def _due(self, rounds: int, now_s: float) -> bool:
-        """Every so many rounds, at multiples of that: peers write the same states. And whenever the
-        run has gone back: what it has given up must not be the newest for long."""
+        """Return whether it is time for a checkpoint.
+
+        That is at multiples of ``every_rounds``, so that peers write the same states, and after a rewind:
+        the newest checkpoint must not hold a discarded state for long.
+        """
         assert self._since is not None
-        if self._branch != self._parts.replica.branch:
+        if self._branch != self._replica.branch:
             return True
-        table, (rounds_then, then_s) = self._parts.spec.checkpoint, self._since
+        table, (rounds_then, then_s) = self._spec.value.checkpoint, self._since
         by_rounds = table.every_rounds and rounds // table.every_rounds != (
             rounds_then // table.every_rounds
         )
         return bool(by_rounds) or bool(table.every_s and now_s >= then_s + table.every_s)
 
     def _too_large(self, state: SharedState) -> bool:
-        """Whether this machine's owner gives no room for it; said once."""
-        disk_quota = self._parts.config.disk_quota
+        """Return whether the disk quota has no room for a checkpoint; this is reported once."""
+        disk_quota = self._config.disk_quota
         if disk_quota is None or not (why := disk_quota.refuses(_size_bytes(state))):
             return False
         self._failed(StoreError(why))
@@ -148,10 +161,10 @@ class Checkpointer:
     async def _write(
         self, place: CheckpointStore, state: SharedState, manifest: Manifest, number: int | None
     ) -> None:
-        network, writing = self._parts.network, self._begin(place, state, manifest)
+        network, writing = self._network, self._begin(place, state, manifest)
         try:
             try:
-                if self._parts.config.disk_quota is not None:  # two at a time have to fit
+                if self._config.disk_quota is not None:  # two at a time have to fit
                     await network.run_sync(lambda: self._prune(place))
                 while await network.run_sync(lambda: _turn(writing, self.turn_bytes)):
                     await self._between_turns()
@@ -165,20 +178,20 @@ class Checkpointer:
             await network.run_sync(lambda: self._prune(place))
         except StoreError as error:
             self._failed(error)
-            for waiting in (number, self._wanted):
+            for waiting in (number, self._ordered):
                 if waiting is not None:
                     self._answer(waiting, reason=self.error)
-            self._wanted = None
+            self._ordered = None
         else:
-            self.look()  # more may have become due meanwhile
+            self.check()  # another one may have become due meanwhile
 
     async def _between_turns(self) -> None:
-        """What else there is to do goes on; the simulator's disk takes its time here."""
+        """Let other tasks run; the simulator sleeps here, for a disk that is slow."""
 
     def _begin(
         self, place: CheckpointStore, state: SharedState, manifest: Manifest
     ) -> Generator[int, None, None]:
-        writer = self._parts.config.me[:WRITER_CHARS]
+        writer = self._config.me[:WRITER_CHARS]
         return checkpoints.write(place, state, manifest, reader=READER, writer=writer)
 
     def _written(self, manifest: Manifest) -> None:
@@ -186,18 +199,18 @@ class Checkpointer:
 
     def _failed(self, error: StoreError) -> None:
         if str(error) != self.error:
-            self._parts.report.told.append(f"no checkpoint: {error}")
+            self._report.told.append(f"no checkpoint: {error}")
             log.warning("no checkpoint was written: %s", error)
         self.error = str(error)
 
     def _prune(self, place: CheckpointStore) -> None:
-        table, disk_quota = self._parts.spec.checkpoint, self._parts.config.disk_quota
+        table, disk_quota = self._spec.value.checkpoint, self._config.disk_quota
         keep_count, state = table.keep_count, self._state_service.known_state
         if disk_quota is not None and state is not None:
             keep_count = disk_quota.keep_count(keep_count, _size_bytes(state))
         checkpoints.prune(
             place,
-            self._parts.config.run_id,
+            self._config.run_id,
             keep_count=keep_count,
             keep_s=table.keep_s,
             now_s=self._wall_clock(),
@@ -206,13 +219,14 @@ class Checkpointer:
     # ------------------------------------------------------------ at the end
 
     def last(self) -> tuple[int, Generator[int, None, None]] | None:
-        """After the service: what is to be written of what we hold now, and how many bytes that is.
-        None: nothing, or it is there already.
+        """Prepare the last checkpoint, after the service has ended.
 
-        The generator is to be run to its end in a thread, or closed; it raises PlaceError.
+        Returns:
+          Its bytes and a generator that writes it: run that to its end in a thread, or close it; it
+          raises StoreError. None if there is nothing to write, or it is written already.
         """
         place, state = self.place, self._state_service.known_state
-        if place is None or state is None or not self._parts.replica.lineage:
+        if place is None or state is None or not self._replica.lineage:
             return None
         if self._too_large(state):
             return None
@@ -225,16 +239,16 @@ class Checkpointer:
     def _last(
         self, place: CheckpointStore, state: SharedState, manifest: Manifest
     ) -> Generator[int, None, None]:
-        if self._parts.config.disk_quota is not None and self._parts.known_spec is not None:
+        if self._config.disk_quota is not None and self._spec.known is not None:
             self._prune(place)
         yield from self._begin(place, state, manifest)
         self._written(manifest)
-        if self._parts.known_spec is not None:
+        if self._spec.known is not None:
             self._prune(place)
 
     def _manifest(self, state: SharedState) -> Manifest | None:
-        parts, layout = self._parts, self._state_service.layout
-        replica, spec, restored = parts.replica, parts.known_spec, self._state_service.restored
+        replica, layout = self._replica, self._state_service.layout
+        spec, restored = self._spec.known, self._state_service.restored
         toml = spec.toml_text if spec is not None else restored.spec_toml if restored else ""
         if layout is None:
             return None
@@ -256,7 +270,7 @@ def _size_bytes(state: SharedState) -> int:
 
 
 def _turn(writing: Generator[int, None, None], left_bytes: int) -> bool:
-    """Write some; False: all of it is written."""
+    """Write up to a number of bytes and return whether any are left."""
     while left_bytes > 0:
         size_bytes = next(writing, None)
         if size_bytes is None:

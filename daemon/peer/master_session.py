@@ -1,16 +1,15 @@
-"""A peer's session with the master: dialled again and again, until the run lets the peer go.
+"""A peer's session with the master, over one connection after the other.
 
     keep
      └── converse       one connection: Hello, Welcome (or Resume, Resumed), then
-          ├── write     outbox -> stream
+          ├── write     message queue -> stream
           ├── beat
           ├── renew     the certificate, in time
-          └── read      stream -> ``hear``; its end is the session's
+          └── read      stream -> ``handle``; its end is the session's
 
-What is said is for ``hear`` to decide; only the session's own end is decided here. A connection that
-breaks is dialled again at once, and the session goes on where it was: nobody notices. If that is not
-to be had within ``RESUME_S`` the session is over, what cannot be sent is dropped, and the next ``Hello``
-tells what the peer holds.
+A broken connection is dialled again at once, and the session is resumed where it stopped. If that does
+not succeed within ``RESUME_S``, the session is over: queued messages are dropped, and the next ``Hello``
+reports what the peer holds.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import trio
+from attrs import frozen
 
 from ...membership.master.state.views import changed_view
 from ...membership.spec.spec import RunSpec
@@ -41,7 +41,9 @@ from ...protocol.messages import (
     Message,
     RefusalCode,
     Refused,
+    Released,
     Renew,
+    Renewed,
     Resume,
     Resumed,
     View,
@@ -54,22 +56,22 @@ from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import doubt_of_loopback
 from ..exit_codes import ExitCode
-from .peer_parts import PeerConfig, PeerReport
+from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
 log = logging.getLogger("holdfast.peer")
 
-OUTBOX_COUNT_MAX = 4_096  # messages to the master that wait to be written; more: the session ends
+QUEUE_COUNT_MAX = 4_096  # messages to the master that wait to be written; more: the session ends
 DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
-ADDRESSES_MAX = 2 * MASTERS_MAX  # of masters that are dialled: the invite's and those learned
+ADDRESSES_MAX = 2 * MASTERS_MAX  # of masters to dial: the invite's and learned ones
 BACKOFF_FIRST_S = 0.2
 RESUME_PAUSE_S = 0.05  # between two connections of a session
-RESUME_S = 3.0  # to reach the master again and go on; then trainers are told that it is away
-# Of the deadline: a master silent for so long is dialled again, from whatever address we have by now;
-# the rest is left for that, before it takes us for dead.
+RESUME_S = 3.0  # to reach the master again and resume; then the trainer is told that it is away
+# Share of the deadline: a master that is silent for longer is dialled again, since this machine's address
+# may have changed. The rest of the deadline is left for that, before the master declares this peer dead.
 SILENCE_SHARE = 0.6
-BACKOFF_MAX_S = 2.0  # a run whose master is back waits for the last of its contributors
+BACKOFF_MAX_S = 2.0  # short: after a master restart, rounds wait for the last contributor
 
-# After these there is no point in coming back by ourselves.
+# After these refusals the peer does not come back by itself.
 FINAL_CODES = {
     RefusalCode.VERSION,
     RefusalCode.TOKEN,
@@ -82,17 +84,17 @@ FINAL_CODES = {
     RefusalCode.LEFT,
 }
 
-# These say something about the master, not about us: another address, or later.
+# These refusals concern the master, not this peer: dial another address, or dial later.
 PASSING_CODES = {RefusalCode.SUPERSEDED, RefusalCode.BUSY}
 
 IS_IT_THERE = "is `holdfast master` running, and is its port open from here?"
 
 DIAL_ERRORS = (OSError, trio.TooSlowError, RemoteProtocolError)
 
-# No address, no route, no device.
+# This machine has no address, no route or no device.
 OFFLINE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
-# How a session ends when it is nobody's decision.
+# Errors of a connection that broke.
 SESSION_ERRORS = (
     RemoteProtocolError,
     OSError,
@@ -103,21 +105,26 @@ SESSION_ERRORS = (
 )
 
 
+@frozen
+class SessionEnded:
+    """The session is over and cannot be resumed."""
+
+
 class MasterSession:
-    """Keeps a peer connected to its run's master.
+    """The connection of a peer to its run's master, kept up until the peer leaves.
 
     Args:
-      hello: what to begin with now, to a master at this host, from this port of ours.
-      welcome: called with each ``Welcome``; returns the run's spec.
-      hear: called with every other message of the master.
-      lost: called when a session that had a ``Welcome`` is over.
-      obeys: whether the master of this term and nonce may be obeyed.
+      spec: this session sets it with each ``Welcome``.
+      hello: returns the greeting for a master at a host, from a local port.
+      obeys: returns whether this peer may obey the master of a term and nonce.
+      handle: takes the master's messages, and the end of a session that had a ``Welcome``.
       renew: makes a certificate request; None: the certificate is never renewed.
+      renewed: takes the renewed certificate, as PEM.
 
     Attributes:
-      released: the master has let us go, or sent us away after we had asked for that.
-      leaving: we want to go.
-      finished: the run is over, and so may the session be.
+      released: set when the master lets this peer go, or refuses it after it asked to leave.
+      leaving: this peer wants to leave.
+      finished: the run is over, and the session may end.
     """
 
     def __init__(
@@ -125,13 +132,13 @@ class MasterSession:
         config: PeerConfig,
         network: Network,
         report: PeerReport,
+        spec: CurrentSpec,
         *,
         hello: Callable[[str, int], Hello],
-        welcome: Callable[[Welcome], RunSpec],
-        hear: Callable[[Message], None],
-        lost: Callable[[], None],
         obeys: Callable[[int, bytes], bool],
+        handle: Callable[[Message | SessionEnded], None],
         renew: Callable[[], bytes] | None,
+        renewed: Callable[[bytes], None] | None,
         renew_every_s: float,
     ) -> None:
         self.released = trio.Event()
@@ -140,26 +147,25 @@ class MasterSession:
         self._config = config
         self._network = network
         self._report = report
+        self._spec = spec
         self._hello = hello
-        self._welcome = welcome
-        self._hear = hear
-        self._lost = lost
         self._obeys = obeys
+        self._handle = handle
         self._masters = list(config.masters)
         self._renew = renew
+        self._renewed = renewed
         self._renew_every_s = renew_every_s
         self._message_queue: trio.MemorySendChannel[Message] | None = None
-        self._conversation: Conversation | None = None  # while there is one that may go on
-        self._with: tuple[int, bytes] = (0, b"")  # term and nonce of the master that it is with
-        self._spec: RunSpec | None = None
-        self._view: View | None = None  # told last in it
+        self._conversation: Conversation | None = None  # while one can be resumed
+        self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
+        self._view: View | None = None  # the newest of this session
 
     @property
     def connected(self) -> bool:
         return self._message_queue is not None
 
     def tell(self, message: Message) -> None:
-        """Send to the master, in order; dropped without a session."""
+        """Send a message to the master, in order; without a session it is dropped."""
         if self._conversation is not None and not self._conversation.sends(message):
             self._hang_up("the master confirms nothing")
         if self._message_queue is None:
@@ -172,16 +178,16 @@ class MasterSession:
             self._message_queue = None
 
     def _hang_up(self, why: str) -> None:
-        """End the connection, if there is one: who writes to it finds nothing more to write."""
+        """End the connection, if there is one, by closing the writer's queue."""
         if self._message_queue is not None:
             log.warning("%s: dropping the session", why)
             self._message_queue.close()
             self._message_queue = None
 
-    # ------------------------------------------------------------ one session after the other
+    # ------------------------------------------------------------ sessions
 
     async def keep(self) -> None:
-        """Stay in touch until the master has released us.
+        """Keep a session with the master until it releases this peer.
 
         Raises:
           EvictedError: the master refuses this peer and coming back would not help.
@@ -198,7 +204,7 @@ class MasterSession:
                 except DIAL_ERRORS as error:
                     if isinstance(error, WrongClockError):
                         failure, hint = why_not(error), WRONG_CLOCK_HINT
-                    elif hint == IS_IT_THERE:  # else another address has said more
+                    elif hint == IS_IT_THERE:  # else another address gave a better reason
                         failure = why_not(error)
                     continue
                 clock_told = False
@@ -215,13 +221,13 @@ class MasterSession:
             if patience_s is not None and trio.current_time() - last_contact_s > patience_s:
                 raise no_master(self._masters, failure, hint)
             if hint == WRONG_CLOCK_HINT and not clock_told:
-                log.warning("%s: %s", failure, hint)  # it may be set meanwhile, as after a boot
+                log.warning("%s: %s", failure, hint)  # the clock may yet be set, as after a boot
                 clock_told = True
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _dial(self, address: Address) -> Channel:
-        """Raises: ``DIAL_ERRORS``."""
+        """Connect to the master at an address; raises ``DIAL_ERRORS``."""
         try:
             with trio.fail_after(DIAL_S):
                 return await self._network.dial(address, party=Party.MASTER)
@@ -231,9 +237,8 @@ class MasterSession:
             raise
 
     async def _go_on(self, address: Address) -> None:
-        """The connection broke: go on over another one, or end the session."""
-        assert self._spec is not None
-        deadline_s = self._spec.membership.deadline_s
+        """Resume the session over a new connection, or end it."""
+        deadline_s = self._spec.value.membership.deadline_s
         channel = None
         with trio.move_on_after(max(RESUME_S, (1 - SILENCE_SHARE) * deadline_s)):
             channel = await self._dial_until(address)
@@ -244,7 +249,7 @@ class MasterSession:
         await trio.sleep(RESUME_PAUSE_S)
 
     async def _dial_until(self, address: Address) -> Channel | None:
-        """Dial again while our own network is away; None: there is one, and no master there."""
+        """Dial for as long as this machine is offline; return None if it is online and no master answers."""
         while True:
             try:
                 return await self._dial(address)
@@ -256,14 +261,14 @@ class MasterSession:
             await trio.sleep(BACKOFF_FIRST_S)
 
     def _end(self) -> None:
-        """The session is over."""
+        """End the session."""
         self._message_queue = None
         if self._conversation is not None:
             self._conversation = None
-            self._lost()
+            self._handle(SessionEnded())
 
     async def _hold(self, channel: Channel) -> None:
-        """One session, to its end; raises EvictedError if there should be no other."""
+        """Use a connection until it ends; raises EvictedError if the refusal is final."""
         try:
             await self._converse(channel)
         except EvictedError as error:
@@ -272,9 +277,9 @@ class MasterSession:
             if (code is RefusalCode.LEFT and self.leaving) or (
                 code is RefusalCode.FINISHED and self.finished
             ):
-                self.released.set()  # nothing is amiss; whoever drains ends the service
+                self.released.set()  # as expected; ``drain`` ends the service
                 return
-            log.info("the master sent us away: %s", error.reason)
+            log.info("the master refused this peer: %s", error.reason)
             self._report.why = error.reason
             if self._is_final(code):
                 raise
@@ -292,7 +297,7 @@ class MasterSession:
             return code not in PASSING_CODES
         return code in FINAL_CODES
 
-    # ------------------------------------------------------------ one session
+    # ------------------------------------------------------------ one connection
 
     async def _converse(self, channel: Channel) -> None:
         stream = MessageStream(channel.stream)
@@ -319,14 +324,18 @@ class MasterSession:
         conversation = self._conversation = Conversation()
         conversation.hears(first)
         self._with, self._view = (first.term, first.nonce), None
-        self._message_queue, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
-        self._spec = self._welcome(first)
+        self._message_queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        self._welcome(first)
         await self._hold_on(stream, conversation, queue)
+
+    def _welcome(self, message: Welcome) -> None:
+        self._spec.known = RunSpec.parse(message.spec_toml)
+        self._handle(message)
 
     async def _resume(
         self, stream: MessageStream, hello: Hello, conversation: Conversation
     ) -> bool:
-        """Whether the master goes on with the session."""
+        """Ask the master to resume the session and return whether it does."""
         term, nonce = self._with
         await stream.send(
             Resume(
@@ -352,15 +361,14 @@ class MasterSession:
         conversation: Conversation,
         queue: trio.MemoryReceiveChannel[Message] | None = None,
     ) -> None:
-        """Talk until the connection ends; if it only broke, the conversation is left open.
+        """Exchange messages until the connection ends; after a mere break the session can be resumed.
 
         Args:
-          queue: of the outbox; None: what the master has not got goes first.
+          queue: of messages to the master; None: a new one, which begins with the unconfirmed messages.
         """
-        spec = self._spec
-        assert spec is not None
+        spec = self._spec.value
         if queue is None:
-            self._message_queue, queue = trio.open_memory_channel[Message](OUTBOX_COUNT_MAX)
+            self._message_queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
             for message in conversation.missing():
                 self._message_queue.send_nowait(message)
         ended: Exception | None = None  # the writer may end the session before the reader does
@@ -383,7 +391,7 @@ class MasterSession:
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
     def _learn(self, masters: Sequence[str]) -> None:
-        """Where else the run's master may be from now on, after what our invite says."""
+        """Add addresses at which the run's master may be, beside those of the invite."""
         for text in masters:
             with suppress(UserError):
                 address = Address.parse(text)
@@ -393,7 +401,7 @@ class MasterSession:
     async def _read(
         self, stream: MessageStream, conversation: Conversation, deadline_s: float
     ) -> Exception:
-        """Obey the master until the connection ends; returns why it did."""
+        """Handle the master's messages until the connection ends and return the error that ended it."""
         try:
             with trio.fail_after(SILENCE_SHARE * deadline_s) as silence:
                 while True:
@@ -403,15 +411,27 @@ class MasterSession:
                     conversation.hears(message)
                     if isinstance(message, ViewChange):
                         message = changed_view(self._view, message)
-                    if isinstance(message, View):
-                        self._view = message
-                    if isinstance(message, Welcome):
-                        self._welcome(message)  # the run was founded meanwhile
-                    else:
-                        self._hear(message)
+                    self._hear(message)
                     silence.deadline = trio.current_time() + SILENCE_SHARE * deadline_s
         except SESSION_ERRORS as error:
             return error
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Heartbeat():
+                pass
+            case Released():
+                self.released.set()
+            case Renewed():
+                if self._renewed is not None:
+                    self._renewed(message.certificate_pem)
+            case Welcome():  # the run got its initial weights meanwhile
+                self._welcome(message)
+            case View():
+                self._view = message
+                self._handle(message)
+            case _:
+                self._handle(message)
 
     async def _write(
         self,
@@ -419,7 +439,7 @@ class MasterSession:
         queue: trio.MemoryReceiveChannel[Message],
         session: trio.CancelScope,
     ) -> None:
-        with suppress(*SESSION_ERRORS):  # the reader will say more, if there is more to say
+        with suppress(*SESSION_ERRORS):  # the reader reports the reason
             async for message in queue:
                 await stream.send(message)
         session.cancel()
@@ -441,14 +461,14 @@ class MasterSession:
 
 
 def is_offline(error: Exception) -> bool:
-    """Whether a dial failed because this machine has no network, which says nothing of the other."""
+    """Return whether a dial failed because this machine is offline."""
     cause = cause_of(error)
     number = cause.errno if isinstance(cause, OSError) else None
     return number in OFFLINE or isinstance(cause, socket.gaierror)
 
 
 def why_not(error: Exception) -> str:
-    """Of ``DIAL_ERRORS``, for people."""
+    """Format one of ``DIAL_ERRORS``."""
     return str(error) or "it does not answer in time"
 
 

@@ -1,52 +1,54 @@
-"""The peer service: one volunteer machine's part of the run.
+"""The peer service: one machine's part in the run.
 
-What may happen when is decided by ``membership.replica.Replica``; this service carries out its
-deeds. The work is done by its parts:
+``membership.peer.replica.Replica`` decides what happens when; this service carries out its effects. Its
+parts do the work:
 
     MasterSession   the connection to the master (``master_session``)
-    LinkHub         the links to the other members (``collectives.hub``)
-    StateKeeper     the shared state in memory, fetched and given (``state_service``)
+    LinkHub         the links to the other members (``collectives.links.hub``)
+    StateService    the shared state in memory, fetched and served (``state_service``)
     Checkpointer    the shared state on disk (``checkpointer``)
     Reducer         rounds: reductions, repairs, outer steps (``reducer``)
-    Auditor         whether owners added up what they were given (``auditor``)
-    Training        the local trainer (``trainer_service``)
+    Auditor         audits of chunk sums (``auditor``)
+    TrainerService  the local trainer (``trainer_service``)
 
     run                              one nursery; a bug in any task ends the process
-     ├── network.serve               others dial us: links, lanes, the master's reachability probe
+     ├── network.serve               connections of other members: links, lanes, reachability tests
      ├── hub.run                     one link per other member
-     ├── trainer.run                 the local trainer comes, posts, goes
-     ├── report_progress             once a second, what the trainer does
-     ├── keep_session                dials the master again and again
-     ├── probe        (on order)     times another's junk; our own goes out in ``serve``
-     ├── look, show   (per order)    others' chunks are audited, our own are shown
-     ├── serve        (per order)    a reduction; repaired over deaths, it ends with its round
+     ├── trainer.run                 connections of the local trainer
+     ├── report_progress             once a second, the trainer's progress
+     ├── keep_session                keeps the session with the master
+     ├── probe        (per order)    times another member's line; ours is probed in ``Prober.serve``
+     ├── check, serve (per order)    audits of other members' chunks and of our own
+     ├── serve        (per order)    a reduction; repaired over losses, it ends with its round
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
      ├── fetch        (per fragment) copies a version from donors
-     └── write        (now and then) a checkpoint, in pieces
+     └── write        (if due)       a checkpoint, in pieces
 
-The replica and the parts are touched only by plain (not async) methods, from one event loop, so every
-stimulus is handled whole before the next one.
+The parts report by ``_on_event``, the replica decides, ``_perform`` carries out. All of this is plain
+(not async) code on one event loop, so each event is handled completely before the next one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
+from attrs import frozen
 
 from ... import __version__
 from ...checkpoint.checkpoint_store import CheckpointStore
+from ...checkpoint.checkpoints import Manifest
 from ...checkpoint.shared_state import SharedState
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.line_probe import Prober
 from ...collectives.links.link_parts import LaneRules
 from ...collectives.links.rate_limiter import RateLimiter
 from ...collectives.links.relay_forwarding import RelayForwarder
+from ...collectives.reduction import Reduction
 from ...membership.peer import peer_effects
 from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
-from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError
 from ...protocol.messages import (
@@ -60,7 +62,6 @@ from ...protocol.messages import (
     EvidenceRequest,
     Finished,
     Flush,
-    Heartbeat,
     Hello,
     KeptState,
     Leaving,
@@ -74,8 +75,6 @@ from ...protocol.messages import (
     ProofWanted,
     RelayPair,
     Release,
-    Released,
-    Renewed,
     Repair,
     Route,
     StopRelayingPair,
@@ -92,8 +91,22 @@ from ...protocol.trust.authority import Party
 from ..advertised_hosts import dialable
 from .auditor import Auditor
 from .checkpointer import Checkpointer
-from .master_session import MasterSession
-from .peer_parts import PeerConfig, PeerParts, PeerReport
+from .line_report import measured
+from .master_session import MasterSession, SessionEnded
+from .peer_config import CurrentSpec, PeerConfig, PeerReport
+from .peer_events import (
+    FetchFailed,
+    FragmentFetched,
+    InitialStateTaken,
+    PeerEvent,
+    PseudoGradientPosted,
+    ReductionDone,
+    ReductionFailed,
+    RoundApplied,
+    StateRestored,
+    TrainerGone,
+    TrainerReady,
+)
 from .reducer import Reducer
 from .relay_service import RelayWork
 from .state_service import StateService
@@ -105,11 +118,22 @@ log = logging.getLogger("holdfast.peer")
 PROGRESS_S = 1.0
 
 
+@frozen
+class PeerFactories:
+    """Makers of the parts; the simulator replaces some of them."""
+
+    session: Callable[..., MasterSession] = MasterSession
+    auditor: Callable[..., Auditor] = Auditor
+    checkpointer: Callable[..., Checkpointer] = Checkpointer
+    reduction: Callable[..., Reduction] = Reduction
+
+
 class PeerService:
     """One peer of a run, on any ``Network`` with any ``TrainerPort``.
 
     Args:
-      checkpoints: where they are written; None: nowhere.
+      checkpoints: where checkpoints are written; None: nowhere.
+      renew, renewed, renew_every_s: see ``MasterSession``.
     """
 
     def __init__(
@@ -122,76 +146,104 @@ class PeerService:
         renew: Callable[[], bytes] | None = None,
         renewed: Callable[[bytes], None] | None = None,
         renew_every_s: float = 6 * 3600.0,
+        factories: PeerFactories | None = None,
     ) -> None:
+        factories = factories or PeerFactories()
+        start, handle = self._start, self._on_event
         self.config = config
         self.network = network
-        self.replica = Replica(config.me)
-        self.report = PeerReport()
-        self.hub = LinkHub(
+        self.replica = replica = Replica(config.me)
+        self.report = report = PeerReport()
+        self._trainer = trainer
+        self._spec = spec = CurrentSpec()
+        self.session = factories.session(
+            config,
+            network,
+            report,
+            spec,
+            hello=self._hello,
+            obeys=replica.obeys,
+            handle=self._hear,
+            renew=renew,
+            renewed=renewed,
+            renew_every_s=renew_every_s,
+        )
+        self.hub = hub = LinkHub(
             network,
             config.me,
             on_message=self._on_link_message,
+            tell_master=handle,
             upload=_cap(config.upload_bytes_per_s),
             download=_cap(config.download_bytes_per_s),
         )
-        self._prober = Prober(self.hub)
-        self.session = MasterSession(
-            config,
-            network,
-            self.report,
-            hello=self._hello,
-            welcome=self._welcome,
-            hear=self._hear,
-            lost=self._master_lost,
-            obeys=self.replica.obeys,
-            renew=renew,
-            renew_every_s=renew_every_s,
+        self._prober = Prober(hub)
+        self.state_service = StateService(
+            config, network, hub, trainer, replica, report, spec, start=start, handle=handle
         )
-        self.parts = PeerParts(
+        self.reducer = Reducer(
             config,
             network,
-            self.hub,
+            hub,
+            spec,
+            self.state_service,
+            is_copying=replica.is_copying,
+            start=start,
+            handle=handle,
+            make_reduction=factories.reduction,
+        )
+        self.auditor = factories.auditor(
+            network, hub, spec, self.reducer, start=start, handle=handle
+        )
+        self.training = TrainerService(
+            network,
+            hub,
             trainer,
-            self.replica,
-            self.report,
-            tell_master=self.session.tell,
-            perform=self._perform,
+            replica,
+            report,
+            spec,
+            self.state_service,
+            local_checkpoint=config.local_checkpoint,
+            residual_of=self.reducer.residual_of,
+            start=start,
+            handle=handle,
         )
-        self.state_service = StateService(self.parts)
-        self.reducer = Reducer(self.parts, self.state_service)
-        self.auditor = Auditor(self.parts, self.reducer)
-        self.training = TrainerService(self.parts, self.state_service, self.reducer.residual_of)
-        self.checkpointer = self._make_checkpointer(checkpoints)
-        self.hub.tell_master = self.session.tell
+        self.checkpointer = factories.checkpointer(
+            config,
+            network,
+            trainer,
+            replica,
+            report,
+            spec,
+            self.state_service,
+            checkpoints,
+            start=start,
+            handle=handle,
+        )
         self.relay: RelayWork | None = None
         if config.relay is not None:
-            desk = RelayForwarder(config.relay, network.proven)
-            self.relay = RelayWork(desk, self.session.tell)
+            self.relay = RelayWork(RelayForwarder(config.relay, network.proven), handle)
         self.number = 0
         self.finished = trio.Event()
-        self._renewed = renewed
         self._bound: Sequence[Address] = ()
-        self._over: EvictedError | None = None
+        self._refusal: EvictedError | None = None
         self._stop = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
         self._progress_sent: Progress | None = None
         self._session_begins = True  # the next view is the first one of a session
         self._view_term = 0  # of the master whose view came last
-
-    def _make_checkpointer(self, place: CheckpointStore | None) -> Checkpointer:
-        return Checkpointer(self.parts, self.state_service, place)
 
     @property
     def state(self) -> SharedState | None:
         return self.state_service.known_state
 
     def progress(self) -> Progress:
-        """See ``TrainerService.progress``."""
+        """Return the trainer's progress; see ``TrainerService.progress``."""
         return self.training.progress()
 
     # ------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Take part until the run is finished, we were released, or were sent away for good.
+        """Take part until the run is finished, or this peer is released or refused for good.
 
         Raises:
           EvictedError: the master refuses this peer and coming back would not help.
@@ -199,16 +251,21 @@ class PeerService:
         """
         with self._stop:
             async with trio.open_nursery() as nursery:
-                self.parts.nursery = nursery
+                self._nursery = nursery
                 self._bound = await nursery.start(self._serve)
                 nursery.start_soon(self.hub.run)
-                nursery.start_soon(self.parts.trainer.run, self.training)
+                nursery.start_soon(self._trainer.run, self.training)
                 nursery.start_soon(self._report_progress)
                 nursery.start_soon(self._keep_session)
                 if self.relay is not None:
                     nursery.start_soon(self.relay.report)
-        if self._over is not None:
-            raise self._over
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _start(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run a task until the service ends."""
+        assert self._nursery is not None
+        self._nursery.start_soon(function, *args)
 
     async def _serve(
         self, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
@@ -222,7 +279,7 @@ class PeerService:
         )
 
     def stop(self) -> None:
-        """End ``run`` at once (not a drain: see ``leave``)."""
+        """End ``run`` at once, without a drain (see ``leave``)."""
         self._stop.cancel()
 
     async def leave(self, reason: str) -> None:
@@ -231,14 +288,13 @@ class PeerService:
         self.stop()
 
     async def drain(self, reason: str) -> None:
-        """Finish the round in flight and let the master know; the trainer stays attached."""
-        session = self.session
+        """Finish the round in flight and wait for the master's release; the trainer stays attached."""
+        session, spec = self.session, self._spec.known
         session.leaving = True
-        spec = self.parts.known_spec
         deadline_s = spec.membership.deadline_s if spec is not None else 15.0
         with trio.move_on_after(2 * deadline_s):
             if session.connected:
-                session.tell(self.progress())  # the last word on what was done here
+                session.tell(self.progress())
                 session.tell(Leaving(reason))
                 await session.released.wait()
 
@@ -246,18 +302,18 @@ class PeerService:
         try:
             await self.session.keep()
         except EvictedError as error:
-            self._over = error
+            self._refusal = error
             self.stop()
 
     async def _on_channel(self, channel: Channel) -> None:
         if channel.party is Party.PEER:
             await self.hub.handle_channel(channel)
-        # The master dials us only to see whether it can: nothing more to say.
+        # The master only tests that this peer can be reached, and sends nothing.
 
     async def _on_link_message(self, peer: str, message: Message) -> None:
-        """A member says something on a link's control stream: about transfers, or a probe."""
+        """Pass a message from a link's control stream to the part that it is for."""
         if isinstance(message, ProbeRequest):
-            self.parts.start(self._prober.serve, peer, message)
+            self._start(self._prober.serve, peer, message)
         elif isinstance(message, EvidenceRequest | EvidenceRefused):
             self.auditor.receive(peer, message)
         else:
@@ -275,7 +331,7 @@ class PeerService:
                 self._progress_sent = progress
                 self.session.tell(progress)
 
-    # ------------------------------------------------------------ what the master says
+    # ------------------------------------------------------------ the master's messages
 
     def _hello(self, master_host: str, local_port: int) -> Hello:
         config, replica = self.config, self.replica
@@ -301,43 +357,47 @@ class PeerService:
             local_port,
         )
 
-    def _welcome(self, message: Welcome) -> RunSpec:
+    def _welcome(self, message: Welcome) -> None:
         self.number = message.number
         self._progress_sent = None
-        spec = self.parts.known_spec = RunSpec.parse(message.spec_toml)
-        self.replica.sync_every = spec.diloco.sync_every
-        self.hub.silence_s = spec.link_silence_s
+        spec = self._spec.value
         reduce = spec.reduce
-        self.hub.rules = LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion)
-        self.hub.send_priority.share = spec.sync.donor_share
+        self.hub.configure(
+            rules=LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion),
+            silence_s=spec.link_silence_s,
+            donor_share=spec.sync.donor_share,
+        )
         self.report.phase = "in the run"
-        self.report.why = "" if message.lineage else "waiting for the run's first weights"
+        self.report.why = "" if message.lineage else "waiting for the run's initial weights"
         self.state_service.check_restored(message.layout, message.lineage)
         if message.layout is not None:
             self._use_layout(message.layout)
         for commit in message.committed:
             self.reducer.settle(commit)
-        self._perform(self.replica.welcome(message, spec.diloco.fragments))
+        self._perform(self.replica.welcome(message, spec.diloco.sync_every, spec.diloco.fragments))
         if self.relay is not None:
             self.relay.welcome()
         if self.training.layout is not None:
             self.session.tell(TrainerAttached(self.training.layout))
         elif self.training.failed is not None:
             self.session.tell(self.training.failed)
-        return spec
 
     def _master_lost(self) -> None:
         self._session_begins = True
-        self._perform(self.replica.master_gone())
-        self.parts.start(self._bound_lift, self.replica.lift_count)
+        self._perform(self.replica.trainer.extend_limit())
+        self._start(self._bound_extension, self.replica.trainer.extension_count)
 
-    async def _bound_lift(self, lift_count: int) -> None:
-        """Without a master the trainer goes on for a deadline at least, and then some steps."""
-        await trio.sleep(self.parts.spec.membership.deadline_s)
-        self._perform(self.replica.bound_lift(lift_count))
+    async def _bound_extension(self, extension: int) -> None:
+        """Limit the trainer's steps without a master, once a deadline has passed."""
+        await trio.sleep(self._spec.value.membership.deadline_s)
+        self._perform(self.replica.trainer.bound_extension(extension))
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: Message | SessionEnded) -> None:
         match message:
+            case SessionEnded():
+                self._master_lost()
+            case Welcome():
+                self._welcome(message)
             case View():
                 same = self.replica.term == self._view_term
                 first, self._session_begins = self._session_begins, False
@@ -345,14 +405,14 @@ class PeerService:
                 self.hub.set_members(message.members, back=first and same, new_master=not same)
                 self._perform(self.replica.receive(message))
                 if self.replica.in_sync:
-                    self.state_service.note_whole()
-                self.checkpointer.look()
+                    self.state_service.clear_partial()
+                self.checkpointer.check()
             case SupplyWeights():
-                self.training.found()
+                self.training.supply_weights()
             case Probe():
-                self.parts.start(self._probe, message)
+                self._start(self._probe, message)
             case AuditOrder():
-                self.parts.start(self.auditor.look, message)
+                self._start(self.auditor.check, message)
             case ProofWanted():
                 self.auditor.prove(message)
             case Route():
@@ -360,19 +420,12 @@ class PeerService:
             case RelayPair() | StopRelayingPair() if self.relay is not None:
                 self.relay.hear(message)
             case Verify() | VerifyBlocks():
-                self.parts.start(self.state_service.verify, message)
+                self._start(self.state_service.verify, message)
             case WriteCheckpoint(number=number):
                 self.checkpointer.write_now(number)
             case Notice():
-                log.warning("the master says: %s", message.text)
+                log.warning("notice from the master: %s", message.text)
                 self.report.told.append(message.text)
-            case Released():
-                self.session.released.set()
-            case Renewed():
-                if self._renewed is not None:
-                    self._renewed(message.certificate_pem)
-            case Heartbeat():
-                pass
             case _:
                 if isinstance(message, Commit):
                     self.reducer.settle(message)
@@ -382,11 +435,65 @@ class PeerService:
         if self.state_service.use_layout(layout):
             self.training.admit()
 
-    # ------------------------------------------------------------ deeds
+    # ------------------------------------------------------------ the parts' events
+
+    def _on_event(self, event: PeerEvent) -> None:
+        """Send a part's message to the master, or have the replica decide on its event."""
+        replica = self.replica
+        match event:
+            case Message():
+                self.session.tell(event)
+            case ReductionDone(round_id, attempt, result, planned):
+                if planned:
+                    self.session.tell(measured(self.hub))
+                effects = replica.reduction_done(
+                    round_id,
+                    attempt,
+                    result.digest,
+                    result.manifest,
+                    result.norm_sums,
+                    result.momentum_square,
+                )
+                self._perform(effects)
+            case ReductionFailed(round_id, attempt, accused, reason, bad):
+                self._perform(replica.reduction_failed(round_id, attempt, accused, bad, reason))
+            case RoundApplied(round_id, head):
+                self._perform(replica.applied(round_id, head))
+            case FragmentFetched(head, received_bytes, bad_donors):
+                self.session.tell(measured(self.hub))  # the first rate that is known of these lines
+                self._perform(replica.fetched(head, received_bytes, bad_donors))
+            case FetchFailed(head, bad_donors, reason):
+                self._perform(replica.fetch_failed(head, bad_donors, reason))
+            case StateRestored(manifest):
+                self._restored(manifest)
+            case InitialStateTaken(lineage, heads):
+                replica.founded(lineage, heads)
+            case TrainerReady():
+                self._perform(replica.trainer_came())
+            case TrainerGone():
+                self._perform(replica.trainer_lost())
+            case PseudoGradientPosted(posted, norm, refusal):
+                self._perform(replica.posted(posted, norm, refusal))
+
+    def _restored(self, manifest: Manifest | None) -> None:
+        replica = self.replica
+        if manifest is None:
+            replica.restored(b"", 0, (), 0, replica.term, replica.nonce)
+        else:
+            replica.restored(
+                bytes.fromhex(manifest.lineage),
+                len(manifest.sizes),
+                manifest.fragment_heads(),
+                manifest.step,
+                manifest.term,
+                bytes.fromhex(manifest.nonce),
+            )
+
+    # ------------------------------------------------------------ effects
 
     def _perform(self, todo: list[PeerEffect]) -> None:
-        """Carry out the machine's deeds, in order; nothing in here waits."""
-        trainer = self.parts.trainer
+        """Carry out the replica's effects, in order; nothing in here waits."""
+        trainer = self._trainer
         for effect in todo:
             match effect:
                 case peer_effects.TellMaster(message=message):
@@ -407,7 +514,7 @@ class PeerService:
                 case peer_effects.StopReduction(round=round_id):
                     self.reducer.stop(round_id)
                 case peer_effects.ApplyRound(commit=commit):
-                    self.parts.start(self._apply, commit)
+                    self._start(self._apply, commit)
                 case peer_effects.DropRound(round=round_id):
                     self.reducer.drop(round_id)
                 case peer_effects.FetchFragment(order=order):
@@ -427,8 +534,8 @@ class PeerService:
     async def _apply(self, commit: Commit) -> None:
         await self.reducer.apply(commit)
         if self.report.phase == "in the run":
-            self.report.why = ""  # whoever gave the run its first weights waits for them no more
-        self.checkpointer.look()
+            self.report.why = ""  # a peer that supplied the initial weights waited for them
+        self.checkpointer.check()
 
     def _discard_state(self) -> None:
         layout = self.state_service.discard()
@@ -443,7 +550,7 @@ class PeerService:
         if any(here.commit is not None for here in self.replica.rounds.values()):
             return  # committed rounds are still being applied
         self.report.phase = "finished"
-        self.parts.trainer.tell(Finished())
+        self._trainer.tell(Finished())
         self.session.finished = True
         self.finished.set()
 

@@ -1,12 +1,12 @@
-"""The relay service: forwards for pairs that cannot reach each other, and does nothing else in the run.
+"""The relay service: forwards for pairs that cannot connect directly, and does nothing else in the run.
 
     run                     one nursery; a bug in any task ends the process
-     ├── network.serve      the two of a pair; the master's dialling back
-     ├── session.keep       dials the master again and again
-     └── report             what is forwarded, every few seconds while it changes
+     ├── network.serve      connections of a pair, and the master's reachability test
+     ├── session.keep       keeps the session with the master
+     └── report             forwarded bytes, every few seconds while they change
 
-It holds no state, has no trainer and no links of its own. What it may forward the master says.
-``RelayWork`` is the part of it that a peer which also forwards has too.
+It holds no state, has no trainer and no links of its own. The master orders which pairs it forwards
+for. ``RelayWork`` is also a part of a peer that forwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 import trio
 
 from ...collectives.links.relay_forwarding import RelayForwarder
-from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError
 from ...protocol.messages import (
@@ -27,45 +26,40 @@ from ...protocol.messages import (
     Message,
     Relayed,
     RelayPair,
-    Released,
-    Renewed,
     StopRelayingPair,
     Welcome,
 )
 from ...protocol.network.interface import Channel, Network
 from ..advertised_hosts import dialable
-from .master_session import MasterSession
-from .peer_parts import PeerConfig, PeerReport
+from .master_session import MasterSession, SessionEnded
+from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
-REPORT_S = 5.0  # between two reports of what is forwarded
-LEAVE_S = 5.0  # for the master to let a relay go that wants to
+REPORT_S = 5.0  # between two reports
+LEAVE_S = 5.0  # for the master to release a relay that wants to leave
 
 
 class RelayWork:
-    """A desk, and its master's orders and reports.
+    """A relay forwarder with its orders from the master and its reports.
 
     Args:
-      tell: says something to the master.
+      handle: takes messages for the master.
     """
 
-    def __init__(self, desk: RelayForwarder, tell: Callable[[Message], None]) -> None:
+    def __init__(self, desk: RelayForwarder, handle: Callable[[Message], None]) -> None:
         self.desk = desk
-        self._tell = tell
+        self._handle = handle
         self._told: Relayed | None = None
 
     def welcome(self) -> None:
-        """A session has begun: all is told anew. Pairs that use tickets may go on with them."""
+        """Begin a session: report again in full. Pairs may go on using their tickets."""
         self._told = None
 
-    def hear(self, message: Message) -> bool:
-        """Whether it was for us."""
+    def hear(self, message: Message) -> None:
+        """Carry out the master's orders about forwarding; other messages are ignored."""
         if isinstance(message, RelayPair):
             self.desk.carry(message)
         elif isinstance(message, StopRelayingPair):
             self.desk.uncarry(message.ticket)
-        else:
-            return False
-        return True
 
     async def report(self) -> None:
         while True:
@@ -73,11 +67,11 @@ class RelayWork:
             report = self.desk.report()
             if report != self._told:
                 self._told = report
-                self._tell(report)
+                self._handle(report)
 
 
 class RelayService:
-    """A relay of a run, on any ``Network``; ``config.relay`` says what it forwards at most."""
+    """A relay of a run, on any ``Network``; ``config.relay`` limits what it forwards."""
 
     def __init__(
         self,
@@ -92,27 +86,26 @@ class RelayService:
         self.config = config
         self.network = network
         self.report = PeerReport()
-        self._renewed = renewed
         self._bound: Sequence[Address] = ()
-        self._master = (0, b"")  # the newest that we have obeyed
+        self._master = (0, b"")  # term and nonce of the newest master that it obeyed
         self._over: EvictedError | None = None
         self._stop = trio.CancelScope()
         self.session = MasterSession(
             config,
             network,
             self.report,
+            CurrentSpec(),
             hello=self._hello,
-            welcome=self._welcome,
-            hear=self._hear,
-            lost=lambda: None,
             obeys=self._obeys,
+            handle=self._hear,
             renew=renew,
+            renewed=renewed,
             renew_every_s=renew_every_s,
         )
         self.work = RelayWork(RelayForwarder(config.relay, network.proven), self.session.tell)
 
     async def run(self) -> None:
-        """Forward until we left, or were sent away.
+        """Forward until this relay leaves or is refused.
 
         Raises:
           EvictedError: the master refuses this relay and coming back would not help.
@@ -138,7 +131,7 @@ class RelayService:
         )
 
     async def _on_channel(self, _channel: Channel) -> None:
-        """The master dials us to see whether it can; members have no links to us."""
+        """Do nothing: the master only tests reachability, and members have no links to a relay."""
 
     async def _keep_session(self) -> None:
         try:
@@ -148,7 +141,7 @@ class RelayService:
         self._stop.cancel()
 
     async def leave(self, reason: str) -> None:
-        """Tell the master, so that it arranges other routes, then end ``run``."""
+        """Tell the master, which then arranges other routes, and end ``run``."""
         self.session.leaving = True
         if self.session.connected:
             self.session.tell(Leaving(reason))
@@ -156,7 +149,7 @@ class RelayService:
                 await self.session.released.wait()
         self._stop.cancel()
 
-    # ------------------------------------------------------------ what the master says
+    # ------------------------------------------------------------ the master
 
     def _hello(self, master_host: str, local_port: int) -> Hello:
         config = self.config
@@ -184,16 +177,10 @@ class RelayService:
         self._master = (term, nonce)
         return True
 
-    def _welcome(self, message: Welcome) -> RunSpec:
-        self.report.phase = "in the run"
-        self.report.why = ""
-        self.work.welcome()
-        return RunSpec.parse(message.spec_toml)
-
-    def _hear(self, message: Message) -> None:
-        if self.work.hear(message):
-            return
-        if isinstance(message, Released):
-            self.session.released.set()
-        elif isinstance(message, Renewed) and self._renewed is not None:
-            self._renewed(message.certificate_pem)
+    def _hear(self, event: Message | SessionEnded) -> None:
+        if isinstance(event, Welcome):
+            self.report.phase = "in the run"
+            self.report.why = ""
+            self.work.welcome()
+        elif isinstance(event, Message):
+            self.work.hear(event)

@@ -1,4 +1,4 @@
-"""``holdfast join``: identity, enrolment, the peer service, its bridge, its trainer and its HTTP side."""
+"""``holdfast join`` as a process: credentials, the peer service, its bridge, trainer and HTTP API."""
 
 from __future__ import annotations
 
@@ -19,19 +19,14 @@ from ...checkpoint.checkpoints import CheckpointError
 from ...membership.master.status.status import copy_row, head_row
 from ...membership.master.status.why_waiting import format_copy
 from ...protocol.addresses import Address
-from ...protocol.enrolment import enrol
-from ...protocol.errors import EvictedError, RemoteProtocolError, UserError
-from ...protocol.messages import RefusalCode, RelayOffer, Remedy, TrainerFailed
+from ...protocol.errors import EvictedError, UserError
+from ...protocol.messages import FailureKind, RefusalCode, RelayOffer, Remedy, TrainerFailed
 from ...protocol.network.sockets import SocketNetwork
-from ...protocol.trust.authority import fingerprint_of, load_certificate
-from ...protocol.trust.credentials import Credentials
-from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import Invite
 from ...protocol.trust.notary import Notary
-from ..advertised_hosts import doubt_of_loopback
 from ..exit_codes import ExitCode
 from ..memory_check import machine_bytes
-from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE, make_private
+from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE
 from ..status_records import CheckpointStatus, LinkRow, PeerRoundRow, PeerStatus
 from ..tasks import wait_for_signals
 from ..web.app import Json
@@ -41,23 +36,23 @@ from ..web.prometheus import metrics_route
 from ..web.run_history import status_route
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
-from .master_session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
-from .peer_parts import PeerConfig
+from .peer_config import PeerConfig
+from .peer_credentials import as_user_error, obtain_credentials
 from .peer_service import PeerService
-from .trainer_service import said_of
+from .trainer_service import format_failure
 from .trainer_supervisor import TrainerEnd, TrainerSupervisor
 from .volunteer_limits import DiskQuota
 
-CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again
-PARTIAL_FOLDER = "partial"  # in the state directory: blocks of a copy that is not whole yet
-KEEPING_TOLD_S = 5.0  # between two words about how far the keeping of the state is
-LENT_LOOK_S = 1.0  # between two looks whether the machine's owner wants it back
-APPROVAL_S = 5.0  # between two questions whether the run's owner has approved this machine
-FAREWELL_S = 120.0  # after the run's end, for the trainer to evaluate, save and exit
+PARTIAL_FOLDER = "partial"  # in the state directory: blocks of fetches that did not finish
+WRITING_TOLD_S = 5.0  # between two progress lines of the last checkpoint
+AVAILABILITY_S = 1.0  # between two checks whether the machine is still available
+FAREWELL_S = 120.0  # for the trainer to evaluate, save and exit after the run's end
 
 
 @define
 class PeerOptions:
+    """Options of ``holdfast join``."""
+
     invite: Invite
     command: Sequence[str]
     name: str
@@ -69,34 +64,35 @@ class PeerOptions:
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0
     site: str = ""
-    checkpoints: str | None = None  # a folder or URL; None: in ``state``
-    memory_bytes: int | None = None  # what its owner gives of the machine's; None: all
-    disk_quota: DiskQuota | None = None  # of the disk; None: all
-    relay: RelayOffer | None = None  # what is forwarded for others; None: nothing
-    limits: Json = field(factory=dict)  # all that its owner has set, for people
-    http_names: Sequence[str] = ()  # that the HTTP side answers to, beside this machine's own
+    checkpoints: str | None = None  # a folder or URL; None: a folder in ``state``
+    memory_bytes: int | None = None  # limit for the state; None: this machine's memory
+    disk_quota: DiskQuota | None = None  # None: no limit
+    relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
+    limits: Json = field(factory=dict)  # volunteer limits, for the status page
+    http_names: Sequence[str] = ()  # host names that HTTP answers to, beside this machine's own
 
 
 class Peer:
     """A peer as a process: everything around ``PeerService``.
 
     Args:
-      not_lent: asked every few seconds: why the machine's owner wants it back; empty: not now.
+      tell: takes sentences for the operator.
+      unavailable: returns why this machine may not take part now; empty while it may.
 
     Attributes:
-      not_lent_why: this is why we left.
+      away_reason: the volunteer limit that made this peer leave; empty if it left for another reason.
     """
 
     def __init__(
         self,
         options: PeerOptions,
         tell: Callable[[str], None],
-        not_lent: Callable[[], str] = lambda: "",
+        unavailable: Callable[[], str] = lambda: "",
     ) -> None:
         self.options = options
         self.tell = tell
-        self.not_lent_why = ""
-        self._not_lent = not_lent
+        self.away_reason = ""
+        self._unavailable = unavailable
         self._leaving = False
         self.service: PeerService | None = None
         self.supervisor: TrainerSupervisor | None = None
@@ -104,30 +100,32 @@ class Peer:
         self._signals = 0
         self._nursery: trio.Nursery | None = None
         self._error: UserError | None = None
-        self._unfit = False  # the master refuses our script's model
+        self._unfit = False  # the master refuses the script's model
 
     async def run(self) -> None:
-        """Take part until the run is over, we leave, or are sent away.
+        """Take part until the run is over, or this peer leaves or is refused.
 
         Raises:
           UserError: with the exit code for what went wrong.
         """
         options = self.options
         place = self._place()
-        credentials = await self.credentials()
+        credentials = await obtain_credentials(
+            options.state, options.invite, options.name, options.patience_s, self.tell
+        )
         network = SocketNetwork(credentials, newcomers=False)
-        folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # sockets want short paths
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # a socket's path must be short
         try:
-            self.bridge = UnixBridge(folder / "trainer.sock")
+            ends = self._end_trainer if options.command else None
+            self.bridge = UnixBridge(folder / "trainer.sock", ends)
             if options.command:
                 self.supervisor = TrainerSupervisor(
                     options.command,
                     self.bridge.path,
                     member=credentials.identity.peer_id,
-                    words=self.bridge.crash_report,
+                    crash_report=self.bridge.crash_report,
                     tell=self._trainer_failed,
                 )
-                self.bridge.ends = self.supervisor.fail
             config = PeerConfig(
                 me=credentials.identity.peer_id,
                 notary=Notary(options.invite.run_id, credentials.identity),
@@ -141,11 +139,11 @@ class Peer:
                 download_bytes_per_s=options.download_bytes_per_s,
                 patience_s=options.patience_s,
                 site=options.site,
-                asked=options.checkpoints is not None,
+                always_writes=options.checkpoints is not None,
                 local_checkpoint=str((options.state / OWN_STATE_FILE).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
                 memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
-                disk_quota=self._allowance(place),
+                disk_quota=self._disk_quota(place),
                 partial_bytes=self._partial_bytes(place),
                 relay=options.relay,
             )
@@ -161,7 +159,7 @@ class Peer:
             try:
                 await self._serve(self.service)
             finally:
-                await self._keep(self.service)
+                await self._write_last(self.service)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if self._error is not None:
@@ -169,7 +167,7 @@ class Peer:
         self.tell("left the run")
 
     def _place(self) -> CheckpointStore:
-        """Where our checkpoints are."""
+        """Return the store of this peer's checkpoints."""
         if self.options.checkpoints is None:
             return FolderStore(self.options.state / CHECKPOINTS_FOLDER)
         try:
@@ -181,12 +179,12 @@ class Peer:
                 hint="install what it needs, or give a folder: --checkpoints DIR",
             ) from error
 
-    def _allowance(self, place: CheckpointStore) -> DiskQuota | None:
-        """Of this machine's disk; a place elsewhere is none of it."""
+    def _disk_quota(self, place: CheckpointStore) -> DiskQuota | None:
+        """Return the quota for checkpoints, which holds for this machine's disk only."""
         return self.options.disk_quota if isinstance(place, FolderStore) else None
 
     def _partial_bytes(self, place: CheckpointStore) -> int | None:
-        """What may be kept of a copy, beside the checkpoints that are here; None: all of it."""
+        """Return the quota that checkpoints leave for partial copies; None without a limit."""
         disk_quota = self.options.disk_quota
         if disk_quota is None:
             return None
@@ -195,7 +193,7 @@ class Peer:
         return disk_quota.left_bytes(used_bytes)
 
     async def _restore(self, service: PeerService, place: CheckpointStore) -> None:
-        """Take up the newest checkpoint that is whole."""
+        """Load the newest checkpoint that is whole."""
         try:
             found = await trio.to_thread.run_sync(service.state_service.restore, place, self.tell)
         except CheckpointError as error:
@@ -213,12 +211,12 @@ class Peer:
         if found:
             restored = service.state_service.restored
             assert restored is not None
-            self.tell(f"took up a checkpoint of step {restored.step}, {restored.rounds} rounds")
+            self.tell(f"loaded a checkpoint of step {restored.step}, {restored.rounds} rounds")
 
-    async def _keep(self, service: PeerService) -> None:
-        """Whatever ended us: the shared state outlives this process."""
+    async def _write_last(self, service: PeerService) -> None:
+        """Write a last checkpoint, whatever ended this peer."""
         if self._unfit:
-            return  # it has never had a part in the run, and will have none as it is
+            return  # it has never taken part in the run and cannot with this script
         last = service.checkpointer.last()
         if last is None:
             return
@@ -233,7 +231,7 @@ class Peer:
 
         async def tell() -> None:
             while True:
-                await trio.sleep(KEEPING_TOLD_S)
+                await trio.sleep(WRITING_TOLD_S)
                 self.tell(f"{written_bytes / 1e6:.0f} of {size_bytes / 1e6:.0f} MB written")
 
         with trio.CancelScope(shield=True):
@@ -245,48 +243,6 @@ class Peer:
                     self.tell(f"no last checkpoint: {error}")
                 nursery.cancel_scope.cancel()
 
-    async def credentials(self) -> Credentials:
-        """Our identity and certificate: from the last time, or by the invite's token."""
-        folder = make_private(self.options.state)
-        identity = Identity.load_or_create(folder / "identity.key")
-        known = _kept_credentials(folder, self.options.invite)
-        if known is not None:
-            return known
-        self.tell("asking the master for admission ...")
-        certificate, authority = await self._enrol(identity)
-        return Credentials(folder, identity, certificate, authority)
-
-    async def _enrol(self, identity: Identity) -> tuple[bytes, bytes]:
-        """Admission by the invite's token; waits for a master that is not there yet, or for its owner
-        to approve this machine."""
-        invite, patience_s = self.options.invite, self.options.patience_s
-        began_s, backoff_s, waiting = trio.current_time(), BACKOFF_FIRST_S, False
-        while True:
-            try:
-                return await enrol(invite, identity, self.options.name)
-            except EvictedError as error:
-                if error.code != RefusalCode.APPROVAL.value:
-                    raise as_user_error(error) from error
-                if not waiting:
-                    self.tell(f"{error.reason}; waiting for that ...")
-                waiting, backoff_s, began_s = True, APPROVAL_S, trio.current_time()
-            except RemoteProtocolError as error:
-                raise UserError(
-                    str(error),
-                    exit_code=ExitCode.REFUSED,
-                    hint=doubt_of_loopback(invite.addresses)
-                    or "another program or run is at the invite's address: ask for a new invite",
-                ) from error
-            except OSError as error:
-                if patience_s is not None and trio.current_time() - began_s > patience_s:
-                    raise no_master(invite.addresses, str(error)) from error
-                if backoff_s == BACKOFF_FIRST_S:
-                    self.tell(f"{error}; trying again ...")
-                    if doubt := doubt_of_loopback(invite.addresses):
-                        self.tell(doubt)
-            await trio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
-
     async def _serve(self, service: PeerService) -> None:
         live = LiveStream(self.status, self.status)
         side = control_side(
@@ -297,7 +253,7 @@ class Peer:
             actions={"leave": self._act_leave, "retry": self._act_retry},
             why_unready=self.why_unready,
             routes=[
-                status_route(lambda _past: self.status()),  # it keeps none
+                status_route(lambda _past: self.status()),  # a peer has no history
                 Route("/api/live", live, methods=["GET"]),
                 metrics_route(self.status),
             ],
@@ -312,7 +268,7 @@ class Peer:
                 if self.supervisor is not None:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)
-                nursery.start_soon(self._give_back)
+                nursery.start_soon(self._leave_when_unavailable)
                 self.tell(
                     f"peer {service.config.me[:8]} ({service.config.name}); dashboard at {url}"
                 )
@@ -337,14 +293,18 @@ class Peer:
         elif self.service is not None:
             await self._leave("the run is finished")
 
+    def _end_trainer(self, kind: FailureKind, reason: str, sick_s: float) -> None:
+        assert self.supervisor is not None
+        self.supervisor.fail(kind, reason, sick_s)
+
     def _trainer_failed(self, failed: TrainerFailed) -> None:
         assert self.service is not None
         self.service.training.failed_with(failed)
         if failed.remedy is Remedy.NONE:
-            self.tell(f"the trainer: {said_of(failed)}; until then this peer keeps a copy")
+            self.tell(f"the trainer: {format_failure(failed)}; until then this peer keeps a copy")
 
     async def _see_out(self) -> None:
-        """After the run's end: let the trainer finish what it does, then go."""
+        """Leave after the run's end, once the trainer had time to finish."""
         assert self.service is not None
         await self.service.finished.wait()
         self.tell("the run is finished")
@@ -353,13 +313,13 @@ class Peer:
             await trio.sleep(FAREWELL_S)
         await self._leave("the run is finished")
 
-    async def _give_back(self) -> None:
-        """Leave as soon as the machine's owner wants it back."""
-        while not (why := self._not_lent()):
-            await trio.sleep(LENT_LOOK_S)
+    async def _leave_when_unavailable(self) -> None:
+        """Leave as soon as the machine's owner needs it."""
+        while not (why := self._unavailable()):
+            await trio.sleep(AVAILABILITY_S)
         if self._leaving:
             return  # for good, and for another reason
-        self.not_lent_why = why
+        self.away_reason = why
         self.tell(f"leaving after the round in flight: {why}")
         await self._leave(why)
 
@@ -368,22 +328,22 @@ class Peer:
         self._leaving = True
         await self.service.drain(reason)
         if self.supervisor is not None:
-            # While it still has its daemon, so that it ends by our signal, not by an error.
+            # Before the daemon ends, so that the trainer ends by a signal and not by an error.
             await self.supervisor.stop()
         self.service.stop()
 
     def _on_signal(self) -> None:
         self._signals += 1
-        self.not_lent_why = ""  # whoever ends us does not want us to come back
+        self.away_reason = ""  # the operator ends this peer: it must not come back
         if self._signals > 1 or self.service is None or self._nursery is None:
             self._error = UserError("stopped without draining", exit_code=ExitCode.INTERRUPTED)
             if self.service is not None:
                 self.service.stop()
             return
         self.tell("leaving after the round in flight (again: stop at once) ...")
-        self._nursery.start_soon(self._leave, "stopped by its owner")
+        self._nursery.start_soon(self._leave, "stopped by its operator")
 
-    # ------------------------------------------------------------ what people ask
+    # ------------------------------------------------------------ the HTTP API
 
     def status(self) -> PeerStatus:
         """Return this peer's status."""
@@ -446,7 +406,7 @@ class Peer:
         )
 
     def why_unready(self) -> str:
-        """Why this peer takes no part in its run now; empty: it does."""
+        """Return why this peer takes no part in its run now; empty if it does."""
         assert self.service is not None
         return "" if self.service.session.connected else "it is not attached to a master"
 
@@ -456,7 +416,7 @@ class Peer:
         if training.layout is not None:
             return "running"
         if self.supervisor is not None and self.supervisor.failed is not None:
-            return said_of(self.supervisor.failed)
+            return format_failure(self.supervisor.failed)
         return "none" if self.supervisor is None else "starting"
 
     async def _act_retry(self, _body: Json) -> Json:
@@ -475,9 +435,9 @@ class Peer:
         return {"started": True}
 
     async def _act_leave(self, _body: Json) -> Json:
-        self.not_lent_why = ""
+        self.away_reason = ""
         assert self._nursery is not None
-        self._nursery.start_soon(self._leave, "asked to leave by its owner")
+        self._nursery.start_soon(self._leave, "asked to leave by its operator")
         return {"leaving": True}
 
 
@@ -489,44 +449,4 @@ def _checkpoints(checkpointer: Checkpointer) -> CheckpointStatus:
         newest=None if newest is None else newest.name,
         step=None if newest is None else newest.step,
         error=checkpointer.error,
-    )
-
-
-def _kept_credentials(folder: Path, invite: Invite) -> Credentials | None:
-    """Those of an earlier process, if they are still good for a while.
-
-    Raises:
-      UserError: they are another run's, and would be lost.
-    """
-    try:
-        known = Credentials.load(folder)
-    except FileNotFoundError:
-        return None
-    if fingerprint_of(load_certificate(known.authority_pem)) != invite.fingerprint:
-        raise UserError(
-            f"{folder} belongs to another run ({known.run_id}) than the invite",
-            exit_code=ExitCode.CONFIG,
-            hint="give this run a folder of its own with --state DIR, or delete that one if the "
-            "other run is over",
-        )
-    return known if known.expires_in_s() > CERTIFICATE_LEFT_MIN_S else None
-
-
-def as_user_error(error: EvictedError) -> UserError:
-    exit_codes = {
-        RefusalCode.KICKED.value: ExitCode.EVICTED,
-        RefusalCode.QUARANTINED.value: ExitCode.EVICTED,
-        RefusalCode.TOKEN.value: ExitCode.INVITE,
-    }
-    hints = {
-        RefusalCode.VERSION.value: "install the run's version of holdfast",
-        RefusalCode.TOKEN.value: "ask the run's owner for another invite",
-        RefusalCode.RUN.value: "this invite is for another run than the master serves",
-        RefusalCode.LAYOUT.value: "use the same model in the training script as the others",
-        RefusalCode.FINISHED.value: "there is nothing left to train",
-    }
-    return UserError(
-        error.reason,
-        exit_code=exit_codes.get(error.code, ExitCode.REFUSED),
-        hint=hints.get(error.code, ""),
     )

@@ -1,4 +1,4 @@
-"""``holdfast relay``: identity, enrolment and the relay service, and no state."""
+"""``holdfast relay`` as a process: credentials and the relay service."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from ...protocol.messages import RelayOffer
 from ...protocol.network.sockets import SocketNetwork
 from ..exit_codes import ExitCode
 from ..tasks import wait_for_signals
-from .peer_parts import PeerConfig
+from .peer_config import PeerConfig
+from .peer_credentials import as_user_error, obtain_credentials
 from .relay_service import RelayService
-from .run_peer import Peer, PeerOptions, as_user_error
+from .run_peer import PeerOptions
 
 
 class Relay:
     """A relay as a process: everything around ``RelayService``.
 
     Args:
-      options: of these the command and what bounds a state mean nothing here.
+      options: the command and the limits for the state have no effect here.
+      tell: takes sentences for the operator.
     """
 
     def __init__(
@@ -34,13 +36,15 @@ class Relay:
         self._error: UserError | None = None
 
     async def run(self) -> None:
-        """Forward until stopped, or sent away.
+        """Forward until stopped or refused.
 
         Raises:
           UserError: with the exit code for what went wrong.
         """
         options = self.options
-        credentials = await Peer(options, self.tell).credentials()
+        credentials = await obtain_credentials(
+            options.state, options.invite, options.name, options.patience_s, self.tell
+        )
         config = PeerConfig(
             me=credentials.identity.peer_id,
             name=options.name,
@@ -68,7 +72,7 @@ class Relay:
                     nursery.cancel_scope.cancel()
                     return
                 self.tell("leaving (again: stop at once) ...")
-                nursery.start_soon(service.leave, "stopped by its owner")
+                nursery.start_soon(service.leave, "stopped by its operator")
 
             nursery.start_soon(wait_for_signals, on_signal)
             self.tell(f"relay {config.me[:8]} ({config.name})")

@@ -1,9 +1,9 @@
-"""The shared state in a peer's memory: its making, its transfer from and to others.
+"""The shared state in a peer's memory: created or restored, fetched from other peers and served to them.
 
-    donate    serves blocks of pinned versions to others, as long as the layout is the run's
+    donate    serves blocks of pinned versions, as long as the layout is the run's
     fetch     copies one version of a fragment from donors; one task per fragment
 
-The state is changed by outer steps, too; those are the ``Reducer``'s.
+Outer steps change the state, too; the ``Reducer`` takes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 
 import trio
+from attrs import define, field
 
 from ...checkpoint import checkpoints
 from ...checkpoint.blocks import FragmentArrays
@@ -26,7 +27,9 @@ from ...checkpoint.joiner import Joiner
 from ...checkpoint.partial_copy import PartialCopies
 from ...checkpoint.shared_state import SharedState
 from ...checkpoint.state_transfer import FetchFailedError
+from ...collectives.links.hub import LinkHub
 from ...membership.master.state.roster import layout_difference
+from ...membership.peer.replica import Replica
 from ...protocol.arena import Arena
 from ...protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
 from ...protocol.messages import (
@@ -49,110 +52,131 @@ from ...protocol.messages import (
     VerifyBlocks,
     WeightsSupplied,
 )
+from ...protocol.network.interface import Network
 from ..fragment_layout import fragments_of, sizes_of
 from ..memory_check import check_room
-from .peer_parts import PeerParts, cancel
+from .peer_config import CurrentSpec, PeerConfig, PeerReport
+from .peer_events import FetchFailed, FragmentFetched, InitialStateTaken, PeerEvent, StateRestored
+from .trainer_port import TrainerPort
 
 log = logging.getLogger("holdfast.peer")
 
 
+@define(eq=False, slots=False)
 class StateService:
-    """Owns the shared state and the arena in which the trainer posts.
+    """Owner of the shared state and of the arena in which the trainer posts.
+
+    Args:
+      start: runs a task until the service ends.
+      handle: takes this part's events.
 
     Attributes:
       layout: the run's; None until it is known.
-      state, posted: there as soon as the layout is.
-      received_bytes: of blocks, since the service began.
-      saved_bytes: of those, that never travelled: blocks came compressed.
-      restored: the checkpoint that we began with; None if there was none that we use.
-      kept: older ones of the same state, the newest first; none once we were in sync.
+      known_state, known_posted: the shared state and the posting arena; None without a layout.
+      received_bytes: bytes of received blocks since the service began.
+      saved_bytes: the part of ``received_bytes`` that compression kept off the line.
+      restored: the checkpoint that this process started from; None if none was used.
+      kept: up to ``KEPT_STATES_MAX`` checkpoints of the same state, the newest first; empty once in sync.
     """
 
-    def __init__(self, parts: PeerParts) -> None:
-        self.layout: ModelLayout | None = None
-        self.known_state: SharedState | None = None
-        self.known_posted: Arena | None = None
-        self.received_bytes = self.saved_bytes = 0
-        self.restored: Manifest | None = None
-        self.kept: list[Checkpoint] = []
-        self._parts = parts
-        self._donor: Donor | None = None
-        self._donor_scope = trio.CancelScope()
-        self._joiner: Joiner | None = None
-        self._copying = True  # since we were in sync last, in this life or an earlier one
-        self._fetches: dict[int, trio.CancelScope] = {}
-        self._standings: dict[
-            int, tuple[int, FetchProgress]
-        ] = {}  # version and how far, by fragment
+    _config: PeerConfig
+    _network: Network
+    _hub: LinkHub
+    _trainer: TrainerPort
+    _replica: Replica
+    _report: PeerReport
+    _spec: CurrentSpec
+    _start: Callable[..., None] = field(kw_only=True)
+    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    layout: ModelLayout | None = field(default=None, init=False)
+    known_state: SharedState | None = field(default=None, init=False)
+    known_posted: Arena | None = field(default=None, init=False)
+    received_bytes: int = field(default=0, init=False)
+    saved_bytes: int = field(default=0, init=False)
+    restored: Manifest | None = field(default=None, init=False)
+    kept: list[Checkpoint] = field(factory=list, init=False)
+    _donor: Donor | None = field(default=None, init=False)
+    _donor_scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _joiner: Joiner | None = field(default=None, init=False)
+    # True until this process is in sync, and from the beginning of a fetch until it is again.
+    _copying: bool = field(default=True, init=False)
+    _fetches: dict[int, trio.CancelScope] = field(factory=dict, init=False)
+    # (version, progress) by fragment.
+    _progress: dict[int, tuple[int, FetchProgress]] = field(factory=dict, init=False)
 
     @property
     def state(self) -> SharedState:
-        """Nothing that needs it begins before the layout is known."""
+        """Return the shared state; nothing that needs it begins before the layout is known."""
         assert self.known_state is not None
         return self.known_state
 
     @property
     def posted(self) -> Arena:
-        """As ``state``."""
+        """Return the posting arena; nothing that needs it begins before the layout is known."""
         assert self.known_posted is not None
         return self.known_posted
 
     def size(self, fragment: int) -> FragmentSize:
         return self.state.sizes[fragment]
 
-    # ------------------------------------------------------------ its making
+    # ------------------------------------------------------------ layout and memory
 
     def use_layout(self, layout: ModelLayout) -> bool:
-        """The run's tensors are known: make room for the shared state. False: it was there.
+        """Allocate the shared state for the run's tensors and begin to serve it.
+
+        Returns:
+          False if that was done before.
 
         Raises:
-          UserError: this machine has not the memory for it.
+          UserError: this machine has too little memory for it.
         """
         if self.layout == layout and self.known_state is not None and self._donor is not None:
             return False
-        parts = self._parts
         if self.known_state is None or self.layout != layout:
-            self._make_room(layout, self._sizes(layout))
+            self._allocate(layout, self._sizes(layout))
         self._donor_scope.cancel()
         self._donor_scope = trio.CancelScope()
-        self._donor = Donor(self.state, parts.hub, parts.network)
-        folder = parts.config.partial
-        if self._joiner is not None and self._joiner.spool is not None:
-            self._joiner.spool.close()
-        spool = (
-            None
-            if folder is None
-            else PartialCopies(folder, limit_bytes=parts.config.partial_bytes)
-        )
+        self._donor = Donor(self.state, self._hub, self._network)
+        if self._joiner is not None and self._joiner.partial_copies is not None:
+            self._joiner.partial_copies.close()
+        folder, limit_bytes = self._config.partial, self._config.partial_bytes
+        partial_copies = None if folder is None else PartialCopies(folder, limit_bytes=limit_bytes)
         self._joiner = Joiner(
-            self.state, parts.hub, parts.network, spool=spool, on_disk=self._on_disk
+            self.state,
+            self._hub,
+            self._network,
+            partial_copies=partial_copies,
+            on_disk=self._on_disk,
         )
-        parts.start(self._donate, self._donor, self._donor_scope)
+        self._start(self._donate, self._donor, self._donor_scope)
         return True
 
     def _sizes(self, layout: ModelLayout) -> tuple[FragmentSize, ...]:
-        return sizes_of(fragments_of(layout, self._parts.spec.diloco))
+        return sizes_of(fragments_of(layout, self._spec.value.diloco))
 
-    def _make_room(self, layout: ModelLayout, sizes: tuple[FragmentSize, ...]) -> None:
-        check_room(sizes, self._parts.config.memory_bytes)
-        shared, self.known_posted = self._parts.trainer.open_arenas(sizes)
-        self.known_state = SharedState(sizes, shared, self._parts.config.run_id)
+    def _allocate(self, layout: ModelLayout, sizes: tuple[FragmentSize, ...]) -> None:
+        check_room(sizes, self._config.memory_bytes)
+        shared, self.known_posted = self._trainer.open_arenas(sizes)
+        self.known_state = SharedState(sizes, shared, self._config.run_id)
         self.layout = layout
 
-    # ------------------------------------------------------------ kept from life to life
+    # ------------------------------------------------------------ checkpoints of earlier processes
 
     def restore(self, place: CheckpointStore, tell: Callable[[str], None] = log.warning) -> bool:
-        """Before the service runs, in a thread: take up the newest checkpoint that is whole.
+        """Load the newest checkpoint that is whole. Call it in a thread, before the service runs.
 
         Args:
-          tell: is told of those that are damaged.
+          tell: takes a sentence about each damaged checkpoint.
+
+        Returns:
+          False if there is none.
 
         Raises:
-          CheckpointError: the place is another run's.
-          PlaceError: it cannot be read.
+          CheckpointError: the checkpoints belong to another run.
+          StoreError: they cannot be read.
         """
-        found = checkpoints.newest(place, self._fits, tell)
-        if not any(self._take_up(each, tell) for each in found):
+        found = checkpoints.newest(place, self._check_run, tell)
+        if not any(self._load(each, tell) for each in found):
             return False
         self.kept = list(islice(filter(self._same_run, found), KEPT_STATES_MAX))
         return True
@@ -167,7 +191,7 @@ class StateService:
         )
 
     def _on_disk(self, head: FragmentHead) -> tuple[FragmentArrays, bytes] | None:
-        """See ``Joiner.on_disk``; blocks."""
+        """Return a version from a checkpoint on disk, for ``Joiner``; blocks, so call it in a thread."""
         for each in self.kept:
             if each.manifest.fragment_heads()[head.fragment] == head:
                 try:
@@ -176,15 +200,15 @@ class StateService:
                     log.warning("%s", error)
         return None
 
-    def _fits(self, manifest: Manifest) -> str:
-        run_id = self._parts.config.run_id
+    def _check_run(self, manifest: Manifest) -> str:
+        run_id = self._config.run_id
         if manifest.run_id != run_id:
             raise CheckpointError(f"of run {manifest.run_id[:16]}, and this one is {run_id[:16]}")
         return ""
 
-    def _take_up(self, found: Checkpoint, tell: Callable[[str], None]) -> bool:
+    def _load(self, found: Checkpoint, tell: Callable[[str], None]) -> bool:
         manifest = found.manifest
-        self._make_room(manifest.layout, manifest.sizes)
+        self._allocate(manifest.layout, manifest.sizes)
         try:
             found.load(self.state)
         except CheckpointError as error:
@@ -192,45 +216,38 @@ class StateService:
             self._forget()
             return False
         self.restored = manifest
-        self._parts.replica.restored(
-            bytes.fromhex(manifest.lineage),
-            len(manifest.sizes),
-            manifest.fragment_heads(),
-            manifest.step,
-            manifest.term,
-            bytes.fromhex(manifest.nonce),
-        )
+        self._handle(StateRestored(manifest))
         return True
 
     def check_restored(self, layout: ModelLayout | None, lineage: bytes) -> None:
-        """The run is known: what was restored must be of it, or is forgotten before it is used."""
+        """Discard the restored state if the run, now known, is another one."""
         if self.known_state is None or self._donor is not None:
             return
-        replica = self._parts.replica
         difference = self._difference(layout, lineage)
         if not difference:
             return
-        text = f"the checkpoint that was taken up here is not the run's: {difference}"
+        text = f"the checkpoint that was loaded here is not the run's: {difference}"
         log.warning("%s", text)
-        self._parts.report.told.append(text)
+        self._report.told.append(text)
         self._forget()
         self.restored = None
-        replica.restored(b"", 0, (), 0, replica.term, replica.nonce)
+        self._handle(StateRestored(None))
 
     def _difference(self, layout: ModelLayout | None, lineage: bytes) -> str:
-        """What tells the restored state from the run's; empty: nothing."""
+        """Return how the restored state differs from the run's; empty if it does not."""
         assert self.layout is not None
         if layout is None:
             return "the run has no weights yet"
         if layout != self.layout:
-            return f"its tensors are others: {layout_difference(layout, self.layout)}"
+            return f"its tensors differ: {layout_difference(layout, self.layout)}"
         sizes = self._sizes(layout)
         if self.state.sizes != sizes:
             return (
                 f"it is cut into {len(self.state.sizes)} fragments in another way than the run's "
                 f"{len(sizes)} (`fragments`, `pattern` or `groups` of run.toml)"
             )
-        ours = self._parts.replica.lineage
+        assert self.restored is not None
+        ours = bytes.fromhex(self.restored.lineage)
         if lineage != ours:
             return (
                 f"it began with other weights (lineage {ours.hex()[:12]}, not {lineage.hex()[:12]})"
@@ -241,18 +258,18 @@ class StateService:
         self.kept = []
         self.layout = self.known_state = self.known_posted = None
 
-    # ------------------------------------------------------------ its end
+    # ------------------------------------------------------------ beginning and end of a lineage
 
     def discard(self) -> ModelLayout | None:
-        """What we hold is no state of the run: forget it. Returns the layout that it had."""
-        log.warning("our state belongs to another lineage than the run's: discarded")
+        """Forget a state that is not the run's and return its layout."""
+        log.warning("the state here belongs to another lineage than the run's: discarded")
         layout = self.layout
         self._forget()
         return layout
 
     async def take_initial(self) -> None:
-        """What the trainer posted becomes version 0 of the run."""
-        state, posted, parts = self.state, self.posted, self._parts
+        """Make the posted weights version 0 of the run."""
+        state, posted = self.state, self.posted
         assert self.layout is not None
         layout = self.layout
 
@@ -260,33 +277,31 @@ class StateService:
             for fragment in range(len(state.sizes)):
                 state.load_initial(fragment, posted.values(fragment), posted.counters(fragment))
 
-        await parts.network.run_sync(work)
+        await self._network.run_sync(work)
         heads = state.heads()
         lineage = state.lineage()
-        parts.replica.founded(lineage, heads)
-        parts.tell_master(WeightsSupplied(layout, state.sizes, heads, lineage))
+        self._handle(InitialStateTaken(lineage, heads))
+        self._handle(WeightsSupplied(layout, state.sizes, heads, lineage))
 
     async def verify(self, order: Verify | VerifyBlocks) -> None:
-        """Tell the master what the bytes in our memory come to, one fragment after the other."""
-        state, run_sync = self.known_state, self._parts.network.run_sync
+        """Digest the bytes in memory, one fragment after the other, and report to the master."""
+        state, run_sync = self.known_state, self._network.run_sync
         heads: list[FragmentHead] = []
         if isinstance(order, Verify):
             for fragment in range(0 if state is None else len(state.sizes)):
                 assert state is not None
                 if (found := await run_sync(partial(state.digest_now, fragment))) is not None:
                     heads.append(found[0])
-            self._parts.tell_master(Verified(order.number, tuple(heads)))
+            self._handle(Verified(order.number, tuple(heads)))
             return
         digests = b""
         if state is not None and order.fragment < len(state.sizes):
             found = await run_sync(partial(state.digest_now, order.fragment))
             if found is not None and found[0].version == order.version:
                 digests = found[1]
-        self._parts.tell_master(
-            BlocksVerified(order.number, order.fragment, order.version, digests)
-        )
+        self._handle(BlocksVerified(order.number, order.fragment, order.version, digests))
 
-    # ------------------------------------------------------------ giving it to others
+    # ------------------------------------------------------------ serving other peers
 
     async def _donate(self, donor: Donor, scope: trio.CancelScope) -> None:
         with scope:
@@ -301,7 +316,11 @@ class StateService:
             self.known_state.release(order.fragment, order.version, order.receiver)
 
     async def on_link_message(self, peer: str, message: Message) -> None:
-        """A member says something on a link's control stream: both sides of state transfer."""
+        """Take a message of state transfer from a link's control stream.
+
+        Raises:
+          RemoteProtocolError: it does not belong there.
+        """
         if isinstance(message, IndexRequest | BlocksRequest):
             if self._donor is not None:
                 self._donor.receive(peer, message)
@@ -311,76 +330,77 @@ class StateService:
         else:
             raise RemoteProtocolError(f"{type(message).__name__} on a link")
 
-    # ------------------------------------------------------------ getting it from others
+    # ------------------------------------------------------------ fetching from other peers
 
     def fetch(self, order: SyncFragment) -> None:
         self._copying = True
         scope = self._fetches[order.head.fragment] = trio.CancelScope()
-        self._parts.start(self._fetch, order, scope)
+        self._start(self._fetch, order, scope)
 
     def stop_fetch(self, fragment: int) -> None:
-        cancel(self._fetches, fragment)
-        self._standings.pop(fragment, None)
+        scope = self._fetches.pop(fragment, None)
+        if scope is not None:
+            scope.cancel()
+        self._progress.pop(fragment, None)
 
-    def note_whole(self) -> None:
-        """We are in sync: what a copy has left on disk is of no use any more."""
+    def clear_partial(self) -> None:
+        """Delete partial copies: this peer is in sync, so nothing needs them."""
         if self._copying and self._joiner is not None:
             self._copying, self.kept = False, []
-            self._parts.start(self._joiner.whole)
+            self._start(self._joiner.clear_partial)
 
     def copies(self) -> tuple[CopyProgress, ...]:
-        """How far copies that run are."""
-        kept = Counter(
-            here.fragment for here in self._parts.replica.rounds.values() if here.commit is not None
+        """Return the progress of the fetches that run."""
+        committed = Counter(
+            here.fragment for here in self._replica.rounds.values() if here.commit is not None
         )
         return tuple(
             CopyProgress(
                 fragment,
                 version,
-                standing.done_blocks,
-                standing.all_blocks,
-                standing.done_bytes,
-                standing.all_bytes,
-                standing.bytes_per_s,
-                standing.donors,
-                kept[fragment],
+                progress.done_blocks,
+                progress.all_blocks,
+                progress.done_bytes,
+                progress.all_bytes,
+                progress.bytes_per_s,
+                progress.donors,
+                committed[fragment],
             )
-            for fragment, (version, standing) in sorted(self._standings.items())
+            for fragment, (version, progress) in sorted(self._progress.items())
         )
 
     async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
         assert self._joiner is not None
-        joiner, parts, head = self._joiner, self._parts, order.head
-        parts.report.phase = f"copying fragment {head.fragment}"
-        received_bytes = saved_bytes = 0  # as counted
+        joiner, head = self._joiner, order.head
+        self._report.phase = f"copying fragment {head.fragment}"
+        received_bytes = saved_bytes = 0  # counted so far
 
         def wanted() -> bool:
             return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
 
-        def progress(standing: FetchProgress) -> None:
+        def note(progress: FetchProgress) -> None:
             nonlocal received_bytes, saved_bytes
             if wanted():
-                self._standings[head.fragment] = head.version, standing
-            self.received_bytes += standing.received_bytes - received_bytes
-            self.saved_bytes += standing.saved_bytes - saved_bytes
-            received_bytes, saved_bytes = standing.received_bytes, standing.saved_bytes
+                self._progress[head.fragment] = head.version, progress
+            self.received_bytes += progress.received_bytes - received_bytes
+            self.saved_bytes += progress.saved_bytes - saved_bytes
+            received_bytes, saved_bytes = progress.received_bytes, progress.saved_bytes
 
         with scope:
             try:
-                got = await joiner.fetch(order, progress)
+                got = await joiner.fetch(order, note)
             except (PeerLostError, StateMismatchError) as error:
                 if wanted():
                     self._ended(head)
                     bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
-                    parts.perform(parts.replica.fetch_failed(head, bad, str(error)))
+                    self._handle(FetchFailed(head, bad, str(error)))
                 return
             if wanted():
                 self._ended(head)
-                parts.tell_measured()  # the line's first work
-                parts.perform(parts.replica.fetched(head, got.received_bytes, got.bad_donors))
+                self._handle(FragmentFetched(head, got.received_bytes, got.bad_donors))
 
     def _ended(self, head: FragmentHead) -> None:
         self._fetches.pop(head.fragment, None)
-        self._standings.pop(head.fragment, None)
+        self._progress.pop(head.fragment, None)
         if not self._fetches:
-            self._parts.report.phase, self._parts.report.why = "in the run", ""
+            self._report.phase, self._report.why = "in the run", ""

@@ -1,25 +1,27 @@
-"""Whether a trainer hangs: looked at again and again, by what it writes into shared memory. Pure.
+"""Detection of a trainer that hangs, from samples of what it writes into shared memory. Pure.
 
-Any change is a sign of life, and so is waiting, if there is nothing that the trainer has not heard.
-Time is added up look by look, and no more than ``LOOK_S_MAX`` each: if the daemon itself stood
-still, or the whole machine slept, its trainer is not blamed.
+A sample that differs from the last one is a sign of life; so is waiting, once the trainer has read all its
+messages. Each sample adds at most ``LOOK_S_MAX`` to the time without progress: if the daemon or the whole
+machine stood still, the trainer is not blamed.
 """
 
 from __future__ import annotations
 
 from attrs import define, frozen
 
-FIRST_STEP_DEADLINES = 4.0  # for the first step, which compiles, fills caches, begins to load data
+FIRST_STEP_DEADLINES = (
+    4.0  # deadlines for the first step, which compiles, fills caches and starts loading data
+)
 LOOK_S_MAX = 5.0
 
 
 @frozen
 class StepSample:
-    """What there is to see of a trainer.
+    """A sample of a trainer's progress.
 
     Attributes:
-      step, tokens: as it counts them; the tokens are its own process's.
-      heard_count: messages that it has heard, while it waits for another one; else None.
+      step, tokens: the trainer's counts; the tokens are those of its process.
+      heard_count: messages that it has read, while it waits for another one; else None.
       sent_count: messages that were sent to it.
     """
 
@@ -31,10 +33,10 @@ class StepSample:
 
 @define
 class StepWatch:
-    """One trainer's.
+    """The watch over one trainer.
 
     Attributes:
-      still_s: for how long nothing has moved.
+      still_s: seconds without progress.
     """
 
     still_s: float = 0.0
@@ -43,7 +45,7 @@ class StepWatch:
     _looked_s: float = 0.0
 
     def look(self, now_s: float, seen: StepSample, deadline_s: float) -> bool:
-        """True: it has taken longer than it may."""
+        """Take a sample and return True if the trainer exceeds its deadline."""
         before, looked_s = self._last, self._looked_s
         self._last, self._looked_s = seen, now_s
         self._stepped |= seen.tokens > 0 or seen.heard_count is not None

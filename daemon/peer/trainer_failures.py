@@ -1,4 +1,4 @@
-"""Why a training process died, as far as the outside can tell; what it said itself is worth more."""
+"""The cause of a training process's death, from its exit status and the kernel's counters."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 @frozen
 class Failure:
-    """What became of a process.
+    """The failure of a process.
 
     Attributes:
-      kind: what people may want to count.
+      kind: its category, for counting.
       reason: a phrase: "was killed by SIGSEGV".
     """
 
@@ -29,11 +29,11 @@ class Failure:
 
 
 def failure_of(status: int, *, kernel_killed: bool) -> Failure:
-    """From an exit status that is not 0.
+    """Return the failure for an exit status that is not 0.
 
     Args:
       status: as ``Popen.returncode``: negative for a signal.
-      kernel_killed: the kernel has killed something of our control group for want of memory.
+      kernel_killed: the kernel killed a process of our control group because memory ran out.
     """
     number, through = -status, ""
     if SHELL_SIGNAL < status < SHELL_SIGNAL + 65:
@@ -44,7 +44,7 @@ def failure_of(status: int, *, kernel_killed: bool) -> Failure:
     if number != signal.SIGKILL:
         return Failure(FailureKind.CRASH, f"was killed by {name}{through}")
     if kernel_killed:
-        return Failure(FailureKind.MEMORY, f"was killed by the kernel for want of memory{through}")
+        return Failure(FailureKind.MEMORY, f"was killed by the kernel: out of memory{through}")
     return Failure(FailureKind.CRASH, f"was killed by {name} (out of memory?){through}")
 
 
@@ -56,9 +56,9 @@ def _signal_name(number: int) -> str:
 
 
 def memory_kills(own: Path = OWN_CGROUPS, root: Path = CGROUPS) -> int:
-    """How often the kernel has killed for want of memory in our control group; 0 if unknown.
+    """Return how often the kernel killed in our control group because memory ran out; 0 if unknown.
 
-    The trainer is in the daemon's group. A group's count includes those below it.
+    The trainer is in the daemon's group. A group's count includes the groups below it.
     """
     kills = 0
     with suppress(OSError, ValueError):

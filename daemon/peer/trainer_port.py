@@ -1,4 +1,4 @@
-"""``TrainerPort``: how the peer service meets its trainer, whatever the trainer is.
+"""``TrainerPort``: the interface between the peer service and its trainer.
 
 The Unix-socket bridge implements it for real training scripts; the simulator implements it with a
 trainer of a few numbers in the same process.
@@ -14,7 +14,7 @@ from ...protocol.messages import FailureKind, FragmentSize, Message, ModelLayout
 
 
 class TrainerEvents(Protocol):
-    """What a port reports to the peer service; plain calls, made from the service's own loop."""
+    """Events that a port reports to the peer service; plain calls on the service's event loop."""
 
     def trainer_came(self, layout: ModelLayout) -> None: ...
 
@@ -24,18 +24,20 @@ class TrainerEvents(Protocol):
 
 
 class TrainerPort(Protocol):
+    """A way to reach trainers, one at a time."""
+
     async def run(self, events: TrainerEvents) -> None:
-        """Serve trainers until cancelled, one at a time."""
+        """Serve trainers until cancelled."""
         ...
 
     def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
-        """Make the shared and the posted arena; they outlive any one trainer."""
+        """Create the shared and the posting arena; they outlive any trainer."""
         ...
 
     def tell(self, message: Message) -> None:
-        """Send to the present trainer, in order; dropped when there is none."""
+        """Send a message to the attached trainer, in order; without one it is dropped."""
         ...
 
     def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
-        """The present trainer is no good, for so long already: away with it. It may come anew."""
+        """End the attached trainer, which has failed for ``sick_s``; another may attach later."""
         ...

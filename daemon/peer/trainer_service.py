@@ -1,6 +1,6 @@
-"""A peer's conversation with its local trainer: it comes, posts, goes; what it does is measured.
+"""A peer's connection to its local trainer: it attaches, posts and leaves, and its progress is measured.
 
-The port carries the messages; when a trainer may begin and what counts, the replica decides.
+The port carries the messages; ``Replica`` decides when a trainer may begin and which posts count.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 import trio
+from attrs import define, field
 
 from ...collectives.codecs.error_feedback import Residual
+from ...collectives.links.hub import LinkHub
 from ...membership.master.state.roster import layout_difference
 from ...membership.master.trainers import NO_STEP
+from ...membership.peer.replica import Replica
 from ...protocol.arena import (
     LOSS_SLOT,
     MAIL_SLOT,
@@ -42,94 +45,103 @@ from ...protocol.messages import (
     TrainerFailed,
     TrainerLost,
 )
+from ...protocol.network.interface import Network
 from ...protocol.text import plain
 from ..fragment_layout import fragments_of
-from .peer_parts import PeerParts
+from .peer_config import CurrentSpec, PeerReport
+from .peer_events import PeerEvent, PseudoGradientPosted, TrainerGone, TrainerReady
 from .state_service import StateService
 from .step_watch import StepSample, StepWatch
+from .trainer_port import TrainerPort
 
 log = logging.getLogger("holdfast.peer")
 
-PACE_S = 10.0  # tokens/s is the mean over so long
-# In so long, so often the shared state helps a trainer whose loss is not finite; after that it is
-# started anew. What comes back at once is in its data or its code, and restarts are counted.
+PACE_S = 10.0  # tokens/s is the mean over this time
+# A trainer whose loss is not finite gets the shared state again this often in RELOADS_S; after that it
+# is restarted. A loss that fails again at once has its cause in the data or the code, and restarts are
+# counted.
 RELOADS_MAX = 2
 RELOADS_S = 600.0
-STILL_SAID_S = 60.0  # without a step, be it a first one that compiles: people wonder by then
+STILL_SHOWN_S = 60.0  # without a step; a first one that compiles may take longer, and is shown, too
 NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
 
 
+@define(eq=False, slots=False)
 class TrainerService:
-    """Implements ``TrainerEvents``.
+    """The peer's side of the trainer; implements ``TrainerEvents``.
 
     Args:
-      residual_of: of a fragment, what error feedback adds to the next contribution; None: nothing.
+      local_checkpoint: file for the trainer's local checkpoint; empty: none.
+      residual_of: returns a fragment's residual, which is added to the next contribution, or None.
+      start: runs a task until the service ends.
+      handle: takes this part's events.
 
     Attributes:
-      layout: of the trainer that is attached; None without one.
-      failed: why there is none, and what is done about it; None while there is one.
+      layout: the attached trainer's; None without one.
+      failed: the last failure of the trainer's process; None while one is attached.
     """
 
-    def __init__(
-        self,
-        parts: PeerParts,
-        state_service: StateService,
-        residual_of: Callable[[int], Residual | None],
-    ) -> None:
-        self.layout: ModelLayout | None = None
-        self.failed: TrainerFailed | None = None
-        self._watch = StepWatch()
-        self._reloads: deque[float] = deque()  # when, of late
-        self._parts = parts
-        self._residual_of = residual_of
-        self._state_service = state_service
-        self._founding = False
-        self._metrics: dict[str, float] = {}
-        self._pace: deque[tuple[float, int]] = deque()  # (time, tokens) of late, oldest first
+    _network: Network
+    _hub: LinkHub
+    _trainer: TrainerPort
+    _replica: Replica
+    _report: PeerReport
+    _spec: CurrentSpec
+    _state_service: StateService
+    _local_checkpoint: str = field(kw_only=True)
+    _residual_of: Callable[[int], Residual | None] = field(kw_only=True)
+    _start: Callable[..., None] = field(kw_only=True)
+    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    layout: ModelLayout | None = field(default=None, init=False)
+    failed: TrainerFailed | None = field(default=None, init=False)
+    _watch: StepWatch = field(factory=StepWatch, init=False)
+    _reloads: deque[float] = field(factory=deque, init=False)  # times of recent reloads
+    _supplying: bool = field(default=False, init=False)  # initial weights were requested
+    _metrics: dict[str, float] = field(factory=dict, init=False)
+    _pace: deque[tuple[float, int]] = field(factory=deque, init=False)  # recent (time, tokens)
 
     # ------------------------------------------------------------ the trainer reports
 
     def trainer_came(self, layout: ModelLayout) -> None:
-        """A script attached."""
+        """Take note of a trainer that attached."""
         self.layout, self.failed = layout, None
         self._reloads.clear()
-        self._parts.tell_master(TrainerAttached(layout))
-        if self._state_service.layout is not None and self._parts.known_spec is not None:
+        self._handle(TrainerAttached(layout))
+        if self._state_service.layout is not None and self._spec.known is not None:
             self.admit()
 
     def trainer_said(self, message: Message) -> None:
-        """Something from the script."""
+        """Take a message from the trainer."""
         match message:
             case Posted():
-                self._parts.start(self._check_posted, message)
+                self._start(self._check_posted, message)
             case InitialPosted():
-                if self._founding:
-                    self._founding = False
-                    self._parts.start(self._state_service.take_initial)
+                if self._supplying:
+                    self._supplying = False
+                    self._start(self._state_service.take_initial)
             case Failing(kind=FailureKind.NAN):
-                self._spoilt(message.reason)
+                self._not_finite(message.reason)
             case Metrics():
                 self._metrics.update(message.values)
             case _:
                 log.warning("unexpected %s from the trainer", type(message).__name__)
 
     def trainer_went(self, reason: str) -> None:
-        """The script is gone (it may come back)."""
+        """Take note that the trainer is gone; it may come back."""
         self.layout = None
-        self._parts.tell_master(TrainerLost(reason))
-        self._parts.perform(self._parts.replica.trainer_lost())
+        self._handle(TrainerLost(reason))
+        self._handle(TrainerGone())
 
     def failed_with(self, message: TrainerFailed) -> None:
-        """Its process failed: whoever started it says why, and what is done about it."""
+        """Take note that the trainer's process failed, and of the remedy."""
         self.failed = message
-        self._parts.report.told.append(f"the trainer: {said_of(message)}")
-        self._parts.tell_master(message)
+        self._report.told.append(f"the trainer: {format_failure(message)}")
+        self._handle(message)
 
     def check_alive(self) -> None:
-        """Look whether the trainer moves; away with one that does not. Once in a while."""
-        parts, posted = self._parts, self._state_service.known_posted
-        replica, spec = parts.replica, parts.known_spec
-        if posted is None or spec is None or not replica.trainer_loaded or replica.finished:
+        """End a trainer that takes no steps. Called every second or so."""
+        posted, spec, replica = self._state_service.known_posted, self._spec.known, self._replica
+        if posted is None or spec is None or not replica.trainer.loaded or replica.finished:
             self._watch = StepWatch()
             return
         waiting = int(posted.slots[WAITING_SLOT])
@@ -143,99 +155,97 @@ class TrainerService:
         if self._watch.look(trio.current_time(), seen, deadline_s):
             still_s, self._watch = self._watch.still_s, StepWatch()
             reason = f"no step for {still_s:.0f} s, after step {seen.step}"
-            parts.trainer.end(FailureKind.HANG, reason, still_s)
+            self._trainer.end(FailureKind.HANG, reason, still_s)
 
     def why_still(self) -> str:
-        """What people should know of a trainer that is attached and takes no step; else empty."""
+        """Return a sentence about an attached trainer that takes no step; else an empty string."""
         still_s = self._watch.still_s
-        if still_s < STILL_SAID_S:
+        if still_s < STILL_SHOWN_S:
             return ""
-        # Another figure now and then, not every second: each change goes to all who look.
-        return f"{NO_STEP} for {still_s - still_s % STILL_SAID_S:.0f} s"
+        # In whole minutes: each change is sent to the master and to all viewers.
+        return f"{NO_STEP} for {still_s - still_s % STILL_SHOWN_S:.0f} s"
 
-    def _spoilt(self, reason: str) -> None:
-        """Its weights are not finite any more. The shared state is: let it have that."""
-        now_s, parts = trio.current_time(), self._parts
+    def _not_finite(self, reason: str) -> None:
+        """Reload the shared state into a trainer whose weights are not finite, or restart it."""
+        now_s = trio.current_time()
         while self._reloads and now_s - self._reloads[0] > RELOADS_S:
             self._reloads.popleft()
         if len(self._reloads) >= RELOADS_MAX:
             again = f"{reason}, again after {len(self._reloads)} reloads of the shared state"
-            parts.trainer.end(FailureKind.NAN, again, now_s - self._reloads[0])
+            self._trainer.end(FailureKind.NAN, again, now_s - self._reloads[0])
             return
         self._reloads.append(now_s)
-        log.warning("%s: it gets the shared state anew", reason)
+        log.warning("%s: it gets the shared state again", reason)
         message = TrainerFailed(FailureKind.NAN, reason, Remedy.RELOAD, len(self._reloads))
-        parts.report.told.append(f"the trainer: {said_of(message)}")
-        parts.tell_master(message)
-        parts.perform(parts.replica.trainer_came())
+        self._report.told.append(f"the trainer: {format_failure(message)}")
+        self._handle(message)
+        self._handle(TrainerReady())
 
     async def _check_posted(self, message: Posted) -> None:
-        """Measure the pseudo-gradient's norm; refuse what is not finite before anyone sees it."""
-        parts, posted = self._parts, self._state_service.known_posted
+        """Measure a pseudo-gradient's norm and refuse it if it is not finite."""
+        posted = self._state_service.known_posted
         if posted is None or not 0 <= message.fragment < len(posted.sizes):
             return
         values = posted.values(message.fragment)
-        # What will be sent: with what earlier contributions left out.
+        # The norm is of what will be sent, which includes the residual.
         residual = self._residual_of(message.fragment)
-        norm = await parts.network.run_sync(lambda: l2_norm(values, residual))
+        norm = await self._network.run_sync(lambda: l2_norm(values, residual))
         if math.isfinite(norm):
-            parts.perform(parts.replica.posted(message, norm, ""))
+            self._handle(PseudoGradientPosted(message, norm, ""))
             return
         reason = "the pseudo-gradient is not finite (NaN or infinity)"
-        parts.report.told.append(f"round {message.round}: {reason}")
+        self._report.told.append(f"round {message.round}: {reason}")
         log.warning("round %d: %s", message.round, reason)
-        parts.perform(parts.replica.posted(message, None, reason))
+        self._handle(PseudoGradientPosted(message, None, reason))
 
-    # ------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------ the trainer is told
 
     def admit(self) -> None:
-        """A trainer and the run's layout are there: let the one have the other, or refuse it."""
+        """Give the attached trainer the arenas, or reject it if its tensors are not the run's."""
         layout, state = self._state_service.layout, self._state_service.state
         if self.layout is None or layout is None:
             return
-        parts = self._parts
         if self.layout != layout:
             difference = layout_difference(layout, self.layout)
-            parts.trainer.tell(Rejected(plain(f"its tensors are not the run's: {difference}")))
+            self._trainer.tell(Rejected(plain(f"its tensors are not the run's: {difference}")))
             return
-        diloco = parts.spec.diloco
-        parts.trainer.tell(
+        spec = self._spec.value
+        diloco = spec.diloco
+        self._trainer.tell(
             ArenaOpened(
                 tuple(f.tensors for f in fragments_of(layout, diloco)),
                 state.sizes,
                 diloco.overlap_steps,
                 diloco.merge,
-                parts.spec.trainer.nan_steps,
+                spec.trainer.nan_steps,
                 preview=diloco.preview,
                 outer_lr=diloco.outer_lr,
                 outer_momentum=diloco.outer_momentum,
                 nesterov=diloco.nesterov,
-                local_checkpoint=parts.config.local_checkpoint
-                if parts.spec.checkpoint.trainer
-                else "",
+                local_checkpoint=self._local_checkpoint if spec.checkpoint.trainer else "",
             )
         )
-        parts.perform(parts.replica.trainer_came())
+        self._handle(TrainerReady())
 
-    def found(self) -> None:
-        """The run is empty and ours are its first weights."""
+    def supply_weights(self) -> None:
+        """Ask the trainer for the initial weights of a run that has none."""
         if self.layout is None:
             return
-        self._founding = True
+        self._supplying = True
         if self._state_service.use_layout(self.layout):
             self.admit()
-        self._parts.trainer.tell(PostInitial())
+        self._trainer.tell(PostInitial())
 
     def reject(self, reason: str) -> None:
-        """It works on memory that is no longer the run's."""
+        """Send a trainer away whose memory is no longer the run's."""
         if self.layout is not None:
             self.layout = None
-            self._parts.trainer.tell(Rejected(reason))
+            self._trainer.tell(Rejected(reason))
 
-    # ------------------------------------------------------------ what it does
+    # ------------------------------------------------------------ progress
 
     def progress(self) -> Progress:
-        """What the trainer does right now, as the master and the status page see it."""
+        """Return the trainer's progress, for the master and the status page."""
         step = tokens = 0
         waited_s = stepped_s = 0.0
         loss = None
@@ -246,15 +256,14 @@ class TrainerService:
             waited_s, stepped_s = _seconds(posted)
             value = float(posted.loss[0])
             loss = value if int(posted.slots[LOSS_SLOT]) and math.isfinite(value) else None
-        hub = self._parts.hub
         return Progress(
             step,
             tokens,
             self._tokens_per_s(tokens),
             loss,
-            self.why_still() or self._parts.report.phase,
-            hub.sent_bytes,
-            hub.received_bytes,
+            self.why_still() or self._report.phase,
+            self._hub.sent_bytes,
+            self._hub.received_bytes,
             self._state_service.received_bytes,
             dict(self._metrics),
             waited_s,
@@ -273,7 +282,7 @@ class TrainerService:
 
 
 def _seconds(posted: Arena) -> tuple[float, float]:
-    """What the trainer wrote there, if it makes sense."""
+    """Return the seconds that the trainer waited and stepped, or zeros if it wrote nonsense."""
     waited_s, stepped_s = (float(each) for each in posted.seconds)
     if not (0.0 <= waited_s < math.inf and 0.0 <= stepped_s < math.inf):
         return 0.0, 0.0
@@ -281,7 +290,7 @@ def _seconds(posted: Arena) -> tuple[float, float]:
 
 
 def l2_norm(values: Values, residual: Residual | None = None) -> float:
-    """Euclidean norm, summed in float64; not finite when any element is not.
+    """Return the Euclidean norm, summed in float64; not finite when any element is not.
 
     Args:
       residual: of error feedback, which is added to the values when they are encoded.
@@ -296,16 +305,16 @@ def l2_norm(values: Values, residual: Residual | None = None) -> float:
     return math.sqrt(total) if math.isfinite(total) else math.inf
 
 
-def said_of(failed: TrainerFailed) -> str:
-    """A failure and what is done about it, for people."""
+def format_failure(failed: TrainerFailed) -> str:
+    """Format a failure of the trainer and its remedy."""
     what = f"{failed.kind.value} ({failed.reason})"
     match failed.remedy:
         case Remedy.RELOAD:
-            return f"{what}; it gets the shared state anew"
+            return f"{what}; it gets the shared state again"
         case Remedy.RESTART:
             return f"{what}; failure {failed.failure_count} in a row, restarting"
         case Remedy.NONE:
             return (
                 f"{what}; given up after {failed.failure_count} failures in a row: "
-                "mend it, then `holdfast retry`"
+                "fix it, then run `holdfast retry`"
             )

@@ -1,14 +1,14 @@
-"""Runs the training command beside the daemon: starts it, restarts it with back-off, ends it.
+"""The training command beside the daemon: started, restarted with back-off, ended.
 
     run: start --> status 0 ----------------------------------------> DONE
            ^  '--> failed, or was made to end by ``fail``
            |         |  back-off: 1 s, 2 s, ... 30 s     FAILURES_MAX in a row
-           '---------'<---------- ``retry`` --------------- waits for somebody to act
+           '---------'<---------- ``retry`` --------------- waits for the operator
 
-Whoever started the daemon and the run's master are told of each failure and of what is done.
+Each failure and its remedy are reported to the operator and to the master.
 
-The command runs in a session of its own, so that Ctrl+C reaches only the daemon, which drains
-first. It finds the daemon by ``HOLDFAST_SOCKET``. A daemon that is killed takes it along (``trainer_watcher``).
+The command runs in its own session, so that Ctrl+C reaches only the daemon, which drains first. It finds
+the daemon by ``HOLDFAST_SOCKET``. If the daemon is killed, ``trainer_watcher`` ends the command.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .trainer_failures import Failure, failure_of, memory_kills
 
 log = logging.getLogger("holdfast.supervisor")
 
-HANDED = ("HOLDFAST_HOME",)  # of the daemon's variables, to its trainer
+HANDED = ("HOLDFAST_HOME",)  # variables of the daemon that its trainer gets
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 30.0
-GOOD_RUN_S = 60.0  # a trainer that lived so long was fine: its next failure counts as the first
-FAILURES_MAX = 5  # in a row; then the peer stays without a trainer until somebody says ``retry``
+GOOD_RUN_S = 60.0  # after a run of this length the next failure counts as the first
+FAILURES_MAX = 5  # in a row; then the peer stays without a trainer until ``holdfast retry``
 TERM_S = 10.0  # from SIGTERM to SIGKILL
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"
 WATCHER = str(Path(__file__).with_name("trainer_watcher.py"))
@@ -46,24 +46,25 @@ WATCHER = str(Path(__file__).with_name("trainer_watcher.py"))
 
 class TrainerEnd(enum.Enum):
     DONE = "done"  # exit status 0
-    STOPPED = "stopped"  # because we said so
+    STOPPED = "stopped"  # by ``stop``
 
 
-async def nothing_said() -> Failing | None:
+async def no_report() -> Failing | None:
     return None
 
 
 class TrainerSupervisor:
-    """One training command.
+    """A training command that is kept running.
 
     Args:
-      words: waits a moment for what the process that has just ended said of its end.
-      tell: called after every failure, with what is done about it.
+      member: this peer's id, for the command's environment.
+      crash_report: waits a moment for the report of the process that has just ended.
+      tell: takes every failure with its remedy.
 
     Attributes:
-      pid: of the process running now, or None.
-      restarts: how often it was started again.
-      failed: the failure that nothing was done about yet; None while a process runs.
+      pid: of the process that runs, or None.
+      restarts: number of restarts.
+      failed: the failure after which no process runs yet; None while one runs.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class TrainerSupervisor:
         socket_path: Path,
         *,
         member: str,
-        words: Callable[[], Awaitable[Failing | None]] = nothing_said,
+        crash_report: Callable[[], Awaitable[Failing | None]] = no_report,
         tell: Callable[[TrainerFailed], None] = lambda _message: None,
     ) -> None:
         self.command = list(command)
@@ -81,17 +82,17 @@ class TrainerSupervisor:
         self.pid: int | None = None
         self.restarts = 0
         self.failed: TrainerFailed | None = None
-        self._words = words
+        self._crash_report = crash_report
         self._tell = tell
         self._scope = trio.CancelScope()
         self._process_scope = trio.CancelScope()
-        self._verdict: Failure | None = None  # why the process that runs must end
-        self._sick_s = 0.0  # how long it was no good before that
+        self._verdict: Failure | None = None  # the reason to end the running process
+        self._sick_s = 0.0  # for how long it had failed by then
         self._retry = trio.Event()
         self._ended = trio.Event()
 
     def environment(self) -> Mapping[str, str]:
-        # Not the daemon's own options: one of them is the invite, which lets anybody in.
+        # Without the daemon's own options: one of them is the invite, which admits any machine.
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_") or k in HANDED}
         return {
             **kept,
@@ -100,9 +101,9 @@ class TrainerSupervisor:
         }
 
     async def run(self) -> TrainerEnd:
-        """Keep the command running until it ends well, or ``stop`` is called.
+        """Keep the command running until it succeeds or ``stop`` is called.
 
-        Cancelled: the process is asked to end (SIGTERM), then killed.
+        Cancellation: the process is asked to end (SIGTERM), then killed.
 
         Raises:
           UserError: the command cannot be started at all.
@@ -116,18 +117,18 @@ class TrainerSupervisor:
             self._ended.set()
 
     async def stop(self) -> None:
-        """End the command; on return nothing of it runs, and nothing starts it again."""
+        """End the command for good; on return none of its processes run."""
         self._scope.cancel()
         await self._ended.wait()
 
     def fail(self, kind: FailureKind, reason: str, sick_s: float) -> None:
-        """The process that runs does not do its work, for so long already: end it as a failure."""
+        """End the running process as a failure that began ``sick_s`` ago."""
         if self.pid is not None and self._verdict is None:
             self._verdict, self._sick_s = Failure(kind, reason), sick_s
             self._process_scope.cancel()
 
     def retry(self) -> bool:
-        """Start the command now, after however many failures. False: it runs."""
+        """Start the command now, whatever its failures; return False if it runs."""
         if self.failed is None:
             return False
         self._retry.set()
@@ -151,15 +152,15 @@ class TrainerSupervisor:
             self.restarts += 1
 
     async def _why(self, status: int, *, kernel_killed: bool) -> Failure:
-        said = await self._words()
+        report = await self._crash_report()
         if self._verdict is not None:
             return self._verdict
-        if said is not None:
-            return Failure(said.kind, said.reason)
+        if report is not None:
+            return Failure(report.kind, report.reason)
         return failure_of(status, kernel_killed=kernel_killed)
 
     async def _recover(self, failure: Failure, count: int) -> bool:
-        """Tell what happened and wait until the next try; False: somebody asked for it."""
+        """Report a failure and wait for the next try; return False if the operator asked for it."""
         pause_s = min(BACKOFF_FIRST_S * 2.0 ** (count - 1), BACKOFF_MAX_S)
         given_up = count >= FAILURES_MAX
         self.failed = TrainerFailed(
@@ -172,7 +173,7 @@ class TrainerSupervisor:
         log.warning("the training command failed (%s): %s", failure.kind.value, failure.reason)
         self._tell(self.failed)
         if given_up:
-            log.error("it failed %d times in a row; it is started again on `holdfast retry`", count)
+            log.error("it failed %d times in a row; run `holdfast retry` to start it again", count)
             await self._retry.wait()
             return False
         log.warning("starting it again in %.0f s (%d of %d)", pause_s, count, FAILURES_MAX)
@@ -191,7 +192,7 @@ class TrainerSupervisor:
             )
         except OSError as error:
             why = f"cannot start `{shlex.join(self.command)}`: {error.strerror}"
-            if not first:  # it could be started once: no memory, no process number, an update
+            if not first:  # it could be started before: memory or process ids ran out, or an update
                 self._verdict = Failure(FailureKind.CRASH, why)
                 return 1
             raise UserError(
@@ -216,10 +217,10 @@ class TrainerSupervisor:
 
 @asynccontextmanager
 async def _watched(process: trio.Process, socket_path: Path) -> AsyncIterator[None]:
-    """Have all that the process starts end with this daemon, should that be killed in the block."""
+    """End all that the process starts, should this daemon be killed inside the block."""
     marker = f"{SOCKET_VARIABLE}={socket_path}"
     try:
-        with trio.CancelScope(shield=True):  # the process runs: who waits for it has to end it
+        with trio.CancelScope(shield=True):  # the process runs, and the caller must end it
             watcher = await trio.lowlevel.open_process(
                 [sys.executable, "-I", "-S", WATCHER, str(process.pid), marker],
                 stdin=subprocess.PIPE,
@@ -228,7 +229,7 @@ async def _watched(process: trio.Process, socket_path: Path) -> AsyncIterator[No
                 start_new_session=True,
             )
     except OSError as error:
-        log.warning("the training command would outlive this daemon's death: %s", error)
+        log.warning("if this daemon is killed, the training command goes on running: %s", error)
         yield
         return
     try:
@@ -236,24 +237,24 @@ async def _watched(process: trio.Process, socket_path: Path) -> AsyncIterator[No
     finally:
         with trio.CancelScope(shield=True):
             assert watcher.stdin is not None
-            with suppress(trio.BrokenResourceError):  # somebody has ended it
+            with suppress(trio.BrokenResourceError):  # it was killed
                 await watcher.stdin.send_all(b".")
             await watcher.stdin.aclose()
             await watcher.wait()
 
 
 async def _end(process: trio.Process) -> None:
-    """SIGTERM, then SIGKILL, to the whole session of a process.
+    """Send SIGTERM, then SIGKILL, to the whole session of a process.
 
-    Its children may outlive it (data loaders, the script under a shell or under torchrun) and hold
-    memory that the next one needs; so the session is killed even if the process itself has ended.
+    Its children may outlive it (data loaders, the script under a shell or under torchrun) and hold memory
+    that the next process needs; so the session is killed even if the process itself has ended.
     """
     if process.returncode == 0:
-        return  # it went by itself; what it left running, it left on purpose
+        return  # it succeeded: processes that it left running are there on purpose
     with trio.CancelScope(shield=True):
         if process.returncode is None:
             _signal(process, signal.SIGTERM)
-            _signal(process, signal.SIGCONT)  # one that was stopped hears of it, too
+            _signal(process, signal.SIGCONT)  # so that a stopped process gets it, too
             with trio.move_on_after(TERM_S):
                 await process.wait()
         _signal(process, signal.SIGKILL)

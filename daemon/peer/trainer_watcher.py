@@ -1,15 +1,14 @@
-"""Ends a training command whose daemon was killed. A process of its own, started by this file's path.
+"""A process that ends a training command whose daemon was killed; started by this file's path.
 
     daemon --starts--> command, its children and theirs
        '---- pipe ---> watcher      a byte comes: the command is over, all is well
-                                    the pipe ends without one: nobody looks after them any more
+                                    the pipe ends without one: the daemon was killed
 
-A trainer notices at its next step that its daemon is gone, its data loaders some seconds after that,
-and all of them hold memory and a GPU that the next daemon's trainer needs. Whatever the command
-started is found by its session and by the socket's path in its environment: torchrun gives each of
-its ranks a session of its own.
+A trainer notices at its next step that its daemon is gone, its data loaders some seconds later, and all
+of them hold memory and a GPU that the next daemon's trainer needs. The command's processes are found by
+their session and by the socket's path in their environment: torchrun gives each rank its own session.
 
-It imports nothing of ours: it is there for as long as the command, and is to be small.
+This file imports nothing of holdfast, so that the process, which lasts as long as the command, stays small.
 """
 
 import os
@@ -19,12 +18,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-PASSES_MAX = 40  # over all processes; one that is killed takes a moment, and may be starting others
+PASSES_MAX = 40  # over all processes; a killed one takes a moment to end and may start others
 PAUSE_S = 0.05
 
 
 def end(group: int, marker: bytes) -> None:
-    """Kill a session's first group, and whatever has this entry in its environment."""
+    """Kill a session's first process group and every process with this entry in its environment."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     for _ in range(PASSES_MAX):
@@ -38,7 +37,7 @@ def end(group: int, marker: bytes) -> None:
 
 
 def marked(marker: bytes) -> Iterator[int]:
-    """Processes of ours that have it; none where there is no /proc."""
+    """Yield the ids of this user's processes with the entry; none where there is no /proc."""
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc"):
             if name.isdecimal() and int(name) != os.getpid():

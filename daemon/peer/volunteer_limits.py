@@ -1,9 +1,9 @@
-"""When a machine's owner lends it, and how much of it: a volunteer's limits, as pure decisions.
+"""Volunteer limits: when a machine is available and how much of its disk, as pure decisions.
 
-    allowed --outside its hours, or on battery for STEADY_S--> not allowed
-    not allowed --within its hours, and off battery for STEADY_S--> allowed
+    available --outside its hours, or on battery for STEADY_S--> away
+    away --within its hours, and off battery for STEADY_S--> available
 
-Time and what the machine runs on come in as arguments; whoever asks acts on the answer.
+Time and power supply come in as arguments; the caller acts on the answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 
 DAY_MINUTES = 24 * 60
-# A plug that is moved to another socket is nothing to leave a run for, and nothing to come back for.
+# A change of the power supply counts after this time: a plug may only move to another socket.
 STEADY_S = 5.0
 
 _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
@@ -24,11 +24,11 @@ _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
 
 @frozen
 class Hours:
-    """A part of the day, by this machine's local time; it may go over midnight.
+    """A part of the day in local time; it may go over midnight.
 
     Attributes:
-      text: as it was given.
-      start_minute, end_minute: of the day; the first one is in it, the last one is not.
+      text: as the operator wrote it.
+      start_minute, end_minute: minutes of the day; the end is not part of it.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Hours:
         )
 
     def holds(self, minute: int) -> bool:
-        """Whether this minute of the day is in it."""
+        """Return whether a minute of the day is within these hours."""
         since_start = (minute - self.start_minute) % DAY_MINUTES
         return since_start < (self.end_minute - self.start_minute) % DAY_MINUTES
 
@@ -64,24 +64,26 @@ class Hours:
 
 @define
 class VolunteerLimits:
-    """Whether this machine may take part now.
+    """Rules for when this machine is available.
 
     Args:
-      hours: None: at any.
-      off_battery: only while it runs on something else.
+      hours: None: at any time.
+      off_battery: only while it does not run on battery.
     """
 
     hours: Hours | None = None
     off_battery: bool = False
-    _paused: bool = field(default=False, init=False)  # because of the battery
-    _since_s: float | None = field(default=None, init=False)  # the other way round than that
+    _paused: bool = field(default=False, init=False)  # by the battery
+    _since_s: float | None = field(
+        default=None, init=False
+    )  # when the supply changed; None: no change waits
 
     def why_not(self, now_s: float, minute: int, *, on_battery: bool) -> str:
-        """Why it may not; empty: it may.
+        """Return why this machine is not available; empty if it is. Called every few seconds.
 
         Args:
-          now_s: a clock that only goes on; to be asked every few seconds.
-          minute: of the day, local time. It may leap: summer time, another time zone.
+          now_s: a monotonic clock.
+          minute: of the day, local time; it may leap, as at the start of summer time.
         """
         self._follow(now_s, on_battery)
         if self.hours is not None and not self.hours.holds(minute):
@@ -99,14 +101,14 @@ class VolunteerLimits:
 
 @frozen
 class DiskQuota:
-    """What of a machine's disk a peer may fill, with checkpoints and with what has come of a copy."""
+    """A limit for checkpoints and partial copies on this machine's disk."""
 
     disk_bytes: int
 
     def refuses(self, checkpoint_bytes: int) -> str:
-        """Why none of this size is written; empty: it fits.
+        """Return why a checkpoint of this size is not written; empty if it fits.
 
-        The last whole one stays until the next one is whole, so there must be room for two.
+        The last checkpoint stays until the next one is whole, so there must be room for two.
         """
         if 2 * checkpoint_bytes <= self.disk_bytes:
             return ""
@@ -116,9 +118,9 @@ class DiskQuota:
         )
 
     def keep_count(self, wanted: int, checkpoint_bytes: int) -> int:
-        """How many may lie there beside the one that is being written."""
+        """Return how many checkpoints may stay beside the one that is being written."""
         return max(1, min(wanted, self.disk_bytes // max(1, checkpoint_bytes) - 1))
 
     def left_bytes(self, used_bytes: int) -> int:
-        """For blocks of a copy, beside what lies there already."""
+        """Return the bytes left for partial copies."""
         return max(0, self.disk_bytes - used_bytes)

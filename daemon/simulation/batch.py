@@ -1,4 +1,4 @@
-"""Many seeds, in several processes: what broke, with fewer faults if that breaks it, too."""
+"""Runs of many seeds in several processes; a seed that fails is shrunk to fewer faults."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .scenario_run import RunOutcome, run_scenario
 from .shrink import shrink
 from .witness import Tell, ViolationError
 
-WHAT_CHARS_MAX = 4_000  # of a violation's story
-AHEAD = 4  # seeds per process that wait their turn: few, so that Ctrl+C ends soon
+WHAT_CHARS_MAX = 4_000  # of a violation's description
+AHEAD = 4  # queued seeds per process: few, so that Ctrl+C takes effect soon
 
 
 @frozen
 class BatchOptions:
-    """What is the same for all seeds.
+    """Options common to all seeds.
 
     Attributes:
-      peers: that begin; None: as the seed has it.
-      audit: the probability with which a chunk of a result is looked at.
-      liar: instead of faults: one peer that lies, in ``lies`` chunks of each round.
-      hostile: instead of faults: one peer that tells its master lies of every kind.
+      peers: number of peers at the start; None to draw it from the seed.
+      audit: the probability that a chunk of a result is audited.
+      liar: instead of faults, one peer that lies in ``lies`` chunks of each round.
+      hostile: instead of faults, one peer that sends its master false messages of every kind.
     """
 
     peers: int | None = None
@@ -45,7 +45,7 @@ class BatchOptions:
 
     @property
     def options(self) -> str:
-        """For the command line."""
+        """The options as words of the ``holdfast simulate`` command line."""
         return "".join(
             [
                 f" --peers {self.peers}" if self.peers is not None else "",
@@ -62,11 +62,13 @@ PLAIN = BatchOptions()
 
 @define
 class Violation:
-    """A seed that broke a promise.
+    """A seed whose run violated an invariant.
 
     Attributes:
-      faults: of its scenario.
-      shrunk: those of the smallest scenario that was found to fail, too.
+      what: the first error's type and text.
+      faults: the faults of its scenario.
+      shrunk: the faults of the smallest scenario found that still fails.
+      reproduce: the command that reproduces it.
     """
 
     seed: int
@@ -78,7 +80,7 @@ class Violation:
 
 @define
 class SeedResult:
-    """What came of one seed; exactly one of the three."""
+    """The result of one seed, which has exactly one of the three fields set."""
 
     seed: int
     outcome: RunOutcome | None = None
@@ -88,7 +90,7 @@ class SeedResult:
 
 @define
 class BatchReport:
-    """What came of many."""
+    """The sums over many seeds' results."""
 
     start: int
     seeds: int = 0
@@ -98,7 +100,7 @@ class BatchReport:
     repairs: int = 0
     reruns: int = 0
     aborts: int = 0
-    lied: list[int] = field(factory=list)  # rounds with a lie until the liar was found out, by run
+    lied: list[int] = field(factory=list)  # by run: rounds with a lie until the liar was convicted
     violations: list[Violation] = field(factory=list)
 
     def add(self, result: SeedResult) -> None:
@@ -118,18 +120,18 @@ class BatchReport:
 
 
 def broken_by(scenario: Scenario) -> str:
-    """What breaks in it; empty: nothing.
+    """Run a scenario and return its first error, or an empty string if it has none.
 
-    Whatever ends a daemon that must not end counts, not only what the witness objects to.
+    Any error that ends a daemon counts, not only the violations that the witness finds.
     """
     try:
         run_scenario(scenario)
     except (BaseExceptionGroup, ViolationError) as error:
-        return _told_of(error)
+        return _describe(error)
     return ""
 
 
-def _told_of(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     leaves = list(_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in leaves):
         raise error
@@ -145,10 +147,10 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) -> SeedResult:
-    """Live through one seed; shrink it if it fails.
+    """Run one seed, and shrink its scenario if it fails.
 
     Args:
-      tell: hears of every event that is witnessed.
+      tell: receives every witnessed event.
     """
     reproduce = f"holdfast simulate --start {seed} --seeds 1{choice.options}"
     if choice.hostile:
@@ -156,20 +158,20 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
             return SeedResult(seed, outcome=live_with_hostile(seed, tell))
         except (BaseExceptionGroup, ViolationError) as error:
             lies = [kind.value for kind in Hostile.of(seed).kinds]
-            violation = Violation(seed, _told_of(error), sorted(lies), [], reproduce)
+            violation = Violation(seed, _describe(error), sorted(lies), [], reproduce)
             return SeedResult(seed, violation=violation)
     if choice.liar is not None:
         try:
             lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
         except (BaseExceptionGroup, ViolationError) as error:
-            what = _told_of(error)
+            what = _describe(error)
             return SeedResult(seed, violation=Violation(seed, what, [], [], reproduce))
         return SeedResult(seed, found_out=lived)
     scenario = Scenario.of(seed, choice.peers, choice.audit)
     try:
         return SeedResult(seed, outcome=run_scenario(scenario, tell))
     except (BaseExceptionGroup, ViolationError):
-        what = broken_by(scenario)  # the same seed, the same story
+        what = broken_by(scenario)  # the same seed fails in the same way
     smaller = shrink(scenario, lambda each: bool(broken_by(each)))
     return SeedResult(
         seed,
@@ -184,25 +186,25 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
 
 
 def _prepare() -> None:
-    """Of a process that lives through seeds."""
-    gc.freeze()  # what is imported lives as long as the process: nothing to look through for garbage
-    # What daemons log is part of the story; it is told of one seed, by ``--trace``.
+    """Initialize a process that runs seeds."""
+    gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
+    # The daemons' logs are part of the trace, which ``--trace`` prints for one seed.
     logging.getLogger("holdfast").addHandler(logging.NullHandler())
 
 
 def try_seeds(
-    start: int, count: int, choice: BatchOptions, jobs: int, heard: Callable[[SeedResult], None]
+    start: int, count: int, choice: BatchOptions, jobs: int, add: Callable[[SeedResult], None]
 ) -> None:
-    """Live through many, in so many processes; results come in the order in which they are there.
+    """Run many seeds in ``jobs`` processes and pass each result to ``add`` as it completes.
 
     Raises:
-      KeyboardInterrupt: at once; what ``heard`` has heard until then is whole.
+      KeyboardInterrupt: at once; the results passed to ``add`` until then are complete.
     """
     if jobs == 1:
         gc.freeze()  # as ``_prepare`` does
         try:
             for seed in range(start, start + count):
-                heard(try_seed(seed, choice))
+                add(try_seed(seed, choice))
         finally:
             gc.unfreeze()
         return
@@ -212,22 +214,22 @@ def try_seeds(
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_prepare) as pool:
         try:
             while True:
-                with _ctrl_c_is_ours():  # processes are started by submitting to them
+                with _sigint_blocked():  # submitting starts processes
                     for seed in islice(seeds, AHEAD * jobs - len(waiting)):
                         waiting.add(pool.submit(try_seed, seed, choice))
                 if not waiting:
                     return
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=lambda f: f.result().seed):
-                    heard(future.result())
+                    add(future.result())
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 @contextmanager
-def _ctrl_c_is_ours() -> Iterator[None]:
-    """Processes that are started in here do not hear of it: we let them finish what they are at."""
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT for processes started in this context, so that they finish their current seed."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""A trainer without a process: a numpy vector that drifts and obeys the hook's protocol."""
+"""A trainer without a process: a numpy vector that drifts and follows the hook's protocol."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Delta = Callable[[str, int, int], NDArray[np.float32]]  # (peer, round, count) -
 
 
 def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> ModelLayout:
-    """A layout of some vectors and counters."""
+    """Return the layout of a few vectors and a tensor of counters."""
     tensors = [
         TensorSpec(f"layer{i}.weight", (count,), "float32", "parameter")
         for i, count in enumerate(counts)
@@ -53,7 +53,7 @@ def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> ModelLayo
 
 @frozen
 class _InFlight:
-    """A round that was posted and is not over; what stood at that boundary."""
+    """A posted round that is not over, and the trainer's position at that boundary."""
 
     fragment: int
     tokens: int
@@ -78,10 +78,10 @@ class SimTrainer:
         self.step_s = step_s
         self.delta = delta
         self.finished = False
-        self.poison: Callable[[int], float] | None = None  # round -> value put into its delta
+        self.poison: Callable[[int], float] | None = None  # round -> value added to its delta
         self.tokens_per_step = 64
-        self.waited_s = 0.0  # as a contributor, past its steps
-        self.stuck = False  # it takes no step any more, as if it were stopped
+        self.waited_s = 0.0  # time a contributing trainer spent waiting at its step limit
+        self.stuck = False  # takes no more steps, as if stopped
         self.tell_failed: Callable[[TrainerFailed], None] = lambda _message: None
         self._failed: TrainerFailed | None = None
         self._retry = trio.Event()
@@ -118,7 +118,7 @@ class SimTrainer:
             await trio.sleep(failed.restart_s)
 
     def crash(self, failed: TrainerFailed | None = None) -> None:
-        """End it; ``failed`` is what its supervisor makes of that."""
+        """End the trainer; ``failed`` is the report of its supervisor."""
         self._failed, self._retry, self.stuck = failed, trio.Event(), False
         self._life.cancel()
 
@@ -126,7 +126,7 @@ class SimTrainer:
         self._retry.set()
 
     def spoil(self) -> None:
-        """Its loss is not finite any more."""
+        """Report a loss that is not finite."""
         assert self._events is not None
         self._loaded = False
         self._events.trainer_said(Failing(FailureKind.NAN, "the loss was not finite"))
@@ -149,15 +149,15 @@ class SimTrainer:
 
     async def _train(self) -> None:
         self._step = self._tokens = 0
-        # By fragment: tokens when it last contributed; before the first one, when it was loaded.
+        # By fragment: the token count at its last contribution; before the first, at the last load.
         self._tokens_from: dict[int, int] = {}
         self._tokens_loaded = 0
-        self._hold, self._contributing, self._loaded = 0, True, False
+        self._step_limit, self._contributing, self._loaded = 0, True, False
         self._open: dict[int, RoundOpened] = {}
         self._in_flight: dict[int, _InFlight] = {}  # by round
         self._overlap_steps = 0
-        self._lifted = False
-        self._ahead_step: int | None = None  # where something was due and nothing was trained
+        self._limit_extended = False
+        self._ahead_step: int | None = None  # step at which a round was due with nothing trained
         while not self.finished:
             await self._boundary()
             if self.finished:
@@ -192,16 +192,16 @@ class SimTrainer:
     def _must_wait(self) -> bool:
         if not (self._loaded and self._contributing):
             return True
-        if self._lifted:
-            return self._step >= self._hold
+        if self._limit_extended:
+            return self._step >= self._step_limit
         for posted in self._in_flight.values():
             if self._step >= posted.step + self._overlap_steps:
                 return True
         due = any(opened.at_step <= self._step for opened in self._open.values())
-        return self._step >= self._hold and not due
+        return self._step >= self._step_limit and not due
 
     def _post_due(self) -> None:
-        if not (self._loaded and self._contributing) or self._lifted:
+        if not (self._loaded and self._contributing) or self._limit_extended:
             return
         for opened in list(self._open.values()):
             if opened.at_step > self._step or self._awaits(opened.fragment):
@@ -253,22 +253,22 @@ class SimTrainer:
             case Load():
                 self._loaded, self.finished = True, message.finished
                 self._step = message.step
-                self._hold, self._lifted = message.step_limit, False
+                self._step_limit, self._limit_extended = message.step_limit, False
                 self._tokens_from, self._tokens_loaded = {}, self._tokens
                 self._in_flight.clear()
             case ExtendStepLimit():
-                self._hold, self._lifted = message.step_limit, True
+                self._step_limit, self._limit_extended = message.step_limit, True
             case SetContributing():
                 self._contributing = message.contributing
             case RoundOpened():
-                if message.round not in self._in_flight:  # else it is hurried, and has posted
+                if message.round not in self._in_flight:  # else this is a nudge for a posted round
                     self._open[message.round] = message
-                self._hold, self._lifted = message.step_limit, False
+                self._step_limit, self._limit_extended = message.step_limit, False
             case RoundEnded():
                 self._open.pop(message.round, None)
                 posted = self._in_flight.pop(message.round, None)
-                if message.committed or not self._lifted:
-                    self._hold, self._lifted = message.step_limit, False
+                if message.committed or not self._limit_extended:
+                    self._step_limit, self._limit_extended = message.step_limit, False
                 if message.committed:
                     self._catch_up(message.step)
                     if message.contributed and posted is not None:
@@ -281,7 +281,7 @@ class SimTrainer:
                 self._overlap_steps = message.overlap_steps
 
     def _catch_up(self, step: int) -> None:
-        """The run is further; as in the hook, steps that are skipped take none of an overlap."""
+        """Skip to the run's step; as in the hook, skipped steps do not use up an overlap."""
         skipped = step - self._step
         if skipped > 0:
             self._step = step

@@ -1,7 +1,7 @@
-"""Carries out one fault on a swarm, and its end if it has one before the peace.
+"""Injection of one fault into a swarm, and its end if the fault is limited in time.
 
-What makes no sense any more is left out: to crash who is dead, or the last one that holds the state,
-since memory is all there is. A shrunk list of faults stays a list of faults in this way.
+A fault that is impossible at its moment is skipped: a crash of a dead peer, or of the last peer that
+holds the state, which is only in memory. A shrunk list of faults therefore stays valid.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import trio
 from .scenario import MASTER, SPARE, Fault, Kind
 from .swarm import Swarm
 
-PEERS_GROWTH_MAX = 2  # that join a scenario
-LEFT_MIN = 2  # contributors that stay for good
-FLAP_S = 0.3  # between the crashes and the returns of who flaps
+PEERS_GROWTH_MAX = 2  # peers that may join in a scenario
+LEFT_MIN = 2  # contributors that never leave
+FLAP_S = 0.3  # longest time between a flapping peer's crash and return
 
 End = Callable[[], object]
 
 
 def carry_out(swarm: Swarm, fault: Fault) -> bool:
-    """Let it happen, now; False: it makes no sense now."""
+    """Inject a fault now; return False if it is impossible at this moment."""
     end = _BEGIN[fault.kind](swarm, fault)
     if end is None:
         return False
@@ -34,12 +34,12 @@ def carry_out(swarm: Swarm, fault: Fault) -> bool:
 
 async def _end_later(swarm: Swarm, after_s: float, end: End) -> None:
     await trio.sleep(after_s)
-    if not swarm.at_peace:  # which has ended it already
+    if not swarm.at_peace:  # else the swarm has ended all faults
         end()
 
 
 def _nothing() -> None:
-    """What has happened does not last."""
+    """End a fault that has no duration."""
 
 
 # ---------------------------------------------------------------- machines and processes
@@ -51,18 +51,18 @@ def _crash(swarm: Swarm, fault: Fault) -> End | None:
         if swarm.master is None:
             return None
         swarm.crash_master()
-        return partial(swarm.nursery.start_soon, _return_of_the_master, swarm)
+        return partial(swarm.nursery.start_soon, _return_master, swarm)
     if not _expendable(swarm, name):
         return None
     swarm.crash(name)
     return partial(_return, swarm, name)
 
 
-async def _return_of_the_master(swarm: Swarm) -> None:
+async def _return_master(swarm: Swarm) -> None:
     if swarm.master is None:
         try:
             await swarm.start_master()
-        except sqlite3.Error:  # its disk is full
+        except sqlite3.Error:  # the disk is full
             await swarm.revive_master()
 
 
@@ -72,7 +72,7 @@ def _return(swarm: Swarm, name: str) -> None:
 
 
 def _expendable(swarm: Swarm, name: str) -> bool:
-    """It lives, and others hold what it holds."""
+    """Return whether a peer is alive and another one holds the state."""
     return name in swarm.peers and swarm.peers[name].alive and swarm.survives_without(name)
 
 
@@ -101,7 +101,7 @@ def _trainer(swarm: Swarm, fault: Fault) -> End | None:
     return _nothing
 
 
-def _stand_still(swarm: Swarm, fault: Fault) -> End | None:
+def _stop(swarm: Swarm, fault: Fault) -> End | None:
     name = fault.who
     alive = swarm.master is not None if name == MASTER else swarm.peers[name].alive
     if not alive or swarm.standstill.stopped(name):
@@ -111,7 +111,7 @@ def _stand_still(swarm: Swarm, fault: Fault) -> End | None:
 
 
 def _clock(swarm: Swarm, fault: Fault) -> End | None:
-    backwards = swarm.rng.random() < 0.5  # a monotonic clock never goes backwards, the other may
+    backwards = swarm.rng.random() < 0.5  # for the wall clock; a monotonic one never goes back
     swarm.leap(fault.amount, -fault.amount if backwards else fault.amount)
     return _nothing
 
@@ -179,7 +179,7 @@ def _full_disk(swarm: Swarm, _fault: Fault) -> End | None:
     return partial(setattr, swarm.store, "full", False)
 
 
-# ---------------------------------------------------------------- what people do
+# ---------------------------------------------------------------- actions of operators
 
 
 def _join(swarm: Swarm, _fault: Fault) -> End | None:
@@ -190,7 +190,7 @@ def _join(swarm: Swarm, _fault: Fault) -> End | None:
     return _nothing
 
 
-def _may_go_for_good(swarm: Swarm, name: str) -> bool:
+def _may_leave(swarm: Swarm, name: str) -> bool:
     staying = [each for each in swarm.peers if each not in swarm.left and each != SPARE]
     enough = max(LEFT_MIN, swarm.spec.membership.min_members)
     return (
@@ -202,14 +202,14 @@ def _may_go_for_good(swarm: Swarm, name: str) -> bool:
 
 
 def _leave(swarm: Swarm, fault: Fault) -> End | None:
-    if not _may_go_for_good(swarm, fault.who):
+    if not _may_leave(swarm, fault.who):
         return None
     swarm.leave(fault.who)
     return _nothing
 
 
 def _kick(swarm: Swarm, fault: Fault) -> End | None:
-    if swarm.master is None or not _may_go_for_good(swarm, fault.who):
+    if swarm.master is None or not _may_leave(swarm, fault.who):
         return None
     if swarm.standstill.stopped(MASTER):
         return None
@@ -228,8 +228,8 @@ _BEGIN: dict[Kind, Callable[[Swarm, Fault], End | None]] = {
     Kind.CRASH: _crash,
     Kind.FLAP: _flap,
     Kind.TRAINER: _trainer,
-    Kind.STALL: _stand_still,
-    Kind.SLEEP: _stand_still,
+    Kind.STALL: _stop,
+    Kind.SLEEP: _stop,
     Kind.CLOCK: _clock,
     Kind.PARTITION: _partition,
     Kind.ONE_WAY: _partition,

@@ -1,11 +1,11 @@
-"""Hosts whose processes stand still, as after SIGSTOP or on a machine that sleeps.
+"""Simulated hosts whose processes are stopped, as by SIGSTOP or a machine's sleep.
 
-A frozen link is not the same: behind it the process goes on, its timers fire, it gives up on others.
-A process that stood still finds, when it goes on, that its clock has leapt ahead, that all its
-timers are late, and whatever came meanwhile.
+A frozen link is different: behind it the process continues, its timers fire, and it gives up on peers.
+A stopped process that continues finds that its clock has jumped ahead and all its timers are late, and
+finds the data that arrived meanwhile.
 
-All hosts share one trio loop. A task belongs to the host in whose context it was started; while the
-host stands still, its tasks that could run are put aside instead, until it goes on.
+All hosts share one trio loop. A task belongs to the host in whose context it was started. While the
+host is stopped, its runnable tasks are set aside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOST: ContextVar[str] = ContextVar("host")
 
 @contextmanager
 def on_host(name: str) -> Iterator[None]:
-    """What is started in here belongs to this host, and so does all that that starts."""
+    """Assign the tasks started in this context, and their child tasks, to a host."""
     token = _HOST.set(name)
     try:
         yield
@@ -30,22 +30,22 @@ def on_host(name: str) -> Iterator[None]:
 
 
 class FrozenHosts(trio.abc.Instrument):
-    """Which hosts stand still.
+    """The set of stopped hosts.
 
-    Whoever stops a host must let it go on before its tasks are cancelled: they could not end.
+    A host must continue before its tasks are cancelled, because stopped tasks cannot end.
     """
 
     def __init__(self) -> None:
-        self._aside: dict[str, list[trio.lowlevel.Task]] = {}  # tasks that could run, by host
+        self._aside: dict[str, list[trio.lowlevel.Task]] = {}  # runnable tasks, by host
 
     def stop(self, name: str) -> None:
-        """Let nothing of this host run any more."""
+        """Stop all tasks of a host."""
         if not self._aside:
             trio.lowlevel.add_instrument(self)
         self._aside.setdefault(name, [])
 
     def go_on(self, name: str) -> None:
-        """Let this host's tasks run again; all that are due run at once."""
+        """Continue a host's tasks; those that are due run at once."""
         tasks = self._aside.pop(name, None)
         if tasks is None:
             return
@@ -62,7 +62,7 @@ class FrozenHosts(trio.abc.Instrument):
             self.go_on(name)
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        """Trio has just put this task at the end of its queue: take it out again."""
+        """Take a stopped host's task off the end of trio's run queue, where trio has just put it."""
         tasks = self._aside.get(task.context.get(_HOST, ""))
         if tasks is not None:
             tasks.append(task._runner.runq.pop())

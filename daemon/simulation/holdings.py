@@ -1,17 +1,17 @@
-"""Who has what the run has committed, or will have committed as soon as the master's disk takes it."""
+"""Detection of the peers that hold the committed state, including decisions not yet on disk."""
 
 from __future__ import annotations
 
-from ...membership.peer.replica import RoundState
+from ...membership.peer.local_round import RoundState
 from .witness import Witness
 from .witnessed_services import SimPeer, WitnessedMaster
 
 
 def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) -> bool:
-    """It holds every committed version, or the one before and the result that makes it.
+    """Return whether a peer holds every committed version, or the previous one and the next's result.
 
     Args:
-      master: None: it is dead.
+      master: the live master, or None.
     """
     if not (sim.alive and sim.holds_everything):
         return False

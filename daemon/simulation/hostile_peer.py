@@ -1,9 +1,9 @@
-"""A member that tells lies of every kind, to its master and to the other peers.
+"""A member that sends false messages of every kind to its master and to other peers.
 
-It holds a grant and a key as any member. What its daemon says over its session is changed, dropped or said
-again on the way, and at random moments it says what nobody asked for. What it owes others in a reduction
-it keeps, or gives each of them something else. Nothing of this is in production code. For results that are
-wrong, but the same for all, see ``lying_peers``.
+It holds a grant and a key as any member. Its daemon's messages are changed, dropped or repeated on the
+way out, and at random moments it sends unrequested ones. In a reduction it withholds data from other
+peers, or sends each of them different data. None of this is in production code. For results that are
+wrong but equal for all receivers, see ``lying_peers``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from random import Random
+from typing import Any
 
 import trio
 from attrs import define, evolve, field
@@ -19,9 +21,9 @@ from attrs import define, evolve, field
 from ...collectives.chunk_sender import OnBad, Send
 from ...collectives.gather_tree import ChunkRole
 from ...collectives.links.send_queue import Frame
-from ...collectives.reduction import OnLost, Reduction
+from ...collectives.reduction import Reduction
 from ...protocol.messages import (
-    GAUGED_BYTES,
+    NORM_SUMS_BYTES,
     Applied,
     Audited,
     ContributorRun,
@@ -39,7 +41,6 @@ from ...protocol.messages import (
     Probed,
     Progress,
     Ready,
-    Reduce,
     Reduced,
     ReduceFailed,
     Remedy,
@@ -49,56 +50,57 @@ from ...protocol.messages import (
     SyncFailed,
     TrainerFailed,
 )
-from ..peer.peer_service import PeerService
+from ..peer.master_session import MasterSession
+from ..peer.peer_service import PeerFactories, PeerService
 
-LIES_MAX = 3  # kinds of one liar
-PAUSE_S = 0.4  # between two things that nobody asked for, on average
-SAID_MAX = 64  # messages that may be said again
+LIES_MAX = 3  # kinds of lies of one peer
+PAUSE_S = 0.4  # mean time between two unrequested messages
+SAID_MAX = 64  # messages that may be repeated
 
 
 class Falsehood(enum.Enum):
-    """What it does, again and again."""
+    """A kind of lie that a hostile peer tells repeatedly."""
 
-    LOST = "says that it lost others in a reduction"
-    LOST_ONE = "says that it lost one other in each reduction"
-    BAD = "says that others sent what must not be added"
-    BAD_ONE = "says so of one other in each reduction"
-    FOUND = "reports large norms that it has found of one other"
+    LOST = "claims that it lost other peers in a reduction"
+    LOST_ONE = "claims that it lost one peer in each reduction"
+    BAD = "claims that other peers sent invalid contributions"
+    BAD_ONE = "claims so of one peer in each reduction"
+    FOUND = "reports large norms for one peer"
     DIGEST = "reports other results than it holds"
-    MANIFEST = "reports others missing in results"
+    MANIFEST = "reports contributors missing in results"
     ROOT = "reports other roots than it holds"
-    HELLO = "says that it holds other state, whenever it greets"
-    READY = "announces other norms, steps and roots than its update's"
-    NOT_READY = "is not ready, though it is"
-    ROUTES = "says that it reaches nobody"
-    ROUTES_WORK = "says that routes work, whichever"
-    BROKEN = "says that its links broke, all of them"
-    MOVES = "says that bytes move, and reports no result"
-    HELD = "says that it holds other chunks than it does"
-    MUTE = "leaves out a part of what it has to say"
-    DONORS = "says that donors serve wrong blocks"
-    RATES = "reports other rates than it has measured"
-    TRAINER = "says that its trainer fails, again and again"
-    AUDITS = "says of audits whatever comes to mind"
-    AGAIN = "says again what it has said"
-    DIAGNOSIS = "says whatever comes to mind of what it waits for, and holds"
-    KEEPS_ONE = "keeps results from one other"
-    KEEPS_ALL = "keeps results from all others"
-    OWES_ONE = "keeps its contributions from one owner"
-    OWES_ALL = "keeps its contributions from all owners"
-    TWO_FACED = "gives each of the others another result"
-    NOT_FINITE = "gives one owner values that must not be added"
+    HELLO = "claims in its hello that it holds other state"
+    READY = "announces wrong norms, steps and roots of its update"
+    NOT_READY = "claims that it is not ready"
+    ROUTES = "claims that it reaches no peer"
+    ROUTES_WORK = "claims that arbitrary routes work"
+    BROKEN = "claims that all its links broke"
+    MOVES = "claims that bytes move, and reports no result"
+    HELD = "claims that it holds other chunks than it does"
+    MUTE = "drops some of its messages"
+    DONORS = "claims that donors serve wrong blocks"
+    RATES = "reports wrong rates"
+    TRAINER = "claims repeatedly that its trainer fails"
+    AUDITS = "sends random audit verdicts"
+    AGAIN = "repeats its messages"
+    DIAGNOSIS = "sends random diagnoses"
+    KEEPS_ONE = "withholds results from one peer"
+    KEEPS_ALL = "withholds results from all peers"
+    OWES_ONE = "withholds its contributions from one chunk owner"
+    OWES_ALL = "withholds its contributions from all chunk owners"
+    TWO_FACED = "sends every peer a different result"
+    NOT_FINITE = "sends one chunk owner invalid values"
 
 
 @define
 class Hostile:
-    """One of them.
+    """A hostile peer.
 
     Attributes:
-      rng: of what it lies about, and when.
-      kinds: of its lies.
-      always: whenever it can; else now and then.
-      told: lies so far.
+      rng: decides the content and the times of its lies.
+      kinds: the kinds of its lies.
+      always: it lies at every opportunity, instead of at random.
+      told: number of lies so far.
     """
 
     rng: Random
@@ -107,67 +109,61 @@ class Hostile:
     told: int = 0
     _said: list[Message] = field(factory=list)
     _moved: int = 0
-    _quarry: str = ""  # whom it hounds: the same one for long
+    _quarry: str = ""  # the peer that it lies about, the same for a long time
 
     @classmethod
     def of(cls, seed: int) -> Hostile:
-        """The liar of a seed."""
+        """Generate the hostile peer of a seed."""
         rng = Random(f"hostile {seed}")
         kinds = rng.sample(list(Falsehood), rng.randint(1, LIES_MAX))
         return cls(rng, frozenset(kinds), always=rng.random() < 0.5)
 
-    def corrupt(self, service: PeerService) -> None:
-        """From now on this daemon's session carries lies."""
-        session = service.session
-        honestly, greet = session.tell, session._hello
-
-        def tell(message: Message) -> None:
-            for said in self._instead(service, message):
-                honestly(said)
-
-        def hello(host: str, port: int) -> Hello:
-            return self._greeting(greet(host, port))
-
-        session.tell = tell  # type: ignore[method-assign]
-        session._hello = hello
-        service.parts.tell_master = service.hub.tell_master = tell
-        make = service.reducer._make_reduction
-
-        def make_reduction(order: Reduce, contribute: bool, on_lost: OnLost) -> Reduction:
-            reduction = make(order, contribute, on_lost)
-            _HostileSending(self, service, reduction)
-            return reduction
-
-        service.reducer._make_reduction = make_reduction  # type: ignore[method-assign]
+    def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
+        """Return factories for a session and reductions that carry lies."""
         begin = service.run
 
         async def run() -> None:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._harass, service, honestly)
+                nursery.start_soon(self._harass, service)
                 try:
                     await begin()
                 finally:
                     nursery.cancel_scope.cancel()
 
         service.run = run  # type: ignore[method-assign]
+        return evolve(
+            factories,
+            session=partial(_HostileSession, self, service),
+            reduction=self._reduction_of(service, factories.reduction),
+        )
 
-    # ------------------------------------------------------------ what it is asked for
+    def _reduction_of(
+        self, service: PeerService, make: Callable[..., Reduction]
+    ) -> Callable[..., Reduction]:
+        def make_hostile(*args: Any, **options: Any) -> Reduction:
+            reduction = make(*args, **options)
+            _HostileSending(self, service, reduction)
+            return reduction
+
+        return make_hostile
+
+    # ------------------------------------------------------------ falsified messages
 
     def does(self, kind: Falsehood, often: float = 0.7) -> bool:
-        """Whether it tells this lie now."""
+        """Return whether it tells a kind of lie now, and count the lie."""
         lies = kind in self.kinds and (self.always or self.rng.random() < often)
         self.told += lies
         return lies
 
-    def _greeting(self, hello: Hello) -> Hello:
+    def greeting(self, hello: Hello) -> Hello:
         if not self.does(Falsehood.HELLO):
             return hello
         heads = tuple(evolve(h, root=self.rng.randbytes(32)) for h in hello.heads)
         later = tuple(evolve(head, version=head.version + 1) for head in heads)
         return evolve(hello, heads=self.rng.choice([(), heads, later]), kept=(), undecided=())
 
-    def _instead(self, service: PeerService, message: Message) -> Iterator[Message]:
-        """What goes out for a message of its daemon's."""
+    def instead(self, service: PeerService, message: Message) -> Iterator[Message]:
+        """Yield the messages to send instead of one of its daemon's."""
         self._said = [*self._said, message][-SAID_MAX:]
         if self.does(Falsehood.MUTE, 0.2):
             return
@@ -216,7 +212,7 @@ class Hostile:
         if self.does(Falsehood.FOUND):
             square = 10 ** self.rng.uniform(0, 12)
             quarry = self.quarry_of(service)
-            found = message.norm_sums or bytes(GAUGED_BYTES * len(peers))
+            found = message.norm_sums or bytes(NORM_SUMS_BYTES * len(peers))
             sums = list(struct.unpack(f"<{3 * len(peers)}f", found))
             if quarry in peers:
                 sums[3 * peers.index(quarry)] = square
@@ -224,15 +220,15 @@ class Hostile:
             message = evolve(message, norm_sums=norm_sums)
         return message
 
-    # ------------------------------------------------------------ what nobody asked for
+    # ------------------------------------------------------------ unrequested messages
 
-    async def _harass(self, service: PeerService, say: Callable[[Message], None]) -> None:
+    async def _harass(self, service: PeerService) -> None:
         while True:
             await trio.sleep(self.rng.expovariate(1 / PAUSE_S))
             if service.session.connected:
                 for message in list(self._unasked(service)):
                     self.told += 1
-                    say(message)
+                    MasterSession.tell(service.session, message)
 
     def _others(self, service: PeerService) -> list[str]:
         view = service.replica.view
@@ -240,7 +236,7 @@ class Hostile:
         return [] if view is None else [m.peer for m in view.members if m.peer != me]
 
     def quarry_of(self, service: PeerService) -> str:
-        """Whom it hounds."""
+        """Return the peer that it lies about."""
         others = self._others(service)
         if others and (self._quarry not in others or self.rng.random() < 0.05):
             self._quarry = self.rng.choice(others)
@@ -294,6 +290,29 @@ class Hostile:
             yield TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
         if Falsehood.AGAIN in kinds and self._said:
             yield rng.choice(self._said)
+
+
+class _HostileSession(MasterSession):
+    """Says other things to the master than its daemon does."""
+
+    def __init__(
+        self,
+        hostile: Hostile,
+        service: PeerService,
+        *args: Any,
+        hello: Callable[[str, int], Hello],
+        **options: Any,
+    ) -> None:
+        def greet(host: str, port: int) -> Hello:
+            return hostile.greeting(hello(host, port))
+
+        super().__init__(*args, hello=greet, **options)
+        self._hostile = hostile
+        self._service = service
+
+    def tell(self, message: Message) -> None:
+        for said in self._hostile.instead(self._service, message):
+            super().tell(said)
 
 
 class _HostileSending:

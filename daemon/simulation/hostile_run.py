@@ -1,11 +1,11 @@
-"""A run of five members and a spare, one of which is hostile (see ``hostile_peer``); the others must not suffer.
+"""A run of five members and a spare, one of which is hostile (see ``hostile_peer``).
 
-What is checked, after every decision of the master:
+The hostile one must not harm the others. After every decision of the master these are checked:
 
-    evicted      no honest member is sent away, loses its place or has its update refused
-    out-voted    every root and every committed result is what the honest hold
-    starved      no honest contributor is left out of ``STARVED_ROUNDS`` commits in a row, nor the spare
-    stopped      a round is committed within ``ROUND_S_MAX``, again and again
+    evicted      no honest member is removed, loses its place or has its update refused
+    out-voted    every root and every committed result equals that of the honest members
+    starved      no honest contributor, nor the spare, misses ``STARVED_ROUNDS`` commits in a row
+    stopped      every next round is committed within ``ROUND_S_MAX``
 """
 
 from __future__ import annotations
@@ -41,39 +41,36 @@ from .witness import Tell, ViolationError
 
 PEERS = 5
 TENSOR = 6_000  # values: six chunks, so that each of the five owns one
-ROUNDS = 10  # commits that the others must see while they are lied about
+ROUNDS = 10  # commits that the honest members must reach
 FOUND_S = 60.0
-# A lie may cost a round its first attempts (``link_deadline_s`` each), or an abort and the wait for the next.
+# A lie may cost a round's first attempts (``link_deadline_s`` each), or abort it and delay the next.
 ROUND_S_MAX = 8 * DEADLINE_S
-STARVED_ROUNDS = (
-    4  # a lone accuser leaves out who honestly says it, once; then plans avoid the pair
-)
-AUDIT = 0.2  # in every fourth run
+# A single false accusation may exclude an honest peer once; then plans keep the pair apart.
+STARVED_ROUNDS = 4
+AUDIT = 0.2  # in a quarter of the runs
 
 
 @define
-class _Judge:
-    """Looks at what the master decides about the honest."""
+class _HonestPeersCheck:
+    """A check of the master's decisions about the honest peers."""
 
     swarm: Swarm
     hostile: str  # peer id
     missed: dict[str, int] = field(factory=dict)  # by honest peer: commits in a row without it
-    began: bool = False
+    active: bool = False
 
-    def look(self, effects: list[Effect]) -> None:
-        if not self.began:
+    def check(self, effects: list[Effect]) -> None:
+        if not self.active:
             return
         for effect in effects:
             match effect:
                 case DropPeer(peer=peer) if peer != self.hostile:
-                    raise self._violation(
-                        f"{peer[:8]} is honest and was sent away: {effect.reason}"
-                    )
+                    raise self._violation(f"{peer[:8]} is honest and was removed: {effect.reason}")
                 case RecordDurably(record=record):
                     self._record(record)
                 case AnnounceEvent(event=event) if event.kind is EventKind.BAD:
                     if event.peer != self.hostile:
-                        raise self._violation(f"said of somebody honest: {event.text}")
+                        raise self._violation(f"bad event about an honest peer: {event.text}")
 
     def _record(self, record: JournalRecord) -> None:
         match record:
@@ -104,16 +101,17 @@ class _Judge:
                 )
 
     def _violation(self, what: str) -> ViolationError:
-        """What befalls the others while the run is ended counts for nothing."""
-        self.began = False
+        """Return a violation, and end the check: the run's shutdown affects all peers."""
+        self.active = False
         return ViolationError(what)
 
 
 def live_with_hostile(seed: int, tell: Tell | None = None) -> RunOutcome:
-    """Live through it in virtual time, from outside of trio.
+    """Run a seed in virtual time; to be called outside trio.
 
     Raises:
-      BaseExceptionGroup: of ViolationError: somebody honest suffers, or the run does not go on.
+      BaseExceptionGroup: contains a ViolationError: an honest peer was harmed, or the run stopped
+        making progress.
     """
     return run_virtually(partial(_live, seed, tell), seed=seed)
 
@@ -135,7 +133,7 @@ async def _live(seed: int, tell: Tell | None) -> RunOutcome:
             delta=telling,
         )
         swarm.witness.tell = tell
-        # Who says that it holds what it does not is asked to spread it: the same values to all, but wrong.
+        # A peer that falsely claims to hold a result is asked to send it: all get the same wrong values.
         swarm.witness.knows_contributions = Falsehood.HELD not in hostile.kinds
         await swarm.start_master()
         assert swarm.master is not None
@@ -144,28 +142,28 @@ async def _live(seed: int, tell: Tell | None) -> RunOutcome:
         for each in [*honest, name]:
             swarm.world.link(MASTER, each, bytes_per_s=1e7)
             if each == name:
-                # The first to come founds the run: nobody else can say what its weights are to be.
+                # The first peer supplies the initial weights, which cannot be checked: it must be honest.
                 await swarm.when(lambda: len(members) > 0, within_s=FOUND_S)
                 swarm.liars[name] = hostile
             swarm.add_peer(each, role=Role.SPARE if each == SPARE else Role.CONTRIBUTOR)
-        judge = _Judge(swarm, swarm.peers[name].peer)
+        check = _HonestPeersCheck(swarm, swarm.peers[name].peer)
         watch = swarm.master.watch
 
-        def look(effects: list[Effect]) -> None:
+        def watch_and_check(effects: list[Effect]) -> None:
             watch(effects)
-            judge.look(effects)
+            check.check(effects)
 
-        swarm.master.watch = look
+        swarm.master.watch = watch_and_check
         nursery.start_soon(_bring_back, swarm, name)
         try:
             await swarm.when(lambda: _all_in(swarm, honest), within_s=FOUND_S)
-            judge.began = True
+            check.active = True
             for _round in range(ROUNDS):
                 target = swarm.committed + 1
                 await swarm.when(lambda: swarm.committed >= target, within_s=ROUND_S_MAX)  # noqa: B023
         except trio.TooSlowError:
-            raise ViolationError(f"it does not go on: {swarm.story()}") from None
-        judge.began = False
+            raise ViolationError(f"the run makes no progress: {swarm.story()}") from None
+        check.active = False
         nursery.cancel_scope.cancel()
     lies = [f"{name} {kind.value}" for kind in sorted(hostile.kinds, key=lambda k: k.name)]
     return RunOutcome.of(seed, [*lies, f"{hostile.told} lies"], swarm)
@@ -184,7 +182,7 @@ def _all_in(swarm: Swarm, honest: list[str]) -> bool:
 
 
 async def _bring_back(swarm: Swarm, name: str) -> None:
-    """Whenever it was sent away for good, it comes again."""
+    """Restart the hostile peer whenever it was removed."""
     while True:
         await trio.sleep(1.0)
         if not swarm.peers[name].alive:

@@ -1,8 +1,8 @@
-"""A run with one liar in it, until the liar is found out.
+"""A run with one liar in it, until the liar is convicted.
 
-The others are honest and nothing else goes wrong; what happens to honest peers when all else does is
-``run``'s to show. How many rounds a lie in ``m`` chunks a round should take, each audited with
-probability ``p``: one in ``1 - (1 - p) ** m``.
+The others are honest and there are no other faults; ``scenario_run`` shows that faults convict no
+honest peer. A lie in ``m`` chunks per round, each audited with probability ``p``, is found in a round
+with probability ``1 - (1 - p) ** m``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .virtual_time import run_virtually
 from .witness import Tell, ViolationError
 
 PEERS = 4
-TENSOR = 7_000  # values: seven chunks, so that everybody owns one
-PATIENCE = 40  # times the rounds that are expected; (1 - p) ** (40 / p) is e ** -40
+TENSOR = 7_000  # values: seven chunks, so that every peer owns one
+PATIENCE = 40  # limit, in multiples of the expected rounds; (1 - p) ** (40 / p) is e ** -40
 ROUND_S_MAX = 30.0
 FOUND_S = 60.0
 
 
 @frozen
 class FoundOut:
-    """What became of a liar.
+    """The conviction of a liar.
 
     Attributes:
-      rounds: in which it lied, the one in which it was found out included; that one was run again.
+      rounds: number of rounds in which it lied, with the last one, which was run again.
     """
 
     seed: int
@@ -42,7 +42,7 @@ class FoundOut:
 
 
 def expected_rounds(lie: Lie, audit: float, chunks: int = 1) -> float:
-    """Rounds with a lie until the liar is found out, on average."""
+    """Return the expected number of rounds with a lie until the liar is convicted."""
     if lie is Lie.ACCUSER:
         return FALSE_MAX
     each = 1 / (1 - (1 - audit) ** chunks)
@@ -50,7 +50,7 @@ def expected_rounds(lie: Lie, audit: float, chunks: int = 1) -> float:
 
 
 def scenario_of(seed: int, audit: float) -> Scenario:
-    """Everything that is not about the liar."""
+    """Return the scenario without the liar."""
     made = Scenario(seed=seed, peers=PEERS, min_members=2, tensors=(TENSOR,), step_s=0.05)
     return evolve(made, audit=audit, delay_s=0.001)
 
@@ -58,11 +58,11 @@ def scenario_of(seed: int, audit: float) -> Scenario:
 def live_with_a_liar(
     seed: int, lie: Lie, audit: float, chunks: int = 1, tell: Tell | None = None
 ) -> FoundOut:
-    """Live through it in virtual time, from outside of trio.
+    """Run a seed in virtual time; to be called outside trio.
 
     Raises:
-      BaseExceptionGroup: of ViolationError: somebody honest was convicted, or the liar was not found
-        out in many times the rounds that this should take.
+      BaseExceptionGroup: contains a ViolationError: an honest peer was convicted, or the liar was not
+        convicted within ``PATIENCE`` times the expected rounds.
     """
     history = partial(_live, scenario_of(seed, audit), Liar(lie, chunks), tell)
     return run_virtually(history, seed=seed)
@@ -83,7 +83,7 @@ async def _live(scenario: Scenario, liar: Liar, tell: Tell | None) -> FoundOut:
             strict=True,
         )
         swarm.witness.tell = tell
-        swarm.witness.knows_contributions = False  # lies are committed, by and by
+        swarm.witness.knows_contributions = False  # lies that no audit found are committed
         await swarm.start_master()
         for each in scenario.names:
             swarm.world.link(MASTER, each, bytes_per_s=1e7)
@@ -99,12 +99,12 @@ async def _live(scenario: Scenario, liar: Liar, tell: Tell | None) -> FoundOut:
                 within_s=rounds_max * ROUND_S_MAX,
             )
         except trio.TooSlowError:
-            raise ViolationError(f"it does not go on: {swarm.story()}") from None
+            raise ViolationError(f"the run makes no progress: {swarm.story()}") from None
         if not found_out():
             raise ViolationError(f"the liar lied in {len(liar.told)} rounds: {swarm.story()}")
         told = set(liar.told)
         target = swarm.committed + 1
-        await swarm.when(lambda: swarm.committed >= target, within_s=FOUND_S)  # the run goes on
+        await swarm.when(lambda: swarm.committed >= target, within_s=FOUND_S)  # the run continues
         outcome = FoundOut(scenario.seed, len(told), swarm.witness.events)
         nursery.cancel_scope.cancel()
     return outcome

@@ -1,4 +1,4 @@
-"""Peers that lie about what they added, and peers that lie about others."""
+"""Chunk owners that return wrong sums, and auditors that accuse honest peers."""
 
 from __future__ import annotations
 
@@ -7,58 +7,58 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from ...collectives.audit_log import AuditLog
 from ...collectives.evidence import ChunkEvidence, sealed, statement_of_sum
-from ...collectives.reduction import OnLost, Reduction
-from ...protocol.messages import Reduce
+from ...collectives.reduction import Reduction
 from ...protocol.network.lane import Buffer
 from ..peer.auditor import Auditor
-from ..peer.peer_service import PeerService
+from ..peer.peer_service import PeerFactories, PeerService
 
 
 class Corrupts(Protocol):
-    """Whatever makes a liar of a daemon."""
+    """An object that makes a daemon lie."""
 
-    def corrupt(self, service: PeerService) -> None:
-        """From now on this peer lies."""
+    def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
+        """Return factories for a service that is about to be made, with parts that lie."""
+        ...
 
 
 class Lie(enum.Enum):
-    """What a liar does. All but the accuser count one contribution as everybody's."""
+    """A liar's behaviour. All but the accuser use one contribution in place of all others."""
 
-    OWNER = "owner"  # and shows what it was given when it is asked
-    FORGER = "forger"  # and shows what makes its result, as if that had been given
-    SILENT = "silent"  # and shows nothing
-    ACCUSER = "accuser"  # it owns its chunks honestly, and calls others' wrong
+    OWNER = "owner"  # and sends auditors the true contributions
+    FORGER = "forger"  # and sends auditors forged contributions that fit its result
+    SILENT = "silent"  # and sends auditors no evidence
+    ACCUSER = "accuser"  # sums its chunks correctly, and reports those of other owners as wrong
 
 
 @define
 class Liar:
-    """One of them.
+    """A lying peer.
 
     Attributes:
-      chunks: of each round in which it lies, if it owns as many.
-      told: rounds in which it lied, or accused.
+      chunks: number of chunks per round that it falsifies, if it owns as many.
+      told: rounds in which it lied or accused.
     """
 
     lie: Lie
     chunks: int = 1
     told: set[int] = field(factory=set)
 
-    def corrupt(self, service: PeerService) -> None:
-        """From now on this peer lies."""
+    def corrupt(self, _service: PeerService, factories: PeerFactories) -> PeerFactories:
+        """Return factories with the part that tells this lie."""
         if self.lie is Lie.ACCUSER:
-            service.auditor = _LyingAuditor(service.parts, service.reducer, self)
-        else:
-            make = service.reducer._make_reduction
+            return evolve(factories, auditor=partial(_LyingAuditor, self))
+        make = factories.reduction
 
-            def make_reduction(order: Reduce, contribute: bool, on_lost: OnLost) -> Reduction:
-                reduction = make(order, contribute, on_lost)
-                _LyingSums(self, reduction)
-                return reduction
+        def make_lying(*args: Any, **options: Any) -> Reduction:
+            reduction = make(*args, **options)
+            _LyingSums(self, reduction)
+            return reduction
 
-            service.reducer._make_reduction = make_reduction  # type: ignore[method-assign]
+        return evolve(factories, reduction=make_lying)
 
 
 class _LyingSums:
@@ -102,10 +102,13 @@ class _LyingSums:
 
 
 class _LyingAuditor(Auditor):
-    def __init__(self, parts: Any, reducer: Any, liar: Liar) -> None:
-        super().__init__(parts, reducer)
+    def __init__(self, liar: Liar, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._liar = liar
 
-    def _verdict(self, exhibit: ChunkEvidence, _fault: str) -> str:
-        self._liar.told.add(exhibit.order.round)
+    async def _examine(
+        self, audit_log: AuditLog, evidence: ChunkEvidence, shown: list[memoryview]
+    ) -> str:
+        await super()._examine(audit_log, evidence, shown)
+        self._liar.told.add(evidence.order.round)
         return "it is wrong because I say so"

@@ -1,10 +1,10 @@
-"""A line that carries nothing in one direction for a while, and how the run is afterwards.
+"""Recovery of a run from a line that carries nothing in one direction for a while.
 
-    rounds, timed --cut one way--> whatever happens --healed--> RECOVER_S --> rounds, timed again
+    rounds, timed --cut one way--> no requirement --healed--> RECOVER_S --> rounds, timed again
 
-Four peers and a master; which of the ordered pairs, how long and when follows from the seed, so that
-``CASES`` seeds in a row are all pairs and all lengths. Afterwards rounds must be as fast as before, with
-everybody in them, and nobody may be removed any more.
+There are four peers and a master. The ordered pair, the duration and the moment follow from the seed, so
+that ``CASES`` consecutive seeds cover all pairs and durations. After the recovery, rounds must be as fast
+as before and contain all peers, and no peer may be removed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .witness import ViolationError
 
 PEERS = ("p0", "p1", "p2", "p3")
 PAIRS = tuple(itertools.permutations((*PEERS, MASTER), 2))
-CUTS_S = (3.0, 10.0, 25.0, 60.0)  # less than the deadline, about as long, and longer
+CUTS_S = (3.0, 10.0, 25.0, 60.0)  # shorter than the deadline, about as long, and longer
 CASES = len(PAIRS) * len(CUTS_S)
-RECOVER_S = 30.0  # from the cut's end until all must be as before
-SLOWER_MAX = 1.1  # of the rounds after to those before
-ROUNDS_TIMED = 10  # of which the median counts
-ROUNDS_FIRST = 5  # not timed: what lines carry is not known yet
+RECOVER_S = 30.0  # limit of the recovery, from the end of the cut
+SLOWER_MAX = 1.1  # ratio of the round times after to before
+ROUNDS_TIMED = 10  # the median counts
+ROUNDS_FIRST = 5  # not timed: the lines' rates are not measured yet
 FOUND_S = 60.0
-ROUNDS_S = 120.0  # for the rounds that are timed; hardly any run needs a quarter of it
+ROUNDS_S = 120.0  # limit of the timed rounds; few runs need a quarter of it
 
 TOML = """
 [run]
@@ -49,11 +49,11 @@ deadline_s = 10
 
 @frozen
 class OneWay:
-    """What is cut, and when.
+    """A cut of one direction of a line.
 
     Attributes:
-      source, target: nothing that the one sends reaches the other.
-      after_s: from the rounds that are timed to the cut, to meet all phases of a round.
+      source, target: hosts; nothing that the source sends reaches the target.
+      after_s: delay from the timed rounds to the cut, random so that cuts hit all phases of a round.
     """
 
     seed: int
@@ -66,7 +66,7 @@ class OneWay:
 
     @classmethod
     def of(cls, seed: int) -> OneWay:
-        """The case of a seed; a pure function."""
+        """Generate the case of a seed; a pure function."""
         rng = Random(f"one way {seed}")
         source, target = PAIRS[seed % len(PAIRS)]
         cut_s = CUTS_S[seed // len(PAIRS) % len(CUTS_S)]
@@ -79,13 +79,12 @@ class OneWay:
 
 @frozen
 class Recovery:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
-      before_s, after_s: from one commit to the next, the median.
-      during_s: the same from the cut to its end; 0: there were none.
-      removed: how often somebody was removed or lost before the cut's end, and until ``RECOVER_S``
-        after it.
+      before_s, after_s: median time from one commit to the next.
+      during_s: mean time from one commit to the next during the cut; 0 without commits.
+      removed: number of removed or lost peers during the cut, and in the ``RECOVER_S`` after it.
     """
 
     case: OneWay
@@ -100,11 +99,10 @@ class Recovery:
 
 
 def live_through(case: OneWay) -> Recovery:
-    """Live through a case in virtual time, from outside of trio.
+    """Run a case in virtual time; to be called outside trio.
 
     Raises:
-      ViolationError: the run is not as it was.
-      BaseExceptionGroup: of that.
+      BaseExceptionGroup: contains a ViolationError: the run did not recover.
     """
     return run_virtually(partial(_live, case), seed=case.seed)
 
@@ -124,7 +122,7 @@ async def _live(case: OneWay) -> Recovery:
         try:
             recovery = await _recover(swarm, case)
         except trio.TooSlowError as error:
-            raise ViolationError(f"{case}: it does not go on: {swarm.story()}") from error
+            raise ViolationError(f"{case}: the run makes no progress: {swarm.story()}") from error
         finally:
             swarm.standstill.all_go_on()
         nursery.cancel_scope.cancel()
@@ -145,10 +143,10 @@ async def _recover(swarm: Swarm, case: OneWay) -> Recovery:
     healed_s, during = trio.current_time(), swarm.committed - committed
     await trio.sleep(RECOVER_S)
     if not _whole(swarm):
-        raise ViolationError(f"{case}: not everybody takes part again: {swarm.story()}")
+        raise ViolationError(f"{case}: not all peers take part again: {swarm.story()}")
     after_s = await _round_s(swarm)
     if _removed(swarm, healed_s + RECOVER_S):
-        raise ViolationError(f"{case}: somebody was removed again: {swarm.story()}")
+        raise ViolationError(f"{case}: another peer was removed: {swarm.story()}")
     if after_s > SLOWER_MAX * before_s:
         raise ViolationError(
             f"{case}: rounds take {after_s:.2f} s, before {before_s:.2f} s: {swarm.story()}"
@@ -164,7 +162,7 @@ async def _recover(swarm: Swarm, case: OneWay) -> Recovery:
 
 
 def _whole(swarm: Swarm) -> bool:
-    """Everybody is in sync, as the master sees it, and has added to the last round."""
+    """Return whether all peers are in sync, as the master sees it, and are in the last round."""
     assert swarm.master is not None
     in_sync = {each.peer for each in swarm.master.coordinator.context.roster if each.in_sync}
     added = {contributor.peer for contributor in swarm.witness.commits[-1].contributors}
@@ -172,7 +170,7 @@ def _whole(swarm: Swarm) -> bool:
 
 
 async def _round_s(swarm: Swarm) -> float:
-    """The median time from one commit to the next."""
+    """Measure the median time from one commit to the next."""
     times_s = []
     for _round in range(ROUNDS_TIMED + 1):
         target = swarm.committed + 1

@@ -1,11 +1,11 @@
-"""What a simulated run is made of and what befalls it, as data made from a seed.
+"""Simulated runs and their faults, as data generated from a seed.
 
-A failing scenario can therefore be shrunk: leave out a fault, try again. Everything is small, so that
-thousands of them are cheap: a few peers, states of a few chunks, lines that make a reduction a good
-part of a round, a handful of faults.
+Because it is data, a failing scenario can be shrunk: remove a fault and try again. Scenarios are small,
+so that thousands are cheap: a few peers, states of a few chunks, slow lines that make a reduction a
+large part of a round, a handful of faults.
 
-Half of the scenarios aim: somebody is lost at a chosen instant of a reduction, and the run must go on
-while that lasts. In the others a few faults of any kind happen, at instants or at random times.
+Half of the scenarios are aimed: a peer is lost at a chosen instant of a reduction, and the run must
+continue while the fault lasts. The others have a few faults of any kind, at instants or random times.
 """
 
 from __future__ import annotations
@@ -16,54 +16,54 @@ from random import Random
 
 from attrs import evolve, frozen
 
-DEADLINE_S = 4.0  # the specs' ``deadline_s``: what lasts is measured by it
-# Unless somebody asks for another number. What costs time is pairs: five peers have three times as
-# many as three, and show what three do not, but not in every other scenario.
+DEADLINE_S = 4.0  # the specs' ``deadline_s``; scales the duration of faults
+# Default numbers of peers. The cost grows with the number of pairs: five peers have three times as
+# many as three. They find faults that three do not, so some scenarios have them.
 PEERS = (3, 3, 3, 4, 5)
-SPARE_SHARE = 0.3  # of the scenarios that have one, which costs as much as another peer
-LANES = (1, 1, 1, 2)  # of a link
+SPARE_SHARE = 0.3  # share of scenarios with a spare, which costs as much as another peer
+LANES = (1, 1, 1, 2)  # lanes of a link
 GAP_S = 1.0  # between faults, on average
 LARGE_MIN = 700  # values of a tensor; each fragment has one of these
 COLLAPSED_BYTES_PER_S = 1.25e6  # 10 Mbit/s
 MASTER = "master"
-HEIR = "heir"  # as ``who``: one that has inherited chunks in the repair that is under way
+SUCCESSOR = "successor"  # as ``who``: a peer that took over chunks in the current repair
 SPARE = "s0"
 
 
 class Instant(enum.Enum):
-    """What a fault waits for."""
+    """The moment of the run at which a fault happens."""
 
-    TIME = "time"  # nothing else
-    REDUCTION = "reduction"  # the master orders one; nobody has heard of it yet
-    FIRST_RESULT = "first result"  # its victim holds the result of one chunk at least
+    TIME = "time"  # no event, only ``at_s``
+    REDUCTION = "reduction"  # the master orders one; no peer knows of it yet
+    FIRST_RESULT = "first result"  # the victim holds the result of at least one chunk
     LAST_REPORT = "last report"  # all contributors but one have reported the result
-    COMMIT = "commit"  # it is in the journal
-    FLUSH = "flush"  # the master asks what survivors hold
-    REPAIR = "repair"  # it has given away what the lost owned
+    COMMIT = "commit"  # the commit is in the journal
+    FLUSH = "flush"  # the master asks the survivors what they hold
+    REPAIR = "repair"  # the master has reassigned the lost peer's chunks
 
 
 class Kind(enum.Enum):
-    """What happens. ``for_s`` 0: it lasts until the peace at the end."""
+    """The kind of a fault. With ``for_s`` 0 a fault lasts until all faults are ended."""
 
-    CRASH = "crash"  # of a machine, the master's too; it comes back after ``for_s``
-    FLAP = "flap"  # crashes and returns, ``amount`` times in quick succession
-    TRAINER = "trainer"  # its trainer crashes
-    STALL = "stall"  # its process is stopped, its kernel goes on
-    SLEEP = "sleep"  # the machine is suspended: its clock leaps ahead
-    CLOCK = "clock"  # the master's clocks leap: the monotonic one ahead, the other by ``amount``
-    PARTITION = "partition"  # from another, both ways
-    ONE_WAY = "one way"  # nothing reaches the other from it
-    ALONE = "alone"  # partitioned from all peers; the master hears it
-    CUT_OFF = "cut off"  # partitioned from everybody
-    CUT = "cut"  # the streams to another break
-    DELAY = "delay"  # of all its lines is ``amount``
-    RATE = "rate"  # of all its lines is ``amount`` bytes per second
-    LANE = "lane"  # a bit of its next record to another is flipped
-    CONTROL = "control"  # the same with a control stream
-    SLOW_DISK = "slow disk"  # every record takes the master ``amount`` seconds
-    FULL_DISK = "full disk"  # the master can write none
-    TWIN = "twin"  # a second process with its identity, on another machine
-    JOIN = "join"  # somebody new
+    CRASH = "crash"  # a machine, possibly the master's, crashes and returns after ``for_s``
+    FLAP = "flap"  # a peer crashes and returns ``amount`` times in quick succession
+    TRAINER = "trainer"  # a peer's trainer crashes
+    STALL = "stall"  # a process is stopped, its kernel continues
+    SLEEP = "sleep"  # a machine is suspended: its clock jumps ahead
+    CLOCK = "clock"  # the master's monotonic clock jumps ahead, its wall clock by ``amount``
+    PARTITION = "partition"  # two hosts are separated, both ways
+    ONE_WAY = "one way"  # nothing that ``who`` sends reaches ``other``
+    ALONE = "alone"  # a peer is separated from all peers, but not from the master
+    CUT_OFF = "cut off"  # a peer is separated from all peers and the master
+    CUT = "cut"  # the streams between two hosts break
+    DELAY = "delay"  # all lines of a host get a delay of ``amount`` seconds
+    RATE = "rate"  # all lines of a host carry ``amount`` bytes per second
+    LANE = "lane"  # a bit of the next record on a lane is flipped
+    CONTROL = "control"  # a bit of the next control message is flipped
+    SLOW_DISK = "slow disk"  # every journal record takes ``amount`` seconds
+    FULL_DISK = "full disk"  # the master's journal cannot be written
+    TWIN = "twin"  # a second process with the same identity starts on another machine
+    JOIN = "join"  # a new peer joins
     LEAVE = "leave"
     KICK = "kick"
     PAUSE = "pause"
@@ -71,12 +71,16 @@ class Kind(enum.Enum):
 
 @frozen
 class Fault:
-    """One thing that happens. Faults happen in order; each waits for its moment.
+    """One fault. Faults happen in order; each waits for its moment.
 
     Attributes:
-      at_s: not before, counted from the run's first commit.
-      instant: from then on, what is waited for.
-      after_s: and then so long.
+      who: name of the victim's host.
+      other: name of the other host, for faults of a pair.
+      amount: see ``Kind``.
+      for_s: duration; 0: until all faults are ended.
+      at_s: earliest time, in seconds after the run's first commit.
+      instant: the event to wait for after ``at_s``.
+      after_s: delay after that event.
     """
 
     kind: Kind
@@ -103,16 +107,16 @@ class Scenario:
     """One run and its faults.
 
     Attributes:
-      seed: of what is left to chance while it runs: jitter, identities, the order of tasks.
-      peers: that begin, without the spare.
-      places: for contributors; 0: everybody is one.
-      tensors: elements of each.
+      seed: seed of the random choices during the run: jitter, identities, the order of tasks.
+      peers: number of peers at the start, without the spare.
+      places: number of contributors; 0: every peer contributes.
+      tensors: number of elements of each tensor.
       overlap: steps that trainers take while a round runs.
-      slowness: so many times longer are the first peer's steps.
-      telling: every mean tells who is in it.
-      audit: the probability that a chunk of a result is looked at by another contributor.
-      linger_s: between the faults and the peace.
-      aimed: enough survive whatever happens: a round must be committed before the peace, too.
+      slowness: factor on the first peer's step time.
+      telling: pseudo-gradients are such that a mean reveals its contributors.
+      audit: the probability that another contributor audits a chunk of a result.
+      linger_s: time between the last fault and the end of all faults.
+      aimed: enough peers survive that a round must be committed before the faults are ended.
     """
 
     seed: int
@@ -141,11 +145,11 @@ class Scenario:
 
     @classmethod
     def of(cls, seed: int, peers: int | None = None, audit: float = 0.0) -> Scenario:
-        """The scenario of a seed; a pure function.
+        """Generate the scenario of a seed; a pure function.
 
         Args:
-          peers: that begin; None: as the seed has it.
-          audit: the spec's.
+          peers: number of peers at the start; None to draw it from the seed.
+          audit: the spec's audit probability.
         """
         rng = Random(seed)
         count = rng.choice(PEERS)
@@ -155,7 +159,7 @@ class Scenario:
 
     @property
     def names(self) -> list[str]:
-        """Of the peers that begin and shall contribute."""
+        """The names of the initial peers without the spare."""
         return [f"p{index}" for index in range(self.peers)]
 
     @property
@@ -174,7 +178,7 @@ class Scenario:
 
     @property
     def reduction_s(self) -> float:
-        """Roughly, of the largest fragment: a pair's line carries contributions, then results."""
+        """Rough duration of the largest fragment's reduction; lines carry contributions, then results."""
         return 2.4 * 4 * max(self.tensors) / self.peers / self.bytes_per_s
 
 
@@ -199,7 +203,7 @@ audit = {audit}
 """
 
 
-# ---------------------------------------------------------------- somebody is lost in a reduction
+# ---------------------------------------------------------------- a peer is lost in a reduction
 
 
 def _aimed(rng: Random, peers: int) -> Scenario:
@@ -216,7 +220,7 @@ def _aimed(rng: Random, peers: int) -> Scenario:
         jitter_s=rng.choice([0.0, 0.005]),
         bytes_per_s=rng.choice([1e5, 4e5]),
         telling=rng.random() < 0.5,
-        aimed=peers > 2,  # of two that lose each other none can go on
+        aimed=peers > 2,  # two peers that lose each other cannot continue
     )
     who, other = rng.sample(plain.names, 2)
     faults = _loss(rng, plain, who, other, at_s=0.0)
@@ -224,12 +228,12 @@ def _aimed(rng: Random, peers: int) -> Scenario:
 
 
 def _linger_s(rng: Random) -> float:
-    """Seldom so long that whoever is silent is taken for dead, and somebody must have noticed."""
+    """Draw the time before faults are ended; rarely so long that a silent peer is declared dead."""
     return 2.5 * DEADLINE_S if rng.random() < 0.05 else rng.uniform(0, 0.5)
 
 
 def _loss(rng: Random, run: Scenario, who: str, other: str, at_s: float) -> tuple[Fault, ...]:
-    """Somebody is lost at an instant of a reduction, perhaps somebody else soon after."""
+    """Draw the loss of a peer at an instant of a reduction, perhaps of a second one soon after."""
 
     def anywhere() -> float:
         return rng.uniform(0, run.reduction_s)
@@ -250,7 +254,7 @@ def _loss(rng: Random, run: Scenario, who: str, other: str, at_s: float) -> tupl
         lambda: (somewhere, evolve(then, after_s=anywhere())),  # one after the other
         lambda: (
             somewhere,
-            Fault(Kind.CRASH, HEIR, other, 0, 0, at_s, Instant.REPAIR, rng.uniform(0, 0.1)),
+            Fault(Kind.CRASH, SUCCESSOR, other, 0, 0, at_s, Instant.REPAIR, rng.uniform(0, 0.1)),
         ),
         lambda: (somewhere, evolve(then, instant=Instant.FLUSH, after_s=rng.uniform(0, 0.05))),
         lambda: (evolve(cut, instant=Instant.REDUCTION, after_s=anywhere()),),
@@ -321,7 +325,7 @@ def _mixed(rng: Random, peers: int) -> Scenario:
         fault = Fault(Kind.CRASH, who, at_s=at_s, instant=instant, after_s=min(after_s, 1.0))
         faults.append(_anything(rng, fault, other))
     linger_s = _linger_s(rng)
-    # With fragments and an overlap several rounds are in flight. A slow peer is hurried, or late.
+    # With fragments and an overlap several rounds are in flight. A slow peer is nudged, or late.
     overlap, slowness = rng.choice([0, 0, 1]), rng.choice([1.0, 1.0, 1.0, 5.0])
     return evolve(
         plain, faults=tuple(faults), linger_s=linger_s, overlap=overlap, slowness=slowness
@@ -329,13 +333,13 @@ def _mixed(rng: Random, peers: int) -> Scenario:
 
 
 def _enough(tensors: tuple[int, ...], fragments: int) -> tuple[int, ...]:
-    """A fragment of a few values may by chance get an update ten times as large as the others."""
+    """Add tensors so that every fragment is large: a tiny one's update norm varies tenfold by chance."""
     large = sum(size >= LARGE_MIN for size in tensors)
     return tensors + (LARGE_MIN,) * max(0, fragments - large)
 
 
 def _anything(rng: Random, fault: Fault, other: str) -> Fault:
-    """A fault of any kind, at that one's moment."""
+    """Draw a fault of any kind at the moment of the given fault."""
     kind = rng.choice(_KINDS)
     anybody = other if rng.random() < 0.6 else MASTER
     lasting_s = rng.choice([0.0, rng.uniform(0.1, 1.0), rng.uniform(1.0, 2 * DEADLINE_S)])

@@ -1,10 +1,10 @@
-"""Lives through a scenario: everybody joins, the faults come, then there is peace.
+"""The run of a scenario: all peers join, faults happen, then the faults are ended.
 
-    run found --faults, each at its moment--> aimed: a round more --peace--> whole again, rounds more
+    run founded --faults, each at its moment--> aimed: one more round --faults ended--> recovered, more rounds
 
-``simulate_command`` is the one line that reproduces a seed. After the peace all must be as it was: whoever
-has not left takes part, rounds are committed, every copy has the same bits. And where all that happened is
-that one contributor died, its round was repaired, neither aborted nor run again.
+After the faults have ended, the run must recover: every peer that has not left takes part, rounds are
+committed, all copies have the same bits. If the only fault was one contributor's death, its round must
+have been repaired, neither aborted nor run again.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from ...membership.master.state.master_effects import EventKind
 from ...protocol.messages import Role
 from .drifting_trainer import small_layout
 from .faults import carry_out
-from .scenario import HEIR, MASTER, SPARE, Fault, Instant, Kind, Scenario
+from .scenario import MASTER, SPARE, SUCCESSOR, Fault, Instant, Kind, Scenario
 from .swarm import Swarm
 from .virtual_time import run_virtually
 from .witness import Tell, ViolationError
 
-FOUND_S = 60.0  # until everybody has joined and the first round is committed
-QUIET_S = 60.0  # after aimed faults a round is committed, after the peace all is whole, by then
-INSTANT_S = 3.0  # an instant that has not come by then does not come
-POLL_S = 0.005  # how exactly an instant is met that no decision shows
-ROUNDS_AFTER = 1  # that the peace must see once everybody is back
-MASTER_BYTES_PER_S = 1e7  # of lines to the master, if the peers' own are slower
+FOUND_S = 60.0  # limit until all peers have joined and the first round is committed
+QUIET_S = 60.0  # limit for a round after aimed faults, and for the recovery
+INSTANT_S = 3.0  # longest wait for an instant, after which the fault happens anyway
+POLL_S = 0.005  # precision for instants that no decision of the master marks
+ROUNDS_AFTER = 1  # rounds to commit after the recovery
+MASTER_BYTES_PER_S = 1e7  # rate of lines to the master, if the peers' lines are slower
 
 
 @define
 class RunOutcome:
-    """What a scenario led to.
+    """The outcome of a scenario.
 
     Attributes:
-      faults: that really happened, and when.
-      repairs, reruns, aborts: of the last master.
-      trace: digest of all that the witness saw, with times.
+      faults: the faults that happened, with their times.
+      repairs, reruns, aborts: counts of the last master.
+      trace: digest of all witnessed events with their times.
     """
 
     seed: int
@@ -60,7 +60,7 @@ class RunOutcome:
 
     @classmethod
     def of(cls, seed: int, faults: list[str], swarm: Swarm) -> RunOutcome:
-        """What the swarm has come to."""
+        """Return the outcome of a swarm's run."""
         assert swarm.master is not None
         round_table = swarm.master.coordinator.scheduler.round_table
         return cls(
@@ -76,43 +76,43 @@ class RunOutcome:
 
 
 def run_scenario(scenario: Scenario, tell: Tell | None = None) -> RunOutcome:
-    """Live through it in virtual time, from outside of trio.
+    """Run a scenario in virtual time; to be called outside trio.
 
     Args:
-      tell: hears of every event that is witnessed.
+      tell: receives every witnessed event.
 
     Raises:
-      ViolationError: a bug of ours ended a connection.
-      BaseExceptionGroup: of ViolationError: a promise was broken, or the run did not go on; or of
-        whatever ended a daemon that must not end.
+      ViolationError: a daemon logged an internal error, which ended a connection.
+      BaseExceptionGroup: contains a ViolationError if an invariant was violated or the run stopped
+        making progress, or the error that ended a daemon.
     """
-    return run_virtually(partial(_History(scenario, tell).live), seed=scenario.seed)
+    return run_virtually(partial(_ScenarioRun(scenario, tell).live), seed=scenario.seed)
 
 
 def telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
-    """Every element says whose it is: the n-th peer's are 256 + 2 to the n (from 12 on, repeated).
+    """Return a pseudo-gradient that identifies its peer: the n-th peer's is 256 + 2 ** (n mod 12).
 
-    A mean then tells who is in it; and no norm is so far from the others' that it is refused.
+    A mean then reveals its contributors, and no norm differs enough from the others to be refused.
     """
     return np.full(count, 256 + 2.0 ** ((int(peer[:8], 16) - 1) % 12), np.float32)
 
 
 @contextmanager
-def _errors_said() -> Iterator[list[str]]:
-    """What daemons log as an error meanwhile: our own bugs, which end no more than a connection."""
-    said: list[str] = []
+def _logged_errors() -> Iterator[list[str]]:
+    """Collect the exceptions that daemons log: bugs that end only a connection."""
+    errors: list[str] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             cause = record.exc_info[1] if record.exc_info else None
             if cause is None:
-                return  # said to an operator: a full disk
-            said.append(f"{record.getMessage()}: {_first(cause)!r}")
+                return  # a message for the operator, e.g. about a full disk
+            errors.append(f"{record.getMessage()}: {_first(cause)!r}")
 
     listener, logger = Listener(logging.ERROR), logging.getLogger("holdfast")
     logger.addHandler(listener)
     try:
-        yield said
+        yield errors
     finally:
         logger.removeHandler(listener)
 
@@ -123,7 +123,7 @@ def _first(error: BaseException | None) -> BaseException | None:
     return error
 
 
-class _History:
+class _ScenarioRun:
     """One run of a scenario."""
 
     def __init__(self, scenario: Scenario, tell: Tell | None = None) -> None:
@@ -131,13 +131,13 @@ class _History:
         self.tell = tell
         self.happened: list[str] = []
         self.found_s = 0.0
-        self._repairs_before = 0  # before the fault that came last
+        self._repairs_before = 0  # repair count before the last fault
 
     async def live(self) -> RunOutcome:
-        with _errors_said() as errors:
+        with _logged_errors() as errors:
             outcome = await self._live()
         if errors:
-            raise ViolationError(f"a bug of ours ended a connection: {errors[0]}")
+            raise ViolationError(f"an internal error ended a connection: {errors[0]}")
         return outcome
 
     async def _live(self) -> RunOutcome:
@@ -161,20 +161,20 @@ class _History:
             try:
                 await self._begin()
                 for fault in scenario.faults:
-                    await self._befall(fault)
+                    await self._inject(fault)
                 if scenario.aimed:
-                    await self._go_on()
+                    await self._continue_with_faults()
                 await trio.sleep(scenario.linger_s)
-                await self._make_peace()
+                await self._recover()
             except trio.TooSlowError as error:
-                raise ViolationError(f"it does not go on: {swarm.story()}") from error
+                raise ViolationError(f"the run makes no progress: {swarm.story()}") from error
             finally:
                 swarm.standstill.all_go_on()
             nursery.cancel_scope.cancel()
         return RunOutcome.of(scenario.seed, self.happened, swarm)
 
     async def _begin(self) -> None:
-        """Everybody joins, and the first round is committed."""
+        """Start all peers and wait for the first commit."""
         scenario, swarm = self.scenario, self.swarm
         names = [*scenario.names, *([SPARE] if scenario.spare else [])]
         for name in names:
@@ -186,7 +186,7 @@ class _History:
         await swarm.when(lambda: swarm.committed >= 1 and self._whole(), within_s=FOUND_S)
         self.found_s = trio.current_time()
 
-    # ------------------------------------------------------------ how the run is
+    # ------------------------------------------------------------ state of the run
 
     @property
     def _tracker(self) -> RoundTable:
@@ -197,7 +197,7 @@ class _History:
         return [name for name in sorted(self.swarm.peers) if name not in self.swarm.left]
 
     def _whole(self) -> bool:
-        """Everybody who has not left is in sync, and all places are taken."""
+        """Return whether all remaining peers are in sync and all places are taken."""
         swarm, staying = self.swarm, self._staying()
         if not all(swarm.in_sync(name) for name in staying):
             return False
@@ -206,7 +206,7 @@ class _History:
         return here >= (min(able, self.scenario.places) if self.scenario.places else able)
 
     def _may_be_late(self, name: str) -> bool:
-        """Whether it may be late so often that it rests: only who is slower than whole rounds."""
+        """Return whether a peer may be late so often that it is left out: only the slow one."""
         return self.scenario.slowness > 1.0 and name == self.scenario.names[0]
 
     def _reducing(self) -> Round | None:
@@ -214,19 +214,19 @@ class _History:
             return None
         return next(iter(self._tracker.reducing()), None)
 
-    # ------------------------------------------------------------ moments
+    # ------------------------------------------------------------ instants
 
-    async def _befall(self, fault: Fault) -> None:
-        """Wait for its moment, then let it happen."""
+    async def _inject(self, fault: Fault) -> None:
+        """Wait for a fault's moment, then inject it."""
         swarm = self.swarm
         await trio.sleep_until(self.found_s + fault.at_s)
         before = self._repairs_before
         self._repairs_before = self._tracker.repair_count if swarm.master is not None else 0
-        with trio.move_on_after(INSTANT_S):  # the round may as well end without it
+        with trio.move_on_after(INSTANT_S):  # the round may end without reaching the instant
             await self._instant(fault, before)
         await trio.sleep(fault.after_s)
-        if fault.who == HEIR:
-            fault = self._with_heir(fault)
+        if fault.who == SUCCESSOR:
+            fault = self._with_successor(fault)
         if carry_out(swarm, fault):
             self.happened.append(f"{trio.current_time():.3f} {fault}")
 
@@ -243,7 +243,7 @@ class _History:
                     lambda: not self._reducing() or self._tracker.repair_count > repairs_before
                 )
                 return
-        if self._reducing():  # not one that is half over already
+        if self._reducing():  # wait for the next reduction, from its start
             await self._when(lambda: swarm.committed > seen)
             seen = swarm.committed
         await self._when(self._reducing)
@@ -268,15 +268,15 @@ class _History:
         return round_ is None or len(round_.running().unreported()) <= 1
 
     def _holds_a_result(self, name: str) -> bool:
-        """Of one chunk at least; the master's fault waits for anybody's."""
+        """Return whether a peer, or for the master any peer, holds the result of a chunk."""
         for each in [name] if name in self.swarm.peers else sorted(self.swarm.peers):
             for running in self.swarm.peers[each].service.reducer.running():
                 if any(running.flush(())):
                     return True
         return False
 
-    def _with_heir(self, fault: Fault) -> Fault:
-        """The fault of somebody who owns chunks now and has not died; or of its ``other``."""
+    def _with_successor(self, fault: Fault) -> Fault:
+        """Direct a fault at a living chunk owner, or at its ``other`` if there is none."""
         round_ = self._reducing()
         owners = set(round_.running().owners) if round_ is not None else set()
         for name, sim in sorted(self.swarm.peers.items()):
@@ -286,8 +286,8 @@ class _History:
 
     # ------------------------------------------------------------ the end
 
-    async def _go_on(self) -> None:
-        """A round is committed while the faults last, if enough are left for one."""
+    async def _continue_with_faults(self) -> None:
+        """Wait for a commit while the faults last, if enough peers are left."""
         swarm = self.swarm
         target = swarm.committed + 1
         stopped = swarm.standstill.stopped
@@ -297,7 +297,7 @@ class _History:
         self._check_repaired()
 
     def _check_repaired(self) -> None:
-        """The death of one contributor costs its chunks, never the round."""
+        """Raise ViolationError if the death of a single contributor cost a whole round."""
         if [fault.kind for fault in self.scenario.faults] != [Kind.CRASH]:
             return
         if self.scenario.faults[0].who == MASTER:
@@ -305,8 +305,8 @@ class _History:
         if self._tracker.abort_count or self._tracker.rerun_count:
             raise ViolationError(f"one death cost a whole round: {self.swarm.story()}")
 
-    async def _make_peace(self) -> None:
-        """End what lasts, then demand that the run is whole again."""
+    async def _recover(self) -> None:
+        """End all faults, then check that the run recovers."""
         swarm = self.swarm
         await swarm.end_faults()
         for name in self._staying():

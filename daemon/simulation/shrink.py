@@ -1,9 +1,9 @@
-"""Makes the list of faults of a failing scenario shorter, then its values simpler.
+"""Reduction of a failing scenario to fewer faults with simpler values.
 
-First whole runs of faults are left out, halves, then quarters, then single ones (Zeller's ddmin); then
-each that is left is tried with plainer values: at no instant, at once, until the peace; then the run
-itself with fewer choices. What still fails is kept. A run that fails for another reason counts, too:
-it is a failure with fewer faults.
+First, groups of faults are removed: halves, then quarters, then single ones (Zeller's ddmin). Then each
+remaining fault is tried with simpler values: no instant, no delay, no end. Then the run itself is tried
+with simpler options. A change stays if the scenario still fails. A failure for another reason counts
+too: it is a failure with fewer faults.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from attrs import evolve
 
 from .scenario import Fault, Instant, Scenario
 
-RUNS_MAX = 40  # of the scenario, all in all; what is found by then is told
+RUNS_MAX = 40  # limit of the runs; the simplest scenario found by then is reported
 
 Fails = Callable[[Scenario], bool]
 
 
 def shrink(scenario: Scenario, fails: Fails, runs_max: int = RUNS_MAX) -> Scenario:
-    """A scenario with as few and as plain faults as were found to fail still.
+    """Return the simplest scenario found that still fails.
 
     Args:
-      scenario: which fails.
-      runs_max: how often ``fails`` may be asked.
+      scenario: a failing scenario.
+      fails: runs a scenario and returns whether it fails.
+      runs_max: limit of the calls of ``fails``.
     """
     runs = iter(range(runs_max))
 
@@ -32,7 +33,7 @@ def shrink(scenario: Scenario, fails: Fails, runs_max: int = RUNS_MAX) -> Scenar
         return next(runs, None) is not None and fails(candidate)
 
     scenario = _with_fewer_faults(scenario, still_fails)
-    return _plainer(scenario, still_fails)
+    return _simplified(scenario, still_fails)
 
 
 def _with_fewer_faults(scenario: Scenario, fails: Fails) -> Scenario:
@@ -54,24 +55,24 @@ def _with_fewer_faults(scenario: Scenario, fails: Fails) -> Scenario:
     return evolve(scenario, faults=tuple(faults))
 
 
-def _plainer(scenario: Scenario, fails: Fails) -> Scenario:
-    """Take one plainer value after the other as long as that fails, too."""
-    plainer = True
-    while plainer:
-        plainer = False
-        for candidate in _plainer_ones(scenario):
+def _simplified(scenario: Scenario, fails: Fails) -> Scenario:
+    """Simplify one value after the other as long as the scenario still fails."""
+    changed = True
+    while changed:
+        changed = False
+        for candidate in _simpler_scenarios(scenario):
             if fails(candidate):
-                scenario, plainer = candidate, True
+                scenario, changed = candidate, True
                 break
     return scenario
 
 
-def _plainer_ones(scenario: Scenario) -> Iterator[Scenario]:
+def _simpler_scenarios(scenario: Scenario) -> Iterator[Scenario]:
     for index, fault in enumerate(scenario.faults):
-        for plain in _plainer_faults(fault):
-            faults = (*scenario.faults[:index], plain, *scenario.faults[index + 1 :])
+        for simpler in _simpler_faults(fault):
+            faults = (*scenario.faults[:index], simpler, *scenario.faults[index + 1 :])
             yield evolve(scenario, faults=faults)
-    for plain_run in (
+    for candidate in (
         evolve(scenario, spare=False),
         evolve(scenario, fragments=1),
         evolve(scenario, overlap=0),
@@ -83,23 +84,23 @@ def _plainer_ones(scenario: Scenario) -> Iterator[Scenario]:
         evolve(scenario, linger_s=0.0),
         evolve(scenario, tensors=(max(scenario.tensors),)),
     ):
-        if plain_run != scenario:
-            yield plain_run
+        if candidate != scenario:
+            yield candidate
 
 
-def _plainer_faults(fault: Fault) -> Iterator[Fault]:
-    for plain in (
+def _simpler_faults(fault: Fault) -> Iterator[Fault]:
+    for simpler in (
         evolve(fault, instant=Instant.TIME),
         evolve(fault, after_s=0.0),
         evolve(fault, at_s=0.0),
         evolve(fault, at_s=round(fault.at_s, 1)),
-        evolve(fault, for_s=0.0),  # until the peace
+        evolve(fault, for_s=0.0),  # until all faults are ended
     ):
-        if plain != fault:
-            yield plain
-    for plain in (
+        if simpler != fault:
+            yield simpler
+    for simpler in (
         evolve(fault, after_s=round(fault.after_s, 2)),
         evolve(fault, for_s=round(fault.for_s, 1)),
     ):
-        if plain != fault:
-            yield plain
+        if simpler != fault:
+            yield simpler

@@ -1,4 +1,4 @@
-"""Keys of virtual peers, whose ids are easier to read than fingerprints."""
+"""Keys of simulated peers, whose ids are easier to read than fingerprints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...protocol.trust.notary import Notary
 
 
 class SimulatedKeys:
-    """Everybody's; the same peer has the same key in every run."""
+    """The keys of all peers; a peer has the same key in every run."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._peers: dict[bytes, str] = {}  # by public key
 
     def notary(self, peer: str | None = None) -> Notary:
-        """That of a peer; None: of somebody who only checks."""
+        """Return the notary of a peer, or one that only verifies if ``peer`` is None."""
         identity = None
         if peer is not None:
             seed = hashlib.sha256(peer.encode()).digest()

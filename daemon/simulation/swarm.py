@@ -1,11 +1,10 @@
-"""A whole run in one process and in virtual time: production master and peers, trainers of a few
-numbers, and the means to hurt them. The same seed gives the same history.
+"""A whole run in one process and in virtual time, with fault injection. The same seed gives the same run.
 
-    Swarm
-     ├── MasterService   production; its journal in memory, which survives its crashes
-     ├── PeerService ... production, each on a virtual host of a ``MemoryWorld``
-     │    └── SimTrainer a numpy vector that drifts; obeys the hook's protocol
-     └── Witness         sees every root, every contribution, every commit, and objects
+Swarm
+ ├── MasterService   production code; its journal is in memory and survives crashes
+ ├── PeerService ... production code, each on a virtual host of a ``MemoryWorld``
+ │    └── SimTrainer a drifting numpy vector that follows the hook's protocol
+ └── Witness         checks every root, contribution and commit
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from ...protocol.messages import ModelLayout, RelayOffer, Role
 from ...protocol.trust.authority import Party
 from ..master.journal_store import GrantRow
 from ..master.master_service import CROWD_MIN
-from ..peer.peer_parts import PeerConfig
+from ..peer.peer_config import PeerConfig
 from ..peer.relay_service import RelayService
 from ..tasks import told_error
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
@@ -54,20 +53,19 @@ RUN_ID = "5" * 32
 MASTER_ID = "f" * 32
 MASTER = "master"  # its host's name
 MASTER_ADDRESS = Address(MASTER, 29700)
-DEAD_SLACK_S = 2.0  # over the deadline: delays of messages that are under way, and a heartbeat
+DEAD_SLACK_S = 2.0  # beyond the deadline: delays of messages in flight, and a heartbeat
 
 
 class Swarm:
-    """A run: one master, some peers, and the means to hurt them.
+    """A run of one master and some peers, and the methods that inject faults.
 
     Args:
-      spec_toml: the run's ``run.toml``.
-      seed: of everything random.
-      slowness: by peer's name, how many times longer its steps are.
-      strict: look after every decision of the master whether all is as it should be. Not for tests
-        in which somebody lies.
-      disks: a folder with one for each machine's checkpoints, which outlive its crashes; None: none.
-      disk_turn_s: what a turn of writing takes.
+      spec_toml: the text of ``run.toml``.
+      seed: seed of all random choices.
+      slowness: by peer name, the factor on its step time.
+      strict: check the invariants after every decision of the master; not for tests with lying peers.
+      disks: folder for the machines' checkpoints, which survive crashes; None: no checkpoints.
+      disk_turn_s: duration of one turn of writing a checkpoint.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class Swarm:
         codecs = {codec for each in fragments for codec in self.spec.reduce.codecs(each)}
         self.witness = Witness(
             coarse=codecs != {"fp32"},
-            # With these, what arrives is little of what was posted.
+            # With these codecs only a small part of a contribution arrives.
             knows_contributions=codecs.isdisjoint(TOPK_CODECS),
         )
         self.store = WitnessedStore(self.witness)
@@ -111,14 +109,14 @@ class Swarm:
         self.apply_s = apply_s
         self.delta = delta
         self.peers: dict[str, SimPeer] = {}
-        self.left: set[str] = set()  # names of those that were asked to leave for good
-        self.liars: dict[str, Corrupts] = {}  # by name; told before they are added
-        self.relays: dict[str, trio.CancelScope] = {}  # by name: of those that run
-        self.twins: dict[str, SimPeer] = {}  # by the name of whose identity they have
-        self.gone_with_twin = False  # the newest state: the run goes back to what others hold
+        self.left: set[str] = set()  # names of peers that were asked to leave permanently
+        self.liars: dict[str, Corrupts] = {}  # by name; set before the peer is added
+        self.relays: dict[str, trio.CancelScope] = {}  # running relays, by name
+        self.twins: dict[str, SimPeer] = {}  # by the name of the peer whose identity they share
+        self.gone_with_twin = False  # only a twin held the newest state, so the run must rewind
         self.standstill = FrozenHosts()
         self.at_peace = False
-        self._changed_lines: list[Callable[[], None]] = []  # makes them as they were
+        self._changed_lines: list[Callable[[], None]] = []  # restore the previous lines
         self.strict = strict
         self.disks = disks
         self.disk_turn_s = disk_turn_s
@@ -126,8 +124,8 @@ class Swarm:
         self.master: WitnessedMaster | None = None
         self._master_scope = trio.CancelScope()
         self._term = 0
-        # By ``_decisive_s``: since when the master has looked on without a break, and, by incarnation,
-        # since when nothing comes.
+        # In ``_decisive_s`` time: the start of the master's uninterrupted attention, and, by incarnation,
+        # the start of a peer's silence.
         self._attentive_s = 0.0
         self._mute: dict[tuple[str, int], float] = {}
         self._past_waited_s = 0.0  # of masters that crashed
@@ -174,12 +172,12 @@ class Swarm:
             await self._master_ended(error)
 
     async def _master_ended(self, _error: UserError) -> None:
-        """By itself: it is started again, as a service manager would."""
+        """Restart a master that ended by itself, as a service manager would."""
         self.crash_master()
         await self.revive_master()
 
     async def revive_master(self) -> None:
-        """Start it again, and again, until it runs."""
+        """Try to restart the master until it runs."""
         while True:
             await trio.sleep(RESTART_S)
             if self.master is not None:
@@ -203,19 +201,19 @@ class Swarm:
         return trio.current_time() - self._past_waited_s - waited_s
 
     def leap(self, seconds: float, wall_seconds: float) -> None:
-        """The clocks of the master's machine change at once."""
+        """Let the clocks of the master's machine jump."""
         self.master_clock_ahead_s += seconds
         self.store.wall_clock_ahead_s += wall_seconds
         self._attentive_s = self._decisive_s()
 
     def _watch(self, effects: list[Effect]) -> None:
-        """The master has decided something."""
+        """Check the invariants after a decision of the master."""
         self.notify()
         if not self.strict:
             return
         assert self.master is not None
         coordinator = self.master.coordinator
-        if len(self.master.sessions) < CROWD_MIN:  # else not each decision is thought to its end
+        if len(self.master.sessions) < CROWD_MIN:  # a larger crowd's decisions are batched
             check_invariants(coordinator)
         check_honesty(effects, [self.peers[name].peer for name in self.liars])
         for peer in promoted(effects):
@@ -226,16 +224,18 @@ class Swarm:
         for member in coordinator.context.roster:
             mute_s = self._mute.get((member.peer, member.incarnation))
             if mute_s is not None and max(mute_s, self._attentive_s) < long_ago_s:
-                raise ViolationError(f"{member.name} is mute since {mute_s:.2f} and still a member")
+                raise ViolationError(
+                    f"{member.name} is silent since {mute_s:.2f}, but still a member"
+                )
 
     def _check_promoted(self, sim: SimPeer) -> None:
         assert self.master is not None
         context = self.master.coordinator.context
         member = context.roster.get(sim.peer)
         if member is None or member.incarnation != sim.service.config.incarnation:
-            return  # the master has not heard yet that the one it means is dead
+            return  # the master means an earlier life, and does not know of its death yet
         if context.history.founded and not sim.holds_everything:
-            raise ViolationError(f"{sim.name} got a place and has not got the state")
+            raise ViolationError(f"{sim.name} got a place without holding the state")
 
     # ------------------------------------------------------------ peers
 
@@ -247,7 +247,7 @@ class Swarm:
         founder: bool = True,
         site: str = "",
     ) -> SimPeer:
-        """A new machine that has redeemed an invite."""
+        """Start a new machine that has redeemed an invite."""
         peer = f"{len(self.peers) + 1:08x}" + f"{self.rng.getrandbits(96):024x}"
         self.store.admit(peer, GrantRow(role, founder, name))
         self.peers[name] = sim = self._boot(name, peer, 1, site)
@@ -261,7 +261,7 @@ class Swarm:
         bytes_per_s: float = 1e7,
         quota_bytes: int = 0,
     ) -> RelayService:
-        """A machine that only forwards for others."""
+        """Start a machine that only forwards for peers."""
         peer = f"{self.rng.getrandbits(128):032x}"
         self.store.admit(peer, GrantRow(Role.RELAY, False, name))
         config = PeerConfig(
@@ -313,11 +313,10 @@ class Swarm:
         )
         disk = disk or (None if self.disks is None else self.disks / name)
         place = None if disk is None else FolderStore(disk)
-        service = WitnessedPeer(config, network, trainer, checkpoints=place)
+        liar = self.liars.get(name)
+        service = WitnessedPeer(config, network, trainer, checkpoints=place, liar=liar)
         service.witness, service.apply_s = self.witness, self.apply_s
         service.changed = self.notify
-        if name in self.liars:
-            self.liars[name].corrupt(service)
         trainer.tell_failed = service.training.failed_with
         service.checkpointer.turn_s = self.disk_turn_s
         if place is not None:
@@ -325,7 +324,7 @@ class Swarm:
         return SimPeer(name, peer, network, trainer, service, lives=lives)
 
     def make_trainer(self, name: str, peer: str, _lives: int) -> SimTrainer:
-        """What trains on this machine, in this life of it."""
+        """Make the trainer of a machine's current life."""
         step_s = self.step_s * self.slowness.get(name, 1.0)
         return SimTrainer(peer, self.layout, self.witness, step_s=step_s, delta=self.delta)
 
@@ -338,7 +337,7 @@ class Swarm:
             except BaseExceptionGroup as group:
                 if not isinstance(told := told_error(group), UserError):
                     raise
-                sim.ended = told  # a process says so, and ends
+                sim.ended = told  # a process prints it and exits
             if sim.alive:
                 self._bury(sim)  # the process ended: its connections close
 
@@ -349,7 +348,7 @@ class Swarm:
         self.notify()
 
     def crash(self, name: str) -> None:
-        """The machine loses its power."""
+        """Cut a machine's power."""
         self._kill(self.peers[name])
 
     def _kill(self, sim: SimPeer) -> None:
@@ -359,7 +358,7 @@ class Swarm:
             sim.scope.cancel()
 
     def keep(self, name: str, folder: Path) -> None:
-        """What a daemon that ended in good order leaves on its disk."""
+        """Write the checkpoint that a daemon leaves on its disk when it exits gracefully."""
         checkpointer = self.peers[name].service.checkpointer
         checkpointer.place = FolderStore(folder)
         last = checkpointer.last()
@@ -367,10 +366,10 @@ class Swarm:
             pass
 
     def restart(self, name: str, *, disk: Path | None = None) -> SimPeer:
-        """The machine comes back, with its identity and without its memory.
+        """Start a machine again, with its identity and without its memory.
 
         Args:
-          disk: where it may find what was kept.
+          disk: folder with its checkpoints.
         """
         old = self.peers[name]
         self.peers[name] = sim = self._boot(
@@ -379,7 +378,7 @@ class Swarm:
         return sim
 
     def add_twin(self, name: str) -> None:
-        """Another machine begins with the identity of this one."""
+        """Start another machine with a peer's identity."""
         self.twins[name] = self._boot(f"{name}-twin", self.peers[name].peer, 1, "")
 
     def end_twin(self, name: str) -> None:
@@ -390,19 +389,19 @@ class Swarm:
             self._kill(twin)
 
     def leave(self, name: str) -> None:
-        """The peer drains and goes, for good."""
+        """Make a peer drain and leave permanently."""
         self.left.add(name)
         with on_host(name):
             self.nursery.start_soon(self.peers[name].service.leave, "enough")
 
     def kick(self, name: str) -> None:
-        """The owner sends the peer away, for good."""
+        """Remove a peer permanently, as the operator would."""
         self.left.add(name)
         self._kicked.add(self.peers[name].peer)
         self._kick_again()
 
     def _kick_again(self) -> None:
-        """Until it is on the master's disk, the owner is not told that it is done."""
+        """Repeat removals that are not on the master's disk: the operator has no confirmation yet."""
         assert self.master is not None
         coordinator = self.master.coordinator
         for peer in sorted(self._kicked - set(coordinator.context.history.revoked)):
@@ -411,7 +410,7 @@ class Swarm:
     # ------------------------------------------------------------ faults that last
 
     def stop(self, name: str, *, asleep: bool) -> None:
-        """The host's processes stand still; asleep: so does its network."""
+        """Stop a host's processes, and with ``asleep`` its network too."""
         self.standstill.stop(name)
         if name in self.peers:
             sim = self.peers[name]
@@ -432,7 +431,7 @@ class Swarm:
     def change_lines(
         self, name: str, *, delay_s: float | None, bytes_per_s: float | None
     ) -> Callable[[], None]:
-        """All lines of a host have another delay, or rate; returns what makes them as they were."""
+        """Change the delay or rate of all lines of a host; return the function that restores them."""
         others = [*sorted(self.peers), MASTER]
         before = {}
         for other in others:
@@ -449,7 +448,7 @@ class Swarm:
         return restore
 
     async def end_faults(self) -> None:
-        """Whatever lasts is over; the dead stay dead, but for the master."""
+        """End all lasting faults; of the dead only the master is restarted."""
         self.at_peace = True
         for name in list(self.twins):
             self.end_twin(name)
@@ -477,7 +476,7 @@ class Swarm:
     # ------------------------------------------------------------ waiting and checking
 
     def story(self) -> str:
-        """Where everybody stands, for the report of a failing seed."""
+        """Describe the state of the run and all peers, for the report of a failing seed."""
         lines = [f"at {trio.current_time():.2f} s, {self.committed} committed"]
         if self.master is not None:
             status = describe(self.master.coordinator, self.master.now())
@@ -495,17 +494,21 @@ class Swarm:
         return "\n  ".join(lines)
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 600.0) -> None:
-        """Wait in virtual time until something is so; raises trio.TooSlowError."""
+        """Poll in virtual time until a condition holds.
+
+        Raises:
+          trio.TooSlowError: it does not hold in time.
+        """
         with trio.fail_after(within_s):
             while not condition():
                 await trio.sleep(0.01)
 
     def notify(self) -> None:
-        """Something has changed that somebody may be waiting for."""
+        """Wake all tasks in ``when``: something has changed."""
         self._changed.unpark_all()
 
     async def when(self, condition: Callable[[], object], *, within_s: float) -> None:
-        """As ``until``, for what changes with a decision of the master or a deed of a peer only."""
+        """Wait as ``until``, for conditions that change only with a decision or effect of a daemon."""
         with trio.fail_after(within_s):
             while not condition():
                 await self._changed.park()
@@ -515,7 +518,7 @@ class Swarm:
         return len(self.witness.commits)
 
     def in_sync(self, name: str) -> bool:
-        """This peer holds every committed version."""
+        """Return whether a peer holds every committed version."""
         sim = self.peers[name]
         held = {head.fragment: head.version for head in sim.service.replica.heads()}
         return (
@@ -526,7 +529,7 @@ class Swarm:
         )
 
     def survives_without(self, name: str) -> bool:
-        """Whether anybody else holds the committed state, or is about to: memory is all there is."""
+        """Return whether another peer holds the committed state, which is only in memory."""
         return any(
             keeps_state(self.peers[other], self.witness, self.master)
             for other in self.peers
@@ -537,7 +540,7 @@ class Swarm:
         return self.peers[name].service.replica.role
 
     async def come_to_rest(self, names: Sequence[str], *, within_s: float = 60.0) -> None:
-        """Pause the run, then wait until no round is in flight and these hold all of it."""
+        """Pause the run, then wait until no round is in flight and the named peers are in sync."""
         assert self.master is not None
         coordinator = self.master.coordinator
         self.master.decide(coordinator.pause)
@@ -545,7 +548,7 @@ class Swarm:
         await self.when(lambda: all(self.in_sync(name) for name in names), within_s=within_s)
 
     def check_final(self, names: Sequence[str]) -> None:
-        """Every one of these holds the same bits at the committed versions."""
+        """Check that the named peers hold the same bits at the committed versions."""
         for name in names:
             state = self.peers[name].service.state
             if state is None:

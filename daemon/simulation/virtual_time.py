@@ -1,8 +1,8 @@
-"""Runs an async function in virtual time, the same way every time.
+"""Deterministic execution of an async function in virtual time.
 
-Nothing waits for the wall clock: when all tasks sleep, the clock jumps to the first that wakes. And
-trio, which shuffles the tasks that could run, shuffles them by a seed. With ``memory_network`` for a
-network, a whole run becomes a function of its seed.
+Nothing waits for the wall clock: when all tasks sleep, the clock jumps to the next deadline. trio
+shuffles runnable tasks; here the order follows from a seed. With ``memory_network`` as the network, a
+whole run becomes a function of its seed.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ import trio
 
 T = TypeVar("T")
 
-VIRTUAL_SECONDS_MAX = 3_600.0  # a deadlock spends this hour at once and fails by name
+VIRTUAL_SECONDS_MAX = 3_600.0  # a deadlock reaches this limit at once and raises TooSlowError
 
 
 class VirtualClock(trio.abc.Clock):
-    """Time stands still while any task can run; then it is at once the next deadline's.
+    """A clock that stops while any task can run, then jumps to the next deadline.
 
-    trio's ``MockClock`` can do the same, by way of a wait for idleness: twice as many passes of the
+    trio's ``MockClock`` does the same by waiting for idleness, which costs twice as many passes of the
     scheduler, each with a system call.
     """
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self._alarms: list[tuple[float, int, Alarm]] = []  # a heap; some have rung or moved since
+        self._alarms: list[tuple[float, int, Alarm]] = []  # a heap; may hold outdated entries
         self._numbers = itertools.count()
 
     def set_alarm(self, alarm: Alarm, at_s: float) -> None:
         heapq.heappush(self._alarms, (at_s, next(self._numbers), alarm))
 
     def start_clock(self) -> None:
-        """Nothing to start."""
+        """Do nothing: the clock needs no start."""
 
     def current_time(self) -> float:
         return self._now_s
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Asked when no task can run: how long to wait for ``deadline``, the next of all."""
+        """Jump to the next deadline or alarm; trio calls this when no task can run."""
         alarms = self._alarms
         while alarms and alarms[0][2].at_s != alarms[0][0]:
             heapq.heappop(alarms)
@@ -63,13 +63,13 @@ class VirtualClock(trio.abc.Clock):
 
 
 class Alarm:
-    """Wakes the task that waits for it, at a moment that others may bring forward. Virtual time only.
+    """A timer in virtual time for one waiting task, whose time can be brought forward.
 
-    It is a fraction of the work of a cancel scope with a deadline, and a simulated network does
-    little else than wait until something arrives.
+    It costs a fraction of a cancel scope with a deadline, and most of a simulated network's work is
+    waiting for arrivals.
 
     Attributes:
-      at_s: when it rings; ``inf``: never, unless somebody rings it.
+      at_s: time at which it wakes the task; ``inf``: only when ``ring`` is called.
     """
 
     __slots__ = ("_clock", "_task", "at_s")
@@ -80,7 +80,7 @@ class Alarm:
         self._clock: VirtualClock | None = None
 
     async def wait(self, at_s: float) -> None:
-        """Until it rings; one task at a time."""
+        """Wait until the alarm rings; one task at a time."""
         clock = trio.lowlevel.current_clock()
         assert isinstance(clock, VirtualClock)
         self._clock, self._task, self.at_s = clock, trio.lowlevel.current_task(), at_s
@@ -93,14 +93,14 @@ class Alarm:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def bring_forward(self, at_s: float) -> None:
-        """If somebody waits, then not longer than until this moment."""
+        """Let a waiting task wake at this time, if it would wake later."""
         if self._task is not None and at_s < self.at_s:
             assert self._clock is not None
             self.at_s = at_s
             self._clock.set_alarm(self, at_s)
 
     def ring(self) -> None:
-        """Wake whoever waits, now."""
+        """Wake the waiting task now."""
         task, self._task, self.at_s = self._task, None, math.inf
         if task is not None:
             trio.lowlevel.reschedule(task)
@@ -109,7 +109,7 @@ class Alarm:
 def run_virtually(
     function: Callable[[], Awaitable[T]], *, seed: int, seconds_max: float = VIRTUAL_SECONDS_MAX
 ) -> T:
-    """``trio.run`` in virtual time, deterministic.
+    """Run an async function with ``trio.run`` in virtual time, deterministically.
 
     Raises:
       trio.TooSlowError: after ``seconds_max`` virtual seconds.
@@ -125,7 +125,7 @@ def run_virtually(
 
 @contextmanager
 def _scheduled_by(seed: int) -> Iterator[None]:
-    # The switch that trio keeps for property tests; it has no public name.
+    # trio has this switch for property tests; it has no public name.
     scheduler = trio._core._run
     before = scheduler._r, scheduler._ALLOW_DETERMINISTIC_SCHEDULING
     scheduler._r, scheduler._ALLOW_DETERMINISTIC_SCHEDULING = random.Random(seed), True  # type: ignore[misc]

@@ -1,14 +1,12 @@
-"""Sees all that happens in a simulated run, and objects when a promise is broken.
+"""The observer of a simulated run, which checks the invariants after every event that can violate them.
 
-What it checks, after every event that can break it:
-
-    parity      all members have the same root at the same fragment and version
-    history     versions are committed one after the other, each once, and none is applied before
-    divisor     a committed mean is that of exactly the contributors its record names
-    promotion   who gets a place was in sync: it moves no state
-    terms       no peer follows an older master than one it followed before
-    the dead    who is dead, or stands still, is no member for much longer than the deadline
-    honesty     nobody lies here, so nobody is accused of lying
+parity      all members have the same root at the same fragment and version
+history     versions are committed in order, each once, and applied only after the commit
+divisor     a committed mean is that of exactly the contributors that its record names
+promotion   a peer that gets a place is in sync, so its promotion moves no state
+terms       no peer follows an older master after a newer one
+the dead    a dead or stopped peer stays a member little longer than the deadline
+honesty     no honest peer is accused of lying
 """
 
 from __future__ import annotations
@@ -25,33 +23,42 @@ from numpy.typing import NDArray
 from ...membership.master.state.journal import JournalRecord, RoundCommitted, RunRewound
 from ...protocol.messages import Commit, Contributor, ContributorRun, FragmentHead
 
-CONTRIBUTIONS_KEPT_MAX = 4_096  # of (round, peer); older ones cannot be committed any more
+CONTRIBUTIONS_KEPT_MAX = 4_096  # (round, peer) pairs; older rounds cannot be committed any more
 
 
-Tell = Callable[[str], object]  # hears of every event
+Tell = Callable[[str], object]  # receives every event
 
 
 class ViolationError(AssertionError):
-    """The run broke a promise."""
+    """A run violated an invariant."""
 
 
 @define
 class Witness:
-    """Sees what happens at every peer and at the journal; raises ViolationError."""
+    """An observer of every peer and of the journal, which raises ViolationError.
+
+    Attributes:
+      roots: by fragment and version, the first root seen and the peer that had it.
+      versions: by fragment, the committed version.
+      terms: by peer and incarnation, the newest master's term.
+      contributions: by round and peer, the posted pseudo-gradients.
+      trace: digest of all events with their times.
+      coarse: a lossy codec is in use, so means are right to a few steps of int8.
+      knows_contributions: False if contributions are not known, so that no mean is checked.
+      excused: peers whose copy a test has damaged.
+    """
 
     roots: dict[tuple[int, int], tuple[bytes, str]] = field(factory=dict)
     commits: list[Commit] = field(factory=list)
-    recorded: set[int] = field(factory=set)  # the commits' rounds
+    recorded: set[int] = field(factory=set)  # rounds of the commits
     versions: dict[int, int] = field(factory=dict)
     terms: dict[tuple[str, int], int] = field(factory=dict)
     contributions: dict[tuple[int, str], list[NDArray[np.float32]]] = field(factory=dict)
     events: int = 0
     trace: blake3 = field(factory=blake3)
-    coarse: bool = False  # a lossy codec is in use: means are right to a few steps of int8
-    knows_contributions: bool = True  # else nobody tells of them, and no mean is checked
-
-    excused: set[str] = field(factory=set)  # peers whose copy a test has damaged
-
+    coarse: bool = False
+    knows_contributions: bool = True
+    excused: set[str] = field(factory=set)
     tell: Tell | None = None
 
     def note(self, *what: object) -> None:
@@ -76,7 +83,7 @@ class Witness:
     def saw_record(self, record: JournalRecord) -> None:
         self.note("record", record)
         if isinstance(record, RunRewound):
-            self._went_back(record)
+            self._rewind(record)
         if not isinstance(record, RoundCommitted):
             return
         commit = record.commit
@@ -89,22 +96,22 @@ class Witness:
         self.commits.append(commit)
         self.recorded.add(commit.round)
 
-    def _went_back(self, record: RunRewound) -> None:
-        """What was beyond is given up, and its versions are made anew."""
+    def _rewind(self, record: RunRewound) -> None:
+        """Forget the versions after a rewind's target; the run will commit them again."""
         for head in record.heads:
             self.versions[head.fragment] = head.version
             for key in [k for k in self.roots if k[0] == head.fragment and k[1] > head.version]:
                 del self.roots[key]
 
     def saw_term(self, peer: str, incarnation: int, term: int) -> None:
-        """A peer's daemon follows the master of this term."""
+        """Record that a peer's daemon follows the master of a term."""
         known = self.terms.setdefault((peer, incarnation), term)
         if term < known:
             raise ViolationError(f"{peer[:8]} follows a master of term {term} after one of {known}")
         self.terms[peer, incarnation] = term
 
     def saw_contribution(self, peer: str, round_id: int, values: NDArray[np.float32]) -> None:
-        """A peer may post several times for a round: its trainer, or its daemon, began anew."""
+        """Record a contribution; a peer posts again for a round if its trainer or daemon restarted."""
         self.contributions.setdefault((round_id, peer), []).append(values.copy())
         while len(self.contributions) > CONTRIBUTIONS_KEPT_MAX:
             del self.contributions[next(iter(self.contributions))]
@@ -112,9 +119,9 @@ class Witness:
     def saw_mean(
         self, peer: str, commit: Commit, mean: NDArray[np.float32], chunk_elements: int
     ) -> None:
-        """The divisor is the weight that went in, and what went in is what the record names.
+        """Check that a mean is that of the contributors that the commit's record names.
 
-        Chunk by chunk: after a repair they have different contributors.
+        The check goes chunk by chunk, because after a repair chunks have different contributors.
         """
         self.note("mean", peer, commit.round)
         if commit.round not in self.recorded:

@@ -1,36 +1,37 @@
-"""Production master and peers with the witness looking on, and a disk that can fail."""
+"""The production master and peers, observed by the witness, and a disk that can fail."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
 
 import trio
 from attrs import define, field
 
-from ...checkpoint.checkpoint_store import CheckpointStore
 from ...membership.master.state.journal import JournalRecord, PeerQuarantined, PlaceTaken
 from ...membership.master.state.master_effects import DropPeer, Effect, RecordDurably
 from ...membership.peer.peer_effects import PeerEffect, TellMaster
-from ...membership.spec.spec import RunSpec
 from ...protocol.errors import HoldfastError
 from ...protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
 from ..master.journal_store import JournalStore
 from ..master.master_service import MasterService
 from ..peer.checkpointer import Checkpointer
-from ..peer.peer_service import PeerService
+from ..peer.peer_service import PeerFactories, PeerService
 from .drifting_trainer import SimTrainer
+from .lying_peers import Corrupts
 from .memory_network import MemoryNetwork
 from .witness import ViolationError, Witness
 
 
 class WitnessedStore(JournalStore):
-    """A journal in memory that the witness reads along.
+    """A journal in memory whose records the witness sees.
 
     Attributes:
-      full: nothing can be written.
-      slow_s: how long a record takes.
-      wall_clock_ahead_s: of what the journal notes as its records' time.
+      full: the disk is full: nothing can be written.
+      slow_s: duration of writing a record.
+      wall_clock_ahead_s: offset of the wall clock that dates the records.
     """
 
     def __init__(self, witness: Witness) -> None:
@@ -48,7 +49,7 @@ class WitnessedStore(JournalStore):
 
 
 class WitnessedMaster(MasterService):
-    """A master each of whose decisions the witness sees."""
+    """A master whose every decision the witness sees."""
 
     store: WitnessedStore
     witness: Witness
@@ -65,14 +66,14 @@ class WitnessedMaster(MasterService):
         self.watch(decided)
 
     async def _append(self, record: JournalRecord) -> None:
-        # Half before, half after: a crash may come while a record is on disk and nobody knows.
+        # Half before, half after: a crash may happen when the record is on disk but not yet announced.
         await trio.sleep(self.store.slow_s / 2)
         await super()._append(record)
         await trio.sleep(self.store.slow_s / 2)
 
 
 class SlowCheckpointer(Checkpointer):
-    """One whose disk takes its time, which virtual time does not see."""
+    """A checkpointer that simulates the disk's duration in virtual time."""
 
     turn_bytes = 1  # a piece at a time
     turn_s: float = 0.0
@@ -86,15 +87,19 @@ class WitnessedPeer(PeerService):
 
     witness: Witness
     checkpointer: SlowCheckpointer
-    apply_s: float = 0.0  # how long an outer step takes; virtual time sees no computing
+    apply_s: float = 0.0  # simulated duration of an outer step; computing takes no virtual time
     changed: Callable[[], None] | None = None
 
-    def _make_checkpointer(self, place: CheckpointStore | None) -> Checkpointer:
-        return SlowCheckpointer(self.parts, self.state_service, place, wall_clock=trio.current_time)
+    def __init__(self, *args: Any, liar: Corrupts | None = None, **options: Any) -> None:
+        checkpointer = partial(SlowCheckpointer, wall_clock=trio.current_time)
+        factories = PeerFactories(checkpointer=checkpointer)
+        if liar is not None:
+            factories = liar.corrupt(self, factories)
+        super().__init__(*args, factories=factories, **options)
 
-    def _welcome(self, message: Welcome) -> RunSpec:
+    def _welcome(self, message: Welcome) -> None:
         self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
-        return super()._welcome(message)
+        super()._welcome(message)
 
     def _perform(self, todo: list[PeerEffect]) -> None:
         for effect in todo:
@@ -116,7 +121,7 @@ class WitnessedPeer(PeerService):
 
 @define(eq=False)
 class SimPeer:
-    """One life of a virtual machine, which survives its daemon's deaths as a machine does."""
+    """One life of a virtual machine: its host, its trainer and its daemon."""
 
     name: str
     peer: str
@@ -130,7 +135,7 @@ class SimPeer:
 
     @property
     def holds_everything(self) -> bool:
-        """It has a copy of each fragment and fetches none."""
+        """True if the peer has a copy of each fragment and fetches none."""
         fragments = self.service.replica.fragments
         return bool(fragments) and all(
             here.version is not None and here.fetching is None for here in fragments
@@ -138,7 +143,7 @@ class SimPeer:
 
 
 def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
-    """Who does not lie is not sent away for that, nor convicted."""
+    """Raise ViolationError if an honest peer is quarantined, or any peer dropped for its messages."""
     for effect in effects:
         record = effect.record if isinstance(effect, RecordDurably) else None
         if isinstance(record, PeerQuarantined) and record.peer not in liars:
@@ -148,7 +153,7 @@ def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
 
 
 def promoted(effects: list[Effect]) -> list[str]:
-    """Who was given a place."""
+    """Return the peers that were given a place."""
     return [
         effect.record.peer
         for effect in effects

@@ -1,1 +1,1 @@
-"""What a daemon shows over HTTP: its page, a JSON API, a live stream, metrics; and the owner's actions."""
+"""HTTP of a daemon: the page, a JSON API, a live stream, metrics, and the operator's actions."""

@@ -1,7 +1,7 @@
-"""The routes of a daemon: JSON about what it does, the page, and the few actions of its owner.
+"""The HTTP application of a daemon: JSON, the page, and the operator's actions.
 
-Reading needs no token, since it is bound to loopback unless told otherwise, and answers to no foreign
-name; whatever changes the run needs the bearer token from the state directory.
+Reading needs no token: by default the daemon listens on loopback, and it answers to no foreign host name.
+An action needs the bearer token from the state directory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from .json_answers import answer
 from .page_files import PAGES, PageFiles
 
 DESCRIPTION = Path(__file__).with_name("openapi.json")
-BODY_BYTES_MAX = 65_536  # of a request; actions are a handful of fields
+BODY_BYTES_MAX = 65_536  # of a request; actions have a few fields
 
-# The page loads nothing from elsewhere and runs nothing that is written into it; a name that somebody
-# gave a machine can therefore do no harm in it.
+# The page loads nothing from other hosts and runs no inline scripts, so a machine's name cannot inject one.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",
@@ -52,12 +51,12 @@ def make_app(
     pages: PageFiles = PAGES,
     names: HostNames | None = None,
 ) -> ASGIApp:
-    """An application with the page, ``GET /api/NAME`` per read, ``POST /api/NAME`` per action.
+    """Make an application with the page, ``GET /api/NAME`` per read, ``POST /api/NAME`` per action.
 
     Args:
-      why_unready: why the daemon cannot do its work now; empty: it can.
-      routes: whatever else there is.
-      names: what it is called; None: this machine's own names.
+      why_unready: returns why the daemon cannot do its work now, or an empty string.
+      routes: further routes.
+      names: the daemon's host names; by default this machine's own names.
     """
 
     async def healthz(_request: Request) -> Response:
@@ -85,7 +84,7 @@ def make_app(
 
 
 class _Headed:
-    """Sends ``HEADERS`` with every answer, errors too."""
+    """Middleware that sends ``HEADERS`` with every answer, including errors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -114,7 +113,7 @@ def _action_route(name: str, action: Action, token: str) -> Route:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             return answer(
-                {"error": "this needs the bearer token of the run's state directory"}, 401
+                {"error": "this needs the bearer token from the run's state directory"}, 401
             )
         body = await _body(request)
         if body is None:
@@ -140,6 +139,6 @@ async def _body(request: Request) -> Json | None:
         return {}
     try:
         value = json.loads(raw)
-    except (ValueError, RecursionError):  # the latter: deep nesting
+    except (ValueError, RecursionError):  # RecursionError: deep nesting
         return None
     return value if isinstance(value, dict) else None

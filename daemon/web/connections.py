@@ -1,12 +1,12 @@
-"""HTTP connections: each ends when its client has gone, and all of them leave room for the run's port.
+"""HTTP connections of a daemon, limited in number so that the run's port keeps enough descriptors.
 
     serve              one nursery, until cancelled
     └── _serve_one     one per connection: Hypercorn's ``TCPServer`` over a ``_Connection``
 
-The run's port lives in the same process, so a descriptor that a browser holds is one that no peer gets.
-Hypercorn parses HTTP and speaks ASGI; which connections there are is decided here. Left to itself its
-trio worker keeps the descriptor of an idle client that has gone until ``keep_alive_timeout``, takes any
-number of clients, and waits for ever for one that does not read.
+The run's port is in the same process, so a descriptor that a browser holds is not available to a peer.
+Hypercorn parses HTTP and speaks ASGI; this module manages the connections. Hypercorn's own trio worker
+keeps the descriptor of a closed idle client until ``keep_alive_timeout``, takes any number of clients,
+and waits forever for a client that does not read.
 """
 
 from __future__ import annotations
@@ -23,41 +23,37 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-CONNECTIONS_MAX = 128  # a browser opens up to six, a command one: twenty people and more
-CONNECTIONS_MIN = 4  # a page and a command get through whatever the limit on descriptors is
-DESCRIPTORS_SHARE = (
-    0.25  # of the process's, at most for HTTP: the run's port and lanes have the rest
-)
-DESCRIPTORS_KEPT = (
-    32  # HTTP takes none of the last ones that are free, whatever has taken the others
-)
-# Longer than clients keep an idle connection: else one is closed as the next request is on its way.
+CONNECTIONS_MAX = 128  # for about twenty people: a browser opens up to six, a command one
+CONNECTIONS_MIN = 4  # for a page and a command, whatever the limit on descriptors
+DESCRIPTORS_SHARE = 0.25  # for HTTP at most; the run's port and lanes have the rest
+DESCRIPTORS_KEPT = 32  # the last free descriptors, which HTTP never takes
+# Longer than clients keep an idle connection, or it would be closed while a request is on its way.
 KEEP_ALIVE_S = 75.0
-SEND_S = 30.0  # a client that takes nothing for so long is gone
-SEND_BYTES = 65_536  # of an answer at a time, so that a slow client shows that it takes something
+SEND_S = 30.0  # a client that reads nothing for this long is disconnected
+SEND_BYTES = 65_536  # of an answer at a time, so that a slow client is seen to read
 
 _log = logging.getLogger("holdfast.http")
 
 
 def descriptors_max() -> float:
-    """How many descriptors this process may have."""
+    """Return the limit on this process's descriptors."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return float("inf") if soft == resource.RLIM_INFINITY else soft
 
 
 def connections_max() -> int:
-    """How many HTTP connections a daemon holds, with the limit on descriptors that it has."""
+    """Return the limit on HTTP connections that follows from the limit on descriptors."""
     share = min(float(CONNECTIONS_MAX), DESCRIPTORS_SHARE * descriptors_max())
     return max(CONNECTIONS_MIN, int(share))
 
 
 class _Connection:
-    """One client's connection, in the shape that Hypercorn wants of a stream.
+    """One client's connection, with the interface that Hypercorn expects of a stream.
 
     Attributes:
-      context: Hypercorn's, of this connection alone; it ends the idle timer when the client has gone.
-      requests: how many are being answered now; none: the connection may yield.
-      idle_since: by trio's clock.
+      context: Hypercorn's context for this connection; it stops the idle timer when the client is gone.
+      requests: the requests that are being answered now; at 0 the connection may be closed.
+      idle_since: seconds on trio's clock.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -68,7 +64,7 @@ class _Connection:
         self._stream = stream
 
     def app(self, app: ASGIApp) -> ASGIApp:
-        """The application, watched for whether this connection is idle."""
+        """Wrap the application to count this connection's requests."""
 
         async def watched(scope: Scope, receive: Receive, send: Send) -> None:
             self.requests += 1
@@ -81,10 +77,10 @@ class _Connection:
         return watched
 
     def close(self) -> None:
-        """Give the descriptor back now; whoever uses the connection finds it closed."""
+        """Close the descriptor now; later reads and writes fail."""
         self.socket.close()
 
-    # ------------------------------------------------------------ what Hypercorn calls
+    # ------------------------------------------------------------ Hypercorn's interface
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         received: bytes | bytearray = b""
@@ -96,14 +92,14 @@ class _Connection:
         return received
 
     async def send_all(self, data: bytes) -> None:
-        """Hypercorn shields this from cancellation, so it must come to an end by itself."""
+        """Send within a time limit, because Hypercorn shields this from cancellation."""
         left = memoryview(data)
         while left:
             with trio.move_on_after(SEND_S) as in_time:
                 await self._stream.send_all(left[:SEND_BYTES])
             if in_time.cancelled_caught:
                 self.close()
-                raise trio.BrokenResourceError(f"the client took nothing for {SEND_S:.0f} s")
+                raise trio.BrokenResourceError(f"the client read nothing for {SEND_S:.0f} s")
             left = left[SEND_BYTES:]
 
     async def send_eof(self) -> None:
@@ -114,7 +110,7 @@ class _Connection:
 
 
 class Connections:
-    """All HTTP connections of a daemon."""
+    """The HTTP connections of a daemon."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -125,18 +121,18 @@ class Connections:
         self._config.keep_alive_timeout = KEEP_ALIVE_S
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accept until cancelled; closes the listener."""
+        """Accept until cancelled, then close the listener."""
         accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
         async with trio.open_nursery() as nursery:
             try:
                 await trio.serve_listeners(self._serve_one, [accepting], handler_nursery=nursery)
             finally:
-                for connection in self._open:  # also those whose client does not read
+                for connection in self._open:  # also those with a client that does not read
                     connection.close()
 
     async def _serve_one(self, stream: trio.SocketStream) -> None:
         if not self._has_room(stream.socket.fileno()):
-            _log.warning("%d HTTP connections are busy: no more are taken", len(self._open))
+            _log.warning("%d HTTP connections are busy: a new one was closed", len(self._open))
             return
         connection = _Connection(stream)
         self._open.add(connection)
@@ -144,17 +140,17 @@ class Connections:
         server = TCPServer(app, self._config, connection.context, {}, cast(Any, connection))
         try:
             await server.run()
-        except Exception:  # noqa: BLE001 of Hypercorn's parsers; no client's bytes end the daemon
+        except Exception:  # noqa: BLE001 a bug in Hypercorn's parsers must not end the daemon
             _log.warning("an HTTP connection failed", exc_info=True)
         finally:
             self._open.discard(connection)
             connection.close()
 
     def _has_room(self, descriptor: int) -> bool:
-        """Whether one more may stay; the one that has been idle for longest yields to it.
+        """Return whether a new connection may stay; close the longest idle one for it if needed.
 
         Args:
-          descriptor: its number. The kernel gives the lowest that is free, so all below are taken.
+          descriptor: its number. The kernel gives the lowest free one, so all below are in use.
         """
         scarce = descriptor >= descriptors_max() - DESCRIPTORS_KEPT
         if not scarce and len(self._open) < connections_max():

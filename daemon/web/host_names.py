@@ -1,8 +1,8 @@
-"""Under which names a daemon's HTTP side answers: its own, and no stranger's.
+"""The host names that a daemon's HTTP API answers to, as a defence against DNS rebinding.
 
-A page from anywhere can have its own name point at this machine ("DNS rebinding"): its visitor's browser
-then takes what a daemon here says for that page's, and lets it read. But the browser tells by which name
-it came, in ``Host``. No name that somebody else can give to this machine is answered: see RFC 9110, 15.5.20.
+A foreign page can have its own domain name resolve to this machine. The visitor's browser then lets
+that page read a daemon's answers as its own. The browser sends the name in ``Host``, so requests are
+answered only for names that a foreigner cannot give to this machine (RFC 9110, 15.5.20).
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from .json_answers import answer
 
-LOOPBACK = (
-    "localhost"  # and all below it: browsers and resolvers ask no server for these (RFC 6761)
-)
+LOOPBACK = "localhost"  # and its subdomains, which are never looked up at a server (RFC 6761)
 MISDIRECTED = 421
 
 
@@ -27,8 +25,8 @@ class HostNames:
     """The names of one daemon.
 
     Args:
-      bound: where it listens; a wildcard is answered to as well, for people type what is printed.
-      named: by its owner: of a proxy before it, or of the machine around a container.
+      bound: the address that it listens on; a wildcard, too, because people type what is printed.
+      named: more names, given by the operator: a proxy's, or the host's around a container.
     """
 
     def __init__(self, bound: str = "", named: Iterable[str] = ()) -> None:
@@ -37,10 +35,10 @@ class HostNames:
         self._names = {machine, label, f"{label}.local", *map(_plain, (bound, *named))} - {""}
 
     def answers_to(self, header: str, connected: str) -> bool:
-        """Whether a ``Host`` is one of ours.
+        """Return whether a ``Host`` header names this daemon.
 
         Args:
-          connected: our end's address of the connection that it came by.
+          connected: the local address of the connection.
         """
         try:
             host = _plain(Address.parse(header, default_port=0).host)
@@ -52,7 +50,7 @@ class HostNames:
 
 
 def _plain(host: str) -> str:
-    """One spelling for each host."""
+    """Normalize a host."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -69,9 +67,9 @@ def _is_loopback(host: str) -> bool:
 
 
 class Named:
-    """Lets requests through that come by one of our names.
+    """Middleware that answers only requests for one of the daemon's names.
 
-    A request without ``Host`` is let through: no browser sends one.
+    A request without ``Host`` passes: it comes from no browser.
     """
 
     def __init__(self, app: ASGIApp, names: HostNames) -> None:
@@ -85,7 +83,7 @@ class Named:
             if name == b"host" and not self.names.answers_to(header, connected):
                 refused = {
                     "error": f"this daemon is not {header[:255]!r}",
-                    "hint": "if that is a name of this machine, or of a proxy before it, start "
+                    "hint": "if this is a name of the machine, or of a proxy in front of it, start "
                     "the daemon with --http-host NAME",
                 }
                 await answer(refused, MISDIRECTED)(scope, receive, send)

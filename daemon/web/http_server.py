@@ -1,4 +1,4 @@
-"""A daemon's HTTP side as a process has it: its socket, its token, and who may ask."""
+"""A daemon's HTTP server: its socket, its token and its published address."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TOKEN_BYTES = 24
 
 
 def bind_http(address: Address) -> tuple[socket.socket, str]:
-    """A listening socket and its URL.
+    """Return a listening socket and its URL.
 
     Raises:
-      UserError: the address is taken or not ours.
+      UserError: the address is taken or not this machine's.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
@@ -58,16 +58,16 @@ def control_side(
     routes: Iterable[BaseRoute] = (),
     names: Iterable[str] = (),
 ) -> Iterator[tuple[Callable[[], Awaitable[None]], str]]:
-    """Bind a daemon's HTTP side and let commands find it, with a bearer token made for this life.
+    """Bind a daemon's HTTP server and publish its address with a new bearer token.
 
     Args:
-      names: that its owner gives it, beside the machine's own.
+      names: host names that the operator gives it, besides the machine's own.
 
     Yields:
       The task that serves it, and its URL.
 
     Raises:
-      UserError: the address is taken or not ours.
+      UserError: the address is taken or not this machine's.
     """
     listener, url = bind_http(address)
     token = secrets.token_urlsafe(TOKEN_BYTES)

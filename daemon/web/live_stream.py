@@ -1,10 +1,10 @@
-"""A daemon's live stream: server-sent events, made once for all who listen.
+"""A daemon's live stream: server-sent events, encoded once for all listeners.
 
     publish, publish_status --> Listener (a bounded queue each) --> GET /api/live
 
-What is published is put into words and bytes once. Nobody who reads slowly holds up anybody: of
-statuses only the newest waits for a listener, and one that leaves too much else lying is hung up on;
-its browser comes again and asks for what it has missed. Without listeners nothing is made at all.
+A slow listener delays no other one: only the newest status waits for it, and when too many other
+frames wait, it is disconnected. Its browser reconnects and fetches what it has missed. Without listeners
+nothing is encoded.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from .connections import connections_max
 from .json_answers import compact
 
 LISTENERS_MAX = 64
-LISTENERS_SHARE = 0.5  # of HTTP's connections, at most: who asks and acts has the others
-WAITING_MAX = 256  # frames, besides the newest status
-HEARTBEAT_S = 15.0  # without news; so that proxies and browsers see that we are there
+LISTENERS_SHARE = 0.5  # of HTTP's connections at most; the others are for requests
+WAITING_MAX = 256  # frames that wait for a listener, besides the newest status
+HEARTBEAT_S = 15.0  # without news: shows proxies and browsers that the daemon is there
 LOOK_S = 1.0  # between two statuses
-SEND_S = 30.0  # a listener that takes nothing for so long is gone
-RETRY_MS = 2_000  # after which a browser dials again
+SEND_S = 30.0  # a listener that reads nothing for this long is disconnected
+RETRY_MS = 2_000  # until a browser reconnects
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"x-accel-buffering", b"no"),  # nginx would collect them
+    (b"x-accel-buffering", b"no"),  # else nginx buffers the events
 ]
 
 
 @define(eq=False)
 class StreamListener:
-    """What one of those who listen has not been sent yet."""
+    """One listener, with what it has not been sent yet."""
 
-    status: bytes = b""  # empty: it knows the newest, ``known``
+    status: bytes = b""  # empty if the newest, ``known``, was sent
     known: bytes = b""
     frames: deque[bytes] = Factory(deque)
     overrun: bool = False
     news: trio.Event = Factory(trio.Event)
 
     def tell(self, status: bytes) -> None:
+        """Queue a status, in place of one that still waits."""
         if status is not self.known:
             self.status = self.known = status
             self.news.set()
 
     def take(self) -> bytes:
-        """All of it."""
+        """Return all waiting bytes and empty the queue."""
         taken = b"".join(self.frames) + self.status
         self.status = b""
         self.frames.clear()
@@ -62,8 +63,8 @@ class LiveStream:
     """The stream of one daemon.
 
     Args:
-      status: what is so now.
-      stamp: changes whenever that may have changed; compared by ``==``.
+      status: returns the current status.
+      stamp: returns a value that changes whenever the status may have changed.
     """
 
     def __init__(self, status: Callable[[], object], stamp: Callable[[], object]) -> None:
@@ -72,15 +73,15 @@ class LiveStream:
         self._listeners: set[StreamListener] = set()
         self._wanted = trio.Event()
         self._told: object = None  # the stamp of ``_frame``
-        self._frame = b""  # of the newest status
+        self._frame = b""  # the newest status, encoded
 
     @property
     def heard(self) -> bool:
-        """Whether anybody listens; else there is no need to publish."""
+        """True if there are listeners; otherwise publishing has no effect."""
         return bool(self._listeners)
 
     def publish(self, kind: str, row: object) -> None:
-        """A frame to all who listen."""
+        """Queue a row for all listeners."""
         if not self._listeners:
             return
         frame = frame_of(kind, compact(row))
@@ -92,7 +93,7 @@ class LiveStream:
             listener.news.set()
 
     async def run(self) -> None:
-        """Send a status whenever there is another one, at most every ``LOOK_S``."""
+        """Queue each changed status for all listeners, at most every ``LOOK_S``."""
         while True:
             await self._wanted.wait()
             self._look()
@@ -103,18 +104,18 @@ class LiveStream:
                 self._wanted = trio.Event()
 
     def _look(self) -> None:
-        """Put the status into words, if it may have changed."""
+        """Encode the status if it may have changed."""
         stamp = self._stamp()
         if stamp != self._told or not self._frame:
             self._told, self._frame = stamp, frame_of("status", compact(self._status()))
 
-    # ------------------------------------------------------------ one of those who listen
+    # ------------------------------------------------------------ one listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The route of the stream."""
+        """Serve the stream to one listener."""
         most = min(LISTENERS_MAX, int(LISTENERS_SHARE * connections_max()))
         if len(self._listeners) >= most:
-            busy = JSONResponse({"error": f"{most} pages listen already"}, 503)
+            busy = JSONResponse({"error": f"{most} pages are connected already"}, 503)
             await busy(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -149,12 +150,12 @@ class LiveStream:
 
 
 async def _hang_up(receive: Receive, scope: trio.CancelScope) -> None:
-    """End when the other side has."""
+    """Cancel the scope when the listener has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
 
 
 def frame_of(kind: str, body: bytes) -> bytes:
-    """JSON has no line breaks, so it is one line of data."""
+    """Encode an event; the JSON has no line breaks, so it is one line of data."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), body)

@@ -1,7 +1,6 @@
-"""The page's files: read once, told by digests, served to whoever asks.
+"""The page's files, served from memory with digests as ETags.
 
-They are this package's own and few, so all of them are kept in memory; the names are those that the
-folder had when the daemon started, and no path of a request ever reaches the disk.
+All files are read once, so no path of a request ever reaches the disk.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from starlette.routing import Route
 
 STATIC = Path(__file__).with_name("static")
 INDEX = "index.html"
-GZIP_BYTES_MIN = 1_024  # shorter files gain nothing
-MEDIA_TYPES = {  # named here: what the system has by these names differs from one to another
+GZIP_BYTES_MIN = 1_024  # shorter files do not become smaller
+MEDIA_TYPES = {  # not looked up, because systems differ
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -33,13 +32,13 @@ MEDIA_TYPES = {  # named here: what the system has by these names differs from o
 @frozen
 class _File:
     body: bytes
-    zipped: bytes  # empty: not worth it
+    zipped: bytes  # empty if compression is not worth it
     media_type: str
     tag: str
 
 
 class PageFiles:
-    """The files of one folder, by their paths in it."""
+    """The files of one folder, by their paths in it; read at the first request."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,7 +78,7 @@ def _read(path: Path) -> _File:
 def _answer(request: Request, file: _File | None) -> Response:
     if file is None:
         return Response("no such file", 404, media_type="text/plain")
-    # Asked for at every load and answered by one line, so that a page is never of two versions.
+    # Checked at every load (mostly a 304), so that a page never mixes two versions.
     headers = {"ETag": file.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
     if file.tag in request.headers.get("if-none-match", ""):
         return Response(None, 304, headers)

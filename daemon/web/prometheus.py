@@ -1,7 +1,7 @@
-"""Figures for Prometheus, made from the status when somebody asks, and of nothing else.
+"""Metrics for Prometheus, made from the status at each request.
 
-A master tells of the run and of every member as they tell it, a peer of itself. Names follow
-Prometheus' habits: seconds and bytes, ``_total`` for what only grows while a daemon lives.
+A master exports the run and all members as they report themselves, a peer exports itself. Names follow
+Prometheus' conventions: seconds and bytes, ``_total`` for counters.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Figure = tuple[str, str, Callable[[R], float | bool | None]]
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# name, what it is, where it is in the status; a name that ends in _total is a counter.
+# Name, help, value in the status. A name that ends in _total is a counter.
 RUN: tuple[Figure[MasterStatus], ...] = (
     ("step", "Global step of the run.", lambda s: s.step),
-    ("rounds_committed", "Rounds in the present state.", lambda s: s.committed),
-    ("rounds_wanted", "Rounds that the run is to have.", lambda s: s.rounds_wanted or None),
+    ("rounds_committed", "Rounds committed in the current state.", lambda s: s.committed),
+    ("rounds_wanted", "Rounds after which the run is finished.", lambda s: s.rounds_wanted or None),
     ("rounds_aborted_total", "Rounds that were aborted.", lambda s: s.aborted),
     ("rounds_repaired_total", "Reductions that were repaired.", lambda s: s.repaired),
-    ("rounds_rerun_total", "Reductions that were begun again.", lambda s: s.rerun),
+    ("rounds_rerun_total", "Reductions that were started again.", lambda s: s.rerun),
     ("rewinds", "Times the run went back to an older state.", lambda s: s.rewound),
     ("term", "Starts of the run's master.", lambda s: s.term),
-    ("paused", "Whether the owner has paused the run.", lambda s: s.state == "paused"),
-    ("finished", "Whether all rounds are committed.", lambda s: s.state == "finished"),
-    ("training", "Whether rounds are opened.", lambda s: s.state == "training"),
+    ("paused", "1 if the operator has paused the run.", lambda s: s.state == "paused"),
+    ("finished", "1 if all rounds are committed.", lambda s: s.state == "finished"),
+    ("training", "1 if rounds are opened.", lambda s: s.state == "training"),
     ("members_live", "Members that are attached.", lambda s: s.counts.live),
     (
         "members_participating",
@@ -49,82 +49,90 @@ RUN: tuple[Figure[MasterStatus], ...] = (
         "Members whose updates are in the last commit.",
         lambda s: s.counts.contributed,
     ),
-    ("places_vacant", "Contributors' places that nobody has.", lambda s: s.places.vacant),
-    ("uptime_seconds", "Since this master started.", lambda s: s.uptime_s),
+    ("places_vacant", "Vacant places of contributors.", lambda s: s.places.vacant),
+    ("uptime_seconds", "Seconds since this master started.", lambda s: s.uptime_s),
     ("loss", "Mean loss of the contributors.", lambda s: s.headline.loss),
-    ("tokens", "Tokens that went into committed rounds.", lambda s: s.headline.tokens),
+    ("tokens", "Tokens trained in committed rounds.", lambda s: s.headline.tokens),
     (
         "tokens_per_second",
-        "Of all contributors.",
+        "Tokens per second of all contributors.",
         lambda s: s.headline.tokens_per_s,
     ),
     (
         "utilisation_ratio",
-        "Of the contributors' time, what went into steps.",
+        "Share of the contributors' time spent in training steps.",
         lambda s: s.headline.utilisation,
     ),
-    ("eta_seconds", "Until the last round.", lambda s: s.headline.eta_s),
-    ("sent_bytes", "By all peers to each other.", lambda s: s.headline.sent_bytes),
+    ("eta_seconds", "Estimated seconds until the last round.", lambda s: s.headline.eta_s),
+    (
+        "sent_bytes",
+        "Bytes that all peers have sent to each other.",
+        lambda s: s.headline.sent_bytes,
+    ),
     (
         "saved_bytes",
-        "What data parallel training would have sent, less what was sent.",
+        "Bytes that data parallel training would have sent, minus the bytes sent.",
         lambda s: s.headline.saved_bytes,
     ),
     (
         "round_open_seconds",
-        "Of the last round, until it had its set.",
+        "Seconds in which the last round was open.",
         lambda s: _last(s, lambda last: last.open_s),
     ),
     (
         "round_reduce_seconds",
-        "Of the last round's reduction.",
+        "Seconds of the last round's reduction.",
         lambda s: _last(s, lambda last: last.reduce_s),
     ),
 )
 MEMBER: tuple[Figure[MemberRow], ...] = (
-    ("member_step", "Step of its trainer.", lambda m: m.step),
-    ("member_in_sync", "Whether it holds the run's state.", lambda m: m.in_sync),
-    ("member_contributor", "Whether it has a place.", lambda m: m.role == "contributor"),
-    ("member_trainer", "Whether its trainer is attached.", lambda m: m.trainer),
-    ("member_loss", "Loss of its trainer.", lambda m: m.loss),
-    ("member_tokens_total", "Since its daemon started.", lambda m: m.tokens),
-    ("member_tokens_per_second", "Of its trainer.", lambda m: m.tokens_per_s),
-    ("member_stepped_seconds_total", "Of its trainer, in steps.", lambda m: m.stepped_s),
-    ("member_waited_seconds_total", "Of its trainer, in the hook.", lambda m: m.waited_s),
-    ("member_sent_bytes_total", "To other peers.", lambda m: m.bytes.bulk_sent),
-    ("member_received_bytes_total", "From other peers.", lambda m: m.bytes.bulk_received),
+    ("member_step", "Step of the member's trainer.", lambda m: m.step),
+    ("member_in_sync", "1 if the member holds the run's state.", lambda m: m.in_sync),
+    ("member_contributor", "1 if the member is a contributor.", lambda m: m.role == "contributor"),
+    ("member_trainer", "1 if the member's trainer is attached.", lambda m: m.trainer),
+    ("member_loss", "Loss of the member's trainer.", lambda m: m.loss),
+    ("member_tokens_total", "Tokens trained since the daemon started.", lambda m: m.tokens),
+    ("member_tokens_per_second", "Tokens per second.", lambda m: m.tokens_per_s),
+    ("member_stepped_seconds_total", "Trainer's time in training steps.", lambda m: m.stepped_s),
+    ("member_waited_seconds_total", "Trainer's time in the hook.", lambda m: m.waited_s),
+    ("member_sent_bytes_total", "Bytes sent to other peers.", lambda m: m.bytes.bulk_sent),
+    ("member_received_bytes_total", "Bytes received from peers.", lambda m: m.bytes.bulk_received),
     (
         "member_uplink_bytes_per_second",
-        "As its rounds have measured it.",
+        "Upload rate measured in rounds.",
         lambda m: m.bandwidth.up_bytes_per_s,
     ),
     (
         "member_downlink_bytes_per_second",
-        "As its rounds have measured it.",
+        "Download rate measured in rounds.",
         lambda m: m.bandwidth.down_bytes_per_s,
     ),
-    ("member_silent_seconds", "Since its last sign of life.", lambda m: m.silent_s),
-    ("member_attached_seconds", "Since it attached.", lambda m: m.attached_s),
+    ("member_silent_seconds", "Seconds since its last message.", lambda m: m.silent_s),
+    ("member_attached_seconds", "Seconds since the member attached.", lambda m: m.attached_s),
 )
 PEER: tuple[Figure[PeerStatus], ...] = (
-    ("peer_attached", "Whether the master is there.", lambda s: s.attached),
+    ("peer_attached", "1 if the peer is connected to the master.", lambda s: s.attached),
     ("peer_step", "Step of the trainer.", lambda s: s.step),
-    ("peer_in_sync", "Whether it holds the run's state.", lambda s: s.in_sync),
-    ("peer_contributor", "Whether it has a place.", lambda s: s.role == "contributor"),
+    ("peer_in_sync", "1 if the peer holds the run's state.", lambda s: s.in_sync),
+    ("peer_contributor", "1 if the peer is a contributor.", lambda s: s.role == "contributor"),
     ("peer_loss", "Loss of the trainer.", lambda s: s.loss),
-    ("peer_tokens_total", "Since the daemon started.", lambda s: s.tokens),
-    ("peer_tokens_per_second", "Of the trainer.", lambda s: s.tokens_per_s),
-    ("peer_stepped_seconds_total", "Of the trainer, in steps.", lambda s: s.stepped_s),
-    ("peer_waited_seconds_total", "Of the trainer, in the hook.", lambda s: s.waited_s),
-    ("peer_sent_bytes_total", "To other peers.", lambda s: s.bulk_sent_bytes),
-    ("peer_received_bytes_total", "From other peers.", lambda s: s.bulk_received_bytes),
-    ("peer_state_received_bytes_total", "Blocks of state.", lambda s: s.state_received_bytes),
-    ("peer_links", "Peers that it is connected with.", lambda s: len(s.links)),
-    ("peer_lanes", "Connections for bulk bytes.", lambda s: sum(i.lanes for i in s.links)),
-    ("peer_trainer_restarts_total", "Of its training command.", lambda s: s.trainer_restarts),
+    ("peer_tokens_total", "Tokens trained since the start.", lambda s: s.tokens),
+    ("peer_tokens_per_second", "Tokens per second.", lambda s: s.tokens_per_s),
+    ("peer_stepped_seconds_total", "Time in training steps.", lambda s: s.stepped_s),
+    ("peer_waited_seconds_total", "Time in the hook.", lambda s: s.waited_s),
+    ("peer_sent_bytes_total", "Bytes sent to peers.", lambda s: s.bulk_sent_bytes),
+    ("peer_received_bytes_total", "Bytes received.", lambda s: s.bulk_received_bytes),
+    (
+        "peer_state_received_bytes_total",
+        "Bytes of state received.",
+        lambda s: s.state_received_bytes,
+    ),
+    ("peer_links", "Connected peers.", lambda s: len(s.links)),
+    ("peer_lanes", "Connections for bulk data.", lambda s: sum(i.lanes for i in s.links)),
+    ("peer_trainer_restarts_total", "Restarts of the trainer.", lambda s: s.trainer_restarts),
     (
         "peer_checkpoint_failing",
-        "Whether the last checkpoint could not be written.",
+        "1 if the last checkpoint could not be written.",
         lambda s: bool(s.checkpoints.error),
     ),
 )
@@ -162,7 +170,7 @@ def _info(status: Status, run: str) -> Metric:
         "kind": status.kind,
         "version": status.version,
     }
-    family = GaugeMetricFamily("holdfast_info", "What this daemon is.", labels=list(labels))
+    family = GaugeMetricFamily("holdfast_info", "Identity of this daemon.", labels=list(labels))
     family.add_metric(list(labels.values()), 1.0)
     return family
 
@@ -183,7 +191,7 @@ def _families(table: Iterable[Figure[R]], of: list[tuple[dict[str, str], R]]) ->
 
 
 def _own_figures(me: Mapping[str, str], figures: Mapping[str, float]) -> Iterator[Metric]:
-    """What the training script logs by ``run.log``."""
+    """Yield the figures that the training script logs with ``run.log``."""
     family = GaugeMetricFamily(
         "holdfast_peer_logged", "Figures of the training script.", labels=[*me, "figure"]
     )
@@ -193,7 +201,7 @@ def _own_figures(me: Mapping[str, str], figures: Mapping[str, float]) -> Iterato
 
 
 def metrics_route(status: Callable[[], Status]) -> Route:
-    """``GET /metrics``: the status' figures, and this process' own."""
+    """Make the route ``GET /metrics``: figures of the status, and of this process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(status))
     ProcessCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""How a run is, and what it was like, over HTTP: its status, its curve, its rounds, its events."""
+"""HTTP routes for a run's status, curve, rounds and events."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
 ROUNDS_DEFAULT = 50
 EVENTS_DEFAULT = 200
 EVENT_KINDS = tuple(kind.value for kind in EventKind)
-TEXT_CHARS_MAX = 200  # to look for
-READERS_MAX = 4  # queries at once; whoever asks for more waits, and nothing of the run does
+TEXT_CHARS_MAX = 200  # of a search text
+READERS_MAX = 4  # queries at once; further ones wait, the run never does
 AT_MAX = 1e11  # unix seconds: the year 5138
-COUNT_MAX = 2**53  # what JavaScript can count to
+COUNT_MAX = 2**53  # the largest exact integer in JavaScript
 DIGITS_MAX = 16  # of a number
 
 
 class QueryError(ValueError):
-    """A query that nobody can answer; its text is for people."""
+    """An invalid query; the text is shown to people."""
 
 
 class Query:
-    """The part of an address behind the question mark, each value read once.
+    """The query parameters of a request.
 
     Raises:
-      QueryError: from every method, for what cannot be meant.
+      QueryError: from every method, for an invalid value.
     """
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
@@ -76,7 +76,7 @@ class Query:
         return text
 
     def words(self, name: str, known: Sequence[str]) -> list[str]:
-        """Some of these, with commas between them; none: nothing is said."""
+        """Return the known words of a comma-separated list; an empty list if there is none."""
         words = [word for word in self.text(name).split(",") if word]
         unknown = [word for word in words if word not in known]
         if unknown:
@@ -85,10 +85,10 @@ class Query:
 
 
 def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
-    """``GET /api/status``.
+    """Make the route ``GET /api/status``.
 
     Args:
-      status: called with whether what was is wanted, too.
+      status: returns the status; called with whether ended rounds and events are wanted.
     """
 
     async def handle(request: Request) -> Response:
@@ -102,7 +102,7 @@ def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
 
 
 def past_routes(history: MetricsStore, network: Network) -> list[Route]:
-    """Routes that ask the file in a thread, of which they have a few of their own."""
+    """Make the routes that read the history, in a few threads of their own."""
     readers = trio.CapacityLimiter(READERS_MAX)
 
     def route(name: str, known: tuple[str, ...], ask: Callable[[Query], Response]) -> Route:

@@ -2,8 +2,8 @@
 
     holdfast join INVITE -- python train.py
 
-What makes it take part are the lines with `holdfast` and `run` in them. It learns to continue a text, one
-byte after the other; the text is Python's own standard library, so it runs as it is, without a download.
+The lines with `holdfast` and `run` make it part of a run. It learns to predict the next byte of a text. The
+text is Python's own standard library, so the script runs as it is, without a download.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCH = 16
 
 
 def load_text() -> torch.Tensor:
-    """Some megabytes. Everybody has the same data, or a part of it: that is your script's business."""
+    """Read some megabytes. Whether machines have the same data or parts of it is up to your script."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = b"".join(file.read_bytes() for file in files)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -30,7 +30,7 @@ def load_text() -> torch.Tensor:
 
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)  # the first weights count at one machine only, the run's founder
+    torch.manual_seed(0)  # only the founder's initial weights are used
     model = nn.Sequential(
         nn.Embedding(256, WIDTH),
         nn.Flatten(),
@@ -43,9 +43,9 @@ def main() -> None:
     text = load_text()
 
     run = holdfast.attach(model, optimizer)  # from here on the model holds the run's weights
-    # A joiner's rate begins low, while its optimizer knows nothing; let schedules follow the run's step.
+    # A joiner's rate begins low, while its optimizer has no state; let schedules follow the run's step.
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: run.rate_scale)
-    chance = torch.Generator().manual_seed(run.seed)  # every machine draws other samples
+    chance = torch.Generator().manual_seed(run.seed)  # every machine draws different samples
 
     while not run.finished:
         starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=chance)
@@ -54,7 +54,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        # The only place that waits for others or changes the weights. Tokens are this machine's weight.
+        # The only call that waits for other machines or changes the weights. Tokens are the update's weight.
         run.step(loss=loss.item(), tokens=BATCH)
         rates.step()
 

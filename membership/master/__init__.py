@@ -1,9 +1,9 @@
 """The rules of the master. Pure.
 
-status        the same state as plain JSON, and what must always hold
-coordinator   every event of a run comes in here; admission, places, lineage beside it
+status        the state as plain JSON, and the invariants
+coordinator   entry of every event of a run; beside it the rules for members that come, leave and contribute
 rounds        rounds and their reductions
 sync          copies of the state
-routes        how two members reach each other
+routes        routes between two members
 state         what all of them share: history, roster, effects
 """

@@ -1,14 +1,14 @@
-"""Reductions that were under way when the master ended: they go on under the next one.
+"""Adoption of reductions that were in progress when the previous master ended.
 
-    order in the journal --all who add come back and say that they have it--> a round again
-                          '--one comes without it, or not in time-----------> Abort
+    order in the journal --all contributors return with it-----------> the round goes on
+                          '--one returns without it, or not in time--> Abort
 
-A peer does not stop a reduction because the master is away. So a master that restarts looks which
-orders its journal has without a commit. Until all contributors of before are back, or their time is
-over, no view is published: a view that names only some of them would cut their links.
+Peers do not stop a reduction because the master is away. So a master that restarts looks for orders in
+its journal that have no commit. No view is published until all contributors from before are back, or their
+time is over: a view that names only some of them would close their links.
 
-Whoever is to add must be the same process as before; what it reports meanwhile is kept. An attempt
-that was repaired or run again after the journal's order is another one, which nobody goes on with.
+A contributor must return as the same process; its reports are kept meanwhile. An attempt that was repaired
+or run again after the recorded order has another number, and is not continued.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .state.journal import RoundOrdered
 from .state.master_effects import EventKind
 from .state.roster import Member
 
-UNKNOWN = PlanEstimate(0.0, 0.0, 0.0, 0)  # what the plan should need was not written down
+UNKNOWN = PlanEstimate(0.0, 0.0, 0.0, 0)  # the plan's estimate is not in the journal
 
 
 class Adoption:
-    """One per master; has nothing to do in one that runs for long."""
+    """Decides, after a restart, which reductions go on."""
 
     def __init__(self, context: Context, round_table: RoundTable, driver: ReductionDriver) -> None:
         self.context = context
@@ -38,17 +38,17 @@ class Adoption:
             record.order.round: record for _, record in sorted(context.history.orders.items())
         }
         self._back: dict[int, set[str]] = {number: set() for number in self._orders}
-        self._said: list[tuple[Member, Reduced | ReduceFailed]] = []
+        self._reports: list[tuple[Member, Reduced | ReduceFailed]] = []
 
     @property
     def waiting(self) -> bool:
-        """Whether it is open yet what goes on."""
+        """Return whether it is not decided yet what goes on."""
         return bool(self._orders)
 
     # ------------------------------------------------------------ facts
 
     def came(self, member: Member, hello: Hello) -> tuple[int, ...]:
-        """A member attaches. Returns the rounds that it is to go on with."""
+        """Note which reductions an attaching member still runs. Returns the rounds that it is to go on with."""
         held = {(reduced.round, reduced.attempt) for reduced in hello.undecided}
         going_on = []
         for number, record in list(self._orders.items()):
@@ -60,17 +60,17 @@ class Adoption:
         return tuple(going_on)
 
     def removed(self, peer: str) -> None:
-        """A member is gone; if it comes back it says again what it has."""
-        self._said = [(member, said) for member, said in self._said if member.peer != peer]
+        """Forget a member that is gone; if it returns it reports again."""
+        self._reports = [each for each in self._reports if each[0].peer != peer]
         for number in list(self._orders):
             if peer in self._back[number]:
                 self._missed(number, peer)
 
     def hears(self, member: Member, message: Reduced | ReduceFailed) -> bool:
-        """Whether a report is about a round that may go on; it is kept until that is known."""
+        """Keep a report about a round that may go on. Returns False for reports about other rounds."""
         if message.round not in self._orders:
             return False
-        self._said.append((member, message))
+        self._reports.append((member, message))
         return True
 
     def _missed(self, number: int, peer: str) -> None:
@@ -78,13 +78,16 @@ class Adoption:
         if peer in _needed(self._orders[number]):
             self._void(number, f"{self.context.name(peer)} does not have it any more")
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ conclusions
 
     def settle(self, missing: bool) -> bool:
-        """Go on with what all have who are needed. True if anything changed.
+        """Go on with the reductions that all needed members still run.
 
         Args:
-          missing: contributors of before are on their way back.
+          missing: contributors from before the restart may still return.
+
+        Returns:
+          True if anything changed.
         """
         if missing or not self._orders:
             return False
@@ -94,8 +97,8 @@ class Adoption:
                 self._void(number, f"{self.context.name(absent[0])} did not come back")
             else:
                 self._adopt(record)
-        said, self._said = self._said, []
-        for member, message in said:
+        reports, self._reports = self._reports, []
+        for member, message in reports:
             if isinstance(message, Reduced):
                 self.driver.reduced(member, message)
             else:
@@ -104,7 +107,7 @@ class Adoption:
 
     def _void(self, number: int, why: str) -> None:
         record, back = self._orders.pop(number), self._back.pop(number)
-        self._said = [each for each in self._said if each[1].round != number]
+        self._reports = [each for each in self._reports if each[1].round != number]
         reason = f"the reduction under way when the master restarted cannot go on: {why}"
         for peer in record.order.receivers:
             if peer in back:
@@ -115,18 +118,7 @@ class Adoption:
         order, now_s, roster = record.order, self.context.now_s, self.context.roster
         back = self._back.pop(order.round)
         del self._orders[order.round]
-        attempt = Attempt(
-            order.attempt,
-            order.contributors,
-            order.receivers,
-            [run.peer for run in order.plan.owners for _ in range(run.chunk_count)],
-            UNKNOWN,
-            tuple(site.members for site in order.plan.sites),
-            started_s=now_s,
-            moved_s=now_s,
-            order=order,
-            adopted=True,
-        )
+        attempt = Attempt.of(order, UNKNOWN, now_s, adopted=True)
         round_ = self.round_table.rounds[order.round] = Round(
             number=order.round,
             fragment=order.fragment,
@@ -155,7 +147,7 @@ class Adoption:
 
 
 def _needed(record: RoundOrdered) -> set[str]:
-    """Who adds or owns chunks."""
+    """Return the members that contribute or own chunks."""
     return {
         *(each.peer for each in record.order.contributors),
         *(run.peer for run in record.order.plan.owners),

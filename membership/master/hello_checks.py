@@ -1,4 +1,4 @@
-"""Who may enter: every reason to refuse a ``Hello``, with a sentence that a person can act on."""
+"""Checks of a ``Hello``: all reasons to refuse a peer, each with a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .state.context import Context, quoted
 from .state.journal import RunHistory
 from .state.roster import Member, layout_difference
 
-# New processes of one key: each is a record of the journal, so many at once and then one every so
-# often. A service manager starts a daemon that fails again and again more slowly than that.
+# New processes of one key. Each costs a journal record, so their rate is limited: a burst, then one per
+# interval. A service manager restarts a failing daemon more slowly than that.
 PROCESSES_MAX = 16
 PROCESS_S = 10.0
 
@@ -27,13 +27,13 @@ Refusal = tuple[RefusalCode, str]
 
 
 class Processes:
-    """How often a key comes as a new process: a bucket for each, for as long as it is not full."""
+    """Limits how often a key attaches as a new process: a token bucket for each key."""
 
     def __init__(self) -> None:
-        self._spent: dict[str, tuple[float, float]] = {}  # by peer: how many, and when
+        self._spent: dict[str, tuple[float, float]] = {}  # by peer: tokens spent, and when
 
     def refusal(self, peer: str, now_s: float) -> Refusal | None:
-        """Count one more; why it must wait, or None."""
+        """Count a new process. Returns why it must wait, or None."""
         for other in [p for p, (n, at_s) in self._spent.items() if self._left(n, at_s, now_s) == 0]:
             del self._spent[other]
         spent = self._left(*self._spent.get(peer, (0.0, now_s)), now_s)
@@ -51,7 +51,7 @@ class Processes:
 
 
 def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
-    """Why this peer may not enter now; None if it may."""
+    """Return why a peer may not enter now; None if it may."""
     history = context.history
     if hello.version_max < VERSION_MIN or hello.version_min > VERSION_MAX:
         return RefusalCode.VERSION, (
@@ -74,12 +74,12 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
 
 
 def shut_out(history: RunHistory, peer: str) -> Refusal | None:
-    """Refuse a key that the run's owner has removed, or that was convicted."""
+    """Refuse a key that the operator has removed, or that was convicted."""
     if peer in history.revoked:
-        return RefusalCode.KICKED, f"removed by the run's owner: {quoted(history.revoked[peer])}"
+        return RefusalCode.KICKED, f"removed by the run's operator: {quoted(history.revoked[peer])}"
     if peer in history.quarantined:
         return RefusalCode.QUARANTINED, (
-            f"in quarantine: {quoted(history.quarantined[peer])} (the run's owner can lift it: "
+            f"in quarantine: {quoted(history.quarantined[peer])} (the run's operator can lift it: "
             f"holdfast clear {peer[:8]})"
         )
     return None
@@ -97,7 +97,7 @@ def layout_refusal(context: Context, layout: ModelLayout | None) -> Refusal | No
 
 
 def founding_fault(member: Member, message: WeightsSupplied, spec: RunSpec) -> str | None:
-    """What is wrong with a ``WeightsSupplied``; None if it may found the run."""
+    """Return what is wrong with a ``WeightsSupplied``; None if it may found the run."""
     count = len(message.heads)
     if not 1 <= count <= FRAGMENTS_MAX or len(message.sizes) != count:
         return f"{count} heads for {len(message.sizes)} fragment sizes"

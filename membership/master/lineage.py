@@ -1,18 +1,18 @@
-"""Which versions are the run's, where the journal alone cannot say or nobody holds them any more.
+"""The lineage of versions, where the journal alone cannot tell the newest, or no member holds it.
 
 Two things can happen to the newest version:
 
-    the journal lacks it   it was cut, or is a copy (``succession``): more than half of the journal's
-                           contributors hold one version beyond it, with one root; or nobody holds
+    the journal lacks it   The journal was cut, or is a copy (see ``succession``). More than half of its
+                           contributors hold one version beyond it, with one root; or no member holds
                            the journal's, all came, and this is what most hold      --> adopted
-    nobody holds it        all holders are gone, and somebody has an older state of the run, complete,
-                           with its roots, in memory or in any checkpoint: after ``rewind_s``, or
-                           at once if all who were ever in the run have begun anew --> rewound
+    no member holds it     All holders are gone, and a member has an older complete state of the run,
+                           with the journal's roots, in memory or in a checkpoint: after ``rewind_s``, or
+                           at once if all that were ever in the run have begun again --> rewound
 
-Both are recorded. Weights that the run never had are never taken: what counts is a version whose
-root the journal knows, or one that its contributors swear to. A member that returns with a newer version
-of what was rewound holds what the run has given up, and is brought in sync like anybody else; the
-*branch* in ``Welcome`` tells it not to apply what it still has of those rounds.
+Both are recorded. Weights that the run never had are never taken: a version counts only if the journal
+knows its root, or if its contributors confirm it. A member that returns with a newer version of what was
+rewound holds what the run has given up, and is synced like any other; the *branch* in ``Welcome`` tells it
+not to apply results that it still has of those rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attrs import frozen
 
 from ...protocol.messages import FragmentHead, RefusalCode
 from .rounds.round_table import Evict
-from .state.context import Context, said
+from .state.context import Context, format_member
 from .state.journal import RunRewound, VersionAdopted
 from .state.master_effects import EventKind
 from .state.roster import CopyState, Member
@@ -36,7 +36,7 @@ from .sync.state_sync import StateSync
 
 @frozen
 class Fallback:
-    """An older state of the run that somebody holds."""
+    """An older state of the run that members hold."""
 
     heads: tuple[FragmentHead, ...]
     undone: int  # commits since then
@@ -44,12 +44,12 @@ class Fallback:
 
 
 class Lineage:
-    """One per master.
+    """Adopts versions beyond the journal's, and rewinds the run to older ones.
 
     Attributes:
-      lost_since_s: since when nobody holds the newest versions while somebody holds older ones.
-      useless_since_s: since when nobody holds the versions of a journal that is behind, while members
-        hold newer ones, each another.
+      lost_since_s: since when no member holds the newest versions while some hold older ones.
+      useless_since_s: since when no member holds the versions of a journal that is behind, while
+        members hold different newer ones.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Lineage:
         self._evict = evict
         self.lost_since_s: float | None = None
         self.useless_since_s: float | None = None
-        self._said_lost = False
+        self._announced_lost = False
 
-    # ------------------------------------------------------------ what the journal has lost
+    # ------------------------------------------------------------ versions that the journal has lost
 
     def adopt(self) -> bool:
-        """Take over a version beyond the journal's that was the run's. True if one was."""
+        """Adopt a version beyond the journal's that was the run's. Returns True if there was one."""
         history = self.context.history
         if not history.founded or not history.behind:
             return False
@@ -81,8 +81,8 @@ class Lineage:
             claims = Counter(told[peer] for peer in self.succession.electorate if peer in told)
             if not claims:
                 continue
-            # Of those with equally many, what spares hold, too: a damaged copy is alone. Of those
-            # the newest: all were the run's, one after the other.
+            # Of equals, the one that spares hold, too: a damaged copy is held by one member only.
+            # Of these the newest: all were the run's, one after the other.
             held = Counter(told.values())
             head = max(claims, key=lambda each: (claims[each], held[each], each.version))
             count = claims[head]
@@ -103,7 +103,7 @@ class Lineage:
         return False
 
     def _voices(self) -> dict[str, Voice]:
-        """Of the journal's contributors; who came to the run first is first."""
+        """Return the voices of the journal's contributors, the oldest first."""
         admitted = self.context.history.admitted
         electorate = sorted(
             self.succession.electorate,
@@ -112,7 +112,7 @@ class Lineage:
         return voices_of(self.context.roster, electorate)
 
     def _everybody_came(self) -> bool:
-        """All who may know what the journal lacks have had their time to say it."""
+        """Return whether all members that may know the missing records have had the time to attach."""
         if self.succession.electorate <= self.succession.attached:
             return True
         return self.useless_since_s is not None and self.context.now_s >= self._until_s(
@@ -123,19 +123,19 @@ class Lineage:
         return since_s + (self.context.spec.membership.rewind_s or math.inf)
 
     def _back_s(self, since_s: float) -> float:
-        """When the run goes back: at once if nobody can come any more who holds what is lost.
+        """Return when the run goes back: at once if no holder of the lost versions can return any more.
 
-        That is when everybody who ever was in the run is here, each in a process that began after
-        the last commit: then what they say they hold is all there is. A journal that may lack its end
-        does not know who was in the run.
+        That is so if all peers that were ever in the run are attached, each in a process that began after
+        the last commit: then no other copies exist. A journal that may lack its end does not know all
+        peers.
         """
         history, roster = self.context.history, self.context.roster
         admitted = [a for peer, a in history.admitted.items() if not history.is_out(peer)]
-        anew = not history.behind and all(
+        begun_again = not history.behind and all(
             record.peer in roster.members and record.number >= history.number_at_commit
             for record in admitted
         )
-        return since_s if anew else self._until_s(since_s)
+        return since_s if begun_again else self._until_s(since_s)
 
     def _adopt(self, head: FragmentHead, count: int) -> None:
         history = self.context.history
@@ -150,12 +150,12 @@ class Lineage:
             f"{len(self.succession.electorate)} contributors hold it, the journal had lost what "
             f"came after version {before}",
         )
-        self.state_sync.judge_again(head.fragment)
+        self.state_sync.compare_again(head.fragment)
 
-    # ------------------------------------------------------------ what nobody holds any more
+    # ------------------------------------------------------------ versions that no member holds any more
 
     def lost(self) -> list[int]:
-        """Fragments whose newest version nobody here holds, or is about to hold."""
+        """Return the fragments whose newest version no member holds, or is about to hold."""
         history = self.context.history
         if not history.founded:
             return []
@@ -169,9 +169,9 @@ class Lineage:
         ]
 
     def fallback(self) -> Fallback | None:
-        """The newest earlier state that somebody holds, all of it, while enough are here to go on.
+        """Return the newest earlier state that a member holds completely, if enough members are attached.
 
-        One holder is enough: its roots are the journal's, and whoever copies from it checks them.
+        One holder is enough: its roots are the journal's, and members that copy from it check them.
         """
         history = self.context.history
         able = [m for m in self.context.roster if not (m.relay or m.draining)]
@@ -194,13 +194,13 @@ class Lineage:
         return best
 
     def _holds(self, member: Member) -> tuple[int, ...] | None:
-        """The versions of a member's state, if every root of it is one that the journal knows."""
+        """Return the versions of a member's state, if the journal knows all its roots."""
         if len(member.told) != self.context.history.fragment_count:
             return None
         return self._known(member, [member.told[fragment] for fragment in sorted(member.told)])
 
     def _keeps(self, member: Member) -> list[tuple[int, ...] | None]:
-        """Likewise of the states in its checkpoints: the newest may be what the run has given up."""
+        """Return likewise the versions in its checkpoints; the newest may have been given up."""
         return [self._known(member, heads) for heads in member.kept]
 
     def _known(self, member: Member, heads: Sequence[FragmentHead]) -> tuple[int, ...] | None:
@@ -211,8 +211,13 @@ class Lineage:
         return tuple(head.version for head in heads)
 
     def call_back(self) -> bool:
-        """Before the run goes back: who may be about to apply what is lost has to come anew, and its
-        ``Hello`` says what it holds. Nobody's copy may get newer while it is the run's only one.
+        """Evict members that may be about to apply a lost version, before the run goes back.
+
+        Each attaches again, and its ``Hello`` says what it holds. No copy may get newer while it is the
+        run's only one.
+
+        Returns:
+          True if a member was evicted.
         """
         if self.lost_since_s is None or self.context.now_s < self._back_s(self.lost_since_s):
             return False
@@ -222,21 +227,26 @@ class Lineage:
             if any(member.copies[fragment].mute for fragment in self.lost())
         ]
         for member in mute:
-            reason = "it has never said whether it holds the newest version, and nobody else does"
+            reason = (
+                "it has not reported whether it holds the newest version, and no other peer does"
+            )
             self._evict(member.peer, RefusalCode.LAGGING, reason)
         if mute:
-            self.lost_since_s = self.context.now_s  # they have their time to come back
+            self.lost_since_s = self.context.now_s  # they have time to return
         return bool(mute)
 
     def rewind(self, *, busy: bool) -> bool:
-        """Go back to what members hold, if it is time. True if the run did.
+        """Go back to a state that members hold, if it is time.
 
         Args:
           busy: a round is in flight: its contributors hold the newest versions.
+
+        Returns:
+          True if the run was rewound.
         """
         history, now_s = self.context.history, self.context.now_s
         if busy or not self.lost():
-            self.lost_since_s, self._said_lost = None, False
+            self.lost_since_s, self._announced_lost = None, False
             return False
         found = self._possible()
         if found is None:
@@ -244,24 +254,24 @@ class Lineage:
             return False
         if self.lost_since_s is None:
             self.lost_since_s = now_s
-        if not self._said_lost:
-            self._said_lost = True
+        if not self._announced_lost:
+            self._announced_lost = True
             self.context.announce(EventKind.RUN, None, self.why_waiting(now_s))
         if now_s < self._back_s(self.lost_since_s):
             return False
         before = list(history.versions)
         self.context.record(RunRewound(found.heads))
-        self.lost_since_s, self._said_lost = None, False
+        self.lost_since_s, self._announced_lost = None, False
         names = ", ".join(self.context.name(peer) for peer in found.holders[:NAMES_SAID_MAX])
         self.context.announce(
             EventKind.RUN,
             None,
-            f"REWOUND by {found.undone} rounds, which nobody who came holds; the run goes on from versions "
+            f"REWOUND by {found.undone} rounds, which no connected peer holds; the run goes on from versions "
             f"{history.versions} (it was at {before}), which {names} hold",
         )
         for fragment, version in enumerate(before):
             if version != history.versions[fragment]:
-                self.state_sync.judge_again(fragment)
+                self.state_sync.compare_again(fragment)
         return True
 
     def _possible(self) -> Fallback | None:
@@ -279,7 +289,7 @@ class Lineage:
 
     @property
     def due_s(self) -> float:
-        """When the run goes back if nobody comes; infinity while it need not or cannot."""
+        """Return when the run goes back or adopts a version; infinity if nothing is lost."""
         lost_s = math.inf if self.lost_since_s is None else self._back_s(self.lost_since_s)
         useless_s = self.useless_since_s
         return min(lost_s, math.inf if useless_s is None else self._until_s(useless_s))
@@ -287,7 +297,7 @@ class Lineage:
     # ------------------------------------------------------------ for people
 
     def why_waiting(self, now_s: float) -> str:
-        """What is lost, who had it, and what becomes of it; empty: nothing is."""
+        """Return a sentence about lost versions and their last holders; empty if nothing is lost."""
         lost = self.lost()
         if not lost:
             return ""
@@ -296,7 +306,9 @@ class Lineage:
         if len(lost) > 3:
             which += f" and of {len(lost) - 3} more fragments"
         names = self._last_holders(lost)
-        text = f"nobody here holds {which}: waiting for {', '.join(names) or 'a peer that does'}"
+        text = (
+            f"no connected peer holds {which}: waiting for {', '.join(names) or 'a peer that does'}"
+        )
         if self.lost_since_s is not None:
             found = self.fallback()
             undone = found.undone if found is not None else 0
@@ -310,8 +322,8 @@ class Lineage:
             others = ", ".join(sorted(map(self.context.name, absent))[:NAMES_SAID_MAX])
             left_s = self._until_s(self.useless_since_s) - now_s
             text = (
-                f"{text}, or for {others}: those who are here hold versions that the journal has "
-                f"lost, each another one; in {max(0.0, left_s):.0f} s the newest becomes the run's"
+                f"{text}, or for {others}: connected peers hold versions that the journal has "
+                f"lost, and they differ; in {max(0.0, left_s):.0f} s the newest becomes the run's"
             )
         elif self.context.spec.membership.rewind_s:
             needed = self.context.spec.membership.min_members
@@ -319,7 +331,7 @@ class Lineage:
         return text
 
     def _last_holders(self, lost: list[int]) -> list[str]:
-        """Peers that had the lost versions when they were last seen, those who left last first."""
+        """Return the peers that had the lost versions when they were last seen, the last first."""
         history = self.context.history
         found: dict[str, str] = {}
         for member, _why in reversed(self.context.departed):
@@ -329,7 +341,7 @@ class Lineage:
                 and member.copies[fragment].version == history.versions[fragment]
                 for fragment in lost
             ):
-                found.setdefault(member.peer, said(member))
+                found.setdefault(member.peer, format_member(member))
         for fragment in lost:
             commit = history.commits.get(fragment)
             for contributor in commit.contributors if commit is not None else ():

@@ -1,12 +1,12 @@
-"""Members' trainers: whether one runs, why not, and whose place goes to somebody whose trainer does.
+"""Members' trainers: whether one runs, why not, and when a member without one gives up its place.
 
-A place holder that loses its trainer keeps the place while nobody could fill it. A spare with a
-warm trainer steps in after ``settle_s``: it contributes at once and moves no state, while a process
-takes seconds to start; the other comes back as a spare that is warm. Who has given its trainer up
-gives up the place in any case.
+A place holder that loses its trainer keeps the place while no other member could fill it. A spare with a
+running trainer takes over after ``settle_s``: it contributes at once and moves no state, while a process
+takes seconds to start. The former holder comes back as a spare. A member that does not restart its
+trainer any more gives up the place in any case.
 
-Whoever has been late for ``LATE_MAX`` rounds in a row rests: it gives up the place and is tried again
-after a while, each time a longer one.
+A contributor that was late for ``LATE_MAX`` rounds in a row rests: it gives up its place and may take one
+again after a time, which doubles with each rest.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import itertools
 import math
 
 from ...protocol.messages import Remedy, TrainerFailed
-from .state.context import Context, quoted, said
+from .state.context import Context, format_member, quoted
 from .state.master_effects import EventKind
 from .state.roster import Member, can_contribute, next_to_seat
 
-NO_STEP = "its trainer has taken no step"  # so a daemon's word about one that stands still begins
-LATE_MAX = 3  # rounds in a row that went on without a contributor
-REST_DEADLINES = 4  # until it is tried again; doubled each time
+NO_STEP = "its trainer has taken no step"  # beginning of a daemon's text about a trainer that hangs
+LATE_MAX = 3  # rounds in a row that closed without a contributor
+REST_DEADLINES = 4  # length of the first rest; doubled each time
 REST_S_MAX = 3_600.0
 
 
 def failed(context: Context, member: Member, message: TrainerFailed) -> None:
-    """The member says why its trainer failed, and what it does about it."""
+    """Note why a member's trainer failed, and its daemon's remedy."""
     what = f"{message.kind.value}: {quoted(message.reason)}"
     if message.remedy is Remedy.RELOAD:
         then = "it goes on with the shared state"
@@ -35,11 +35,20 @@ def failed(context: Context, member: Member, message: TrainerFailed) -> None:
         then = f"restarting in {message.restart_s:.0f} s, failure {message.failure_count} in a row"
         if message.remedy is Remedy.NONE:
             then = f"given up after {message.failure_count} failures in a row"
-    context.announce(EventKind.ROLE, member.peer, f"{said(member)}'s trainer: {what}; {then}")
+    context.announce(
+        EventKind.ROLE, member.peer, f"{format_member(member)}'s trainer: {what}; {then}"
+    )
+
+
+def lost(context: Context, member: Member) -> None:
+    """Note that a member has no trainer any more."""
+    if member.layout is not None or member.trainerless_s is None:
+        member.trainerless_s = context.now_s
+    member.layout = None
 
 
 def unseated(context: Context) -> Member | None:
-    """A place holder without a trainer whose place is to be vacated now."""
+    """Return a place holder without a trainer whose place is to be vacated now."""
     history, roster, spec = context.history, context.roster, context.spec
     for member in roster.by_number():
         if member.peer not in history.places or member.layout is not None:
@@ -57,14 +66,14 @@ def unseated(context: Context) -> Member | None:
 
 
 def too_late(context: Context) -> Member | None:
-    """A place holder that is late again and again; each time there was a quorum without it."""
+    """Return a place holder that was late ``LATE_MAX`` times in a row."""
     history = context.history
     able = (m for m in context.roster.by_number() if can_contribute(m, history.places))
     return next((member for member in able if member.late_count >= LATE_MAX), None)
 
 
 def rest(context: Context, member: Member) -> str:
-    """The member takes no place for a while; says for how long."""
+    """Keep a member from taking a place for a time. Returns a sentence about it."""
     rest_s = REST_DEADLINES * context.spec.membership.deadline_s * 2.0 ** min(member.rest_count, 16)
     rest_s = min(REST_S_MAX, rest_s)
     late_count, member.late_count = member.late_count, 0
@@ -74,7 +83,7 @@ def rest(context: Context, member: Member) -> str:
 
 
 def next_deadline_s(context: Context) -> float:
-    """When somebody's time without a trainer, or of rest, may be over."""
+    """Return when the next member's time without a trainer, or its rest, is over."""
     dues = (
         member.trainerless_s + context.spec.settle_s
         for member in context.roster
@@ -88,11 +97,12 @@ def next_deadline_s(context: Context) -> float:
 
 
 def given_up(member: Member) -> bool:
+    """Return whether the member's daemon does not restart its trainer any more."""
     return member.failed is not None and member.failed.remedy is Remedy.NONE
 
 
 def state_of(member: Member, now_s: float) -> str:
-    """For people: what the member's trainer does."""
+    """Return a phrase about the member's trainer."""
     if member.layout is not None:
         return "running"
     known = member.failed

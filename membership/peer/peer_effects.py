@@ -1,4 +1,4 @@
-"""What a peer's rules want done: the effects of ``Replica``, as ``master_effects`` has the master's."""
+"""Effects of ``Replica``, a peer's rules; ``master_effects`` has the master's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...protocol.messages import (
 
 
 class PeerEffect:
-    """Base of what the service must do for the machine, in the order given."""
+    """Base of the effects that the service carries out, in the order given."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class TellTrainer(PeerEffect):
 
 @frozen
 class ReloadTrainer(PeerEffect):
-    """Send ``Load``: the trainer takes the shared state as it is and drops its local delta."""
+    """Send ``Load``: the trainer takes the shared state and drops its local delta."""
 
     step: int
     step_limit: int
@@ -49,7 +49,7 @@ class StartReduction(PeerEffect):
 
 @frozen
 class FlushReduction(PeerEffect):
-    """Shut the lost out of the round's reduction, then answer with ``Held``."""
+    """Exclude the lost peers from the round's reduction, then answer with ``Held``."""
 
     order: Flush
 
@@ -63,14 +63,14 @@ class DiagnoseReduction(PeerEffect):
 
 @frozen
 class RepairReduction(PeerEffect):
-    """Go on without the lost; report ``reduction_done`` when the result is (or still is) whole."""
+    """Go on without the lost peers; report ``reduction_done`` once the result is complete."""
 
     order: Repair
 
 
 @frozen
 class StopReduction(PeerEffect):
-    """Cancel the round's reduction, whatever its attempt."""
+    """Cancel the round's reduction in any attempt."""
 
     round: int
 
@@ -111,4 +111,4 @@ class UnpinFragment(PeerEffect):
 
 @frozen
 class DiscardState(PeerEffect):
-    """Our state belongs to no run we know: forget it."""
+    """Discard this peer's state: it belongs to another run."""

@@ -1,1 +1,1 @@
-"""How a fragment is cut, who owns which chunks, and what a run costs on given lines. Pure."""
+"""Plans of reductions, the lines that they run over, and predictions of a run's cost. Pure."""

@@ -1,13 +1,13 @@
-"""Which settings to choose for a network: the gentlest that keep trainers busy.
+"""Proposals of settings for a network: the gentlest that keep trainers busy.
 
 Steps between rounds, coarse codecs, overlap and fragments all save time, and each may cost some of
-what a run learns from its tokens. In that order they are tried, gentlest first, and the first settings
+what a run learns from its tokens. They are tried in that order, gentlest first. The first settings
 that keep trainers busy for ``BUSY_ENOUGH`` of their time are proposed: the fewest steps between rounds
-that will do, for these the finest codec, for that the shortest overlap, then the fewest fragments. How
-coarse a codec may be is the owner's choice, ``QUALITIES``.
+that suffice, for these the finest codec, for that the shortest overlap, then the fewest fragments. How
+coarse a codec may be is the operator's choice, ``QUALITIES``.
 
-If none will do, the network is too slow for that quality: then those are proposed that come within
-``TIE`` of the busiest, again the gentlest of them.
+If no settings suffice, the network is too slow for that quality. Then the gentlest settings are
+proposed that come within ``TIE`` of the busiest.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from attrs import evolve, frozen
 from ..spec.spec import OVERLAP_AUTO_MAX, RunSpec
 from .predict import Conditions, Prediction, predict
 
-BUSY_ENOUGH = 0.98  # of a trainer's time; beyond it little is to be had
-TIE = 0.01  # of a trainer's time; for less nobody takes a coarser setting
-FRAGMENTS_PROPOSED_MAX = 32  # unless the owner says; every one of them needs a layer or more
+BUSY_ENOUGH = 0.98  # of a trainer's time; more would gain little
+TIE = 0.01  # of a trainer's time; a smaller gain is not worth a coarser setting
+FRAGMENTS_PROPOSED_MAX = 32  # by default; every fragment needs a layer or more
 
-# Of contributions and results, finest first; error feedback makes up for a coarse codec_up.
+# Codecs of contributions and results, finest first; error feedback makes up for a coarse codec_up.
 QUALITIES: dict[str, tuple[tuple[str, str], ...]] = {
     "exact": (("fp32", "fp32"),),
     "high": (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8")),
@@ -35,13 +35,13 @@ QUALITIES: dict[str, tuple[tuple[str, str], ...]] = {
         ("nf4", "nf4"),
     ),
 }
-# Between two rounds of a fragment. DiLoCo (arXiv 2311.08105) loses little up to 1000.
+# Steps between two rounds of a fragment. DiLoCo (arXiv 2311.08105) loses little up to 1000.
 STEPS_TRIED = (10, 20, 30, 50, 100, 200, 300, 500, 1_000)
 
 
 @frozen
 class Proposal:
-    """Settings, what they come to, and whether that is as good as it gets.
+    """Proposed settings and their predicted cost.
 
     Attributes:
       enough: trainers are busy for ``BUSY_ENOUGH`` of their time.
@@ -55,10 +55,10 @@ class Proposal:
 def propose(
     spec: RunSpec, conditions: Conditions, quality: str, fragments_max: int = FRAGMENTS_PROPOSED_MAX
 ) -> Proposal:
-    """The gentlest settings of a quality that keep trainers busy, or else nearly the busiest.
+    """Return the gentlest settings of a quality that keep trainers busy, or else nearly the busiest.
 
     Args:
-      spec: what is not proposed stays as it is there.
+      spec: all other settings are taken from it.
       quality: one of ``QUALITIES``.
     """
     tried: list[tuple[RunSpec, Prediction]] = []
@@ -75,7 +75,7 @@ def propose(
 def _gentlest_first(
     spec: RunSpec, quality: str, fragments_max: int, rounds_in_flight: int
 ) -> Iterator[RunSpec]:
-    # What is proposed is said key by key, and fragments are as many as they need to be.
+    # A proposal names each key, so neither an algorithm nor groups may fix any of them.
     plain = evolve(spec.diloco, algorithm="", groups=())
     for steps in STEPS_TRIED:
         even = [p for p in range(1, min(steps, fragments_max) + 1) if steps % p == 0]
@@ -84,6 +84,6 @@ def _gentlest_first(
             for overlap in range(min(steps - 1, OVERLAP_AUTO_MAX) + 1):
                 for fragments in even:
                     if overlap > steps // fragments * min(fragments, rounds_in_flight):
-                        continue  # the round that is due then waits for one that is in flight
+                        continue  # the round that is due would wait for a round in flight
                     diloco = evolve(plain, sync_every=steps, fragments=fragments, overlap=overlap)
                     yield evolve(spec, diloco=diloco, reduce=reduce)

@@ -1,7 +1,7 @@
-"""Whether the sizes of a run's fragments are those of its layout, and such as members can hold.
+"""The check of a run's fragment sizes: they must match its layout, and be within members' limits.
 
-A founder says both. What it says is recorded, and plans, blocks and chunks are made of it at every
-start of the master; so it is checked before it is recorded.
+A founder supplies both. The master records them and derives plans, blocks and chunks from them at
+every start, so they are checked before they are recorded.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ..spec.spec import RunSpec
 from .plan import COUNTER_BYTES, VALUE_BYTES, chunk_elements_of
 
 BLOCK_BYTES = 2**20  # as ``checkpoint.blocks`` cuts state
-# Of a fragment's state: so much has an index of blocks. A larger model takes more fragments.
+# Limit of a fragment's state, by the size of its index of blocks. A larger model needs more fragments.
 FRAGMENT_BYTES_MAX = BLOCKS_MAX * BLOCK_BYTES
-CHUNKS_MAX = 8 * CHUNK_BITS_BYTES_MAX  # of a fragment: a ``Held`` has a bit for each
+CHUNKS_MAX = 8 * CHUNK_BITS_BYTES_MAX  # of a fragment: ``Held`` has a bit for each
 
 
 def sizes_fault(layout: ModelLayout, sizes: Sequence[FragmentSize], spec: RunSpec) -> str | None:
-    """What is wrong with the sizes of a run's fragments; None: they may be recorded and planned with."""
+    """Return what is wrong with the sizes of a run's fragments, or None."""
     wanted = spec.diloco.fragments
     if len(sizes) != wanted:
         return f"{len(sizes)} fragments, where run.toml says {wanted}"
     elements: Counter[str] = Counter()
     for tensor in layout.tensors:
-        # Python's integers do not overflow; sixteen dimensions of 63 bits are a number of 1,008.
+        # Sixteen dimensions of 63 bits make 1,008 bits; Python's integers do not overflow.
         elements[tensor.kind] += math.prod(tensor.shape)
-    said = {
+    sums = {
         "values": (
             sum(size.value_count for size in sizes),
             elements["parameter"] + elements["buffer"],
@@ -40,7 +40,7 @@ def sizes_fault(layout: ModelLayout, sizes: Sequence[FragmentSize], spec: RunSpe
         ),
         "counters": (sum(size.counter_count for size in sizes), elements["counter"]),
     }
-    for what, (of_fragments, of_tensors) in said.items():
+    for what, (of_fragments, of_tensors) in sums.items():
         if of_fragments != of_tensors:
             return f"its fragments have {of_fragments} {what}, its tensors {of_tensors}"
     for number, size in enumerate(sizes):
@@ -56,7 +56,7 @@ def _size_fault(size: FragmentSize, spec: RunSpec) -> str | None:
     state_bytes += COUNTER_BYTES * size.counter_count
     if state_bytes > FRAGMENT_BYTES_MAX:
         return f"takes {state_bytes} bytes, at most {FRAGMENT_BYTES_MAX}: use more fragments"
-    # For one owner chunks are largest; with more they are cut finer, and stay few.
+    # Chunks are largest for one owner. More owners get smaller chunks, but a limited number of them.
     chunk_count = -(-size.value_count // chunk_elements_of(size, 1, spec.reduce.chunk_bytes))
     if chunk_count >= CHUNKS_MAX:
         return f"has {chunk_count} chunks, fewer than {CHUNKS_MAX} are allowed: use larger ones"

@@ -1,8 +1,8 @@
-"""How a fragment is cut into chunks, who owns which, and how long that should take.
+"""The plan of a reduction: a fragment's chunks, their owners, and the expected time.
 
-``shares`` says how much each contributor should own, ``sites`` whether a tree pays and who leads in
-it; here that becomes whole chunks. The estimate is made from the chunks as they are, so it contains
-what rounding costs.
+``shares`` computes how much each contributor should own, ``sites`` whether a tree is faster and which
+members lead in it; here that becomes whole chunks. The estimate is made from the chunks as they are, so
+it contains the cost of rounding.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .sites import Site, SitePlan, TreePlan, plan_tree, tree_s
 VALUE_BYTES = 4  # float32
 COUNTER_BYTES = 8  # int64, sent verbatim
 CHUNK_ALIGNMENT = 256  # elements; blocks of a codec do not straddle chunks
-CHUNK_ELEMENTS_MIN = 4_096  # smaller chunks cost more in headers than they balance
+CHUNK_ELEMENTS_MIN = 4_096  # smaller chunks cost more in headers than they gain in balance
 CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be unequal
 
-# Of variable length: what it leaves out has to come back by its senders' error feedback, which the
-# sums that leaders send have not.
+# Codecs that work in a star only: what they leave out has to come back by the sender's error feedback,
+# and the sums that leaders send have none.
 STAR_CODECS = frozenset(TOPK_CODECS)
 
-# What a value takes on the wire, scales included; a codec that is not listed counts as verbatim.
+# Bytes of a value on the wire, scales included; a codec that is not listed counts as verbatim.
 WIRE_BYTES_PER_VALUE = {
     "fp32": 4.0,
     "bf16": 2.0,
@@ -37,7 +37,7 @@ WIRE_BYTES_PER_VALUE = {
     "nf4": 1 / 2 + 2 / 64,
     "e2m1": 1 / 2 + 2 / 64,
     "e3m0": 1 / 2 + 2 / 64,
-    "topk": 9.5 / 8 / 64,  # what independent values take; it varies
+    "topk": 9.5 / 8 / 64,  # for independent values; it varies
     "topk16": 7.5 / 8 / 16,
     "topk8": 6.4 / 8 / 8,
     "topk4": 5.3 / 8 / 4,
@@ -46,15 +46,15 @@ WIRE_BYTES_PER_VALUE = {
 
 @frozen
 class PlanEstimate:
-    """What a plan should need, and what to measure it against.
+    """The expected time of a plan, and times to compare it with.
 
     Attributes:
-      predicted_s: of this plan, if the lines carry what is believed of them.
+      predicted_s: of this plan, if the lines carry what was measured.
       bound_s: no plan can be faster over these lines.
-      ring_s: what a ring of the same contributors would need.
-      tree_s, star_s: what the best tree and the best star should need; None: there are no sites, or
-        no tree is possible.
-      guessed_count: members whose lines are not measured yet; all of them: the times mean nothing.
+      ring_s: the time of a ring of the same contributors.
+      tree_s, star_s: the times of the best tree and the best star; None: there are no sites, or no
+        tree is possible.
+      guessed_count: members whose lines are not measured yet; if no line is, the times mean nothing.
     """
 
     predicted_s: float
@@ -76,24 +76,24 @@ def make_plan(
     star_only: bool = False,
     barred: Collection[str] = (),
 ) -> tuple[Plan, PlanEstimate]:
-    """Cut a fragment into chunks and give each an owner; and a leader in each site, if that pays.
+    """Cut a fragment into chunks and give each an owner, and a leader in each site if that is faster.
 
     Args:
       size: of the fragment.
-      contributors: peer ids in order of member number; owners come from among them.
-      receivers: everybody who gets the result, contributors too.
+      contributors: peer ids in order of member number; owners are chosen from them.
+      receivers: all members that get the result, contributors too.
       lines: of all receivers, and their sites.
       spec: chunk size and codecs.
-      fragment: which of the spec's codecs.
-      star_only: plan no tree, whatever it would save.
-      barred: contributors that own nothing, unless nobody else could.
+      fragment: its number, by which the spec's codecs are chosen.
+      star_only: plan no tree, even if it is faster.
+      barred: contributors that own nothing, unless no other contributor could.
 
     Returns:
-      A plan and its estimate. A star's runs follow the order of ``contributors``. Who owns nothing
-      is left out. All bandwidths times k gives the same plan, as long as rounding allows.
+      A plan and its estimate. A star's runs follow the order of ``contributors``, without those that
+      own nothing. Multiplying all bandwidths by k gives the same plan, but for rounding.
 
     Raises:
-      NobodyReachableError: no contributor can be reached by all the others.
+      NoReachableOwnerError: no contributor can be reached by all other members.
     """
     up, down = spec.reduce.codecs(fragment)
     cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down)
@@ -112,18 +112,18 @@ def make_plan(
         delay_s=lines.delay_s,
     )
     estimate = PlanEstimate(
-        predicted_s=bound_s(work),  # of nothing at all; else see below
+        predicted_s=bound_s(work),  # for a plan without chunks; replaced below
         bound_s=bound_s(work),
         ring_s=ring_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
     )
     rule, audited = spec.reduce.combine, spec.reduce.audit > 0
-    # A leader's sum hides what a robust rule must see, and has nobody's seal.
+    # A leader's sum hides the values that a robust rule must see, and no contributor has sealed it.
     star_only |= rule != MEAN or audited or bool(barred)
     bare = Plan(cut.chunk_elements, (), up, down, combine=rule, sealed=audited)
     if cut.chunk_count == 0:
         return bare, estimate
-    # What a limited pair would do to a tree nobody has thought through; nobody measures any either.
+    # Trees with limited pairs are neither modelled nor measured.
     sited = None if work.pair_limits else _Sited.of(cut, members, work, lines.sites)
     if sited is None:
         shares = tuple(best_shares(work))
@@ -142,24 +142,24 @@ def make_plan(
                 evolve(bare, owners=owners, sites=leads),
                 evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
             )
-    owned = _apportion(cut.chunk_count, _without(shares, contributors, barred))
+    owned = _apportion(cut.chunk_count, _without_barred(shares, contributors, barred))
     return (
-        evolve(bare, owners=_runs(_dealt(contributors, owned))),
+        evolve(bare, owners=_runs(_owners_by_chunk(contributors, owned))),
         evolve(estimate, predicted_s=_star_s(cut, work, owned)),
     )
 
 
-def _without(
+def _without_barred(
     shares: Sequence[float], contributors: Sequence[str], barred: Collection[str]
 ) -> Sequence[float]:
-    """What is left of the shares when some own nothing, for the others in proportion."""
+    """Return the shares when barred contributors own nothing and the others more, in proportion."""
     left = [0.0 if p in barred else s for p, s in zip(contributors, shares, strict=True)]
     total = sum(left)
     return [share / total for share in left] if barred and total > 0 else shares
 
 
 def _star_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
-    """What a star should need whose contributors own so many chunks."""
+    """Return the time of a star whose contributors own these numbers of chunks."""
     own_up, own_down, first = [], [], 0
     for chunk_count in owned:
         end = first + chunk_count
@@ -174,7 +174,7 @@ class _Sited:
     """A workload whose members share lines.
 
     Attributes:
-      work: with what each member can do within its site.
+      work: its rates are what each member can do within its site.
       best: the best tree, and the best star.
     """
 
@@ -188,7 +188,7 @@ class _Sited:
     def of(
         cls, cut: _Cut, members: Sequence[str], work: Workload, lines: Sequence[SiteLine]
     ) -> _Sited | None:
-        """None if nobody is known to share a line."""
+        """Plan a tree and a star for these lines, or return None if no members share a line."""
         if not lines:
             return None
         number = {peer: index for index, peer in enumerate(members)}
@@ -207,7 +207,7 @@ class _Sited:
         return evolve(self.work, shared=tuple(lines))
 
     def deal(self) -> tuple[tuple[OwnerRun, ...], tuple[SiteLeaders, ...], float]:
-        """The tree in whole chunks: owners, leaders, and what it should need."""
+        """Return the tree in whole chunks: its owners, its leaders and its time."""
         count = self.cut.chunk_count
         owned = _apportion(count, [site.owned for site in self.best.sites])
         owners: list[str] = []
@@ -215,9 +215,9 @@ class _Sited:
         for site, own_count in zip(self.best.sites, owned, strict=True):
             peers = [self.members[member] for member in site.members]
             first = len(owners)
-            # Of what is owned here the owners are the leaders; the rest is dealt likewise.
-            owners += _dealt(peers, _apportion(own_count, site.leading))
-            rest = _dealt(peers, _apportion(count - own_count, site.leading))
+            # The owner of a chunk that is owned here leads it, too; the other chunks are dealt likewise.
+            owners += _owners_by_chunk(peers, _apportion(own_count, site.leading))
+            rest = _owners_by_chunk(peers, _apportion(count - own_count, site.leading))
             leaders = [*rest[:first], *owners[first:], *rest[first:]]
             if len(peers) > 1:
                 leads.append(SiteLeaders(tuple(peers), _runs(leaders)))
@@ -235,12 +235,12 @@ class _Sited:
 
 
 def wire_bytes_per_value(codec: str) -> float:
-    """What a codec makes of a value; what a compression behind it saves is not known before."""
+    """Return a codec's bytes per value, without what zstd behind it saves: that is not known before."""
     return WIRE_BYTES_PER_VALUE.get(codec.partition("+")[0], VALUE_BYTES)
 
 
 def chunk_elements_of(size: FragmentSize, owner_count: int, chunk_bytes: int) -> int:
-    """Into chunks of how many values a fragment is cut for so many contributors."""
+    """Return the number of values in a chunk, when a fragment is cut for ``owner_count`` contributors."""
     most = max(CHUNK_ALIGNMENT, chunk_bytes // VALUE_BYTES)
     wanted = -(-size.value_count // (owner_count * CHUNKS_PER_OWNER))
     wanted = -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
@@ -249,7 +249,7 @@ def chunk_elements_of(size: FragmentSize, owner_count: int, chunk_bytes: int) ->
 
 @frozen
 class _Cut:
-    """A fragment's chunks: those of the values, then one of the counters if there are any."""
+    """A fragment's chunks: first the chunks of values, then one of counters if there are any."""
 
     size: FragmentSize
     chunk_elements: int
@@ -272,11 +272,11 @@ class _Cut:
 
     @property
     def inner_bytes(self) -> float:
-        """A whole contribution within a site, where values travel as they are."""
+        """The bytes of one contribution within a site, where values are sent as float32."""
         return self.wire_bytes(0, self.chunk_count, VALUE_BYTES)
 
     def wire_bytes(self, first: int, end: int, bytes_per_value: float) -> float:
-        """What the chunks from ``first`` to before ``end`` take on the wire."""
+        """Return the bytes on the wire of the chunks from ``first`` to before ``end``."""
         value_count = min(end * self.chunk_elements, self.size.value_count) - min(
             first * self.chunk_elements, self.size.value_count
         )
@@ -286,7 +286,7 @@ class _Cut:
 
 
 def _apportion(chunk_count: int, shares: Sequence[float]) -> list[int]:
-    """Whole chunks by largest remainder; a tie goes to the one who came first."""
+    """Divide whole chunks by largest remainder; of equal remainders the first one wins."""
     exact = [share * chunk_count for share in shares]
     owned = [int(amount) for amount in exact]
     by_remainder = sorted(range(len(shares)), key=lambda i: (owned[i] - exact[i], i))
@@ -295,8 +295,8 @@ def _apportion(chunk_count: int, shares: Sequence[float]) -> list[int]:
     return owned
 
 
-def _dealt(peers: Sequence[str], chunk_counts: Sequence[int]) -> list[str]:
-    """By chunk: the first peer's, then the second's, and so on."""
+def _owners_by_chunk(peers: Sequence[str], chunk_counts: Sequence[int]) -> list[str]:
+    """Return the owner of each chunk: the first peer's chunks, then the second's, and so on."""
     return [peer for peer, n in zip(peers, chunk_counts, strict=True) for _chunk in range(n)]
 
 

@@ -1,16 +1,16 @@
-"""What a run's settings cost on a given network: bytes, seconds, and how long trainers wait.
+"""Predictions of what a run's settings cost on a network: bytes, seconds, trainers' waiting.
 
-Closed formulas for peers that are alike: same steps, same lines, equal shares, as the planner deals
-them. With ``V`` values, ``n`` peers, ``H`` steps between two rounds of a fragment, ``P`` fragments,
+Closed formulas for identical peers: same steps, same lines, and equal shares, as the planner would
+plan. With ``V`` values, ``n`` peers, ``H`` steps between two rounds of a fragment, ``P`` fragments,
 ``tau`` steps of overlap, steps of ``s`` seconds, ``c`` bytes per value on the wire, lines of ``b``
 bytes per second, and ``d`` seconds from one machine to another:
 
-    a round's bytes   B = (n - 1)/n (S_up + S_down), S = c V/P + 48 k    of a peer, out, as many in
+    a round's bytes   B = (n - 1)/n (S_up + S_down), S = c V/P + 48 k    per peer, each way
     their time        X = B / b                                     of the slower direction
     a round           R = max(X + 5 d, X - C (1 - 1/m) + 6 d)       from the post to the merge
     between rounds    T = max(K s, X, 2 d, R/F, (R + (K - r) s)/(q + 1))
                       with K = H/P and tau = q K + r
-    utilisation       U = K s / T                                   steps, of all time
+    utilisation       U = K s / T                                   share of time spent in steps
 
 ``B``: an owner of the share ``w`` of a fragment sends its contribution to the others' chunks,
 ``S_up (1 - w)``, and the results of its own to ``n - 1``, ``S_down (n - 1) w``; here ``w = 1/n``.
@@ -18,20 +18,20 @@ Each of the ``k`` chunks has a header and a tag, 48 bytes. Chunks are whole, so 
 busiest owner has ``ceil(k/n)`` of them.
 
 ``R``: Ready, Reduce, the last result, Reduced and Commit travel one after the other, a delay each.
-Contributions travel before results, but cost no sixth one as long as the line has others to send:
-all of them take ``C``, and the first of an owner's ``m`` chunks is whole a delay after ``C/m``.
+Contributions travel before results, but add no sixth delay while the line has others to send: all of
+them take ``C``, and the first of an owner's ``m`` chunks is complete a delay after ``C/m``.
 
 ``T``: a fragment is due every ``K`` steps. Steps take ``K s``; the line is free again after ``X``.
-One round is open at a time: the next one opens as the master hears the last Ready, ``2 d`` from post
-to post. ``F`` rounds are in flight at most, of a fragment each, and each takes ``R``. Who waits
-``tau`` steps after a post does so once per round: ``q + 1`` rounds then take ``R`` and the steps from
-that point to the next boundary. Without overlap this is ``K s + R``, with ``tau <= K`` it is
-``K s + max(0, R - tau s)``; with more, ``q + 1`` rounds are in flight.
+One round is open at a time: the next one opens when the master receives the last Ready, ``2 d`` from
+post to post. At most ``F`` rounds are in flight, of one fragment each, and each takes ``R``. A trainer
+that waits ``tau`` steps after a post does so once per round: ``q + 1`` rounds then take ``R`` and the
+steps from that point to the next boundary. Without overlap this is ``K s + R``, with ``tau <= K`` it
+is ``K s + max(0, R - tau s)``; with more overlap, ``q + 1`` rounds are in flight.
 
 Sources: DiLoCo, arXiv 2311.08105 (a round every ``H`` steps); Streaming DiLoCo, arXiv 2501.18512
-(fragments, and an overlap of ``tau`` steps: sections 2.2 and 2.3; there ``tau <= K``). What is not in
-here: the time of encoding, adding up and the outer step, peers that are slower than others, what zstd
-saves, and the control messages' bytes.
+(fragments, and an overlap of ``tau`` steps: sections 2.2 and 2.3; there ``tau <= K``). Left out: the
+time of encoding, adding up and the outer step, differences between peers, what zstd saves, and the
+bytes of control messages.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ from .plan import chunk_elements_of, wire_bytes_per_value
 BASELINE_BYTES_PER_VALUE = 2.0  # data parallel training averages bf16 gradients, at each step
 OPEN_TRIPS = 2  # Ready, and the next round's Open: one way each
 ROUND_TRIPS = 5  # Ready, Reduce, the last result, Reduced, Commit
-LEFT_S_MIN = 1e-6  # with less time for its bytes a round is not hidden by any line
+LEFT_S_MIN = 1e-6  # with less time for its bytes no line is fast enough to hide a round
 FRAME_BYTES = 48  # header and tag of a chunk on a lane, ``protocol.lane``'s
 
 
 @frozen
 class Conditions:
-    """What a run's owner cannot choose.
+    """The conditions of a run that its operator cannot choose.
 
     Attributes:
       value_count: parameters of the model.
       step_s: of an inner step.
-      peers: that contribute.
-      line: of each of them, by itself.
+      peers: contributors.
+      line: of each of them, not shared.
       delay_s: from any machine to another, one way; the master's, too.
-      rounds_in_flight: as many may be open or reducing at a time.
+      rounds_in_flight: rounds that may be open or reducing at a time.
     """
 
     value_count: int = field(validator=ge(1))
@@ -78,22 +78,22 @@ class Conditions:
 
 @frozen
 class Prediction:
-    """What settings come to; of one peer, and each way where nothing else is said.
+    """The cost of settings, for one peer and each way, unless noted otherwise.
 
     Attributes:
       round_bytes: of one round of one fragment.
       steps_per_round: inner steps from one round to the next one.
-      transfer_s: what the line needs for a round.
+      transfer_s: the line's time for a round.
       round_s: from the post to the merge.
       period_s: from one round to the next one.
-      waited_s: of that, a trainer's waiting.
-      utilisation: the part of its time in which a trainer steps.
+      waited_s: of that, the time that a trainer waits.
+      utilisation: the share of its time in which a trainer steps.
       blocking_utilisation: the same without overlap.
       peak_bits_per_s: while a round's bytes are on their way.
       mean_bits_per_s: over all time.
-      needed_bits_per_s: a line that carries so much lets nobody wait; infinite: no line does.
+      needed_bits_per_s: of a line on which no trainer waits; infinite: no line is enough.
       bytes_per_step: over all steps.
-      times_fewer_bytes: than data parallel training, per step.
+      times_fewer_bytes: the bytes of data parallel training by these, per step.
       baseline_utilisation: of data parallel training, over the same line.
     """
 
@@ -115,16 +115,16 @@ class Prediction:
 
 @frozen
 class RoundCost:
-    """One round of one fragment, as the top of this file has it.
+    """One round of one fragment, in the symbols of the module's docstring.
 
     Attributes:
       step_s: ``s``.
       delay_s: ``d``.
-      steps: ``K``; exactly, since it matters whether a whole number of them is the overlap.
+      steps: ``K``; a fraction, since the overlap may be an exact multiple of it.
       in_flight: ``F``: a fragment has one round at a time.
       moved_bytes: ``B``.
       transfer_s: ``X``.
-      ahead_s: ``C (1 - 1/m)``: what is left of the contributions when an owner's first chunk is sent.
+      ahead_s: ``C (1 - 1/m)``: time for the remaining contributions when an owner sends its first chunk.
     """
 
     step_s: float
@@ -181,10 +181,10 @@ class RoundCost:
 
     @property
     def took_s(self) -> float:
-        """``R``. One peer sends itself nothing."""
+        """``R``; a single peer sends nothing."""
         if not self.moved_bytes:
             return (ROUND_TRIPS - 1) * self.delay_s
-        idle_s = max(0.0, self.delay_s - self.ahead_s)  # of the line, before the first result
+        idle_s = max(0.0, self.delay_s - self.ahead_s)  # the line, before the first result
         return self.transfer_s + ROUND_TRIPS * self.delay_s + idle_s
 
     def period_s(self, overlap: int) -> float:
@@ -200,7 +200,7 @@ class RoundCost:
 
 
 def predict(spec: RunSpec, conditions: Conditions) -> Prediction:
-    """What a spec comes to under these conditions."""
+    """Predict what a spec costs under these conditions."""
     cost, overlap = RoundCost.of(spec, conditions), spec.diloco.overlap_steps
     stepped_s, wall_s = cost.stepped_s, cost.period_s(overlap)
     line, peers = conditions.line, conditions.peers
@@ -226,10 +226,10 @@ def predict(spec: RunSpec, conditions: Conditions) -> Prediction:
 
 
 def _needed_bits_per_s(spec: RunSpec, conditions: Conditions) -> float:
-    """The line, each way, on which ``R <= min(tau, F K) s`` and ``X <= K s``: then nobody waits.
+    """Return the line, each way, on which no trainer waits: ``R <= min(tau, F K) s`` and ``X <= K s``.
 
-    ``R`` is the larger of two terms, so ``b`` is the larger of ``B/(tau s - 5 d)`` and, with what of
-    ``B`` is sent before the first result, ``(B - A)/(tau s - 6 d)``.
+    ``R`` is the larger of two terms, so ``b`` is the larger of ``B/(tau s - 5 d)`` and
+    ``(B - A)/(tau s - 6 d)``, where ``A`` is the part of ``B`` that is sent before the first result.
     """
     # On a line of a byte a second, bytes are seconds.
     cost = RoundCost.of(spec, evolve(conditions, line=Bandwidth(1.0, 1.0)))

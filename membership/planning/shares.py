@@ -1,4 +1,4 @@
-"""How much each contributor should own, so that a reduction ends soonest.
+"""The share of a result that each contributor should own, so that a reduction ends soonest.
 
 Every contributor sends each chunk to its owner; the owner adds up and sends the result to every
 receiver. With ``n`` contributors, ``r`` receivers, contributions of ``S_up`` bytes, a result of
@@ -7,11 +7,11 @@ receiver. With ``n`` contributors, ``r`` receivers, contributions of ``S_up`` by
     up    S_up   (1 - w) + S_down (r - 1) w
     down  S_down (1 - w) + S_up   (n - 1) w
 
-and a receiver that only listens takes ``S_down``. All is linear in the shares, and the least time T
-in which every line moves what it must is a linear program. Where only the members' own lines limit
-anybody, each owner's load depends on nothing but its own share, so T is found by bisection: the
-shares that fit into T must reach 1 together (*filling*). For ``S_up = S_down = S``, equal up and
-down rates b, and everybody a contributor (n > 2), that is the weighted butterfly
+and a member that only receives takes ``S_down``. All is linear in the shares, and the least time T
+in which every line moves what it must is a linear program. Where only the members' own lines are
+limits, each owner's load depends on its own share alone, so T is found by bisection: the shares that
+fit into T must add up to 1 (*filling*). For ``S_up = S_down = S``, equal up and down rates b, and
+contributors only (n > 2), that is the weighted butterfly
 
     T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
 
@@ -31,24 +31,25 @@ from ...protocol.errors import HoldfastError, LocalProtocolError
 from .bandwidth import Bandwidth
 
 BISECTIONS = 60  # halvings of an interval: exact to the last bits of a float
-ROUNDING = 1e-12  # relative; what sums of floats may be off by
-PROGRAM_SLACK = 1e-7  # relative; what the solver takes for equal
+ROUNDING = 1e-12  # relative error of sums of floats
+PROGRAM_SLACK = 1e-7  # relative difference that the solver takes for equal
 
-# Of a line: its speed, what a member without any share moves over it, and what all shares add.
+# One direction of a line: its speed, the bytes of a member without any share, and the bytes that a
+# share of 1 adds.
 Direction = tuple[float, float, float]
 
 
-class NobodyReachableError(HoldfastError):
-    """There is no contributor that all the others can reach. Change who takes part."""
+class NoReachableOwnerError(HoldfastError):
+    """No contributor can be reached by all other members. Plan with fewer or other members."""
 
 
 @frozen
 class SharedLine:
-    """A line to everybody else that some members use together, besides lines of their own.
+    """A line to all other members that some members share, besides lines of their own.
 
     Attributes:
-      members: who is behind it, by number.
-      rate: what all of them can send to others and receive from them.
+      members: the numbers of the members behind it.
+      rate: what these can send to others and receive from them, together.
     """
 
     members: frozenset[int]
@@ -59,11 +60,11 @@ class SharedLine:
 class Workload:
     """One reduction and the lines it runs over.
 
-    Members are numbers: contributors from 0 in order of member number, then those who only receive.
+    Members are numbers: contributors from 0 in order of member number, then the other receivers.
 
     Attributes:
       rates: of all members.
-      contributor_count: so many of them contribute, the first ones.
+      contributor_count: the first members, which contribute.
       up_bytes: one whole contribution on the wire.
       down_bytes: the whole result on the wire.
       pair_limits: bytes per second from one member to another, where that is less than their lines;
@@ -85,11 +86,11 @@ class Workload:
         return self.rates[: self.contributor_count]
 
     def barred(self) -> set[int]:
-        """Who cannot own anything: somebody cannot reach them, or they cannot reach somebody."""
+        """Return the contributors that can own nothing, as some link to or from them is missing."""
         count = self.contributor_count
         barred: set[int] = set()
         for pair, limit in self.pair_limits.items():
-            if limit <= 0 and pair[0] < count:  # those who only receive send nothing
+            if limit <= 0 and pair[0] < count:  # members that only receive send nothing
                 barred.update(member for member in pair if member < count)
         return barred
 
@@ -98,11 +99,11 @@ class Workload:
 
 
 def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[float]) -> float:
-    """When the busiest line is done, if contributor ``i`` owns so many bytes.
+    """Return the time after which the busiest line is done.
 
     Args:
-      own_up: bytes that one contribution to its chunks takes.
-      own_down: bytes that the result of its chunks takes.
+      own_up: by contributor, the bytes of one contribution to the chunks that it owns.
+      own_down: by contributor, the bytes of the result of the chunks that it owns.
     """
     count, receivers = work.contributor_count, len(work.rates)
     slowest = 0.0
@@ -121,7 +122,7 @@ def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[floa
     for line in work.shared:
         owned_up = sum(own_up[member] for member in line.members if member < count)
         owned_down = sum(own_down[member] for member in line.members if member < count)
-        inside, listening = _behind(work, line)
+        inside, listening = _count_behind(work, line)
         sent = inside * (work.up_bytes - owned_up) + (receivers - listening) * owned_down
         received = listening * (work.down_bytes - owned_down) + (count - inside) * owned_up
         slowest = max(
@@ -130,14 +131,14 @@ def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[floa
     return slowest + (2 * work.delay_s if receivers > 1 else 0.0)
 
 
-def _behind(work: Workload, line: SharedLine) -> tuple[int, int]:
-    """How many contributors and how many receivers, those included, are behind a shared line."""
+def _count_behind(work: Workload, line: SharedLine) -> tuple[int, int]:
+    """Return the numbers of contributors and of all receivers behind a shared line."""
     contributors = sum(member < work.contributor_count for member in line.members)
     return contributors, len(line.members)
 
 
 def shares_s(work: Workload, shares: Sequence[float]) -> float:
-    """As ``reduction_s``, for shares of everything."""
+    """Return ``reduction_s`` for shares of the whole."""
     return reduction_s(
         work,
         [share * work.up_bytes for share in shares],
@@ -146,11 +147,11 @@ def shares_s(work: Workload, shares: Sequence[float]) -> float:
 
 
 def bound_s(work: Workload) -> float:
-    """No plan in which every chunk has one owner is faster, whatever the shares.
+    """Return a lower bound on the time of any plan in which every chunk has one owner.
 
-    Each line must carry at least what its member sends and receives anyway, and all lines together
-    every contribution that is not its owner's, and every result. With ``S_up = S_down = S`` and
-    nobody who only receives, for n > 2:
+    Each line must carry at least what its member sends and receives with any shares, and all lines
+    together every contribution that is not its owner's, and every result. With ``S_up = S_down = S``
+    and contributors only, for n > 2:
 
         S * max(max 1/u_i, max 1/d_i, 2 (n - 1) / sum u_i, 2 (n - 1) / sum d_i) + 2 delays
     """
@@ -165,7 +166,7 @@ def bound_s(work: Workload) -> float:
     listening = [down / rate.down_bytes_per_s for rate in work.rates[count:]]
     shared = []
     for line in work.shared:
-        inside, receiving = _behind(work, line)
+        inside, receiving = _count_behind(work, line)
         least_out = min(inside * up, (receivers - receiving) * down)
         least_in = min(receiving * down, (count - inside) * up)
         shared.append(least_out / line.rate.up_bytes_per_s)
@@ -184,7 +185,7 @@ def bound_s(work: Workload) -> float:
 
 
 def ring_s(work: Workload) -> float:
-    """What a ring of the contributors would need: the slowest line carries nearly everything twice.
+    """Return the time of a ring of the contributors: the slowest line carries nearly all bytes twice.
 
     Shared lines are left out: a ring in a good order crosses each of them once.
     """
@@ -200,20 +201,20 @@ def ring_s(work: Workload) -> float:
 
 
 def best_shares(work: Workload) -> list[float]:
-    """Shares of the contributors, adding up to 1, that end the reduction soonest.
+    """Return the contributors' shares, adding up to 1, that end the reduction soonest.
 
     Raises:
-      NobodyReachableError: nobody can own anything.
+      NoReachableOwnerError: no contributor can own anything.
     """
     if len(work.barred()) == work.contributor_count:
-        raise NobodyReachableError("no contributor can be reached by all who take part")
+        raise NoReachableOwnerError("no contributor can be reached by all members of the round")
     if work.shared or any(limit > 0 for limit in work.pair_limits.values()):
         return program_shares(work)
     return filled_shares(work)
 
 
 def filled_shares(work: Workload) -> list[float]:
-    """The best shares where no pair has a limit but 0, and no line is shared."""
+    """Return the best shares where no pair has a limit but 0, and no line is shared."""
     barred = work.barred()
     count = work.contributor_count
     if count == 1:
@@ -226,8 +227,8 @@ def filled_shares(work: Workload) -> list[float]:
     return fill(
         [_directions(work, rate) for rate in work.contributor_rates],
         barred,
-        low_s=bound_s(work) - 2 * work.delay_s,  # those who only listen are in it
-        # Twice what one of them needs for everything: in that time shares fit, rounded or not.
+        low_s=bound_s(work) - 2 * work.delay_s,  # members that only receive are in it
+        # Twice the time of the best single owner: in that time shares fit, in spite of rounding.
         high_s=2 * min(_without_pairs_s(work, shares) for shares in alone),
     )
 
@@ -235,13 +236,13 @@ def filled_shares(work: Workload) -> list[float]:
 def fill(
     lines: Sequence[Sequence[Direction]], barred: set[int], low_s: float, high_s: float
 ) -> list[float]:
-    """Shares, adding up to 1, with which the busiest line is done soonest.
+    """Return the shares, adding up to 1, with which the busiest line is done soonest.
 
     Args:
       lines: each member's directions.
       barred: members that must have no share.
       low_s: no shares are faster.
-      high_s: in which some shares fit.
+      high_s: a time into which some shares fit.
     """
     fitting = _fitting(lines, barred, low_s)
     if fitting is None:
@@ -257,7 +258,7 @@ def fill(
     least, most = fitting
     spread = sum(most) - sum(least)
     part = (1 - sum(least)) / spread if spread > 0 else 0.0
-    return _normal([a + part * (b - a) for a, b in zip(least, most, strict=True)])
+    return _normalise([a + part * (b - a) for a, b in zip(least, most, strict=True)])
 
 
 def _without_pairs_s(work: Workload, shares: Sequence[float]) -> float:
@@ -266,7 +267,7 @@ def _without_pairs_s(work: Workload, shares: Sequence[float]) -> float:
 
 
 def _directions(work: Workload, rate: Bandwidth) -> tuple[Direction, Direction]:
-    """An owner's up and down."""
+    """Return an owner's two directions, up and down."""
     receivers, count = len(work.rates), work.contributor_count
     up, down = work.up_bytes, work.down_bytes
     return (
@@ -278,7 +279,7 @@ def _directions(work: Workload, rate: Bandwidth) -> tuple[Direction, Direction]:
 def _fitting(
     lines: Sequence[Sequence[Direction]], barred: set[int], seconds: float
 ) -> tuple[list[float], list[float]] | None:
-    """The least and the most that each member can have; None if that does not make a whole."""
+    """Return each member's least and greatest share in that time, or None if no shares add up to 1."""
     least, most = [], []
     for member, directions in enumerate(lines):
         low, high = 0.0, math.inf
@@ -288,7 +289,7 @@ def _fitting(
                 room = 0.0
             if slope > 0:
                 high = min(high, room / slope)
-            elif slope < 0:  # results are so small that owning is less work
+            elif slope < 0:  # with results this small an owner moves fewer bytes
                 low = max(low, room / slope)
             elif room < 0:
                 return None
@@ -303,10 +304,10 @@ def _fitting(
 
 
 def program_shares(work: Workload) -> list[float]:
-    """The best shares in general, by a linear program; then, in that time, the most even ones.
+    """Return the best shares in general, by a linear program, and of equally fast ones the most even.
 
-    *Even*: nobody owns a larger part than need be of what its line could own in that time. A
-    solver's own choice among equally fast shares would load one line to the brim and spare others.
+    *Even*: the largest part that a member owns, of what its line could own in that time, is as small
+    as possible. A solver's own choice would fill one line completely and leave others idle.
     """
     from scipy.optimize import linprog  # slow to import; few masters have limited pairs
 
@@ -316,7 +317,7 @@ def program_shares(work: Workload) -> list[float]:
     barred = work.barred()
     rows, limits = _program(work)
     open_bounds = [(0.0, 0.0 if member in barred else 1.0) for member in range(count)]
-    # Variables: the shares, then what is to be small: the time, in units of the bound.
+    # Variables: the shares, then the value to minimise: the time, in units of the bound.
     last = [0.0] * count + [1.0]
     whole = {"A_eq": [[1.0] * count + [0.0]], "b_eq": [1.0], "bounds": [*open_bounds, (0.0, None)]}
     fastest = linprog(
@@ -329,7 +330,7 @@ def program_shares(work: Workload) -> list[float]:
     if fastest.status != 0:
         raise LocalProtocolError(f"the plan's linear program has no solution: {fastest.message}")
     units = float(fastest.x[count]) * (1 + PROGRAM_SLACK)
-    most = _most(work, units * (bound_s(work) - 2 * work.delay_s))
+    most = _largest_shares(work, units * (bound_s(work) - 2 * work.delay_s))
     parts = [
         [*(float(i == member) for i in range(count)), -high] for member, high in enumerate(most)
     ]
@@ -342,11 +343,11 @@ def program_shares(work: Workload) -> list[float]:
     )
     best = even if even.status == 0 else fastest
     shares = [float(share) for share in best.x[:count]]
-    return _normal([0.0 if member in barred else share for member, share in enumerate(shares)])
+    return _normalise([0.0 if member in barred else share for member, share in enumerate(shares)])
 
 
 def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
-    """Rows ``load . shares - time <= limit``, in units of the bound."""
+    """Return the rows and limits of ``load . shares - time <= limit``, in units of the bound."""
     count, up, down = work.contributor_count, work.up_bytes, work.down_bytes
     unit_s = bound_s(work) - 2 * work.delay_s
     rows: list[list[float]] = []
@@ -372,7 +373,7 @@ def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
             add(loads, 0.0, limit)
     for line in work.shared:
         owners = [member for member in line.members if member < count]
-        inside, receiving = _behind(work, line)
+        inside, receiving = _count_behind(work, line)
         sends = (len(work.rates) - receiving) * down - inside * up
         takes = (count - inside) * up - receiving * down
         add(dict.fromkeys(owners, sends), inside * up, line.rate.up_bytes_per_s)
@@ -380,8 +381,8 @@ def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
     return rows, limits
 
 
-def _most(work: Workload, seconds: float) -> list[float]:
-    """What each contributor's own line could own in that time, at most everything."""
+def _largest_shares(work: Workload, seconds: float) -> list[float]:
+    """Return the share that each contributor's own line could own in that time, at most 1."""
     most = []
     for rate in work.contributor_rates:
         high = math.inf
@@ -392,8 +393,8 @@ def _most(work: Workload, seconds: float) -> list[float]:
     return most
 
 
-def _normal(shares: Sequence[float]) -> list[float]:
-    """Without what rounding left below 0, adding up to 1."""
+def _normalise(shares: Sequence[float]) -> list[float]:
+    """Scale shares to add up to 1, with values below 0 (from rounding) as 0."""
     positive = [max(0.0, share) for share in shares]
     total = sum(positive)
     return [share / total for share in positive]

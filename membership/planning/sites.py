@@ -1,4 +1,4 @@
-"""Two-level trees: members behind one line gather and spread within their site, and cross it once.
+"""Two-level trees: members behind one line add up within their site, and each chunk crosses it once.
 
     star, one chunk                          tree, the same chunk
 
@@ -6,22 +6,22 @@
     a2 ---+===> owner ===> a1, a2, b2                      +===> owner b1 ===> a2 -> a1
     b2 -------> (b1)                         b2 -> (b1) ---'                   b1 -> b2
 
-In each site every chunk has a *leader*. Members send their contributions to it within the site; it
-adds them in member order and sends one contribution, with the sum of their weights, to the chunk's
-owner. The result comes to it once, and it forwards it verbatim. Where the owner is a member of the
+In each site every chunk has a *leader*. Members send their contributions to the leader within the
+site. It adds them in member order and sends one contribution, with the sum of their weights, to the
+chunk's owner. It gets the result once and forwards it verbatim. Where the owner is a member of the
 site, it is the leader. A member without a site is a site of one.
 
-*When it pays.* A tree of lines that nobody shares cannot beat the star: any way to gather ``n``
-contributions moves ``n - 1`` of them, any way to spread moves ``n - 1`` results, everybody sends
-their own and receives the result in both, and the star comes as close to the bound which follows
-from that as whole chunks allow. So a limit on the fan-in saves no time, only open connections. But
-of ``m`` members behind one line the star sends ``m`` contributions and takes ``m`` results over it,
-a tree one of each: up to ``m`` times less.
+*When a tree is faster.* Where no lines are shared, a tree cannot beat the star: any way to gather
+``n`` contributions moves ``n - 1`` of them, any way to spread moves ``n - 1`` results, in both every
+member sends its own contribution and receives the result, and the star comes as close to the bound
+which follows from that as whole chunks allow. So a limit on the fan-in saves no time, only open
+connections. But the star sends the ``m`` contributions of ``m`` members behind one line over it, and
+takes ``m`` results; a tree sends and takes one: up to ``m`` times less.
 
-*How it is planned.* Seen from outside a site is one member with its line, so the owning sites'
-shares are those of a star of sites. Within a site a member's own line carries what it gives to the
+*How a tree is planned.* Seen from outside a site is one member with its line, so the owning sites'
+shares are those of a star of sites. Within a site a member's own line carries what it sends to the
 leaders and gets from them, and what it moves as a leader, within and to the outside; all of that is
-linear in how much it leads. Both levels go on at once, chunk by chunk.
+linear in the part that it leads. Both levels go on at once, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from ...protocol.errors import LocalProtocolError
 from .bandwidth import Bandwidth
 from .shares import Direction, SharedLine, Workload, best_shares, bound_s, fill, shares_s
 
-# A tree has two more hops, of which some may be slower than believed, and depends on more members:
-# it has to promise this much less time than the star.
+# A tree has two more hops, some of which may be slower than measured, and depends on more members. It
+# is chosen only if it needs at most this part of the star's time.
 TREE_TIME_MAX = 0.9
 
 
 @frozen
 class Site:
-    """Members whose way to everybody else is one line.
+    """Members that share one line to all other members.
 
     Attributes:
       members: by number, as in the ``Workload``; at least two.
-      line: theirs together, to the outside. What each of them can do itself, within the site and
-        to the outside, is its rate in the ``Workload``.
+      line: the shared line, to the outside. A member's own rate, within the site and to the outside,
+        is in the ``Workload``.
     """
 
     members: tuple[int, ...]
@@ -60,7 +60,7 @@ class SitePlan:
     Attributes:
       members: of the site; one for a member without a site.
       owned: share of the result that is owned here.
-      leading: by member, how much of whatever the site does each of them leads; adds up to 1.
+      leading: the part of the site's work that each member leads; adds up to 1.
     """
 
     members: tuple[int, ...]
@@ -70,13 +70,13 @@ class SitePlan:
 
 @frozen
 class TreePlan:
-    """What a tree would be like, beside the star.
+    """The best tree, beside the best star.
 
     Attributes:
       sites: in order of their first members; together all members.
-      tree_s: what the tree should need.
+      tree_s: the tree's time.
       star: the contributors' shares in the best star over the same lines.
-      star_s: what that should need.
+      star_s: the star's time.
       star_bound_s: no star can be faster.
       tree_bound_s: no tree of these sites can be faster.
     """
@@ -90,25 +90,25 @@ class TreePlan:
 
     @property
     def pays(self) -> bool:
-        """Whether the tree is to be preferred."""
+        """The tree is to be preferred."""
         return self.tree_s <= TREE_TIME_MAX * self.star_s
 
 
 def plan_tree(
     work: Workload, sites: Sequence[Site], *, inner_up_bytes: float, chunk_count: int
 ) -> TreePlan:
-    """The best tree for these sites, and what the best star would need.
+    """Plan the best tree for these sites, and the best star beside it.
 
     Args:
       work: contributors, receivers and their own lines; ``shared`` is taken from ``sites``.
-      sites: whose members are all different.
-      inner_up_bytes: one whole contribution within a site. What leaders add up is not rounded
-        twice: members send it to them as float32 values.
-      chunk_count: that everything is cut into; the first chunk fills the tree, the others follow.
+      sites: no member is in two of them.
+      inner_up_bytes: one whole contribution within a site. Members send float32 values to leaders,
+        so that sums are not rounded twice.
+      chunk_count: of the fragment; the first chunk fills the tree, the others follow.
 
     Raises:
-      LocalProtocolError: a member is in two sites, or a site has less than two.
-      NobodyReachableError: see ``best_shares``.
+      LocalProtocolError: a member is in two sites, or a site has less than two members.
+      NoReachableOwnerError: see ``best_shares``.
     """
     _check(work, sites)
     lines = tuple(SharedLine(frozenset(site.members), site.line) for site in sites)
@@ -141,7 +141,7 @@ def tree_s(
     inner_up_bytes: float,
     chunk_count: int,
 ) -> float:
-    """What a tree should need; as ``plan_tree``, for shares that are given."""
+    """Return the time of a tree with given shares; arguments as in ``plan_tree``."""
     groups = _groups(work, sites)
     outer = _outer(work, groups)
     inner_s = max(
@@ -158,14 +158,14 @@ def tree_s(
 
 
 def same_site(hosts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Members that others see at one address, and so behind one line.
+    """Group members that have one public address, and so one line.
 
     Args:
-      hosts: where the master sees each member come from, an IPv4 or IPv6 address; empty: unknown.
+      hosts: the IPv4 or IPv6 address from which each member connects; empty: unknown.
 
     Returns:
       Groups of two and more, in order of their first members. IPv6 hosts of one /64 count as one
-      address: a line's customer has that much for himself. Loopback says nothing of lines.
+      address, since a line gets a whole /64. Loopback addresses say nothing about lines.
     """
     groups: dict[str, list[int]] = {}
     for number, host in enumerate(hosts):
@@ -188,7 +188,7 @@ def _check(work: Workload, sites: Sequence[Site]) -> None:
 
 
 def _groups(work: Workload, sites: Sequence[Site]) -> list[_Group]:
-    """All sites, lone members too: those that contribute first, each by its first member."""
+    """Return all sites and lone members: first those that contribute, ordered by first member."""
     inside = {member for site in sites for member in site.members}
     groups: list[_Group] = [(tuple(sorted(site.members)), site) for site in sites]
     groups += [((m,), None) for m in range(len(work.rates)) if m not in inside]
@@ -196,7 +196,7 @@ def _groups(work: Workload, sites: Sequence[Site]) -> list[_Group]:
 
 
 def _outer(work: Workload, groups: Sequence[_Group]) -> Workload:
-    """The star of sites. A limited pair limits its sites; those of one site are left to it."""
+    """Return the star of sites. A limited pair limits its two sites; pairs within a site do not count."""
     place = {member: index for index, (members, _) in enumerate(groups) for member in members}
     limits: dict[tuple[int, int], float] = {}
     for (sender, receiver), limit in work.pair_limits.items():
@@ -216,10 +216,10 @@ def _outer(work: Workload, groups: Sequence[_Group]) -> Workload:
 def _loads(
     work: Workload, outer: Workload, members: Sequence[int], owned: float, inner_up_bytes: float
 ) -> list[tuple[Direction, Direction]]:
-    """Up and down of each member of a site, by how much of the site's part it leads."""
+    """Return each member's two directions, up and down, as functions of the part that it leads."""
     up, down = work.up_bytes, work.down_bytes
     contributing = [member for member in members if member < work.contributor_count]
-    # What whoever leads everything moves to and from the outside.
+    # What a single leader would move to and from the outside.
     out = owned * (len(outer.rates) - 1) * down
     into = (1 - owned) * down
     if contributing:
@@ -243,7 +243,7 @@ def _loads(
 def _leading(
     work: Workload, members: Sequence[int], loads: Sequence[Sequence[Direction]]
 ) -> list[float]:
-    """How much each member leads. Only contributors do, unless the site has none."""
+    """Return the part that each member leads. Only contributors lead, unless the site has none."""
     listening = {i for i, member in enumerate(members) if member >= work.contributor_count}
     barred = listening if len(listening) < len(members) else set()
     alone = [
@@ -255,7 +255,7 @@ def _leading(
 
 
 def _inner_s(loads: Sequence[Sequence[Direction]], leading: Sequence[float]) -> float:
-    """When the busiest member's own line is done."""
+    """Return the time after which the busiest member's own line is done."""
     return max(
         (base + slope * share) / speed
         for directions, share in zip(loads, leading, strict=True)
@@ -264,7 +264,7 @@ def _inner_s(loads: Sequence[Sequence[Direction]], leading: Sequence[float]) -> 
 
 
 def line_of(host: str) -> str:
-    """What all hosts of one customer's line have in common: an IPv4 address, or an IPv6 /64."""
+    """Return what all hosts behind one line have in common: an IPv4 address, or an IPv6 /64."""
     if ":" not in host:
         return host
     head, gap, tail = host.partition("::")

@@ -1,16 +1,16 @@
-"""The algorithms that a spec may name: what each fixes, and what it presumes.
+"""The algorithms that a spec may name: the settings that each fixes, and its defaults.
 
-An algorithm is nothing but settings. Naming one fills in what ``run.toml`` leaves out and refuses
-what contradicts it; everybody else sees the settings that come of it, and does not ask for names.
+An algorithm is a set of settings. Naming one fills in what ``run.toml`` leaves out and refuses what
+contradicts it. All other modules read the resulting settings and never the name.
 
-    diloco      everybody stops, the whole model is averaged (arXiv 2311.08105)
+    diloco      all trainers stop, the whole model is averaged (arXiv 2311.08105)
     streaming   fragments in turn, training goes on meanwhile (arXiv 2501.18512)
     delayed     the reduction runs beside the whole next phase, and its result is one phase late: the
                 asynchronous DiLoCo of PCCL's documentation, with the rate of its example
-    eager       as delayed, but each peer goes on from its guess of the result: what was shared plus
-                the outer step of its own update alone (arXiv 2502.12996)
-    allreduce   what each step changed is averaged, so with a plain SGD inside, gradients are: data
-                parallel training. An inner optimizer with moments keeps its own
+    eager       as delayed, but each peer goes on from its estimate of the result: the shared state
+                plus the outer step of its own update alone (arXiv 2502.12996)
+    allreduce   the change of every step is averaged; with plain SGD as inner optimizer this averages
+                gradients: data parallel training. The moments of an inner optimizer stay local
     sparse      the largest values with 2 bits each, and a decaying residual in place of outer
                 momentum: SparseLoCo (arXiv 2508.15706)
 """
@@ -23,18 +23,18 @@ from typing import Any, Final
 from attrs import Factory, field, frozen
 
 AUTO: Final = "auto"  # of an overlap; see ``DilocoTable.overlap_steps``
-WHOLE_PHASE: Final = object()  # stands for as many steps as there are between two rounds
+WHOLE_PHASE: Final = object()  # stands for the number of steps between two rounds
 
 Values = dict[str, Any]  # of one table of the spec, by key
 
 
 @frozen
 class Fixed:
-    """A setting that an algorithm does not leave open.
+    """A setting that an algorithm fixes.
 
     Attributes:
-      why: what somebody should read who wants something else.
-      variants: what else it may be.
+      why: the reason, and what to use for another value.
+      variants: other allowed values.
     """
 
     value: object
@@ -47,10 +47,10 @@ class Algorithm:
     """Settings, by table and key.
 
     Attributes:
-      fixed: contradicting one of them is a mistake.
-      presumed: those that ``run.toml`` may change.
-      fills_phase: its overlap may be as long as ``sync_every``, else it must be shorter.
-      preview: trainers go on from a guess of a round's result until that comes.
+      fixed: other values are an error.
+      presumed: defaults, which ``run.toml`` may change.
+      fills_phase: the overlap may be as long as ``sync_every``; else it must be shorter.
+      preview: trainers go on from an estimate of a round's result until it arrives.
     """
 
     fixed: Mapping[str, Fixed] = Factory(dict)
@@ -111,7 +111,7 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
             "diloco.overlap": Fixed(0, "allreduce has no step to overlap; use streaming"),
             "diloco.outer_lr": Fixed(1.0, "allreduce takes the mean as it is; use diloco"),
             "diloco.outer_momentum": Fixed(0.0, "allreduce takes the mean as it is; use diloco"),
-            "diloco.pace": Fixed("lockstep", "allreduce is a step of everybody; use diloco"),
+            "diloco.pace": Fixed("lockstep", "allreduce is a step of all trainers; use diloco"),
         },
     ),
     "sparse": Algorithm(
@@ -132,16 +132,16 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     ),
 }
 
-NONE: Final = Algorithm()  # none is named: what the keys say, and their own defaults
+NONE: Final = Algorithm()  # for a spec that names none: the keys' own defaults hold
 
 
 def algorithm_named(name: object) -> Algorithm:
-    """``NONE`` also for what is no name: whoever reads it as a setting says so."""
+    """Return the algorithm of this name, or ``NONE``: the spec's validator refuses unknown names."""
     return ALGORITHMS.get(name, NONE) if isinstance(name, str) else NONE
 
 
 def resolved(diloco: Values, reduce: Values, sync_every: int) -> tuple[Values, Values]:
-    """Both tables with what their algorithm makes of them.
+    """Return both tables with the settings of their algorithm filled in.
 
     Args:
       diloco: ``[diloco]`` as it was written, ``algorithm`` among its keys or not.
@@ -170,7 +170,7 @@ def resolved(diloco: Values, reduce: Values, sync_every: int) -> tuple[Values, V
 
 
 def _toml(value: object) -> str:
-    """As it was written, nearly."""
+    """Format a value as TOML would have it."""
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else f"{value}"

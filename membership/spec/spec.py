@@ -1,15 +1,15 @@
-"""``run.toml``: what the run's owner decides, parsed once, checked at once.
+"""``run.toml``: the settings that the run's operator decides, parsed and checked.
 
 Every other timeout of the system is derived from ``membership.deadline_s``:
 
-    deadline_s        a member silent for so long is gone; nobody waits longer for the dead
-    heartbeat_s       deadline / 5: four may be lost before somebody is taken for dead
-    link_deadline_s   deadline / 2: so long a peer waits for a link that is not up
-    link_silence_s    a second more: peers notice a stalled link and say so before the master, which sees
-                      only that nothing moves, has to ask; after a gap of half the deadline a line has time
-                      to carry something again
-    settle_s          deadline / 10: after "I lost B" the master waits so long for B's own
-                      connection to break before it removes somebody who still looks alive
+    deadline_s        a member silent for this long is removed; nothing waits longer for a dead member
+    heartbeat_s       deadline / 5: four may be lost before a member is taken for dead
+    link_deadline_s   deadline / 2: a peer waits this long for a link that is not up
+    link_silence_s    a second more: peers notice a stalled link and report it before the master, which
+                      sees only that nothing moves, has to ask; after a gap of half the deadline a line
+                      has time to carry something again
+    settle_s          deadline / 10: when a peer reports that it lost B, the master waits this long for
+                      B's own connection to break before it removes a member that still looks alive
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .algorithm import ALGORITHMS, AUTO, Algorithm, algorithm_named, resolved
 
 SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
-# What a codec_up or codec_down may be; the collectives have the same list and say what each means.
+# Values of codec_up and codec_down; ``collectives`` has the same list and defines them.
 FIXED_CODECS = ("fp32", "bf16", "int8", "nf4", "e2m1", "e3m0")
 TOPK_CODECS = ("topk", "topk16", "topk8", "topk4")
 CODECS = (*FIXED_CODECS, *TOPK_CODECS, *(f"{codec}+zstd" for codec in FIXED_CODECS))
@@ -38,19 +38,21 @@ SYNC_EVERY = 100  # DiLoCo's own is 500; Streaming DiLoCo's are between 30 and 1
 CHUNK_BYTES_MIN = 4_096
 CHUNK_BYTES_MAX = 4 * 1024 * 1024  # half of what one frame may carry
 STEPS_MAX = 10**9
-# Steps of an automatic overlap. A result is merged as soon as it is there, so a longer one would
-# cost nothing in a run that keeps up; but in one that does not, results come so many steps late.
+# Steps of an automatic overlap. A result is merged as soon as it arrives, so a longer overlap would cost
+# nothing in a run that keeps up. In a run that does not, results arrive this many steps late.
 OVERLAP_AUTO_MAX = 10
 SECONDS_MAX = 86_400.0
-RETRANSMIT_S = (
-    1.0  # after a gap, until the kernel tries again at the latest (see ``sockets.retry_soon``)
-)
+# After a gap the kernel retransmits within this time at the latest (see ``sockets.retry_soon``).
+RETRANSMIT_S = 1.0
 SILENCE_SHARE_MAX = 0.75  # of the deadline
 CHECKPOINT_S_MAX = 366 * 86_400.0
 CHECKPOINTS_MAX = 10_000
 EVERY, ASKED = "every", "asked"  # peers that write checkpoints
-MEAN = "mean"  # of contributions; the other rules are robust, and have a number from below to above
-ROBUST = {"trimmed": (0.0, 0.5), "clipped": (0.0, 1e6)}
+MEAN = "mean"  # of contributions
+ROBUST = {
+    "trimmed": (0.0, 0.5),
+    "clipped": (0.0, 1e6),
+}  # the other rules, and bounds of their number
 RULE_DIGITS_MAX = 12  # of that number
 
 
@@ -127,7 +129,7 @@ def _rule(_instance: object, attribute: attrs.Attribute[Any], value: object) -> 
 
 
 def _as_tuples(value: Any) -> Any:
-    """TOML's lists, which can change, as tuples, also within each other; anything else as it is."""
+    """Convert TOML's lists to tuples, also nested ones; return any other value unchanged."""
     return tuple(_as_tuples(each) for each in value) if isinstance(value, list) else value
 
 
@@ -173,28 +175,28 @@ class RunTable:
 class DilocoTable:
     """``[diloco]``"""
 
-    # What the keys below are when they are not given; see ``algorithm``. Empty: their own defaults.
+    # Determines the defaults of the keys below, see ``algorithm``. Empty: the defaults given here.
     algorithm: str = field(default="", validator=_one_of("", *ALGORITHMS))
     sync_every: int = field(default=SYNC_EVERY, validator=_whole(1, STEPS_MAX))  # inner steps, H
     fragments: int = field(default=1, validator=_whole(1, FRAGMENTS_MAX))  # P
     pattern: str = field(default="strided", validator=_one_of("strided", "sequential"))
-    # Patterns of tensors' names, for each fragment; instead of dealing out layers by ``pattern``.
+    # Patterns of tensors' names, for each fragment; in place of ``pattern``.
     groups: tuple[tuple[str, ...], ...] = field(default=(), converter=_as_tuples, validator=_groups)
     overlap: int | str = field(default=0, validator=_overlap)  # steps taken while a round runs
     outer_lr: float = field(default=0.7, validator=_number(0.0, 100.0))
     outer_momentum: float = field(default=0.9, validator=_number(0.0, 1.0))
     nesterov: bool = field(default=True, validator=_truth)
     merge: str = field(default="delta", validator=_merge)
-    # "elastic": a round is when the fastest contributor comes to its step, the others give what they
-    # have. "lockstep": it is when all have come to its step; for comparisons.
+    # "elastic": a round begins when the fastest contributor reaches its step; the others post what they
+    # have. "lockstep": it begins when all have reached its step; for comparisons.
     pace: str = field(default="elastic", validator=_one_of("elastic", "lockstep"))
 
     @property
     def overlap_steps(self) -> int:
-        """Steps that a trainer takes at most before it waits for a round's result.
+        """The steps that a trainer takes at most before it waits for a round's result.
 
-        ``auto`` is as many as pass until the next fragment's turn, but ``OVERLAP_AUTO_MAX`` at most:
-        a result is merged as soon as it is there, so it need not be known how long a round takes.
+        ``auto`` is the number of steps until the next fragment's turn, ``OVERLAP_AUTO_MAX`` at most. A
+        result is merged as soon as it arrives, so the length of a round need not be known.
         """
         if isinstance(self.overlap, int):
             return self.overlap
@@ -203,12 +205,12 @@ class DilocoTable:
 
     @property
     def preview(self) -> bool:
-        """Whether trainers go on from a guess of a round's result until that comes."""
+        """Trainers go on from an estimate of a round's result until it arrives."""
         return self._algorithm.preview
 
     @property
     def overlap_max(self) -> int:
-        """What ``overlap`` may be."""
+        """The largest allowed ``overlap``."""
         return self.sync_every if self._algorithm.fills_phase else self.sync_every - 1
 
     @property
@@ -222,17 +224,16 @@ class MembershipTable:
 
     contributors: int = field(default=0, validator=_whole(0, MEMBERS_MAX))  # places; 0: no limit
     min_members: int = field(default=1, validator=_whole(1, MEMBERS_MAX))  # to open a round
-    # Members that are kept in sync beyond the places; more of them wait in line. -1: no limit.
+    # Members beyond the places that are kept in sync; further ones wait in line. -1: no limit.
     spares: int = field(default=-1, validator=_whole(-1, MEMBERS_MAX))
     quorum: float = field(default=0.6, validator=_number(0.0, 1.0))  # share that must be ready
     grace_s: float = field(default=5.0, validator=_number(0.0, SECONDS_MAX))  # after the quorum
     deadline_s: float = field(default=15.0, validator=_number(0.1, SECONDS_MAX))
-    # When nobody holds the newest version any more, the run goes on from an older one after so
-    # long; 0: never.
+    # Seconds after which the run goes on from an older version, when no member holds the newest
+    # version any more; 0: never.
     rewind_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
-    approve: bool = field(
-        default=False, validator=_truth
-    )  # newcomers, by hand, whatever the invite
+    # The operator approves every newcomer, with any invite.
+    approve: bool = field(default=False, validator=_truth)
 
 
 @frozen
@@ -244,23 +245,24 @@ class ReduceTable:
     codec_down: str | tuple[str, ...] = field(
         default="fp32", converter=_as_tuples, validator=_codecs
     )
-    # What a lossy codec_up left out of a contribution goes into the peer's next one, times this.
+    # What a lossy codec_up left out of a contribution is added to the peer's next one, times the decay.
     error_feedback: bool = field(default=True, validator=_truth)
     feedback_decay: float = field(default=1.0, validator=_number(0.0, 1.0))
-    # How owners make a result of contributions; see ``collectives.combine``.
+    # The rule by which chunk owners combine contributions; see ``collectives.combine``.
     combine: str = field(default=MEAN, validator=_rule)
-    # Of each result's chunks, by chance, so many are looked at by another contributor before it is
-    # committed: did its owner add up what it was given? See ``audits``.
+    # The probability with which another contributor audits a chunk of a result before the commit: it
+    # checks the owner's sum. See ``audits``.
     audit: float = field(default=0.0, validator=_number(0.0, 1.0))
     chunk_bytes: int = field(
         default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     )  # of float32 values, before encoding
-    lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a link, to begin with
+    lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a new link
     lanes_max: int = field(default=16, validator=_whole(1, LANES_OPEN_MAX))  # while they carry more
-    congestion: str = field(default="bbr", validator=_word)  # TCP's, of lanes; where there is it
+    # TCP's congestion control of lanes, where the kernel has it.
+    congestion: str = field(default="bbr", validator=_word)
 
     def codecs(self, fragment: int) -> tuple[str, str]:
-        """Of contributions to a fragment's rounds, and of their results."""
+        """Return the codecs of contributions to a fragment's rounds, and of their results."""
         up, down = (
             each if isinstance(each, str) else each[fragment]
             for each in (self.codec_up, self.codec_down)
@@ -274,7 +276,7 @@ class TrainerTable:
 
     # A trainer that takes longer for a step hangs; the first step has more time. 0: no deadline.
     step_deadline_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
-    # So many losses in a row that are not finite, and its weights are given up. 0: never.
+    # After this many losses in a row that are not finite its weights are replaced. 0: never.
     nan_steps: int = field(default=10, validator=_whole(0, STEPS_MAX))
 
 
@@ -282,7 +284,7 @@ class TrainerTable:
 class SyncTable:
     """``[sync]``"""
 
-    # What a peer gives to copies of the state, of what it can send, while its rounds send too.
+    # The share of a peer's upload for copies of the state, while its rounds send too.
     donor_share: float = field(default=0.05, validator=_number(0.0, 1.0))
 
 
@@ -290,8 +292,8 @@ class SyncTable:
 class CheckpointTable:
     """``[checkpoint]``"""
 
-    # Who writes: every peer, so many of those who are longest in sync, or only who was asked by its
-    # own command line.
+    # The peers that write: every peer, this number of the oldest members, or only peers with
+    # --checkpoints on their command line.
     peers: int | str = field(default=EVERY, validator=_writers)
     every_rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # 0: not by rounds
     # 0: not by time.
@@ -314,10 +316,10 @@ TABLES: dict[str, type] = {
 
 @frozen
 class Contradiction:
-    """Settings that are right by themselves and cannot be together.
+    """Settings that are valid each, but not together.
 
     Attributes:
-      keys: ``table.key`` of them.
+      keys: each as ``table.key``.
     """
 
     keys: tuple[str, ...]
@@ -327,7 +329,7 @@ class Contradiction:
 def contradictions(
     diloco: DilocoTable, members: MembershipTable, reduce: ReduceTable
 ) -> Iterator[Contradiction]:
-    """All there are between keys."""
+    """Yield all contradictions between keys."""
     if diloco.groups and len(diloco.groups) != diloco.fragments:
         yield Contradiction(
             ("diloco.fragments", "diloco.groups"),
@@ -369,8 +371,8 @@ def contradictions(
     if trims and set(codecs) & set(TOPK_CODECS):
         yield Contradiction(
             ("reduce.combine", "reduce.codec_up"),
-            f"combine ({reduce.combine}) leaves out what few send, and with a topk codec_up everybody "
-            "sends other values: use clipped, or another codec_up",
+            f"combine ({reduce.combine}) leaves out what few send, and with a topk codec_up every "
+            "contributor sends other values: use clipped, or another codec_up",
         )
     if reduce.lanes > reduce.lanes_max:
         yield Contradiction(
@@ -396,7 +398,7 @@ class RunSpec:
     trainer: TrainerTable = Factory(TrainerTable)
     sync: SyncTable = Factory(SyncTable)
     checkpoint: CheckpointTable = Factory(CheckpointTable)
-    toml_text: str = ""  # as the owner wrote it; peers get it verbatim
+    toml_text: str = ""  # as the operator wrote it; peers get it verbatim
 
     def __attrs_post_init__(self) -> None:
         for contradiction in contradictions(self.diloco, self.membership, self.reduce):
@@ -407,23 +409,23 @@ class RunSpec:
         """Parse and check ``run.toml``.
 
         Raises:
-          UserError: not TOML, an unknown table or key (with the one that was probably meant), or a
-            value out of range.
+          UserError: the text is no TOML, has an unknown table or key (the error names the most
+            similar one), or a value out of range.
         """
         if len(toml_text) > SPEC_CHARS_MAX:
-            raise _wrong(f"it is longer than {SPEC_CHARS_MAX} characters")
+            raise _spec_error(f"it is longer than {SPEC_CHARS_MAX} characters")
         try:
             document = tomllib.loads(toml_text)
         except tomllib.TOMLDecodeError as error:
-            raise _wrong(str(error)) from error
+            raise _spec_error(str(error)) from error
         except RecursionError as error:
-            raise _wrong("its values are nested too deeply") from error
+            raise _spec_error("its values are nested too deeply") from error
         _refuse_unknown(document, list(TABLES), "table")
         given: dict[str, dict[str, Any]] = {}
         for name, kind in TABLES.items():
             values = document.get(name, {})
             if not isinstance(values, dict):
-                raise _wrong(f"{name} must be a table: [{name}]")
+                raise _spec_error(f"{name} must be a table: [{name}]")
             _refuse_unknown(values, [a.name for a in attrs.fields(kind)], f"key in [{name}]")
             given[name] = values
         tables: dict[str, Any] = {}
@@ -441,11 +443,11 @@ class RunSpec:
                     raise ValueError(f"[{name}] {error}") from error
             return cls(**tables, toml_text=toml_text)
         except ValueError as error:
-            raise _wrong(str(error)) from error
+            raise _spec_error(str(error)) from error
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between signs of life."""
+        """Seconds between heartbeats."""
         return self.membership.deadline_s / 5
 
     @property
@@ -455,18 +457,18 @@ class RunSpec:
 
     @property
     def link_silence_s(self) -> float:
-        """Seconds without a byte after which a link is lost: a line may be away for ``link_deadline_s``."""
+        """Seconds without a byte after which a link is lost: a line may fail for ``link_deadline_s``."""
         return min(
             self.link_deadline_s + RETRANSMIT_S, SILENCE_SHARE_MAX * self.membership.deadline_s
         )
 
     @property
     def settle_s(self) -> float:
-        """Seconds between an accusation and the removal of an accused who looks alive."""
+        """Seconds between an accusation and the removal of a member that looks alive."""
         return self.membership.deadline_s / 10
 
 
-def _wrong(reason: str, hint: str = "") -> UserError:
+def _spec_error(reason: str, hint: str = "") -> UserError:
     return UserError(f"run.toml: {reason}", exit_code=SPEC_EXIT_CODE, hint=hint)
 
 
@@ -475,4 +477,4 @@ def _refuse_unknown(values: dict[str, Any], known: list[str], what: str) -> None
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise _wrong(f"unknown {what}: {name!r} ({hint})", hint=hint)
+            raise _spec_error(f"unknown {what}: {name!r} ({hint})", hint=hint)

@@ -1,7 +1,7 @@
-"""All that is wrong with a ``run.toml``, and what in it speaks against good sense, with the lines.
+"""Errors and warnings of a ``run.toml``, with their lines.
 
-``RunSpec.parse`` stops at the first error, as a master should; a person wants to know of all of them.
-Nothing here decides what is right: the spec's own validators and contradictions do.
+``RunSpec.parse`` stops at the first error, as a master should; an author wants to see all of them.
+This module has no rules of its own: the spec's validators and contradictions decide.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attrs import frozen
 from ...protocol.errors import UserError
 from .algorithm import resolved
 from .spec import SPEC_CHARS_MAX, SYNC_EVERY, TABLES, RunSpec, contradictions
-from .spec_warnings import doubts
+from .spec_warnings import spec_warnings
 
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
 _KEY = re.compile(r"""\s*([\w.-]+|"[^"]*"|'[^']*')\s*=""")
@@ -27,10 +27,10 @@ _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
 
 @frozen
 class SpecFault:
-    """One thing that is wrong, or doubtful.
+    """One error or warning.
 
     Attributes:
-      line: in the file, from 1 on; 0: of no line in particular.
+      line: in the file, from 1 on; 0: no particular line.
       key: ``table.key``, ``table`` or empty.
       near: the known name that was probably meant, or empty.
     """
@@ -41,8 +41,8 @@ class SpecFault:
     near: str = ""
 
 
-def look_at(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
-    """Errors and warnings, by line. Warnings are only looked for where there is no error."""
+def find_faults(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
+    """Return errors and warnings, by line. There are warnings only where there is no error."""
     if len(toml_text) > SPEC_CHARS_MAX:
         return [SpecFault(0, "", f"it is longer than {SPEC_CHARS_MAX} characters")], []
     try:
@@ -59,19 +59,22 @@ def look_at(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
     if not errors:
         try:
             spec = RunSpec.parse(toml_text)
-        except UserError as error:  # what only the whole shows: a setting beside its algorithm
+        except (
+            UserError
+        ) as error:  # a fault between tables: a setting that contradicts its algorithm
             text = str(error).removeprefix("run.toml: ")
             key = _key_in(text, lines)
             errors.append(SpecFault(lines.get(key, 0), key, text))
         else:
             warnings = [
-                SpecFault(lines.get(doubt.key, 0), doubt.key, doubt.text) for doubt in doubts(spec)
+                SpecFault(lines.get(warning.key, 0), warning.key, warning.text)
+                for warning in spec_warnings(spec)
             ]
     return sorted(errors, key=_by_line), sorted(warnings, key=_by_line)
 
 
 def _key_in(text: str, lines: Mapping[str, int]) -> str:
-    """The key of the file that an error speaks of; the algorithm only if of nothing else."""
+    """Return the key of the file that an error names; the algorithm only if it names no other."""
     words = set(re.findall(r"\w+", text))
     named = [key for key in lines if "." in key and key.partition(".")[2] in words]
     return min(named, key=lambda key: key == "diloco.algorithm", default="")
@@ -85,7 +88,7 @@ def _errors(document: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[S
     made: dict[str, Any] = {}
     for name in document:
         if name not in TABLES:
-            yield _unknown(name, list(TABLES), "table", name, lines)
+            yield _unknown_fault(name, list(TABLES), "table", name, lines)
     for name, kind in TABLES.items():
         values = document.get(name, {})
         if not isinstance(values, dict):
@@ -94,16 +97,16 @@ def _errors(document: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[S
         known = [attribute.name for attribute in attrs.fields(kind)]
         for key in values:
             if key not in known:
-                yield _unknown(key, known, "key", f"{name}.{key}", lines)
-        faults = list(_values(name, kind, values, lines))
+                yield _unknown_fault(key, known, "key", f"{name}.{key}", lines)
+        faults = list(_value_faults(name, kind, values, lines))
         yield from faults
         if not faults:
             made[name] = {key: value for key, value in values.items() if key in known}
     if {"diloco", "membership", "reduce"} <= set(made):
-        yield from _between(made, lines)
+        yield from _contradictions(made, lines)
 
 
-def _unknown(
+def _unknown_fault(
     name: str, known: list[str], what: str, key: str, lines: Mapping[str, int]
 ) -> SpecFault:
     near = next(iter(difflib.get_close_matches(name, known, n=1)), "")
@@ -111,7 +114,7 @@ def _unknown(
     return SpecFault(lines.get(key, 0), key, f"unknown {what} ({told})", near)
 
 
-def _values(
+def _value_faults(
     table: str, kind: type, values: Mapping[str, Any], lines: Mapping[str, int]
 ) -> Iterator[SpecFault]:
     for attribute in attrs.fields(kind):
@@ -126,15 +129,15 @@ def _values(
             yield SpecFault(lines.get(key, 0), key, str(error))
 
 
-def _between(made: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[SpecFault]:
-    """Contradictions among values that are right by themselves."""
+def _contradictions(made: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[SpecFault]:
+    """Yield contradictions among values that are valid each."""
     diloco, groups = made["diloco"], made["diloco"].get("groups")
     if groups:
         diloco = {"fragments": len(groups), **diloco}
     try:
         diloco, reduce = resolved(diloco, made["reduce"], SYNC_EVERY)
     except ValueError:
-        return  # told by the whole
+        return  # ``RunSpec.parse`` reports this one
     tables = [
         TABLES[name](**values)
         for name, values in (
@@ -149,7 +152,7 @@ def _between(made: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[Spec
 
 
 def _lines(toml_text: str) -> dict[str, int]:
-    """Where each ``table`` and ``table.key`` stands; the first time, as TOML allows no other."""
+    """Return the line of each ``table`` and ``table.key``, where it stands first."""
     found: dict[str, int] = {}
     table = ""
     for number, line in enumerate(toml_text.splitlines(), 1):

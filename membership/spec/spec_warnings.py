@@ -1,6 +1,6 @@
-"""Settings of a ``run.toml`` that are allowed and probably not meant.
+"""Warnings: settings of a ``run.toml`` that are allowed but probably not intended.
 
-Each is a figure or an argument that stands elsewhere: in the README's table, or measured.
+Each is based on a figure in the README's table, or on a measurement.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from attrs import frozen
 
 from .spec import FIXED_CODECS, MEAN, TOPK_CODECS, RunSpec
 
-ROUNDS_FEW = 50  # at a momentum of 0.9 a run of so few rounds overshoots: 3.6 % worse over 25
+ROUNDS_FEW = 50  # at a momentum of 0.9 a run of fewer rounds overshoots: 3.6 % worse over 25
 MOMENTUM_HIGH = 0.8
-STEPS_FEW = 10  # between rounds: about what averaging gradients would send
-DEADLINE_SHORT_S = 2.0  # a lost packet or a busy machine takes as long
-DEADLINE_LONG_S = 120.0  # nobody would wait for the dead so long by choice
-STEP_DEADLINE_SHORT_S = 10.0  # a first step that compiles takes longer, four times this
+STEPS_FEW = 10  # between rounds: fewer send about as much as averaging gradients would
+DEADLINE_SHORT_S = 2.0  # a lost packet or a busy machine takes this long
+DEADLINE_LONG_S = 120.0  # a round with a dead member waits this long
+STEP_DEADLINE_SHORT_S = 10.0  # the first step has four times this; one that compiles takes longer
 OUTVOTED_MIN = 3  # contributors among whom a robust rule can leave out one
 COARSE_CODECS = (*TOPK_CODECS, "nf4", "e2m1", "e3m0")
 
@@ -27,15 +27,15 @@ class SpecWarning:
     text: str
 
 
-def doubts(spec: RunSpec) -> Iterator[SpecWarning]:
-    """What one would ask the file's author about."""
-    yield from _of_the_algorithm(spec)
-    yield from _of_the_wire(spec)
-    yield from _of_times(spec)
-    yield from _of_what_is_kept(spec)
+def spec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
+    """Yield all warnings."""
+    yield from _algorithm_warnings(spec)
+    yield from _codec_warnings(spec)
+    yield from _time_warnings(spec)
+    yield from _checkpoint_warnings(spec)
 
 
-def _of_the_algorithm(spec: RunSpec) -> Iterator[SpecWarning]:
+def _algorithm_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     diloco, rounds = spec.diloco, spec.run.rounds
     if 0 < rounds < ROUNDS_FEW and diloco.outer_momentum > MOMENTUM_HIGH:
         yield SpecWarning(
@@ -55,7 +55,7 @@ def _of_the_algorithm(spec: RunSpec) -> Iterator[SpecWarning]:
             )
         if diloco.pace == "lockstep":
             yield SpecWarning(
-                "diloco.pace", "everybody waits for the slowest machine at every round"
+                "diloco.pace", "all trainers wait for the slowest machine at every round"
             )
     turn = diloco.sync_every // diloco.fragments
     if isinstance(diloco.overlap, int) and turn < diloco.overlap and not diloco.preview:
@@ -66,7 +66,7 @@ def _of_the_algorithm(spec: RunSpec) -> Iterator[SpecWarning]:
         )
 
 
-def _of_the_wire(spec: RunSpec) -> Iterator[SpecWarning]:
+def _codec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     reduce = spec.reduce
     up, down = (
         {codec.partition("+")[0] for codec in ((each,) if isinstance(each, str) else each)}
@@ -75,41 +75,41 @@ def _of_the_wire(spec: RunSpec) -> Iterator[SpecWarning]:
     if down & set(TOPK_CODECS):
         yield SpecWarning(
             "reduce.codec_down",
-            "topk drops most of a mean of several peers, and nobody sends it again; "
+            "topk drops most of a mean of several peers, and no peer sends it again; "
             "int8+zstd loses a third to a half of a percent",
         )
     elif up == {"fp32"} and down - set(FIXED_CODECS[:2]):
         yield SpecWarning("reduce.codec_down", "results are coarser than what they are made of")
     if up & set(COARSE_CODECS) and not reduce.error_feedback:
         yield SpecWarning(
-            "reduce.error_feedback", "what so coarse a codec leaves out is lost without it"
+            "reduce.error_feedback", "without it, what this coarse codec leaves out is lost"
         )
     if reduce.combine != MEAN and 0 < spec.membership.contributors < OUTVOTED_MIN:
         yield SpecWarning(
             "reduce.combine",
-            f"{reduce.combine}: of {spec.membership.contributors} contributors nobody can be outvoted",
+            f"{reduce.combine}: of {spec.membership.contributors} contributors none can be outvoted",
         )
     if spec.sync.donor_share == 0:
         yield SpecWarning(
-            "sync.donor_share", "0: nobody gets a copy of the state while rounds go on"
+            "sync.donor_share", "0: no peer gets a copy of the state while rounds go on"
         )
 
 
-def _of_times(spec: RunSpec) -> Iterator[SpecWarning]:
+def _time_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     members, trainer = spec.membership, spec.trainer
     if members.deadline_s < DEADLINE_SHORT_S:
         yield SpecWarning(
             "membership.deadline_s",
-            f"{members.deadline_s:g} s: over the internet, members that live are taken for dead",
+            f"{members.deadline_s:g} s: over the internet, live members are taken for dead",
         )
     if members.deadline_s > DEADLINE_LONG_S:
         yield SpecWarning(
-            "membership.deadline_s", f"everybody waits {members.deadline_s:g} s for each who dies"
+            "membership.deadline_s", f"the run waits {members.deadline_s:g} s for each dead member"
         )
     if members.grace_s > members.deadline_s:
         yield SpecWarning(
             "membership.grace_s",
-            f"{members.grace_s:g} s for stragglers are more than the dead get ({members.deadline_s:g} s)",
+            f"{members.grace_s:g} s for stragglers is more than deadline_s ({members.deadline_s:g} s)",
         )
     if members.quorum < 0.5:
         yield SpecWarning(
@@ -131,12 +131,12 @@ def _of_times(spec: RunSpec) -> Iterator[SpecWarning]:
         )
 
 
-def _of_what_is_kept(spec: RunSpec) -> Iterator[SpecWarning]:
+def _checkpoint_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     kept = spec.checkpoint
     if not kept.every_rounds and not kept.every_s:
         yield SpecWarning(
             "checkpoint.every_s",
-            "no checkpoints while rounds go on: if all are killed at once, the run is lost",
+            "no checkpoints while rounds go on: if all peers are killed at once, the run is lost",
         )
     if kept.keep_s and kept.every_s and kept.keep_s < kept.every_s:
         yield SpecWarning(

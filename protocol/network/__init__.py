@@ -1,1 +1,1 @@
-"""Connections: the interface to the outside, TCP and TLS, lanes, framed streams, limits on strangers."""
+"""The network interface, TCP and TLS connections, lanes, message streams, limits on unidentified connections."""

@@ -1,16 +1,18 @@
-"""Connections that have not shown who they are: how many there may be, and who may make more.
+"""Limits on accepted connections whose other end is not identified yet.
 
-Each holds a *place*, in all and per address, until it has shown a certificate or a lane's keys; lanes have
-places of their own, for a member opens many at once, and so have newcomers, which stay longer. Where there
-is none left, the oldest yields that has said nothing yet, or is in no hurry; and some are kept for lines
-from which a member has come before, so that whoever fills all others keeps no member out.
+Each such connection holds a *slot*, until it has shown a certificate or a lane's keys. Slots are limited in
+all and per address. Lanes have slots of their own, because a member opens many at once, and so have
+newcomers, which stay longer. When no slot is free, the oldest connection that is silent or slow is closed
+for the next one. Some slots are reserved for networks from which a member has come before, so that an
+attacker who fills all others keeps no member out.
 
-Whoever comes to nothing (junk, silence, a newcomer, whatever becomes of it) costs its address some
-*credit*, which grows back with time; without credit it is hung up on before a byte is read. So an address
-costs a second's handshakes what it may, and what is kept of it are two numbers, for so many addresses.
+A connection that fails (invalid bytes, silence) costs its address some *credit*, which grows back with
+time; so does every newcomer. A connection from an address without credit is closed before a byte is read.
+So the handshakes that an address can cause each second are bounded, and so is the memory: two numbers for
+each of ``ADDRESSES_KNOWN_MAX`` addresses.
 
-One IPv6 line has more addresses than there are strangers in the world: its first 64 bits count. Whoever
-has one often has 65,536 of them, so the first 48 count, too.
+An IPv6 customer has 2**64 addresses or more, so the first 64 bits count as one address. A customer often
+has 65,536 such networks, so the first 48 bits count together, too, as a *site*.
 """
 
 from __future__ import annotations
@@ -23,31 +25,30 @@ from contextlib import contextmanager
 import trio
 from attrs import define, field, frozen
 
-STRANGERS_MAX = 128  # connections that have not shown who they are; each takes some 80 kB in TLS
-STRANGERS_PER_ADDRESS_MAX = 32  # of them from one address: a few machines behind one NAT
-STRANGERS_HURRY_S = 2.0  # for a handshake; who takes longer gives way if there are too many
-NEWCOMERS_MAX = 64  # that have done it, and have no certificate
+UNIDENTIFIED_MAX = 128  # connections before the handshake's end; each takes some 80 kB in TLS
+UNIDENTIFIED_PER_ADDRESS_MAX = 32  # of them from one address: a few machines behind one NAT
+UNIDENTIFIED_SLOW_S = 2.0  # a handshake that takes longer is closed when no slot is free
+NEWCOMERS_MAX = 64  # connections that have finished the handshake without a certificate
 NEWCOMERS_PER_ADDRESS_MAX = 16
-NEWCOMERS_HURRY_S = 5.0  # to enrol takes three round trips; to be looked at, longer, in quiet times
-LANES_UNPROVEN_MAX = 512  # the same for lanes that have not shown their link's keys
+NEWCOMERS_SLOW_S = 5.0  # enrolment takes three round trips; a machine check may take longer
+LANES_UNPROVEN_MAX = 512  # lanes that have not shown their link's keys
 LANES_UNPROVEN_PER_ADDRESS_MAX = 128  # a few machines behind one NAT, each with many links
-PLACES_PER_SITE = 2  # times an address's: of all addresses that begin with the same 48 bits
-KEPT_SHARE = 0.5  # so many more places, of all, for lines from which a member has come before
-MEMBERS_LINES_MAX = (
-    4_096  # such lines that are known; the one that none came from longest is forgotten
-)
-CREDIT_MAX = 64.0  # connections of an address that came to nothing, one after the other
-CREDIT_PER_S = 1.0  # and then
-CREDIT_PER_SITE = 4.0  # times an address's, likewise
-ADDRESSES_KNOWN_MAX = 4_096  # with less than all of it; who failed longest ago is forgotten first
+SLOTS_PER_SITE = 2  # times an address's slots: for all addresses with the same first 48 bits
+RESERVED_SHARE = 0.5  # of all slots, added for networks from which a member has come before
+MEMBER_GROUPS_MAX = 4_096  # such networks in memory; the least recent one is forgotten
+CREDIT_MAX = 64.0  # failed connections of an address in a row
+CREDIT_PER_S = 1.0  # credit that grows back
+CREDIT_PER_SITE = 4.0  # times an address's credit: for all addresses of a site
+ADDRESSES_KNOWN_MAX = 4_096  # addresses with less than full credit; the least recent is forgotten
 
 
 @frozen
 class AddressGroup:
-    """Where somebody comes from, as far as one owner is told from others by it.
+    """The network of a remote address: the addresses that count together, as one customer's.
 
     Attributes:
-      site: of an IPv6 line, its first 48 bits; empty: it is in none.
+      name: an IPv4 address, or the first 64 bits of an IPv6 address.
+      site: the first 48 bits of an IPv6 address; empty for IPv4.
     """
 
     name: str
@@ -56,15 +57,15 @@ class AddressGroup:
 
 @define(eq=False)
 class AcceptSlot:
-    """What a connection holds.
+    """One connection's slot.
 
     Attributes:
-      scope: cancelled when it has to give way.
-      silent: nothing has come on it.
-      gave_way: it had to.
+      scope: cancelled when the connection has to give way to another.
+      silent: no byte has come on the connection.
+      gave_way: the connection had to give way.
     """
 
-    line: AddressGroup
+    group: AddressGroup
     since_s: float
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     silent: bool = True
@@ -72,100 +73,99 @@ class AcceptSlot:
     _give_back: Callable[[], None] = field(default=lambda: None, kw_only=True)
 
     def release(self) -> None:
-        """It has shown who it is; callable once or more."""
+        """Free the slot, because the connection is identified or closed. Harmless twice."""
         give_back, self._give_back = self._give_back, lambda: None
         give_back()
 
 
-class Places:
-    """So many connections at a time, in all and from one address.
+class AcceptSlots:
+    """A limited number of slots, in all and per address.
 
     Args:
-      hurry_s: after so long one gives way to another, if there is no other place.
+      slow_s: age from which a connection gives way to another when no slot is free.
     """
 
     def __init__(
         self,
         count_max: int,
-        per_line_max: int,
-        hurry_s: float,
+        per_group_max: int,
+        slow_s: float,
         now: Callable[[], float] = trio.current_time,
     ) -> None:
         self._count_max = count_max
-        self._per_line_max = per_line_max
-        self._hurry_s = hurry_s
+        self._per_group_max = per_group_max
+        self._slow_s = slow_s
         self._now = now
         self._held: dict[AcceptSlot, None] = {}  # the oldest is first
-        self._by_line: Counter[str] = Counter()
+        self._by_group: Counter[str] = Counter()
 
     @contextmanager
-    def place(self, line: AddressGroup, *, known: bool = False) -> Iterator[AcceptSlot | None]:
-        """Hold a place, or None if there is none.
+    def slot(self, group: AddressGroup, *, known: bool = False) -> Iterator[AcceptSlot | None]:
+        """Hold a slot within the block; yields None if there is none.
 
         Args:
-          known: a member has come from there before.
+          known: a member has come from this network before.
         """
-        place = self._take(line, known)
+        slot = self._take(group, known)
         try:
-            yield place
+            yield slot
         finally:
-            if place is not None:
-                place.release()
+            if slot is not None:
+                slot.release()
 
-    def _take(self, line: AddressGroup, known: bool) -> AcceptSlot | None:
-        if self._by_line[line.name] >= self._per_line_max:
-            room = self._clear(lambda place: place.line == line)
-        elif line.site and not known and self._by_line[line.site] >= self._per_site_max:
-            room = self._clear(lambda place: place.line.site == line.site)
-        elif len(self._held) >= self._count_max + known * int(KEPT_SHARE * self._count_max):
+    def _take(self, group: AddressGroup, known: bool) -> AcceptSlot | None:
+        if self._by_group[group.name] >= self._per_group_max:
+            room = self._clear(lambda slot: slot.group == group)
+        elif group.site and not known and self._by_group[group.site] >= self._per_site_max:
+            room = self._clear(lambda slot: slot.group.site == group.site)
+        elif len(self._held) >= self._count_max + known * int(RESERVED_SHARE * self._count_max):
             room = self._clear(lambda _place: True)
         else:
             room = True
         if not room:
             return None
-        place = AcceptSlot(line, self._now())
-        place._give_back = lambda: self._give_back(place)
-        self._held[place] = None
-        self._by_line.update(filter(None, (line.name, line.site)))
-        return place
+        slot = AcceptSlot(group, self._now())
+        slot._give_back = lambda: self._give_back(slot)
+        self._held[slot] = None
+        self._by_group.update(filter(None, (group.name, group.site)))
+        return slot
 
     @property
     def _per_site_max(self) -> int:
-        return PLACES_PER_SITE * self._per_line_max
+        return SLOTS_PER_SITE * self._per_group_max
 
     def _clear(self, may_yield: Callable[[AcceptSlot], bool]) -> bool:
-        """Have the oldest of these give way that can be expected to."""
-        due_s = self._now() - self._hurry_s
-        for place in self._held:
-            if (place.silent or place.since_s <= due_s) and may_yield(place):
-                place.gave_way = True
-                place.release()
-                place.scope.cancel()
+        """Close the oldest silent or slow connection among these, and return whether there was one."""
+        due_s = self._now() - self._slow_s
+        for slot in self._held:
+            if (slot.silent or slot.since_s <= due_s) and may_yield(slot):
+                slot.gave_way = True
+                slot.release()
+                slot.scope.cancel()
                 return True
         return False
 
-    def _give_back(self, place: AcceptSlot) -> None:
-        del self._held[place]
-        for name in filter(None, (place.line.name, place.line.site)):
-            self._by_line[name] -= 1
-            if not self._by_line[name]:
-                del self._by_line[name]
+    def _give_back(self, slot: AcceptSlot) -> None:
+        del self._held[slot]
+        for name in filter(None, (slot.group.name, slot.group.site)):
+            self._by_group[name] -= 1
+            if not self._by_group[name]:
+                del self._by_group[name]
 
 
 class AddressCredit:
-    """What each address may still cost us.
+    """The credit of each address, or of each site.
 
     Args:
-      now: seconds, by any clock that only grows.
-      times: so much more than one address may.
+      now: seconds, by any monotonic clock.
+      times: the factor on a single address's credit.
     """
 
     def __init__(self, now: Callable[[], float] = trio.current_time, times: float = 1.0) -> None:
         self._now = now
         self._times = times
-        self._known: dict[
-            str, tuple[float, float]
-        ] = {}  # credit, and when; who failed last is last
+        # By host: the credit and its time, the most recent last.
+        self._known: dict[str, tuple[float, float]] = {}
 
     def left(self, host: str) -> float:
         full = self._times * CREDIT_MAX
@@ -173,7 +173,7 @@ class AddressCredit:
         return min(full, credit + self._times * CREDIT_PER_S * (self._now() - at_s))
 
     def charge(self, host: str) -> None:
-        """One of its connections came to nothing."""
+        """Take the credit for a failed connection."""
         left = self.left(host) - 1.0
         self._known.pop(host, None)
         if len(self._known) >= ADDRESSES_KNOWN_MAX:
@@ -182,41 +182,45 @@ class AddressCredit:
 
 
 class AcceptLimits:
-    """All of it for one node's port."""
+    """All limits on the connections that one node accepts."""
 
     def __init__(self) -> None:
-        self.strangers = Places(STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX, STRANGERS_HURRY_S)
-        self.newcomers = Places(NEWCOMERS_MAX, NEWCOMERS_PER_ADDRESS_MAX, NEWCOMERS_HURRY_S)
-        self.lanes = Places(LANES_UNPROVEN_MAX, LANES_UNPROVEN_PER_ADDRESS_MAX, STRANGERS_HURRY_S)
+        self.unidentified = AcceptSlots(
+            UNIDENTIFIED_MAX, UNIDENTIFIED_PER_ADDRESS_MAX, UNIDENTIFIED_SLOW_S
+        )
+        self.newcomers = AcceptSlots(NEWCOMERS_MAX, NEWCOMERS_PER_ADDRESS_MAX, NEWCOMERS_SLOW_S)
+        self.lanes = AcceptSlots(
+            LANES_UNPROVEN_MAX, LANES_UNPROVEN_PER_ADDRESS_MAX, UNIDENTIFIED_SLOW_S
+        )
         self._credit = AddressCredit()
         self._site_credit = AddressCredit(times=CREDIT_PER_SITE)
-        self._members_lines: OrderedDict[str, None] = OrderedDict()
+        self._member_groups: OrderedDict[str, None] = OrderedDict()
 
-    def open_to(self, line: AddressGroup) -> bool:
-        """Whether a connection from there is looked at."""
-        if line.site and not self.knows(line) and self._site_credit.left(line.site) < 1.0:
+    def admits(self, group: AddressGroup) -> bool:
+        """Return whether a connection from this network has credit, and may be read."""
+        if group.site and not self.is_known(group) and self._site_credit.left(group.site) < 1.0:
             return False
-        return self._credit.left(line.name) >= 1.0
+        return self._credit.left(group.name) >= 1.0
 
-    def charge(self, line: AddressGroup) -> None:
-        """A connection from there came to nothing."""
-        self._credit.charge(line.name)
-        if line.site:
-            self._site_credit.charge(line.site)
+    def charge(self, group: AddressGroup) -> None:
+        """Take the credit for a failed connection from this network."""
+        self._credit.charge(group.name)
+        if group.site:
+            self._site_credit.charge(group.site)
 
-    def member_came(self, line: AddressGroup) -> None:
-        self._members_lines[line.name] = None
-        self._members_lines.move_to_end(line.name)
-        if len(self._members_lines) > MEMBERS_LINES_MAX:
-            self._members_lines.popitem(last=False)
+    def add_member(self, group: AddressGroup) -> None:
+        self._member_groups[group.name] = None
+        self._member_groups.move_to_end(group.name)
+        if len(self._member_groups) > MEMBER_GROUPS_MAX:
+            self._member_groups.popitem(last=False)
 
-    def knows(self, line: AddressGroup) -> bool:
-        """Whether a member has come from there."""
-        return line.name in self._members_lines
+    def is_known(self, group: AddressGroup) -> bool:
+        """Return whether a member has come from this network."""
+        return group.name in self._member_groups
 
 
-def line_of(host: str) -> AddressGroup:
-    """By what the owner of an address is told from others."""
+def address_group(host: str) -> AddressGroup:
+    """Return the network that an address counts in."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -225,5 +229,5 @@ def line_of(host: str) -> AddressGroup:
         return AddressGroup(str(address))
     if address.ipv4_mapped is not None:
         return AddressGroup(str(address.ipv4_mapped))
-    line, site = (ipaddress.ip_network((address, bits), strict=False) for bits in (64, 48))
-    return AddressGroup(str(line), str(site))
+    network, site = (ipaddress.ip_network((address, bits), strict=False) for bits in (64, 48))
+    return AddressGroup(str(network), str(site))

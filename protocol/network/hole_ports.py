@@ -1,9 +1,8 @@
 """Holes: local TCP ports from which both ends of a stream dial at once.
 
-A router lets in what answers something that went out. When both ends dial each other from ports that both
-know, each one's first packet is an answer to the other's in the eyes of its own router, and TCP makes one
-connection of the two (simultaneous open, RFC 9293, 3.5). That takes routers that keep the port which a
-connection has inside.
+A router lets in packets that answer outgoing ones. When both ends dial each other from ports that both
+know, each router takes the other end's first packet for an answer, and TCP makes one connection of the two
+(simultaneous open, RFC 9293, 3.5). This needs routers that keep a connection's inner port number.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ import trio
 
 from ..addresses import Address
 
-AGAIN_S = 0.05  # before a dial is repeated that was refused: the other end is a little late
-# What was refused, or lost, may be answered the next time.
+AGAIN_S = 0.05  # before a refused dial is repeated: the other end may be a little late
+# Errors after which the next dial may be answered.
 _LATE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH)
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 def share_port(sock: trio.socket.SocketType) -> None:
-    """Let others be bound to a stream's local port."""
+    """Allow other sockets to bind to a stream's local port."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 class SocketHole:
-    """``network.Hole`` of real sockets."""
+    """``network.Hole`` with real sockets."""
 
     def __init__(self, family: int, held: trio.socket.SocketType) -> None:
         self.port = int(held.getsockname()[1])
@@ -60,7 +59,7 @@ class SocketHole:
                 raise
             else:
                 stream = trio.SocketStream(sock)
-                # No TIME_WAIT, during which the same two ports could not meet again.
+                # No TIME_WAIT, during which the same two ports could not connect again.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
                 return stream
 

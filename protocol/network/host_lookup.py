@@ -1,9 +1,9 @@
-"""Host names that others gave: looked up in threads that nothing else needs.
+"""Lookup of host names that members gave, in threads that nothing else uses.
 
-A name server that says nothing keeps a thread for half a minute, also when nobody waits for it any more.
-Trio's own threads write the journal and digest the state, and there are 40 of them; a member that gives bad
-names must not get at these. So whatever a member gave is looked up in threads of a few *lanes*, and all of
-one member's in the same: those with bad names wait for themselves.
+A name server that does not answer blocks a thread for half a minute, even after the lookup was cancelled.
+Trio's 40 threads write the journal and digest the state, and a member that gives bad names must not occupy
+them. So names from members are looked up in threads of a few *groups*, and all of one member's in the same
+group: a member with bad names delays mostly itself.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 import trio
 
-LANES = 16  # a member shares its lane with every sixteenth other one
-LOOKUPS_EACH = 2  # at once: as many names as a member's addresses are tried for
+GROUPS = 16  # a member shares its group with one in sixteen others
+LOOKUPS_EACH = 2  # at once in a group: as many names as a member's addresses are tried for
 
 _giver: ContextVar[str | None] = ContextVar("_giver", default=None)
 _installed: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("_installed", default=False)
 
 
 class _Lookups(trio.abc.HostnameResolver):
-    """All lookups of one ``trio.run``; names of our own owner in trio's threads, as ever."""
+    """All lookups of one ``trio.run``; names from this node's operator use trio's threads."""
 
     def __init__(self) -> None:
-        self._lanes = [trio.CapacityLimiter(LOOKUPS_EACH) for _ in range(LANES)]
+        self._groups = [trio.CapacityLimiter(LOOKUPS_EACH) for _ in range(GROUPS)]
 
     async def getaddrinfo(
         self,
@@ -43,7 +43,7 @@ class _Lookups(trio.abc.HostnameResolver):
         return await trio.to_thread.run_sync(
             partial(socket.getaddrinfo, host, port, family, type, proto, flags),
             abandon_on_cancel=True,
-            limiter=None if giver is None else self._lanes[hash(giver) % LANES],
+            limiter=None if giver is None else self._groups[hash(giver) % GROUPS],
         )
 
     async def getnameinfo(
@@ -56,7 +56,7 @@ class _Lookups(trio.abc.HostnameResolver):
 
 @contextmanager
 def given_by(giver: str | None) -> Iterator[None]:
-    """Names that are looked up in this block are this member's; None: our own owner's."""
+    """Attribute the names looked up in the block to a member, or (None) to this node's operator."""
     if not _installed.get():
         _installed.set(True)
         trio.socket.set_custom_hostname_resolver(_Lookups())

@@ -1,8 +1,8 @@
-"""``Network``: everything that waits for another machine, or for a thread, goes through it.
+"""``Network``: every wait for another machine, or for a thread, goes through this interface.
 
-Two implementations exist from the start: ``sockets.SocketNetwork`` (TCP, TLS 1.3, threads) and
-``memory.MemoryNetwork`` (virtual links on trio's virtual clock, no threads), so that the production
-master and peers run unchanged in both. Time itself is trio's: ``trio.current_time()``.
+It has two implementations: ``sockets.SocketNetwork`` (TCP, TLS 1.3, threads) and the simulation's
+``MemoryNetwork`` (virtual links on trio's virtual clock, no threads). The production master and peers run
+unchanged in both. Time is trio's: ``trio.current_time()``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Channel:
 
     Attributes:
       stream: reliable, ordered, private bytes.
-      party: who is there.
-      peer: the peer id behind the other end's key; empty for a newcomer.
-      certificate_der: its certificate; empty for a newcomer and in memory.
+      party: the role of the other end.
+      peer: the other end's peer id, by its key; empty for a newcomer.
+      certificate_der: its certificate; empty for a newcomer and in the simulation.
       remote_address: "host:port" as seen from here, for people.
-      local_port: of this end; 0: it has none that means anything.
+      local_port: of this end; 0: not known.
     """
 
     stream: trio.abc.Stream
@@ -43,11 +43,11 @@ class Channel:
 
 @frozen
 class LaneFacts:
-    """What is known about a lane's path when it is open.
+    """The properties of an open lane's path.
 
     Attributes:
-      congestion: the kernel's congestion control for what we send; empty: there is none.
-      round_trip_s: the shortest that was seen; infinite: unknown.
+      congestion: the kernel's congestion control for sending; empty: not known.
+      round_trip_s: the shortest round trip seen; infinite: not known.
     """
 
     congestion: str = ""
@@ -59,25 +59,25 @@ LaneHandler = Callable[[trio.abc.Stream], Awaitable[None]]
 
 
 class Hole(Protocol):
-    """A local port that is held for streams which both ends dial at once, through their routers."""
+    """A reserved local port for streams that both ends dial at once, through their routers."""
 
     port: int
 
     async def connect(self, address: Address) -> trio.abc.Stream:
-        """Dial until the other end, which dials us from there, is met; the caller bounds the time.
+        """Dial until the connection meets that of the other end; the caller bounds the time.
 
         Raises:
-          OSError: there is no way there at all, or the port cannot be used.
+          OSError: the address is not reachable at all, or the port cannot be used.
         """
         ...
 
     def close(self) -> None:
-        """Give the port back; what was connected stays."""
+        """Release the port; connected streams stay."""
         ...
 
 
 class Network(Protocol):
-    """How a node reaches others. All addresses are ``addresses.Address``."""
+    """A node's connections to other nodes, and its threads."""
 
     async def serve(
         self,
@@ -93,8 +93,8 @@ class Network(Protocol):
         One port takes both kinds: a TLS ClientHello starts with byte 0x16, a lane with
         ``lane.MAGIC``. ``task_status`` reports the addresses really bound (port 0 resolved). A
         handler's ``HoldfastError`` or broken stream ends only its connection; any other exception
-        propagates. ``on_lane`` None: lanes are refused (the master has none); likewise ``on_relay``,
-        for connections that begin with ``relaying.MAGIC``.
+        propagates. Without ``on_lane``, lanes are refused (the master has none); likewise without
+        ``on_relay`` connections that begin with ``relay_ticket.MAGIC``.
 
         Raises:
           UserError: the address cannot be bound.
@@ -105,8 +105,8 @@ class Network(Protocol):
         """Open an authenticated stream; the caller bounds the time with a cancel scope.
 
         Raises:
-          OSError: nobody answers there (every way of not answering).
-          RemoteProtocolError: who answers is not ``party`` (and ``peer``) of this run.
+          OSError: no answer there, for whatever reason.
+          RemoteProtocolError: the other end is not ``party`` (and ``peer``) of this run.
         """
         ...
 
@@ -115,26 +115,29 @@ class Network(Protocol):
         ...
 
     def proven(self, stream: trio.abc.Stream) -> None:
-        """An accepted lane, or stream to be relayed, has shown that it may be here: it is no
-        stranger's any more. ``prepare_lane`` says so, too.
+        """Mark an accepted lane, or a stream to be relayed, as identified, so that it no longer holds a
+        slot of ``accept_limits``. ``prepare_lane`` does so, too.
         """
         ...
 
     async def dial_relay(self, address: Address) -> trio.abc.Stream:
-        """Open a plain byte stream to a relay; ``relay_ticket`` is what is said on it. Raises OSError."""
+        """Open a plain byte stream to a relay; ``relay_ticket`` has its first bytes. Raises OSError."""
         ...
 
     async def open_hole(self, towards: Address, port: int = 0) -> Hole:
-        """Hold a local port: any free one, or the one that a dialled stream of ours has.
+        """Reserve a local port: any free one, or that of a stream which this node has dialled.
 
-        Raises OSError: it cannot be had.
+        Raises OSError: the port cannot be used.
         """
         ...
 
     async def dial_over(
         self, stream: trio.abc.Stream, *, party: Party, peer: str, name: str
     ) -> Channel:
-        """As ``dial``, over a stream of an arranged route. ``name``: for people. Closes it on failure."""
+        """Open an authenticated stream as ``dial`` does, over a stream of an arranged route.
+
+        Closes the stream on failure. ``name`` stands in texts for people.
+        """
         ...
 
     async def welcome(
@@ -144,13 +147,13 @@ class Network(Protocol):
         on_lane: LaneHandler,
         name: str,
     ) -> None:
-        """Treat a stream of an arranged route as one that was accepted, to its end."""
+        """Serve a stream of an arranged route as an accepted one, to its end."""
         ...
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
-        """Have a lane's stream, dialled or accepted, use this congestion control if there is it.
+        """Make a lane's stream, dialled or accepted, use this congestion control if the kernel has it.
 
-        To be called when an accepted lane has shown its link's keys: until then it is a stranger's.
+        Call it once an accepted lane has shown its link's keys: until then it is unidentified.
         """
         ...
 
@@ -162,7 +165,7 @@ class Network(Protocol):
         Not cancellable: the function always runs to its end.
 
         Args:
-          limiter: of the threads; None: trio's, which the journal and the state need. Whatever
-            outsiders can ask for at will brings its own.
+          limiter: of the threads; None: trio's, which the journal and the state need. Work that
+            outsiders can request at will must bring its own.
         """
         ...

@@ -1,8 +1,8 @@
 """Lanes: bulk bytes between two peers, one TCP connection each, AES-256-GCM records.
 
 A lane has no handshake of its own. Both sides know its two keys before it exists, from secrets that
-they exchanged inside their link's TLS control stream, so all that travels in clear is the preamble
-(which link, which lane) and the frames' headers:
+they exchanged inside their link's TLS control stream. Only the preamble (link id and lane number) and
+the frames' headers travel in clear:
 
     dialer -> acceptor    magic 'H', version, kind of preamble, lane number, link id     24 bytes
     then, both ways       frames: header (32 bytes, in clear) + records
@@ -10,13 +10,13 @@ they exchanged inside their link's TLS control stream, so all that travels in cl
 
 A frame's payload is cut into records that stay in a core's cache between the cipher and the socket;
 an empty payload is one record with nothing but its tag. The frame's header is the associated data
-of each of its records. Each direction has its own key and counts its records; the count is the
-nonce and never travels, so a record that was replayed, reordered, dropped, moved to another frame or
-sent back to its author fails authentication. The first frame of each side is ``OPEN``, without
-payload: it proves that the other end has the keys.
+of each of its records. Each direction has its own key and counts its records. The count is the nonce
+and never travels, so a record that was replayed, reordered, dropped, moved to another frame or sent
+back to its sender fails authentication. The first frame of each side is ``OPEN``, without payload: it
+proves that the other end has the keys.
 
-``RecordSealer`` and ``RecordOpener`` are that format without any I/O. ``Lane`` uses them over any stream of trio;
-``socket_lane.SocketLane`` in threads over a real socket.
+``RecordSealer`` and ``RecordOpener`` implement the format without any I/O. ``Lane`` uses them over any
+stream of trio, ``socket_lane.SocketLane`` in threads over a real socket.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ MAGIC = 0x48  # 'H': a TLS connection starts with 0x16
 VERSION = 1
 LINK_ID_BYTES = 16
 SECRET_BYTES = 32
-LANES_MAX = 2**32  # numbers of lanes of one link: a lane that is replaced never comes back
-PAYLOAD_BYTES_MAX = 8 * 2**20  # a chunk is about 1 MiB; what a lane buffers for the other side
-SOCKET_READ_BYTES = 2**18  # asked of a stream that cannot read into our buffer
+LANES_MAX = 2**32  # lane numbers of one link: the number of a replaced lane is not used again
+PAYLOAD_BYTES_MAX = 8 * 2**20  # a chunk is about 1 MiB; limits a lane's buffer for the other side
+SOCKET_READ_BYTES = 2**18  # per read of a stream that cannot read into a given buffer
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-# Of a payload in one record: small enough for a core's caches, with its ciphertext and what numpy does
-# next; with half of it threads spend a tenth more on their calls.
+# Payload bytes in one record: small enough for a core's caches, with the ciphertext and the numpy
+# operation that follows. With half of it, threads spend a tenth more on system calls.
 PIECE_BYTES = 2**19
 
 Buffer = bytes | bytearray | memoryview
@@ -61,7 +61,7 @@ HEADER_BYTES = _HEADER.size
 
 
 class PreambleSide(enum.IntEnum):
-    """Who sent the preamble; one that comes back to its author is no preamble."""
+    """The sender of a preamble, so that a preamble sent back to its sender is refused."""
 
     FROM_DIALER = 1
 
@@ -71,7 +71,7 @@ class FrameKind(enum.IntEnum):
     CONTRIBUTION = 1  # contributor -> owner: a chunk's encoded pseudo-gradient
     RESULT = 2  # owner -> receivers: a chunk's encoded mean, forwarded verbatim
     BLOCK = 3  # donor -> joiner: a block of state
-    PARTIAL = 4  # a RESULT without some contributors: its last bytes say which are in it
+    PARTIAL = 4  # a RESULT that lacks contributors: its last bytes list those in it
 
 
 _KINDS = tuple(FrameKind)
@@ -79,7 +79,7 @@ _KINDS = tuple(FrameKind)
 
 @frozen
 class FrameHeader:
-    """What a record carries; readable by anybody on the way, changeable by nobody.
+    """The header of a frame: readable on the way, and authenticated with each of its records.
 
     Attributes:
       index: of the chunk in its round, or of the block in its fragment.
@@ -100,10 +100,10 @@ class FrameHeader:
 
     @classmethod
     def unpack(cls, data: Buffer) -> FrameHeader:
-        """Raises RemoteProtocolError: no such kind, over-long, or padding that is not zero."""
+        """Parse a header; raises RemoteProtocolError for a bad kind, length or padding."""
         kind, round_, attempt, index, transfer, payload_bytes = _HEADER.unpack(data)
         if kind >= len(_KINDS):
-            raise RemoteProtocolError(f"no kind of frame is {kind}")
+            raise RemoteProtocolError(f"{kind} is not a kind of frame")
         if payload_bytes > PAYLOAD_BYTES_MAX:
             raise RemoteProtocolError(f"a frame of {payload_bytes} bytes is over-long")
         header = cls(_KINDS[kind], round_, attempt, index, transfer, payload_bytes)
@@ -117,7 +117,7 @@ OPEN = FrameHeader(FrameKind.OPEN, 0, 0, 0, 0, 0)
 
 @frozen
 class LanePreamble:
-    """The first bytes of a lane, from its dialer: which link's keys to use."""
+    """The first bytes of a lane, from its dialer: the link whose keys to use, and the lane's number."""
 
     link_id: bytes = field(
         validator=and_(min_len(LINK_ID_BYTES), max_len(LINK_ID_BYTES)),
@@ -131,27 +131,27 @@ class LanePreamble:
 
     @classmethod
     def unpack(cls, data: Buffer) -> LanePreamble:
-        """Raises RemoteProtocolError: that is no preamble of this version."""
+        """Parse a preamble; raises RemoteProtocolError if it is none of this version."""
         if len(data) != PREAMBLE_BYTES:
             raise RemoteProtocolError(f"a lane's preamble has {PREAMBLE_BYTES} bytes")
         magic, version, direction, lane, link_id = _PREAMBLE.unpack(data)
         if magic != MAGIC or direction != PreambleSide.FROM_DIALER or lane >= LANES_MAX:
             raise RemoteProtocolError("not a lane's preamble")
         if version != VERSION:
-            raise RemoteProtocolError(f"a lane of version {version}, {VERSION} is spoken here")
+            raise RemoteProtocolError(f"a lane of version {version}; this side has {VERSION}")
         return cls(link_id, lane)
 
 
 async def send_preamble(stream: trio.abc.Stream, link_id: bytes, lane: int) -> None:
-    """The dialer's first bytes."""
+    """Send the dialer's first bytes."""
     await stream.send_all(LanePreamble(link_id, lane).pack())
 
 
 async def receive_preamble(stream: trio.abc.Stream) -> LanePreamble:
-    """The acceptor reads which lane this is; the caller bounds the time.
+    """Read an accepted lane's preamble; the caller bounds the time.
 
     Raises:
-      RemoteProtocolError: it is none.
+      RemoteProtocolError: the stream does not begin with a preamble.
     """
     data = bytearray()
     while len(data) < PREAMBLE_BYTES:
@@ -165,9 +165,12 @@ async def receive_preamble(stream: trio.abc.Stream) -> LanePreamble:
 def derive_lane_keys(
     secret_dialer: bytes, secret_acceptor: bytes, link_id: bytes, lane: int
 ) -> tuple[bytes, bytes]:
-    """Both keys of one lane, by HKDF-SHA256: (dialer to acceptor, acceptor to dialer).
+    """Derive both keys of one lane by HKDF-SHA256.
 
-    ``dialer`` is who dialled the link's control stream and dials its lanes.
+    The dialer is the peer that dialled the link's control stream, and it dials the lanes too.
+
+    Returns:
+      The keys (dialer to acceptor, acceptor to dialer).
     """
     if len(secret_dialer) != SECRET_BYTES or len(secret_acceptor) != SECRET_BYTES:
         raise LocalProtocolError(f"a link's secrets have {SECRET_BYTES} bytes")
@@ -181,7 +184,7 @@ def derive_lane_keys(
 
 
 def frame_bytes(payload_bytes: int) -> int:
-    """What a frame takes on the wire: header, ciphertext and tags."""
+    """Return the bytes of a frame on the wire: header, ciphertext and tags."""
     record_count = max(1, -(-payload_bytes // PIECE_BYTES))
     return HEADER_BYTES + payload_bytes + TAG_BYTES * record_count
 
@@ -196,17 +199,17 @@ class RecordSealer:
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
         self._count = 0
-        # Header, one piece and its tag; grows to the largest piece that came by.
+        # Header, one piece and its tag; grows to the largest piece so far.
         self._buffer = bytearray(HEADER_BYTES + TAG_BYTES)
 
     def seal(self, header: FrameHeader, payload: Buffer) -> Iterator[memoryview]:
-        """The frame's bytes, a record at a time (the first one after its header).
+        """Return an iterator over the frame's bytes: the header with the first record, then each record.
 
-        Each is sealed when it is asked for and overwritten by the next one. A frame that is begun
-        must be used up: its records are counted.
+        Each record is sealed when it is asked for and overwritten by the next one. The iterator must be
+        exhausted, because the records are counted.
 
         Raises:
-          LocalProtocolError: at once: the header is of another payload, or the lane is not open.
+          LocalProtocolError: at once: the header does not fit the payload, or the lane is not open.
         """
         view = memoryview(payload).cast("B")
         if header.payload_bytes != len(view):
@@ -233,7 +236,7 @@ class RecordSealer:
 
 
 class RecordOpener:
-    """Checks and opens what a ``RecordSealer`` made, in order; one direction of one lane.
+    """Checks and decrypts the records of a ``RecordSealer``, in order; one direction of one lane.
 
     Args:
       key: of this direction (32 bytes).
@@ -243,14 +246,14 @@ class RecordOpener:
         self._cipher = AESGCM(key)
         self._count = 0
         self._head = b""
-        # One piece and its tag; grows to the largest piece that came by.
+        # One piece and its tag; grows to the largest piece so far.
         self._buffer = bytearray(TAG_BYTES)
 
     def header(self, data: Buffer) -> FrameHeader:
-        """Read a frame's header; it is authentic only when the frame's records are.
+        """Parse a frame's header. It is authentic only once the frame's records are.
 
         Raises:
-          RemoteProtocolError: junk, or not where it belongs.
+          RemoteProtocolError: not a header, or out of place.
         """
         header = FrameHeader.unpack(data)
         if (header.kind is FrameKind.OPEN) != (self._count == 0):
@@ -263,16 +266,19 @@ class RecordOpener:
     def records(
         self, header: FrameHeader, target: memoryview | None
     ) -> Iterator[tuple[memoryview, memoryview]]:
-        """The frame's records: for each where to read it to, and where ``open`` puts its content.
+        """Iterate over the frame's records.
 
         Args:
-          target: where the payload goes, of exactly its size; None: it is checked and dropped.
+          target: buffer for the payload, of exactly its size; None: the payload is checked and dropped.
+
+        Returns:
+          For each record the buffer to read it into, and the buffer for ``open`` to decrypt it to.
 
         Raises:
           LocalProtocolError: at once: the target has another size.
         """
         if target is not None and target.nbytes != header.payload_bytes:
-            raise LocalProtocolError(f"a place of {target.nbytes} bytes for {header}")
+            raise LocalProtocolError(f"a buffer of {target.nbytes} bytes for {header}")
         return self._records(header.payload_bytes, None if target is None else target.cast("B"))
 
     def _records(
@@ -288,7 +294,7 @@ class RecordOpener:
             yield sealed, into
 
     def open(self, sealed: memoryview, into: memoryview) -> None:
-        """Open the next record of the frame whose header came last.
+        """Decrypt the next record of the last header's frame.
 
         Raises:
           RemoteProtocolError: not authentic, or out of sequence.
@@ -308,8 +314,8 @@ class Lane:
     Cancelling a receive that still waits for a frame loses nothing.
 
     Attributes:
-      sealer: what was sent so far, for who sends on in another way.
-      opener: what was received so far, likewise.
+      sealer: the sending direction's records, for code that continues in another way (``SocketLane``).
+      opener: the same for the receiving direction.
       sent_bytes: headers, ciphertexts and tags of all frames sent.
       received_bytes: the same of all frames received.
 
@@ -330,14 +336,14 @@ class Lane:
         self.received_bytes = 0
 
     async def open(self) -> None:
-        """Prove to the other side that we hold the keys; the first thing either side sends."""
+        """Prove to the other side that this side holds the keys; the first frame of each side."""
         await self.send(OPEN, b"")
 
     async def wait_open(self) -> None:
         """Wait for the other side's proof; the caller bounds the time.
 
         Raises:
-          RemoteProtocolError: it has other keys, or is no lane.
+          RemoteProtocolError: the other side has other keys, or sent no OPEN frame.
         """
         await self.receive(_nowhere)
 
@@ -345,7 +351,7 @@ class Lane:
         """Send one frame. ``payload`` must not change until this returns.
 
         Raises:
-          LocalProtocolError: the header is of another payload, or the lane is not open yet.
+          LocalProtocolError: the header does not fit the payload, or the lane is not open yet.
           trio.BrokenResourceError: the connection is gone, or a send was cancelled before.
         """
         records = self.sealer.seal(header, payload)
@@ -361,17 +367,17 @@ class Lane:
         """Receive one frame.
 
         Args:
-          place: told the header, *before it is authenticated*, returns where the payload goes (a
-            writable view of ``payload_bytes`` bytes) or None: the payload is checked and dropped.
+          place: called with the header, *before it is authenticated*. Returns the buffer for the
+            payload (a writable view of ``payload_bytes`` bytes), or None to check and drop the payload.
             Neither the header nor the view's bytes may be used before this method returns.
 
         Returns:
-          The header and the view that ``place`` gave; an empty buffer if it gave none.
+          The header and the view that ``place`` returned; an empty buffer if it returned None.
 
         Raises:
-          RemoteProtocolError: not authentic, out of sequence, or junk.
+          RemoteProtocolError: not authentic, out of sequence, or not a frame.
           trio.EndOfChannel: the other side closed, between two frames.
-          trio.BrokenResourceError: the connection is gone, in the middle of a frame perhaps, or a
+          trio.BrokenResourceError: the connection is gone, perhaps in the middle of a frame, or a
             receive was cancelled before.
         """
         if self._receive_torn:
@@ -394,11 +400,11 @@ class Lane:
         await self._stream.aclose()
 
     async def _read_into(self, view: memoryview) -> bool:
-        """Fill ``view``; False if the stream ended before its first byte."""
+        """Fill ``view``; return False if the stream ended before the first byte."""
         done = 0
         stream = self._stream
         if isinstance(stream, trio.SocketStream):
-            while done < len(view):  # straight into our buffer: no copy by Python
+            while done < len(view):  # directly into the view: no copy by Python
                 try:
                     count = await stream.socket.recv_into(view[done:])
                 except OSError as error:

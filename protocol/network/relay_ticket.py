@@ -1,9 +1,9 @@
-"""What is said on a connection to a relay before it forwards: a ticket, then one byte back.
+"""The first bytes on a connection to a relay: a ticket, then one byte back.
 
-The ticket is a secret of the master's making that both ends and the relay have. One end *parks*: it is
-answered when the other one has come. The other end *calls*, as often as it needs a stream, and finds
-who is parked. Behind the answer every byte is the other end's; it is a TLS connection or a lane of the
-two, so the relay sees ciphertext.
+The ticket is a secret that the master made, and that both ends and the relay have. One end *parks* and
+waits for the answer. The other end *calls* whenever it needs a stream, and the relay joins it with the
+parked one and answers both. All bytes after the answer are the other end's: a TLS connection or a lane of
+the two ends, so the relay sees ciphertext only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RelayPreamble:
 
     @classmethod
     def unpack(cls, data: bytes) -> RelayPreamble:
-        """Raises RemoteProtocolError: that is none of this version."""
+        """Parse a preamble; raises RemoteProtocolError if it is none of this version."""
         if len(data) != PREAMBLE_BYTES:
             raise RemoteProtocolError(f"a relay's preamble has {PREAMBLE_BYTES} bytes")
         magic, version, part, ticket = _PREAMBLE.unpack(data)
@@ -50,7 +50,11 @@ class RelayPreamble:
 
 
 async def receive_preamble(stream: trio.abc.ReceiveStream) -> RelayPreamble:
-    """Raises RemoteProtocolError, also when it ends before; the caller bounds the time."""
+    """Read a relay preamble; the caller bounds the time.
+
+    Raises:
+      RemoteProtocolError: not a preamble, or the stream ended within it.
+    """
     return RelayPreamble.unpack(await _exactly(stream, PREAMBLE_BYTES))
 
 
@@ -61,7 +65,7 @@ async def wait_paired(stream: trio.abc.ReceiveStream) -> None:
     except (RemoteProtocolError, trio.BrokenResourceError):
         raise OSError("the relay hung up") from None
     if answer != PAIRED:
-        raise RemoteProtocolError("the relay answers what no relay does")
+        raise RemoteProtocolError("the relay sent an invalid answer")
 
 
 async def _exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
@@ -69,6 +73,6 @@ async def _exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
     while len(data) < count:
         more = await stream.receive_some(count - len(data))
         if not more:
-            raise RemoteProtocolError("it hung up before it had said what it wants")
+            raise RemoteProtocolError("the other end hung up within its first bytes")
         data += more
     return data

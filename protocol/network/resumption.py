@@ -1,7 +1,8 @@
-"""A conversation that outlives its connections: each side keeps what the other may not have got.
+"""Sessions that outlive their connections: each side keeps the messages that may not have arrived.
 
-Both count the messages that came, heartbeats apart, and tell the count in every heartbeat. Over another
-connection each says its count, and the other one goes on from there: nothing is lost, nothing comes twice.
+Both sides count the messages received, without heartbeats, and send the count in every heartbeat. Over a
+new connection each side sends its count, and the other continues from there: no message is lost, and none
+comes twice.
 """
 
 from __future__ import annotations
@@ -11,25 +12,25 @@ from collections import deque
 from ..errors import RemoteProtocolError
 from ..messages import Heartbeat, Message
 
-KEPT_MAX = 4_096  # messages that the other side has not confirmed; more: it cannot be resumed
+KEPT_MAX = 4_096  # unconfirmed messages; with more the session cannot be resumed
 
 
 class Conversation:
-    """One side of it.
+    """One side of a session.
 
     Attributes:
-      received: messages that came.
-      broken: more were sent than are kept without being confirmed; it cannot be resumed.
+      received: messages received, without heartbeats.
+      broken: over ``KEPT_MAX`` messages were unconfirmed; the session cannot be resumed.
     """
 
     def __init__(self) -> None:
         self.received = 0
         self.broken = False
         self._kept: deque[Message] = deque()
-        self._confirmed = 0  # of all that were sent: these are not kept any more
+        self._confirmed = 0  # messages sent and confirmed, which are not kept any more
 
     def sends(self, message: Message) -> bool:
-        """A message goes out, or would if there were a connection; False: it is ``broken``."""
+        """Record a message that is sent, or waits for a connection; return False if ``broken``."""
         if not isinstance(message, Heartbeat):
             self.broken = self.broken or len(self._kept) >= KEPT_MAX
             if not self.broken:
@@ -37,20 +38,20 @@ class Conversation:
         return not self.broken
 
     def hears(self, message: Message) -> None:
-        """A message came; raises RemoteProtocolError: it confirms what was never sent."""
+        """Record a received message; raises RemoteProtocolError if it confirms an impossible count."""
         if isinstance(message, Heartbeat):
             self.confirm(message.received)
         else:
             self.received += 1
 
     def confirm(self, count: int) -> None:
-        """The other side has so many; raises RemoteProtocolError: that cannot be."""
+        """Drop the messages that the other side has; raises RemoteProtocolError for a wrong count."""
         if not self._confirmed <= count <= self._confirmed + len(self._kept):
-            raise RemoteProtocolError(f"it has {count} messages of this session")
+            raise RemoteProtocolError(f"it confirms {count} messages of this session")
         for _ in range(count - self._confirmed):
             self._kept.popleft()
         self._confirmed = count
 
     def missing(self) -> tuple[Message, ...]:
-        """What has to be sent again over a new connection."""
+        """Return the messages to send again over a new connection."""
         return tuple(self._kept)

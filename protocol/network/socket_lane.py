@@ -1,10 +1,9 @@
-"""A lane over a real socket, worked by threads with blocking calls.
+"""A lane over a real socket, driven by threads with blocking calls.
 
-A chunk goes through the event loop of a process at about half the rate at which a blocking call
-takes it, and one loop does one thing at a time. So the two directions of an open lane are handed to
-two threads; what they wait for is in the kernel, and the interpreter's lock is free meanwhile (also
-while they encrypt). Each direction's methods are for one thread at a time; ``close``, from any
-thread, ends whatever they wait for.
+The event loop moves a chunk at about half the rate of a blocking call, and does one thing at a time. So
+the two directions of an open lane are handed to two threads. They wait in the kernel, and the
+interpreter's lock is free meanwhile (also while they encrypt). Each direction's methods are for one thread
+at a time; ``close``, from any thread, ends their waiting.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from attrs import frozen
 
 from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane, frame_bytes
 
-# A call that blocks for so long comes back with what it has done until then, so that who watches the
-# lane sees that it moves, however slowly.
+# A call that blocks this long returns with the bytes done so far, so that the byte counts show that the
+# lane moves, however slowly.
 LOOK_UP_S = 1.0
 
-# What the kernel takes beyond what is under way. It would take megabytes: seconds of a slow line, for
-# which a round would have to wait behind a copy of the state.
+# Limit on the unsent bytes in the kernel's buffer. By default it takes megabytes: seconds on a slow line,
+# for which a round would wait behind a copy of the state.
 UNSENT_BYTES = 256 * 1024
 
 
 @frozen
 class LanePace:
-    """A cap, as threads use it.
+    """A bandwidth cap, as threads use it.
 
     Attributes:
-      wait_s: told how many bytes pass, says for how many seconds to wait.
-      share_bytes: how much to ask for at once.
+      wait_s: takes the bytes that pass, and returns the seconds to wait.
+      share_bytes: returns the bytes to pass at once.
     """
 
     wait_s: Callable[[int], float]
@@ -45,19 +44,19 @@ class LanePace:
 
 
 class SocketLane:
-    """Both directions of a lane that is open. It owns a duplicate of the stream's descriptor.
+    """Both directions of an open lane. It owns a duplicate of the stream's descriptor.
 
-    From here on the socket blocks: nobody may send or receive on ``stream`` any more, only wait for
-    it to be readable, and close it.
+    The socket blocks from here on: the stream's owner must not send or receive on it any more, only wait
+    for it to be readable, and close it.
 
     Args:
-      sender: what has sent on this lane so far; its counts go on.
-      receiver: the same for receiving.
-      upload, download: None: no cap.
+      sender: the lane that has sent so far; its counts go on.
+      receiver: the lane that has received so far.
+      upload, download: bandwidth caps; None: no cap.
 
     Attributes:
-      sent_bytes: what the kernel took so far, parts of frames too.
-      received_bytes: what came out of it, likewise.
+      sent_bytes: bytes given to the kernel so far, parts of frames included.
+      received_bytes: bytes taken from it, likewise.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class SocketLane:
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._socket = socket.socket(fileno=os.dup(stream.socket.fileno()))
         self._socket.setblocking(True)
-        # A timeout of Python's would make the socket non-blocking again, and every piece many calls.
+        # Python's own timeout would make the socket non-blocking again, and take many calls a piece.
         limit = struct.pack("@ll", int(LOOK_UP_S), int(LOOK_UP_S % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -91,7 +90,7 @@ class SocketLane:
     # ------------------------------------------------------------ sending
 
     def send(self, header: FrameHeader, payload: Buffer) -> None:
-        """Send one frame; blocks until the kernel took it or somebody calls ``close``.
+        """Send one frame; blocks until the kernel took it or another thread calls ``close``.
 
         Raises:
           trio.BrokenResourceError: the connection is gone.
@@ -125,17 +124,20 @@ class SocketLane:
             self.sent_bytes += count
 
     def send_eof(self) -> None:
-        """Send nothing any more; what the other side sends still comes."""
+        """End the sending direction; receiving goes on."""
         with contextlib.suppress(OSError):  # the connection is gone
             self._socket.shutdown(socket.SHUT_WR)
 
     # ------------------------------------------------------------ receiving
 
     def receive_header(self, wait_s: float) -> FrameHeader | None:
-        """The next frame's header, not authentic yet; None if nothing comes within ``wait_s``.
+        """Read the next frame's header, which is not authentic yet.
+
+        Returns:
+          The header, or None if nothing came within ``wait_s``.
 
         Raises:
-          RemoteProtocolError: junk.
+          RemoteProtocolError: not a header.
           trio.EndOfChannel: the other side closed, between two frames.
           trio.BrokenResourceError: the connection is gone.
           trio.ClosedResourceError: ``close`` was called.
@@ -149,12 +151,12 @@ class SocketLane:
         return self._receiver.opener.header(self._head)
 
     def receive_payload(self, header: FrameHeader, target: memoryview | None) -> None:
-        """The payload of the frame whose header came last; authentic when this returns.
+        """Read the payload of the last header's frame; both are authentic when this returns.
 
         Args:
-          target: where it goes, of exactly its size; None: it is checked and dropped.
+          target: buffer for the payload, of exactly its size; None: it is checked and dropped.
 
-        Raises: as ``receive_header``; RemoteProtocolError also for what is not authentic.
+        Raises: as ``receive_header``; RemoteProtocolError also for a record that is not authentic.
         """
         opener = self._receiver.opener
         for sealed, into in opener.records(header, target):
@@ -165,7 +167,7 @@ class SocketLane:
         self._receiver.received_bytes += frame_bytes(header.payload_bytes)
 
     def _receive_into(self, view: memoryview) -> bool:
-        """Fill ``view``; False if the stream ended before its first byte."""
+        """Fill ``view``; return False if the stream ended before the first byte."""
         download = self._download
         share_bytes = len(view) if download is None else download.share_bytes()
         done = 0
@@ -192,13 +194,13 @@ class SocketLane:
     # ------------------------------------------------------------ ending
 
     def close(self) -> None:
-        """Wake both threads; what they do raises ``trio.ClosedResourceError`` from now on."""
+        """Wake both threads; their calls raise ``trio.ClosedResourceError`` from now on."""
         self._closing.set()
         with contextlib.suppress(OSError):  # the other side was faster
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Give the descriptor back, once no thread uses it any more."""
+        """Close the descriptor; no thread may use it any more."""
         self.close()
         self._socket.close()
 

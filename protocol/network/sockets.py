@@ -1,13 +1,13 @@
 """The real network: TCP, TLS 1.3 for control streams, plain lanes, threads for heavy work.
 
     serve                one nursery
-    ├── _accept          one per bound socket; runs out of file descriptors without dying of it
-    └── _greet           one per connection: looks at the first byte within a deadline, then
-        └── handler      on_channel (after the TLS handshake) or on_lane
+    ├── _accept          one per bound socket; survives a lack of file descriptors
+    └── _greet           one per connection: reads the first byte within a deadline, then runs
+        └── handler      on_channel (after the TLS handshake), on_lane or on_relay
 
-Until a connection has shown that it belongs to the run it holds one of a limited number of places,
-in all and per address, and only for some seconds; a newcomer holds another one for as long as it stays.
-An address whose connections come to nothing is soon not looked at any more: see ``accept_limits``.
+Until a connection is identified as part of the run it holds one of a limited number of slots, and only for
+some seconds; a newcomer holds a slot of another kind for as long as it stays. Connections from an address
+with many failed ones are closed unread: see ``accept_limits``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..errors import RemoteProtocolError, UserError, WrongClockError
 from ..trust.authority import Party, holder_of
 from ..trust.credentials import Credentials
 from . import lane, relay_ticket
-from .accept_limits import AcceptLimits, AcceptSlot, AddressGroup, line_of
+from .accept_limits import AcceptLimits, AcceptSlot, AddressGroup, address_group
 from .hole_ports import SocketHole, share_port
 from .host_lookup import given_by
 from .interface import Channel, ChannelHandler, Hole, LaneFacts, LaneHandler
@@ -42,27 +42,27 @@ from .stream import CONNECTION_ENDS, run_handler
 T = TypeVar("T")
 
 TLS_FIRST_BYTE = 0x16  # a handshake record; a ClientHello cannot start otherwise
-FIRST_BYTE_S = 2.0  # who dials speaks first, so it is here after a round trip and a lost packet
+FIRST_BYTE_S = 2.0  # the dialer speaks first: a round trip and a lost packet
 GREETING_S = 10.0  # for the first byte and the TLS handshake: three round trips and slow hashing
-# trio.SSLStream is part of a reference cycle, some 48 KiB of which the collector sees a dozen small
-# objects. So that strangers' connections do not pile up, it is asked after so many of them.
+# trio.SSLStream is part of a reference cycle of some 48 KiB, of which the garbage collector counts only a
+# dozen small objects. So it is run after this many TLS connections.
 TLS_UNCOLLECTED_MAX = 64
-BACKLOG_COUNT_MAX = 1_024  # connections that the kernel keeps for us
+BACKLOG_COUNT_MAX = 1_024  # connections that the kernel queues
 CAPACITY_PAUSE_S = 0.1  # when the process has no file descriptor left for another connection
-OUT_OF_TIME = (9, 10)  # OpenSSL's: a certificate is not valid yet, or has expired
+OUT_OF_TIME = (9, 10)  # OpenSSL's codes: a certificate is not valid yet, or has expired
 TAKEN_EXIT_CODE = 4
 SAME_PORT_ATTEMPTS_MAX = 10  # to find one free port for IPv4 and IPv6
 
-# On an idle connection the kernel asks after so many seconds, and again; routers forget after 60 or more.
+# Seconds between the kernel's probes on an idle connection; routers forget it after 60 s or more.
 KEEPALIVE_S = 20
 KEEPALIVE = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEEPCNT": 6}
 
-# A packet that is not acknowledged is sent again after longer and longer times. Where a line was away
-# for seconds it would stand still for seconds more after it is back; never longer than this. Linux from
-# 6.15 on, in milliseconds, no fewer; Python has no name for it.
+# Limit on the growing retransmission timeout: after an outage of seconds, a connection would else stand
+# still for seconds more. The option's number on Linux (6.15 or later; Python has no name for it), and its
+# value in milliseconds, the lowest that the kernel takes.
 TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX = 44, 1_000
 
-CONGESTION_NAME_BYTES = 16  # as the kernel has them
+CONGESTION_NAME_BYTES = 16  # the kernel's limit
 MIN_RTT_OFFSET = 148  # of tcpi_min_rtt in Linux's struct tcp_info
 
 _CAPACITY_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
@@ -81,12 +81,12 @@ def _remote_sockaddr(stream: trio.SocketStream) -> object:
     try:
         return stream.socket.getpeername()
     except OSError:
-        return "somebody who left"
+        return "a closed connection"
 
 
 @frozen
 class _Handlers:
-    """What takes accepted connections, by what they begin with; None: nothing does."""
+    """The handlers of accepted connections, by kind. Without a handler they are refused."""
 
     on_channel: ChannelHandler
     on_lane: LaneHandler | None
@@ -97,9 +97,9 @@ class SocketNetwork:
     """``network.Network`` over TCP.
 
     Args:
-      credentials: ours; a renewed certificate in them is used from the next connection on.
-      newcomers: let in clients without a certificate, as ``Party.NEWCOMER`` (the master does).
-      greeting_s: for a connection to show who it is.
+      credentials: this node's; a renewed certificate in them is used from the next connection on.
+      newcomers: accept clients without a certificate, as ``Party.NEWCOMER`` (the master does).
+      greeting_s: limit for a connection to identify itself.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class SocketNetwork:
         self._credentials = credentials
         self._newcomers = newcomers
         self._greeting_s = greeting_s
-        self._door: AcceptLimits | None = None  # made where there is a clock
-        self._unproven: dict[trio.abc.Stream, AcceptSlot] = {}  # accepted lanes that hold a place
+        self._limits: AcceptLimits | None = None  # made in ``serve``, because it needs trio's clock
+        self._unproven: dict[trio.abc.Stream, AcceptSlot] = {}  # accepted lanes that hold a slot
         self._uncollected = 0  # accepted TLS connections since garbage was last collected
 
     # ------------------------------------------------------------ accepting
@@ -130,7 +130,7 @@ class SocketNetwork:
         """See ``network.Network.serve``. Addresses with port 0 get one free port in common."""
         handlers = _Handlers(on_channel, on_lane, on_relay)
         listeners = await bind_all(bind)
-        self._door = self._door or AcceptLimits()
+        self._limits = self._limits or AcceptLimits()
         try:
             async with trio.open_nursery() as nursery:
                 for listener in listeners:
@@ -162,20 +162,20 @@ class SocketNetwork:
     async def _greet(self, stream: trio.SocketStream, handlers: _Handlers) -> None:
         sockaddr = _remote_sockaddr(stream)
         remote = _name_of(sockaddr)
-        line = line_of(str(sockaddr[0]) if isinstance(sockaddr, tuple) else remote)
-        door = self._door
-        assert door is not None
-        if not door.open_to(line):
-            await trio.aclose_forcefully(stream)  # unread, and without a word
+        group = address_group(str(sockaddr[0]) if isinstance(sockaddr, tuple) else remote)
+        limits = self._limits
+        assert limits is not None
+        if not limits.admits(group):
+            await trio.aclose_forcefully(stream)  # unread, and without an answer
             return
-        with door.strangers.place(line, known=door.knows(line)) as place:
-            if place is None:
+        with limits.unidentified.slot(group, known=limits.is_known(group)) as slot:
+            if slot is None:
                 await trio.aclose_forcefully(stream)
                 return
-            with place.scope:
-                await self._sort(stream, handlers, remote, place)
-            if place.gave_way:
-                door.charge(line)
+            with slot.scope:
+                await self._sort(stream, handlers, remote, slot)
+            if slot.gave_way:
+                limits.charge(group)
 
     async def welcome(
         self,
@@ -193,21 +193,21 @@ class SocketNetwork:
         stream: trio.SocketStream,
         handlers: _Handlers,
         remote: str,
-        place: AcceptSlot | None,
+        slot: AcceptSlot | None,
     ) -> None:
-        """Find out by its first byte what a connection is, and run its handler.
+        """Tell a connection's kind by its first byte, and run its handler.
 
         Args:
-          place: what it holds until it has shown who it is; None: the master arranged it.
+          slot: held until the connection is identified; None: the master arranged the connection.
         """
         handler = channel = None
-        line = None if place is None else place.line
+        group = None if slot is None else slot.group
         try:
             with trio.fail_after(self._greeting_s):
-                with trio.fail_after(self._greeting_s if place is None else FIRST_BYTE_S):
+                with trio.fail_after(self._greeting_s if slot is None else FIRST_BYTE_S):
                     first = await stream.socket.recv(1, socket.MSG_PEEK)
-                if place is not None:
-                    place.silent = False
+                if slot is not None:
+                    slot.silent = False
                 if first == bytes([TLS_FIRST_BYTE]):
                     channel = await self._shake_hands(stream, remote)
                 elif first == bytes([lane.MAGIC]):
@@ -215,76 +215,76 @@ class SocketNetwork:
                 elif first == bytes([relay_ticket.MAGIC]):
                     handler = handlers.on_relay
                 if channel is None and handler is None:
-                    raise RemoteProtocolError(f"starts with {first!r}")
+                    raise RemoteProtocolError(f"it starts with {first!r}")
         except CONNECTION_ENDS as error:
             _log.debug("connection from %s refused: %s", remote, error)
-            self._charge(line)
+            self._charge(group)
             await trio.aclose_forcefully(stream)
             return
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
-        if place is not None:
-            place.release()
+        if slot is not None:
+            slot.release()
         if handler is not None:
-            await self._keep_plain(stream, line, remote, handler)
+            await self._keep_plain(stream, group, remote, handler)
         elif channel is not None and channel.party is Party.NEWCOMER:
-            await self._keep_newcomer(channel, line, handlers)
+            await self._keep_newcomer(channel, group, handlers)
         elif channel is not None:
-            if line is not None and self._door is not None:
-                self._door.member_came(line)
+            if group is not None and self._limits is not None:
+                self._limits.add_member(group)
             await run_handler(handlers.on_channel, channel, channel.stream, remote)
 
-    def _charge(self, line: AddressGroup | None) -> None:
-        if line is not None and self._door is not None:
-            self._door.charge(line)
+    def _charge(self, group: AddressGroup | None) -> None:
+        if group is not None and self._limits is not None:
+            self._limits.charge(group)
 
     async def _keep_newcomer(
-        self, channel: Channel, line: AddressGroup | None, handlers: _Handlers
+        self, channel: Channel, group: AddressGroup | None, handlers: _Handlers
     ) -> None:
-        """It has a place of its own, for as long as it stays."""
-        if line is None or self._door is None:  # no route is arranged for a newcomer
+        """Run a newcomer's handler, holding a slot for newcomers to its end."""
+        if group is None or self._limits is None:  # no route is arranged for a newcomer
             await trio.aclose_forcefully(channel.stream)
             return
-        self._charge(line)  # whatever comes of it: enrolment is not for every second
-        with self._door.newcomers.place(line, known=self._door.knows(line)) as place:
-            if place is None:
+        self._charge(group)  # also if it succeeds: enrolments are rare
+        with self._limits.newcomers.slot(group, known=self._limits.is_known(group)) as slot:
+            if slot is None:
                 await trio.aclose_forcefully(channel.stream)
                 return
-            place.silent = False
-            with place.scope:
+            slot.silent = False
+            with slot.scope:
                 where = channel.remote_address
                 await run_handler(handlers.on_channel, channel, channel.stream, where)
 
     async def _keep_plain(
         self,
         stream: trio.SocketStream,
-        line: AddressGroup | None,
+        group: AddressGroup | None,
         remote: str,
         handler: LaneHandler,
     ) -> None:
-        """A lane, or a relayed stream, has a place of its own until it is ``proven``."""
-        if line is None:
+        """Run the handler of a lane or a relayed stream, holding a slot until it is ``proven``."""
+        if group is None:
             await run_handler(handler, stream, stream, remote)
             return
-        assert self._door is not None
-        with self._door.lanes.place(line, known=self._door.knows(line)) as place:
-            if place is None:
+        assert self._limits is not None
+        with self._limits.lanes.slot(group, known=self._limits.is_known(group)) as slot:
+            if slot is None:
                 await trio.aclose_forcefully(stream)
                 return
-            place.silent = False
-            self._unproven[stream] = place
+            slot.silent = False
+            self._unproven[stream] = slot
             try:
-                with place.scope:
+                with slot.scope:
                     await run_handler(handler, stream, stream, remote)
             finally:
                 if self._unproven.pop(stream, None) is not None:
-                    self._charge(line)
+                    self._charge(group)
 
     def proven(self, stream: trio.abc.Stream) -> None:
         """See ``network.Network.proven``."""
-        if (place := self._unproven.pop(stream, None)) is not None:
-            place.release()
+        if (slot := self._unproven.pop(stream, None)) is not None:
+            slot.release()
 
     async def _shake_hands(self, stream: trio.SocketStream, remote: str) -> Channel:
         self._uncollected += 1
@@ -297,7 +297,7 @@ class SocketNetwork:
         return self._channel(tls, remote)
 
     def _channel(self, tls: trio.SSLStream[trio.SocketStream], remote: str) -> Channel:
-        """Who is at the other end of a finished handshake."""
+        """Make the channel of a finished handshake from the other end's certificate."""
         der: bytes | None = tls.getpeercert(binary_form=True)
         if not der:
             return Channel(tls, Party.NEWCOMER, "", b"", remote)
@@ -312,8 +312,8 @@ class SocketNetwork:
     async def dial(self, address: Address, *, party: Party, peer: str | None = None) -> Channel:
         """See ``network.Network.dial``.
 
-        TLS 1.3 lets the dialer finish first: a certificate of ours that the other side refuses
-        shows as ``trio.BrokenResourceError`` at the first receive.
+        TLS 1.3 lets the dialer finish first: if the other side refuses this node's certificate, the
+        first receive raises ``trio.BrokenResourceError``.
         """
         giver = None if party is Party.MASTER else peer or address.host
         stream = await open_tcp(address, giver)
@@ -365,15 +365,15 @@ class SocketNetwork:
     async def run_sync(
         self, function: Callable[[], T], limiter: trio.CapacityLimiter | None = None
     ) -> T:
-        """Run it in a thread. Once begun it runs to its end, whatever is cancelled."""
+        """Run a function in a thread. Once begun it runs to its end, even if cancelled."""
         return await trio.to_thread.run_sync(function, limiter=limiter)
 
 
 def keep_alive(sock: trio.socket.SocketType) -> None:
-    """Let the kernel say something on an idle connection now and then.
+    """Make the kernel send probes on an idle connection.
 
-    Routers forget those that are idle, some after a minute; nothing of ours need know which. A dead
-    end is found by what is sent, long before the kernel gives it up.
+    Routers forget idle connections, some after a minute. Dead connections are not found by this: their
+    messages fail long before the kernel gives up.
     """
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -383,21 +383,21 @@ def keep_alive(sock: trio.socket.SocketType) -> None:
 
 
 def retry_soon(sock: trio.socket.SocketType) -> None:
-    """Have the kernel try again soon after a gap, if it can."""
+    """Limit the kernel's retransmission timeout, if it can."""
     if sys.platform == "linux":
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX)
 
 
 def choose_congestion(sock: trio.socket.SocketType, name: str) -> None:
-    """Use this congestion control, if the kernel has it and lets us; else what it uses anyway."""
+    """Use this congestion control if the kernel has and permits it; else keep the default."""
     if name and hasattr(socket, "TCP_CONGESTION"):
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
 def congestion_of(sock: trio.socket.SocketType) -> str:
-    """The congestion control of what is sent; empty where the kernel does not say."""
+    """Return the congestion control of a connection, or an empty text if the kernel does not tell it."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return ""
     try:
@@ -408,7 +408,7 @@ def congestion_of(sock: trio.socket.SocketType) -> str:
 
 
 def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
-    """The shortest that the kernel saw on this connection; infinite where it does not say."""
+    """Return the shortest round trip that the kernel saw, or infinity if it does not tell it."""
     if not hasattr(socket, "TCP_INFO"):
         return math.inf
     try:
@@ -422,13 +422,13 @@ def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
 
 
 async def open_tcp(address: Address, giver: str | None = None) -> trio.SocketStream:
-    """Connect to whatever the name stands for, IPv6 and IPv4 (happy eyeballs).
+    """Connect to an address, over IPv6 or IPv4 (happy eyeballs).
 
     Args:
-      giver: who says that this is a host: see ``host_lookup``; None: our own owner.
+      giver: the member that gave the host name, see ``host_lookup``; None: this node's operator.
 
     Raises:
-      OSError: every way of not answering, also a name that cannot be one.
+      OSError: no answer there, for whatever reason, or not a valid name.
     """
     try:
         with given_by(giver):
@@ -441,12 +441,12 @@ async def open_tcp(address: Address, giver: str | None = None) -> trio.SocketStr
 
 
 async def handshake(tls: trio.SSLStream[trio.SocketStream], address: Address | str) -> None:
-    """The dialer's TLS handshake, with errors that say what to do.
+    """Do the dialer's TLS handshake, with errors that tell what to do.
 
     Raises:
       OSError: the other side hung up.
-      RemoteProtocolError: it speaks no TLS 1.3, or shows no certificate of this run.
-      WrongClockError: that is one of this run, and not valid now.
+      RemoteProtocolError: it has no TLS 1.3, or shows no certificate of this run.
+      WrongClockError: its certificate is of this run, but not valid now.
     """
     try:
         await tls.do_handshake()
@@ -474,7 +474,7 @@ def _bound_address(listener: trio.SocketListener) -> Address:
 async def bind_all(bind: Sequence[Address]) -> list[trio.SocketListener]:
     for attempt in range(SAME_PORT_ATTEMPTS_MAX):
         listeners: list[trio.SocketListener] = []
-        free_port = 0  # what the first address with port 0 got; the others want the same
+        free_port = 0  # of the first address with port 0; the others must get the same
         try:
             for address in bind:
                 port = address.port or free_port
@@ -492,7 +492,7 @@ async def bind_all(bind: Sequence[Address]) -> list[trio.SocketListener]:
                 raise UserError(
                     f"port {port} on {address.host} is taken",
                     exit_code=TAKEN_EXIT_CODE,
-                    hint="another holdfast may run here; choose another port",
+                    hint="another holdfast may be running on this machine; choose another port",
                 ) from None
             raise UserError(
                 f"cannot listen on {address}: {error.strerror or error}",

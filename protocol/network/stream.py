@@ -1,8 +1,8 @@
-"""Whole messages over a byte stream: a length of four bytes, then the message.
+"""Messages over a byte stream: a length of four bytes, then the message.
 
-One task receives; any number of tasks send, one message at a time. Nobody here waits for a reply:
-who answers what is the business of the state machines above. What both networks do with a
-connection, whatever its kind, is here too: run its handler, close it.
+One task receives; any number of tasks send, one message at a time. Nothing here waits for a reply:
+requests and replies are matched by the state machines above. Running a connection's handler and closing
+it, which both networks do in the same way, is here too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..errors import HoldfastError, LocalProtocolError, RemoteProtocolError
 from ..message_quota import Quota
 from ..messages import Message
 
-RECEIVE_BYTES = 65_536  # asked of the stream at once
-QUOTA_PAUSE_S_MIN = 0.05  # who is over its quota is not looked at again for every message
-CLOSE_S = 1.0  # for the goodbye of a stream whose other side does not read; then it is cut
-FINAL_WAIT_S = 2.0  # for the other side to read our last message and hang up
+RECEIVE_BYTES = 65_536  # per read of the stream
+QUOTA_PAUSE_S_MIN = 0.05  # a peer over its quota waits at least this long, not for each message
+CLOSE_S = 1.0  # for a clean close if the other side does not read; then the connection is cut
+FINAL_WAIT_S = 2.0  # for the other side to read the last message and hang up
 
-# What the other side can do to a handler: all of it ends that connection and nothing else.
+# The exceptions that the other side can cause in a handler: each ends that connection and nothing else.
 CONNECTION_ENDS = (
     HoldfastError,
     trio.BrokenResourceError,
@@ -45,7 +45,7 @@ _LENGTH = struct.Struct(">I")
 
 
 async def close(stream: trio.abc.Stream) -> None:
-    """Close a stream without waiting long for who does not read; closed even when cancelled."""
+    """Close a stream, within ``CLOSE_S`` even if the other side does not read, and when cancelled."""
     with trio.move_on_after(CLOSE_S):
         await stream.aclose()
 
@@ -55,13 +55,13 @@ async def run_handler(
 ) -> None:
     """Run a connection's handler and close its stream.
 
-    What the other side can cause ends here, also out of a nursery's group; anything else is a bug
-    of ours and propagates.
+    Exceptions that the other side can cause end here, also those in a nursery's group. Any other
+    exception is a bug in holdfast and propagates.
     """
     try:
         await handler(argument)
     except* LocalProtocolError as group:
-        _log.error("a bug of ours ended a connection with %s", whence, exc_info=group)
+        _log.error("a bug in holdfast ended a connection with %s", whence, exc_info=group)
     except* CONNECTION_ENDS as group:
         _log.debug("connection with %s ended: %r", whence, group.exceptions)
     finally:
@@ -74,11 +74,11 @@ class MessageStream:
     Attributes:
       sent_bytes: framed bytes handed to the stream since the start.
       received_bytes: bytes read from it.
-      phase: what may come; to be set when the connection gets further.
-      slowed: the other side has said more than its quota, and had to wait.
+      phase: the messages that may come; to be set when the connection enters another phase.
+      slowed: the other side has exceeded its quota, and had to wait.
 
     Args:
-      quota: what the other side may say; None: whatever it likes.
+      quota: the other side's quota; None: no limit.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class MessageStream:
         sends raise ``trio.BrokenResourceError``, as if the connection had been cut.
 
         Raises:
-          LocalProtocolError: the message cannot travel; nothing was sent.
+          LocalProtocolError: the message cannot be encoded; nothing was sent.
           trio.BrokenResourceError: the connection is gone.
           trio.ClosedResourceError: this side closed it.
         """
         body = wire.encode(message)
         if len(body) > self.phase.frame_bytes_max:
             raise LocalProtocolError(f"a {type(message).__name__} of {len(body)} bytes")
-        await trio.lowlevel.checkpoint_if_cancelled()  # before anything is torn
+        await trio.lowlevel.checkpoint_if_cancelled()  # before a frame is begun
         try:
             self._send_lock.acquire_nowait()
         except trio.WouldBlock:
@@ -128,11 +128,11 @@ class MessageStream:
             self._send_lock.release()
 
     async def receive(self) -> Message:
-        """The next message, once its quota allows. Cancellation loses nothing: what was read stays for
-        the next call.
+        """Receive the next message, once the quota allows. Cancellation loses no bytes: the next call
+        continues with them.
 
         Raises:
-          RemoteProtocolError: junk, what may not come in this phase, or an end in the middle.
+          RemoteProtocolError: not a message, one that may not come in this phase, or an end within it.
           trio.EndOfChannel: the other side closed, between two messages.
           trio.BrokenResourceError: the connection is gone.
           trio.ClosedResourceError: this side closed it.
@@ -150,7 +150,7 @@ class MessageStream:
         body = bytes(memoryview(self._buffer)[_LENGTH.size : whole])
         del self._buffer[:whole]
         self._head_known = False
-        items = whole  # of a message that is none, as many as there could be
+        items = whole  # bytes that do not decode count as the most items that they could hold
         try:
             message, items = wire.decode_counted(body, types)
         finally:
@@ -159,7 +159,7 @@ class MessageStream:
         return message
 
     async def _wait_for_quota(self) -> None:
-        """Take nothing from who has said too much; its own sending comes to a stop then."""
+        """Wait while the other side is over its quota; TCP then stops its sending."""
         while self._quota is not None and (wait_s := self._quota.wait_s(trio.current_time())):
             self.slowed = True
             await trio.sleep(max(wait_s, QUOTA_PAUSE_S_MIN))
@@ -172,18 +172,18 @@ class MessageStream:
     async def receive_expected(self, *types: type[Message]) -> Message: ...
 
     async def receive_expected(self, *types: type[Message]) -> Message:
-        """The next message, which must be of one of these types.
+        """Receive the next message, which must be of one of these types.
 
         Raises:
-          RemoteProtocolError: it is another one; and whatever ``receive`` raises.
+          RemoteProtocolError: it is of another type; and whatever ``receive`` raises.
         """
         return await self._receive(types)
 
     async def send_final(self, message: Message) -> None:
-        """Send a last message (``Refused``), wait a little until it is read, close.
+        """Send a last message (``Refused``), wait up to ``FINAL_WAIT_S`` until it is read, and close.
 
-        Closing at once, with unread bytes of theirs, would make TCP reset the connection and throw
-        our message away. Never raises because of the other side.
+        Closing at once, with unread bytes of the other side, would make TCP reset the connection and
+        drop the message. The other side cannot make this raise an error.
         """
         try:
             with trio.move_on_after(FINAL_WAIT_S):
@@ -200,9 +200,10 @@ class MessageStream:
         await close(self._stream)
 
     def _whole(self, types: Collection[type[Message]] | None) -> int:
-        """Where the first frame ends, if all of it is here; else 0.
+        """Return the end of the first frame, or 0 if it is not complete yet.
 
-        Raises RemoteProtocolError: nothing of these types is so long; what it is stands at its beginning.
+        Raises:
+          RemoteProtocolError: by its first bytes, the frame is of another type or over-long.
         """
         if len(self._buffer) < _LENGTH.size:
             return 0

@@ -1,8 +1,8 @@
-"""The run's certificate authority: who it vouches for, and how others check that.
+"""The run's certificate authority: issuing certificates and checking them.
 
-Every run is its own authority; the master holds its key. A certificate lasts about a day, so a
-removed peer is out for good soon even where the news has not come. It is valid from a day back,
-so that a clock that is a little wrong locks nobody out. What a certificate says stands in one URI:
+Every run has an authority of its own, and the master holds its key. A certificate lasts about a day, so a
+removed peer is locked out soon even by members that have not heard of the removal. It is valid from a day
+back, so that a clock that is a little wrong locks no peer out. A certificate's content is one URI:
 
     holdfast://RUN_ID/master/PEER_ID        or        holdfast://RUN_ID/peer/PEER_ID
 """
@@ -35,7 +35,7 @@ from .identity import (
 )
 
 LEAF_VALIDITY = datetime.timedelta(days=1)
-CLOCK_TOLERANCE = datetime.timedelta(days=1)  # how far behind ours another clock may be
+CLOCK_TOLERANCE = datetime.timedelta(days=1)  # lag of another clock that is accepted
 AUTHORITY_VALIDITY = datetime.timedelta(days=3_650)  # longer than any run
 KEY_FILE = "authority.key"
 CERTIFICATE_FILE = "authority.pem"
@@ -45,7 +45,7 @@ _URI = re.compile(r"holdfast://([A-Za-z0-9][A-Za-z0-9._-]{0,63})/(master|peer)/(
 
 
 class Party(enum.Enum):
-    """What the certificate at the other end says."""
+    """The role of a connection's other end, by its certificate."""
 
     MASTER = "master"
     PEER = "peer"
@@ -54,7 +54,7 @@ class Party(enum.Enum):
 
 @frozen
 class Holder:
-    """What a certificate says about who holds its key."""
+    """A certificate's statement about the holder of its key."""
 
     run_id: str
     party: Party
@@ -62,13 +62,13 @@ class Holder:
 
 
 def fingerprint_of(certificate: x509.Certificate) -> str:
-    """SHA-256 of the certificate's DER, 64 hex digits."""
+    """Return the SHA-256 of the certificate's DER, 64 hex digits."""
     der = certificate.public_bytes(serialization.Encoding.DER)
     return hashlib.sha256(der).hexdigest()
 
 
 def load_certificate(pem: bytes) -> x509.Certificate:
-    """Raises RemoteProtocolError: that is not one certificate in PEM."""
+    """Parse one certificate in PEM; raises RemoteProtocolError if it is none."""
     if len(pem) > CERTIFICATE_BYTES_MAX:
         raise RemoteProtocolError(f"a certificate of {len(pem)} bytes")
     try:
@@ -78,12 +78,12 @@ def load_certificate(pem: bytes) -> x509.Certificate:
 
 
 def holder_of(certificate: x509.Certificate) -> Holder:
-    """Read what a certificate says, and check that its key is the one it speaks of.
+    """Read a certificate's statement, and check that its peer id is that of its key.
 
-    Whether it may be believed is a question of its signature: see ``check_issued``, or ``ssl``.
+    The signature is not checked here: see ``check_issued``, or ``ssl``.
 
     Raises:
-      RemoteProtocolError: not one of ours.
+      RemoteProtocolError: not a certificate of holdfast.
     """
     try:
         key = certificate.public_key()
@@ -91,10 +91,10 @@ def holder_of(certificate: x509.Certificate) -> Holder:
             x509.SubjectAlternativeName
         ).value.get_values_for_type(x509.UniformResourceIdentifier)
     except NOT_X509 as error:
-        raise RemoteProtocolError(f"not one of our certificates: {error}") from None
+        raise RemoteProtocolError(f"not a certificate of holdfast: {error}") from None
     match = _URI.fullmatch(names[0]) if len(names) == 1 else None
     if match is None or not isinstance(key, Ed25519PublicKey):
-        raise RemoteProtocolError("not one of our certificates")
+        raise RemoteProtocolError("not a certificate of holdfast")
     run_id, party, peer = match.groups()
     if peer_id_of_public_key(key) != peer:
         raise RemoteProtocolError(f"a certificate for peer {peer[:8]} with another key")
@@ -102,7 +102,7 @@ def holder_of(certificate: x509.Certificate) -> Holder:
 
 
 def check_issued(certificate: x509.Certificate, authority: x509.Certificate) -> None:
-    """Raises RemoteProtocolError: the authority did not sign that certificate."""
+    """Check a certificate's signature; raises RemoteProtocolError if the authority did not sign it."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -131,7 +131,7 @@ class Authority:
     """Signs the certificates of one run.
 
     Attributes:
-      run_id: the run it vouches for.
+      run_id: the run that it signs for.
       certificate_pem: its own certificate, which every member gets.
       fingerprint: SHA-256 of that certificate; every invite carries it.
     """
@@ -145,7 +145,7 @@ class Authority:
 
     @classmethod
     def load_or_create(cls, directory: Path, run_id: str) -> Authority:
-        """The authority kept in this directory; a new one if there is none.
+        """Load the authority from a directory, or create it there.
 
         Raises:
           UserError: its key can be read by others, is damaged, or belongs to another run.
@@ -168,7 +168,7 @@ class Authority:
         try:
             certificate = load_certificate(certificate_path.read_bytes())
         except FileNotFoundError:
-            # A crash fell between the two files: nobody has seen this authority yet.
+            # A crash came between the two files: no peer has seen this authority yet.
             return cls._create(directory, run_id)
         except RemoteProtocolError as error:
             raise UserError(f"{certificate_path} is damaged: {error}") from None
@@ -201,16 +201,17 @@ class Authority:
         return cls(key, certificate, run_id)
 
     def begin_term(self, term: int) -> bytes:
-        """A nonce for a master's term: random, and signed, so that nobody else can name one.
+        """Make the nonce of a master's term: random bytes and their signature.
 
-        What peers say of a term that a master does not know can then be believed, or not: see
-        ``vouches``. Ed25519 over run, term and random bytes; the signature follows these.
+        Nothing but this authority can make one, so a master can check a term that a peer reports and
+        that it does not know itself: see ``vouches``. The signature is Ed25519 over run, term and the
+        random bytes, and follows these.
         """
         drawn = secrets.token_bytes(TERM_RANDOM_BYTES)
         return drawn + self._key.sign(self._term_text(term, drawn))
 
     def vouches(self, term: int, nonce: bytes) -> bool:
-        """Whether a master of this run really began this term with this nonce."""
+        """Return whether a master of this run really began this term with this nonce."""
         drawn, signature = nonce[:TERM_RANDOM_BYTES], nonce[TERM_RANDOM_BYTES:]
         try:
             self._key.public_key().verify(signature, self._term_text(term, drawn))
@@ -232,14 +233,14 @@ class Authority:
         """Sign a certificate for the key in a request; nothing else of the request is believed.
 
         Args:
-          name: what people call the node; shown, never trusted.
+          name: the node's name for people; shown, never trusted.
           now: for tests; the wall clock otherwise.
 
         Returns:
           The certificate in PEM.
 
         Raises:
-          RemoteProtocolError: the request is junk, over-long, not Ed25519 or not signed by its key.
+          RemoteProtocolError: the request is invalid, over-long, not Ed25519 or not signed by its key.
         """
         if party is Party.NEWCOMER:
             raise LocalProtocolError("a newcomer has no certificate")

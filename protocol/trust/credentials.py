@@ -1,7 +1,7 @@
-"""What a member needs to be believed: its key, its certificate and the run's authority.
+"""A member's credentials: its key, its certificate and the run's authority.
 
-``ssl`` reads keys from files only, so credentials live in a directory of their own. Connections ask
-for a context each time; a renewed certificate is used from the next connection on.
+``ssl`` reads keys from files only, so credentials live in a directory of their own. Every new connection
+asks for a context, so a renewed certificate is used from the next connection on.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ AUTHORITY_FILE = "authority.pem"
 
 
 class Credentials:
-    """A member's identity with what the run's authority says about it, kept in a directory.
+    """A member's identity and its certificate from the run's authority, kept in a directory.
 
     Attributes:
-      identity: the key.
+      identity: the member's key.
       certificate_pem: issued by the authority for that key.
-      authority_pem: whose certificates we believe.
-      holder: what our certificate says.
-      expires_at: when our certificate ends, UTC.
+      authority_pem: the authority whose certificates this member accepts.
+      holder: the certificate's statement about this member.
+      expires_at: the end of the certificate, UTC.
 
     Args:
-      directory: files are written there at once (0600).
+      directory: the constructor writes the files there (0600).
 
     Raises:
       RemoteProtocolError: the certificate is not for this identity, or not by this authority.
@@ -55,11 +55,11 @@ class Credentials:
 
     @classmethod
     def load(cls, directory: Path) -> Credentials:
-        """Read what an earlier process kept.
+        """Read the credentials that an earlier process wrote.
 
         Raises:
-          FileNotFoundError: nothing is kept there.
-          UserError: it is damaged, or others may read the key.
+          FileNotFoundError: there are none.
+          UserError: they are damaged, or other users may read the key.
         """
         certificate_pem = (directory / CERTIFICATE_FILE).read_bytes()
         authority_pem = (directory / AUTHORITY_FILE).read_bytes()
@@ -87,7 +87,7 @@ class Credentials:
         return self._certificate.public_bytes(serialization.Encoding.DER)
 
     def expires_in_s(self, now: datetime.datetime | None = None) -> float:
-        """Seconds until our certificate ends by the wall clock; negative when it has ended."""
+        """Return the seconds until the certificate ends by the wall clock; negative after its end."""
         now = now or datetime.datetime.now(datetime.UTC)
         return (self.expires_at - now).total_seconds()
 
@@ -101,21 +101,21 @@ class Credentials:
         write_private(self._directory / CERTIFICATE_FILE, certificate_pem)
 
     def ssl_server_context(self, optional_client: bool) -> ssl.SSLContext:
-        """For accepting: TLS 1.3 only, clients show a certificate of this run.
+        """Return the context to accept with: TLS 1.3 only, clients show a certificate of this run.
 
         Args:
-          optional_client: also let in clients that show none (newcomers at the master).
+          optional_client: accept clients without a certificate, too (newcomers at the master).
         """
         context = self._server_contexts.get(optional_client)
         if context is None:
             context = self._context(ssl.PROTOCOL_TLS_SERVER)
             context.verify_mode = ssl.CERT_OPTIONAL if optional_client else ssl.CERT_REQUIRED
-            context.num_tickets = 0  # a resumed session would skip the look at the certificate
+            context.num_tickets = 0  # a resumed session would skip the certificate check
             self._server_contexts[optional_client] = context
         return context
 
     def ssl_client_context(self) -> ssl.SSLContext:
-        """For dialling: TLS 1.3 only, the server shows a certificate of this run.
+        """Return the context to dial with: TLS 1.3 only, the server shows a certificate of this run.
 
         Names in certificates are peer ids, not hosts: the caller compares them.
         """
@@ -138,7 +138,7 @@ class Credentials:
         check_issued(certificate, self._authority)
         holder: Holder = holder_of(certificate)
         if holder.peer != self.identity.peer_id:
-            raise RemoteProtocolError("a certificate for another key than ours")
+            raise RemoteProtocolError("a certificate for another key than this peer's")
         self._certificate = certificate
         self.certificate_pem = certificate_pem
         self.holder = holder

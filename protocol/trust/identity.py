@@ -1,4 +1,4 @@
-"""Who a node is: an Ed25519 key, and the peer id that is that key's fingerprint."""
+"""A node's identity: an Ed25519 key, and the peer id, which is that key's fingerprint."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cryptography.x509.oid import NameOID
 from ..durable_files import write_private
 from ..errors import UserError
 
-PEER_ID_BYTES = 16  # of SHA-256: nobody finds a second key with the same 128 bits
-NAME_CHARS_MAX = 64  # what X.509 allows for one part of a name
+PEER_ID_BYTES = 16  # of SHA-256: finding a second key with the same 128 bits is infeasible
+NAME_CHARS_MAX = 64  # limit of X.509 for one part of a name
 KEY_BYTES_MAX = 8_192  # of a key file; an Ed25519 key takes 119
-# What x509 makes of bytes that are no certificate or request, or have no such part.
+# The errors of x509 for bytes that are not a certificate or request, or lack the part.
 NOT_X509 = (
     ValueError,
     TypeError,
@@ -32,7 +32,7 @@ NOT_X509 = (
 
 
 def peer_id_of_public_key(key: Ed25519PublicKey) -> str:
-    """32 hex digits: the first half of SHA-256 of the key's SubjectPublicKeyInfo."""
+    """Return a key's peer id: 32 hex digits, the first half of SHA-256 of its SubjectPublicKeyInfo."""
     der = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -44,7 +44,7 @@ def read_private(path: Path) -> bytes:
 
     Raises:
       FileNotFoundError: there is none.
-      UserError: others may read it, or it cannot be a key.
+      UserError: other users may read it, or it cannot be a key.
     """
     with path.open("rb") as file:
         state = os.fstat(file.fileno())
@@ -59,7 +59,7 @@ def read_private(path: Path) -> bytes:
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
-    """As ``read_private``, parsed."""
+    """Read and parse a key file; raises what ``read_private`` raises."""
     data = read_private(path)
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -93,10 +93,10 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity kept in this file; a new one if there is none.
+        """Load the identity from a file, or create it there.
 
         Raises:
-          UserError: the file can be read by others, or holds no Ed25519 key.
+          UserError: other users may read the file, or it holds no Ed25519 key.
         """
         try:
             return cls(load_private_key(path))
@@ -107,19 +107,19 @@ class Identity:
 
     @property
     def public_bytes(self) -> bytes:
-        """The public key as it is, 32 bytes."""
+        """Return the raw public key, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
     def sign(self, data: bytes) -> bytes:
-        """Ed25519, 64 bytes."""
+        """Sign data with Ed25519; the signature has 64 bytes."""
         return self._key.sign(data)
 
     def save(self, path: Path) -> None:
-        """Write the private key, readable by its owner only."""
+        """Write the private key to a file with mode 0600."""
         write_private(path, private_key_pem(self._key))
 
     def request_pem(self, name: str) -> bytes:
-        """A certificate request: proves that we hold the key that it names."""
+        """Make a certificate request, which proves that this node holds its key."""
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, self.peer_id)]
         if name:
             attributes.append(

@@ -1,4 +1,4 @@
-"""An invite: the one string that a newcomer needs, and all that it must trust beforehand."""
+"""Invites: the one string that a newcomer needs, and the only thing that it must trust beforehand."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ..text import printable
 
 BAD_INVITE_EXIT_CODE = 5
 PREFIX = "holdfast1."
-TOKEN_BYTES = 24  # of randomness; nobody guesses it
+TOKEN_BYTES = 24  # of randomness; infeasible to guess
 TOKEN_CHARS_MAX = 128
 ADDRESSES_MAX = 16
 TEXT_LENGTH_MAX = 16_384  # 16 addresses of the longest names, twice
-CHECKSUM_BYTES = 4  # finds a copy that lost its end; it protects from nobody
+CHECKSUM_BYTES = 4  # detects a truncated copy; it gives no security
 
 _HINT = "copy the whole string again, or ask for another invite"
 _OF_ANOTHER_VERSION = re.compile(r"holdfast[0-9]+\.")
 
 
 def generate_token() -> str:
-    """A new token: what an invite proves to the master."""
+    """Return a new random token, the invite's secret."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
@@ -41,13 +41,13 @@ def _bad(what: str, hint: str = _HINT) -> UserError:
 
 @frozen
 class Invite:
-    """Where the master is, how to recognise it, and what to show it.
+    """The master's addresses, the authority's fingerprint, and the token to show.
 
     Attributes:
       fingerprint: of the run's authority, SHA-256, 64 hex digits.
-      token: the secret; whoever has it may join. Left out of ``repr``.
-      role: what the newcomer may become.
-      expires_s: Unix time; the master decides, this is to tell people early.
+      token: the secret; any machine that has it may join. Left out of ``repr``.
+      role: the newcomer's role in the run.
+      expires_s: Unix time. The master decides; this copy serves to tell people early.
     """
 
     run_id: str = field(validator=matches_re(RUN_ID))
@@ -58,7 +58,7 @@ class Invite:
     expires_s: int = field(validator=and_(ge(0), le(COUNT_MAX)))
 
     def encode(self) -> str:
-        """The string to give away; as secret as the token in it."""
+        """Return the invite as a string, which is as secret as the token in it."""
         packed: bytes = msgpack.packb(
             [
                 self.run_id,
@@ -74,13 +74,13 @@ class Invite:
 
     @classmethod
     def decode(cls, text: str, now_s: float | None = None) -> Invite:
-        """Read a string that a person pasted, line breaks and all.
+        """Parse a string that a person pasted; line breaks in it are ignored.
 
         Args:
           now_s: Unix time, for tests; the wall clock otherwise.
 
         Raises:
-          UserError: truncated, garbled, of another version, or expired; the hint says what to do.
+          UserError: truncated, garbled, of another version, or expired; the hint tells what to do.
         """
         if len(text) > TEXT_LENGTH_MAX:
             raise _bad(f"has {len(text)} characters")
@@ -92,9 +92,7 @@ class Invite:
         invite = cls._unpack(_decode_base64(text.removeprefix(PREFIX)))
         if invite.expires_s <= (time.time() if now_s is None else now_s):
             when = _utc(invite.expires_s)
-            raise _bad(
-                f"expired at {when}", "ask for another one; or is this machine's clock wrong?"
-            )
+            raise _bad(f"expired at {when}", "ask for another one, or correct this machine's clock")
         return invite
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Signed statements between members: who said something cannot say later that it did not.
+"""Signed statements of members, which they cannot deny later.
 
-A *seal* is a public key and its Ed25519 signature of a statement. The key's fingerprint is its peer's
-id, so a seal can be checked by anybody who knows that id, without certificates; a master that judges
-later does not even need the peer to be there any more.
+A *seal* is a public key and its Ed25519 signature of a statement. The key's fingerprint is the peer's id,
+so any node that knows the id can check a seal, without certificates. The master can do so after the peer
+has left.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SEAL_BYTES = KEY_BYTES + SIGNATURE_BYTES
 KEYS_KEPT_MAX = (
-    4_096  # parsed keys, by their bytes; any could be made, so the table is emptied then
+    4_096  # parsed keys in the table; peers can make up any number, so it is emptied then
 )
 
 PeerOf = Callable[[Ed25519PublicKey], str]
 
 
 class Notary:
-    """Seals this node's statements about a run and checks others'; may be used by many threads.
+    """Seals this node's statements about a run and checks other peers'; may be used by many threads.
 
     Args:
-      run_id: part of every statement, so that none is of use in another run.
-      identity: ours; None: only others' are checked here.
-      peer_of: whose key that is.
+      run_id: part of every statement, so that none is valid in another run.
+      identity: this node's; None: this notary only checks seals.
+      peer_of: returns the peer id of a key.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Notary:
         self._keys: dict[bytes, tuple[str, Ed25519PublicKey]] = {}
 
     def seal(self, statement: bytes) -> bytes:
-        """Ours, of a statement."""
+        """Return this node's seal of a statement."""
         assert self._identity is not None
         return self._identity.public_bytes + self._identity.sign(self._prefix + statement)
 
     def holds(self, peer: str, statement: bytes, seal: bytes | bytearray | memoryview) -> bool:
-        """Whether this peer sealed this statement."""
+        """Return whether this peer sealed this statement."""
         data = bytes(seal)
         if len(data) != SEAL_BYTES:
             return False

@@ -71,7 +71,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 class Watched:
-    """What a page complained about."""
+    """The errors that a page has reported."""
 
     def __init__(self, page: Page) -> None:
         self.complaints: list[str] = []
@@ -91,7 +91,7 @@ class Watched:
         self.hosts.add(request.url.split("/")[2])
 
     def expect(self, pattern: str) -> None:
-        """Forget complaints like this: the test brought them about."""
+        """Ignore errors like this: the test has caused them."""
         self.complaints = [each for each in self.complaints if not re.search(pattern, each)]
 
 
@@ -99,13 +99,13 @@ _watched: dict[Page, Watched] = {}
 
 
 def watch(page: Page) -> Watched:
-    """The one that watches this page, from the first call on."""
+    """Return the watch of this page; the first call starts it."""
     return _watched.setdefault(page, Watched(page))
 
 
 @pytest.fixture
 def page(browser: Browser, fleet: Fleet) -> Iterator[Page]:
-    """The master's page, live. It must have complained about nothing in the end."""
+    """Open the master's page, live; fail if it has reported errors in the end."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     watched = watch(page)

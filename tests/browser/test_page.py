@@ -36,9 +36,9 @@ def number(text: str) -> int:
 
 
 def give_token(page: Page, token: str) -> None:
-    dialog = page.get_by_role("dialog", name="The bearer token")
+    dialog = page.get_by_role("dialog", name="Bearer token")
     dialog.get_by_label("Token").fill(token)
-    dialog.get_by_role("button", name="Use it").click()
+    dialog.get_by_role("button", name="Use token").click()
 
 
 def token_of(fleet: Fleet, name: str = "master") -> str:
@@ -64,7 +64,7 @@ def test_the_page_shows_the_run_and_asks_nobody_else(page: Page, fleet: Fleet) -
     assert watch(page).hosts == {url(fleet, "master").removeprefix("http://")}
 
 
-def test_it_goes_on_by_itself_and_live(page: Page) -> None:
+def test_the_page_updates_live(page: Page) -> None:
     page.evaluate("window.sameDocument = true")
     before = number(figure(page, "Rounds").inner_text())
     page.wait_for_function(
@@ -77,18 +77,18 @@ def test_it_goes_on_by_itself_and_live(page: Page) -> None:
     expect(page.locator("#connection")).to_contain_text("live")
 
 
-def test_without_a_stream_it_asks_again_and_again(browser: Browser, fleet: Fleet) -> None:
+def test_without_a_stream_the_page_polls(browser: Browser, fleet: Fleet) -> None:
     context = browser.new_context()
     page = context.new_page()
     page.route("**/api/live", lambda route: route.abort())
     page.goto(url(fleet, "master"))
-    expect(page.locator("#connection")).to_contain_text("asking")
+    expect(page.locator("#connection")).to_contain_text("polling")
     before = number(figure(page, "Rounds").inner_text())
     expect(figure(page, "Rounds")).not_to_have_text(f"{before:,}")
     context.close()
 
 
-def test_members_are_sorted_by_a_press_on_a_heading(page: Page) -> None:
+def test_members_are_sorted_by_a_click_on_a_heading(page: Page) -> None:
     heading = page.get_by_role("columnheader", name="Name")
     names = page.locator("#members td[data-key=name]")
     heading.get_by_role("button").click()
@@ -124,7 +124,7 @@ def test_events_are_filtered_by_kind_and_text(page: Page) -> None:
     expect(events.filter(has_not_text="birch")).to_have_count(0)
     expect(events.first).to_contain_text("birch")
     page.get_by_label("Filter events by text").fill("no such thing")
-    expect(page.locator("#events .empty")).to_have_text("No event is like that.")
+    expect(page.locator("#events .empty")).to_have_text("No event matches.")
 
 
 def test_a_chart_is_zoomed_by_a_drag(page: Page) -> None:
@@ -144,7 +144,7 @@ def test_a_chart_is_zoomed_by_a_drag(page: Page) -> None:
 
 
 def _drag(page: Page) -> None:
-    """Over the middle of the chart; on a busy machine the page may move below the pointer."""
+    """Drag over the middle of the chart; on a busy machine the page may move below the pointer."""
     box = page.locator("#loss-chart .u-over").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 40)
@@ -188,14 +188,14 @@ def test_a_peer_has_a_page_of_its_own(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#connection")).to_contain_text("live")
     expect(figure(page, "Role")).to_have_text("contributor")
     expect(figure(page, "Trainer")).to_have_text("running")
-    expect(page.locator("#why")).not_to_contain_text("first weights")  # which it gave long ago
+    expect(page.locator("#why")).not_to_contain_text("initial weights")  # which it gave long ago
     expect(page.locator("#links tbody tr").first).to_be_visible()
     expect(page.locator("#own-loss-chart canvas")).to_be_visible()
     expect(page.locator("#run")).to_be_hidden()
     step = page.locator(".figure", has_text="Loss").locator(".remark")
     before = step.inner_text()
     expect(step).not_to_have_text(before)
-    page.get_by_role("button", name="Start the trainer again").click()
+    page.get_by_role("button", name="Restart the trainer").click()
     give_token(page, token_of(fleet, "alder"))
     expect(page.locator(".toast")).to_contain_text("the training command runs")
     watch(page).expect("422")
@@ -204,7 +204,7 @@ def test_a_peer_has_a_page_of_its_own(page: Page, fleet: Fleet) -> None:
 # ---------------------------------------------------------------- acting
 
 
-def test_nothing_is_done_without_the_token(page: Page, fleet: Fleet) -> None:
+def test_actions_need_the_token(page: Page, fleet: Fleet) -> None:
     page.get_by_role("button", name="Pause").click()
     give_token(page, "wrong")
     expect(page.get_by_role("alert")).to_have_text(re.compile("refused this token"))
@@ -222,15 +222,15 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
     assert fleet.master()["state"] == "paused"
 
     page.get_by_role("button", name="Verify copies").click()  # it asks for the token no more
-    expect(page.get_by_role("dialog")).to_contain_text("All members hold the same bytes.")
+    expect(page.get_by_role("dialog")).to_contain_text("All copies are identical.")
     page.get_by_role("button", name="Close").click()
 
     page.get_by_role("button", name="Resume").click()
     expect(page.locator("#state")).to_contain_text("training")
 
     page.get_by_role("button", name="Invite").click()
-    page.get_by_label("How many machines may use it").fill("3")
-    page.get_by_role("button", name="Make the invite").click()
+    page.get_by_label("Number of machines").fill("3")
+    page.get_by_role("button", name="Create invite").click()
     line = page.get_by_label("Command for the new machine").input_value()
     assert re.fullmatch(r"holdfast join holdfast1\.\S+ -- python train\.py", line)
     page.get_by_role("button", name="Close").click()
@@ -240,7 +240,7 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
 
     fleet.invites["cedar"] = str(fleet.act("invite", {"approve": True})["invite"])
     cedar = fleet.join("cedar", command=())
-    expect(page.locator("#pending")).to_contain_text("wants in as contributor")
+    expect(page.locator("#pending")).to_contain_text("asks to join as contributor")
     page.get_by_role("button", name="Approve cedar").click()
     expect(row_named(page, "cedar")).to_be_visible()
     expect(page.locator("#pending")).to_be_hidden()
@@ -251,14 +251,14 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
     page.get_by_role("button", name="Forget the token").click()
     assert page.evaluate("sessionStorage.length + localStorage.length") == 0
     page.get_by_role("button", name="Pause").click()
-    expect(page.get_by_role("dialog", name="The bearer token")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Bearer token")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert fleet.master()["state"] == "training"
 
 
-def test_arranged_links_are_listed(page: Page) -> None:
-    """The view itself, for this fleet's machines just dial each other."""
+def test_assisted_links_are_listed(page: Page) -> None:
+    """Show the view with made-up rows, because this fleet's machines dial each other directly."""
     page.evaluate("""async () => {
         const { Routes } = await import("/static/routes.js");
         const pair = { peers: ["1", "2"], names: ["alder", "birch"], tried: ["punched: <b>no</b> answer"] };
@@ -273,7 +273,7 @@ def test_arranged_links_are_listed(page: Page) -> None:
     lines = page.locator("#routes li")
     expect(lines).to_have_text(
         [
-            "alder and cedar: no link; tried now: punched (punched: <b>no</b> answer)",
+            "alder and cedar: no link; trying: punched (punched: <b>no</b> answer)",
             "alder and birch: relayed by hub",
         ]
     )
@@ -287,8 +287,8 @@ def test_a_restart_of_the_master_is_survived(page: Page, fleet: Fleet) -> None:
     fleet.master()
     fleet.nodes["master"].signal(signal.SIGKILL)
     fleet.nodes["master"].wait()
-    expect(page.locator("#away")).to_contain_text("The master does not answer since")
-    expect(page.locator("#connection")).to_contain_text("no answer")
+    expect(page.locator("#away")).to_contain_text("The master has not answered since")
+    expect(page.locator("#connection")).to_contain_text("disconnected")
     expect(row_named(page, "alder")).to_be_visible()  # what was known stays
 
     fleet.restart_master()
@@ -323,8 +323,8 @@ def test_a_kill_and_its_reason_are_shown(page: Page, fleet: Fleet) -> None:
     assert role(fleet.master(), STRANGE) == "contributor"
 
 
-def test_who_is_in_quarantine_is_cleared_from_here(page: Page, fleet: Fleet) -> None:
-    """Its conviction stands in the journal, as one that a master found in an audit does."""
+def test_a_quarantined_member_is_cleared_from_the_page(page: Page, fleet: Fleet) -> None:
+    """Write a conviction into the journal, as a master does after an audit."""
     birch = next(each for each in fleet.master()["departed"] if each["name"] == "birch")["peer"]
     fleet.nodes["master"].signal(signal.SIGKILL)
     fleet.nodes["master"].wait()
@@ -337,7 +337,7 @@ def test_who_is_in_quarantine_is_cleared_from_here(page: Page, fleet: Fleet) -> 
     expect(line).to_contain_text("is in quarantine: chunk 3 of round 7 is <i>not</i> what")
     page.get_by_role("button", name="Clear… birch").click()
     dialog = page.get_by_role("dialog", name="Clear birch?")
-    dialog.get_by_role("button", name="Clear it").click()
+    dialog.get_by_role("button", name="Clear").click()
     give_token(page, token_of(fleet))
     expect(page.locator("#toasts")).to_contain_text("birch was cleared.")
     expect(page.locator("#quarantine")).to_be_hidden()
@@ -352,7 +352,7 @@ def test_a_kick_is_confirmed_first(page: Page, fleet: Fleet) -> None:
     assert member(fleet.master(), STRANGE) is not None
     page.get_by_role("button", name=f"Kick {STRANGE}", exact=True).click()
     dialog.get_by_label("Reason").fill("it was <b>only</b> a test")
-    dialog.get_by_role("button", name="Kick it").click()
+    dialog.get_by_role("button", name="Kick").click()
     give_token(page, token_of(fleet))
     expect(page.locator(".toast")).to_have_text(f"{STRANGE} was removed.")
     gone = page.locator("#members .gone li", has_text=STRANGE)

@@ -188,6 +188,11 @@ def test_what_is_there_already_is_not_written_again(place: FolderStore) -> None:
 # ---------------------------------------------------------------- deaths and damage
 
 
+@pytest.mark.fault(
+    "a process or its disk dies at any byte of a checkpoint",
+    "the name is given last",
+    "the one before is whole",
+)
 def test_a_kill_at_any_instant_leaves_the_last_one_whole(tmp_path: Path) -> None:
     root, seen = tmp_path / "place", list[tuple[FragmentHead, ...]]()
     state = founded(SMALL, SMALL)
@@ -210,6 +215,7 @@ def test_a_kill_at_any_instant_leaves_the_last_one_whole(tmp_path: Path) -> None
     assert len(seen) > 100
 
 
+@pytest.mark.fault("a process or its disk dies at any byte of a checkpoint")
 def test_a_disk_that_fails_at_any_instant_leaves_the_last_one_whole(tmp_path: Path) -> None:
     place = LookedAtPlace(tmp_path)
     place.stride = 100
@@ -240,6 +246,11 @@ def test_a_disk_that_fails_at_any_instant_leaves_the_last_one_whole(tmp_path: Pa
     assert back(place, SMALL).heads() == state.heads()
 
 
+@pytest.mark.fault(
+    "a checkpoint is damaged",
+    "its digests",
+    "said, passed over for the one before, healed from others",
+)
 def test_a_byte_changed_anywhere_is_refused_or_changes_nothing(place: FolderStore) -> None:
     state = founded(SMALL)
     path = place.root / save(place, state).name
@@ -302,8 +313,8 @@ def rewrite(place: FolderStore, **changes: object) -> None:
         ({"format": 2}, "format 2"),
         ({"run_id": "other"}, "root"),
         ({"lineage": "x"}, "damaged"),
-        ({"step": -1}, "below zero"),
-        ({"sizes": []}, "not those of its fragments"),
+        ({"step": -1}, "is negative"),
+        ({"sizes": []}, "differs from the number of fragments"),
         ({"heads": [{"version": 1, "root": "0" * 64}]}, "root"),
         ({"heads": [{"version": 0, "root": "0" * 64}]}, "root"),
         ({"sizes": [{"value_count": 6, "momentum_count": 4, "counter_count": 2}]}, "shape"),

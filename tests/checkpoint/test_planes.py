@@ -105,6 +105,7 @@ damages = st.one_of(
 )
 
 
+@pytest.mark.fault("a donor's compressed block is damaged, too short, or a bomb")
 @given(of_counters=st.booleans(), harm=st.lists(damages, min_size=1, max_size=3), junk=st.binary())
 def test_a_damaged_block_is_named_and_never_another_ones_bytes(
     of_counters: bool, harm: list[tuple[str, int, int]], junk: bytes
@@ -140,6 +141,11 @@ def _header(content_size: int) -> bytes:
     )
 
 
+@pytest.mark.fault(
+    "a donor's compressed block is damaged, too short, or a bomb",
+    "zstd's frame, the block's length, its digest",
+    "at most a block's length is made of it; refused, the donor is dropped and named",
+)
 @pytest.mark.parametrize(
     "payload",
     [

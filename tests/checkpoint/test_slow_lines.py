@@ -110,6 +110,7 @@ def bomb(_data: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(bytes(64 * BLOCK_BYTES))
 
 
+@pytest.mark.fault("a donor's compressed block is damaged, too short, or a bomb")
 @pytest.mark.parametrize("harm", [cut, flipped, of_other_bytes, bomb])
 async def test_a_donor_of_damaged_compressed_blocks_is_named(
     harm: Callable[[bytes], bytes],

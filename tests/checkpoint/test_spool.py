@@ -93,6 +93,7 @@ def test_a_file_that_was_cut_at_any_byte_gives_the_records_before(tmp_path: Path
         assert 4 in found(path)
 
 
+@pytest.mark.fault("that disk is full, or lies")
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, sum(36 + len(block) for block in BLOCKS) - 1), bit=st.integers(0, 7))
 def test_a_bit_changed_anywhere_is_a_block_less_and_never_another_one(
@@ -120,6 +121,9 @@ def test_what_is_mostly_of_another_version_is_dropped(path: Path) -> None:
     kept.close()
 
 
+@pytest.mark.fault(
+    "that disk is full, or lies", "its errors, digests", "the copy goes on without it"
+)
 def test_a_disk_that_fails_ends_the_keeping_only(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,13 +157,13 @@ async def fetch(folder: Path, *, frames: int, valid: bool = False) -> FetchRepor
     async with trio.open_nursery() as nursery:
         world = World(nursery, target)
         world.joiner = joiner = Joiner(
-            target, world.hub, world.network, spool=PartialCopies(folder, after_s=0.0)
+            target, world.hub, world.network, partial_copies=PartialCopies(folder, after_s=0.0)
         )
         await world.add_donor(1, source, Faults(frames_max=frames))
         with trio.move_on_after(5):
             report = await world.fetch(source.heads()[0])
             assert content(target) == content(source)
-            await joiner.whole()
+            await joiner.clear_partial()
         nursery.cancel_scope.cancel()
     return report
 
@@ -178,6 +182,11 @@ async def test_the_next_process_fetches_what_is_not_on_disk(tmp_path: Path, vali
     assert not folder.exists(), "it is whole: nothing is left on disk"
 
 
+@pytest.mark.fault(
+    "a machine loses its power in the middle of a copy",
+    "its disk",
+    "it fetches what is not there, and believes no byte unchecked",
+)
 async def test_a_machine_that_loses_its_power_in_a_copy_goes_on_where_it_was(
     tmp_path: Path,
 ) -> None:

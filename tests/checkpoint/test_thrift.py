@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from holdfast.checkpoint.block_compression import (
-    JUDGED_BYTES,
-    JUDGED_S,
+    MEASURED_BYTES,
+    MEASURED_S,
     PAYS_BELOW_BYTES_PER_S,
     RECENT_BLOCKS,
     REST_BLOCKS,
@@ -29,7 +29,7 @@ async def send(line: LineRate, count: int, bytes_per_s: float) -> None:
 async def test_a_line_that_nobody_knows_is_not_slow() -> None:
     line = LineRate()
     assert line.bytes_per_s == math.inf
-    await send(line, JUDGED_BYTES - 1, 0.9 * JUDGED_BYTES / JUDGED_S * 2)
+    await send(line, MEASURED_BYTES - 1, 0.9 * MEASURED_BYTES / MEASURED_S * 2)
     assert not line.slow, "too little has gone to say"
 
 
@@ -45,7 +45,7 @@ async def test_a_line_is_slow_below_the_limit(rate: float, slow: bool) -> None:
 
 async def test_a_very_slow_line_is_known_after_its_first_blocks() -> None:
     line = LineRate()
-    await send(line, MIB, MIB / JUDGED_S)
+    await send(line, MIB, MIB / MEASURED_S)
     assert line.slow
 
 
@@ -59,9 +59,9 @@ async def test_requests_that_are_served_at_once_share_their_time() -> None:
 
 async def test_a_line_that_changes_is_judged_anew() -> None:
     line = LineRate()
-    await send(line, JUDGED_BYTES, 1e6)
+    await send(line, MEASURED_BYTES, 1e6)
     assert line.slow
-    await send(line, JUDGED_BYTES, 1e9)
+    await send(line, MEASURED_BYTES, 1e9)
     assert not line.slow
 
 

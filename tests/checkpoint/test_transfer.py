@@ -392,6 +392,7 @@ async def test_equal_bytes_under_another_version_cost_an_index_and_no_block() ->
     assert target.heads() == source.heads()
 
 
+@pytest.mark.fault("a copy of the state differs")
 @pytest.mark.parametrize("told_by_its_head", [True, False])
 async def test_only_blocks_that_differ_travel(told_by_its_head: bool) -> None:
     source, target = trained(), trained()
@@ -501,6 +502,7 @@ async def fail_with(target: SharedState, *faults: Faults) -> tuple[FetchFailedEr
     return caught.value, peers
 
 
+@pytest.mark.fault("a donor dies, stalls or lies")
 @pytest.mark.parametrize("liar", [Faults(corrupt=EVERY_BLOCK), Faults(cut=EVERY_BLOCK)])
 async def test_a_donor_that_serves_wrong_bytes_is_dropped_and_named(liar: Faults) -> None:
     report, world, peers = await fetch_with(make_state(), liar, Faults())
@@ -510,6 +512,11 @@ async def test_a_donor_that_serves_wrong_bytes_is_dropped_and_named(liar: Faults
     assert world.served[peers[0]]
 
 
+@pytest.mark.fault(
+    "one block in a hundred of a donor's is wrong",
+    "its digest, as it comes",
+    "refused, asked of others; the donor is dropped and named",
+)
 async def test_a_few_wrong_blocks_among_good_ones_are_enough_to_be_named() -> None:
     few = Faults(corrupt=frozenset(range(3, BLOCK_COUNT, 13)))
     report, world, peers = await fetch_with(make_state(), Faults(), few, Faults())
@@ -545,6 +552,11 @@ async def test_without_any_link_the_error_says_so() -> None:
     assert caught.value.bad_donors == ()
 
 
+@pytest.mark.fault(
+    "a donor dies, stalls or lies",
+    "lost link, silence, digests",
+    "others serve its blocks; a liar is named",
+)
 @pytest.mark.parametrize("then", ["stall", "lose", "refuse"])
 @pytest.mark.parametrize("frames", [0, 7])
 async def test_what_a_failing_donor_owed_comes_from_the_others(then: str, frames: int) -> None:
@@ -787,6 +799,7 @@ some_faults = st.builds(
 )
 
 
+@pytest.mark.fault("one block in a hundred of a donor's is wrong")
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     donors=st.lists(st.one_of(st.just(Faults()), some_faults), min_size=1, max_size=5),
@@ -839,6 +852,7 @@ def test_the_same_state_or_an_error_that_names_the_liars(
     run_virtually(main, seed=0)
 
 
+@pytest.mark.fault("a machine loses its power in the middle of a copy")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lives=st.lists(
@@ -866,7 +880,7 @@ def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
         async with trio.open_nursery() as nursery:
             world = World(nursery, target, seed + number)
             spool = PartialCopies(folder / "partial", after_s=0.0)
-            world.joiner = Joiner(target, world.hub, world.network, spool=spool)
+            world.joiner = Joiner(target, world.hub, world.network, partial_copies=spool)
             for peer, faults in enumerate(donors, 1):
                 await world.add_donor(peer, source, faults)
             with trio.move_on_after(seconds):

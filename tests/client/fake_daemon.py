@@ -1,4 +1,4 @@
-"""A daemon that says what a test tells it to, over a real socket and real arenas, on its own thread.
+"""A daemon that follows a test's script, over a real socket and real arenas, on its own thread.
 
     with talking(script) as path:              script(daemon) runs on a thread once we connect
         run = attach(model, socket_path=path)
@@ -58,7 +58,7 @@ M = TypeVar("M", bound=Message)
 
 
 def settled(condition: Callable[[], bool]) -> None:
-    """Wait for what the other thread is about to do."""
+    """Wait for the other thread's next action."""
     deadline_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline_s, "it never came"
@@ -66,7 +66,7 @@ def settled(condition: Callable[[], bool]) -> None:
 
 
 def wait_for(event: threading.Event) -> None:
-    """Wait until the other thread has come to where it sets the event."""
+    """Wait until the other thread sets the event."""
     assert event.wait(WAIT_S), "the other thread never came to it"
 
 
@@ -122,11 +122,11 @@ class FakeDaemon:
         return message
 
     def hear_posted(self) -> Posted:
-        """What was posted, without how long it took."""
+        """Receive ``Posted``, without its step time."""
         return evolve(self.hear(Posted), step_s=0.0)
 
     def hears_nothing(self, seconds: float = 0.05) -> bool:
-        """The trainer is silent for a moment: it waits, or it trains."""
+        """Check that the trainer sends nothing for a moment: it waits, or it trains."""
         self.stream.settimeout(seconds)
         try:
             self.stream.recv(1, socket.MSG_PEEK)
@@ -156,7 +156,7 @@ class FakeDaemon:
         preview: tuple[float, float] | None = None,
         local_checkpoint: str = "",
     ) -> None:
-        """From the trainer's hello to its arenas; ``preview``: the outer rate and momentum."""
+        """Run the conversation up to the arenas. ``preview`` is the outer rate and momentum."""
         outer_lr, outer_momentum = preview or (0.0, 0.0)
         self.layout = self.hear(TrainerHello).layout
         shapes = [TensorShape(each.name, each.shape, each.kind) for each in self.layout.tensors]
@@ -187,7 +187,7 @@ class FakeDaemon:
             os.close(file)
 
     def found(self) -> None:
-        """Take the model's weights as the run's."""
+        """Take the model's weights as the run's initial weights."""
         self.say(PostInitial())
         self.hear(InitialPosted)
         for fragment in range(len(self.sizes)):
@@ -218,7 +218,7 @@ class FakeDaemon:
         merge: str = "delta",
         step_limit: int = COUNT_MAX,
     ) -> None:
-        """Everything up to where ``attach`` returns, at the model's own weights."""
+        """Run the conversation until ``attach`` returns, at the model's own weights."""
         self.open_arenas(fragment_count, overlap_steps, merge)
         self.found()
         self.load(step_limit=step_limit)
@@ -253,7 +253,7 @@ class FakeDaemon:
         fragment: int = 0,
         step_limit: int = COUNT_MAX,
     ) -> Posted:
-        """A whole round with our contribution, after which the shared values are ``- change``."""
+        """Run a round with this trainer's contribution, after which the shared values are ``- change``."""
         self.open_round(number, at_step, fragment)
         posted = self.hear(Posted)
         values = self.shared.values(fragment) - np.float32(change)

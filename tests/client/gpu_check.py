@@ -1,4 +1,4 @@
-"""What only a GPU shows of the hook: `make gpu`. CI has none, so pytest does not find this by itself.
+"""Tests of the hook that need a GPU: `make gpu`. CI has none, so pytest does not collect this file.
 
 The rules of posts and merges are tested in ``test_mirror``, ``test_deferred`` and ``test_eager``.
 Here it is about CUDA's part: streams, events and pinned memory, and that nothing stalls.
@@ -70,13 +70,13 @@ def test_a_gpu_gets_the_bits_of_the_processor(dtype: torch.dtype, rule: str) -> 
             bench.train(2 * version)
             bench.replica.post()
             bench.train(2 * version + 1)
-            bench.replica.conclude()
+            bench.replica.finish()
             posts.append(bench.posted.values(0).tobytes())
             if not contributed:
                 bench.replica.withdraw()
             bench.share(version, torch.from_numpy(bench.shared.values(0)) - change)
             bench.replica.merge(merge if contributed else merged, contributed=contributed)
-            bench.replica.conclude()
+            bench.replica.finish()
         assert posts[0] == posts[1], f"version {version}"
     for on_gpu, here in zip(*(bench.model.state_dict().values() for bench in benches), strict=True):
         assert torch.equal(on_gpu.cpu(), here)
@@ -88,7 +88,7 @@ def test_a_post_returns_before_what_is_queued_is_computed_and_takes_the_values_a
     assert isinstance(weight, torch.Tensor)
     before = weight.cpu()
     bench.replica.post()
-    bench.replica.conclude()  # the first use of pinned memory takes its time
+    bench.replica.finish()  # the first use of pinned memory takes its time
     square = torch.randn(LARGE, LARGE, device="cuda")
     torch.cuda.synchronize()
     started_s = time.perf_counter()
@@ -99,7 +99,7 @@ def test_a_post_returns_before_what_is_queued_is_computed_and_takes_the_values_a
     weight += 1  # must not get into the post
     queued_s = time.perf_counter() - started_s
     still_under_way = bench.replica.under_way
-    bench.replica.conclude()
+    bench.replica.finish()
     took_s = time.perf_counter() - started_s
     assert still_under_way, "the copy was waited for"
     assert queued_s < took_s / 2, f"queued in {queued_s:.3f} s of {took_s:.3f} s"
@@ -113,7 +113,7 @@ def test_steps_go_on_while_a_merge_is_on_its_way_up() -> None:
     weight = bench.model[0].weight
     assert isinstance(weight, torch.Tensor)
     bench.replica.post()
-    bench.replica.conclude()
+    bench.replica.finish()
     expected = weight + 8 + 3
     bench.share(1, torch.from_numpy(bench.shared.values(0)) + 8)
     weight += 1
@@ -121,5 +121,5 @@ def test_steps_go_on_while_a_merge_is_on_its_way_up() -> None:
     for _ in range(2):
         weight += 1
         bench.replica.advance()
-    bench.replica.conclude()
+    bench.replica.finish()
     torch.testing.assert_close(weight, expected)

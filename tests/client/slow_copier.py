@@ -12,7 +12,7 @@ import torch
 
 
 class Slow:
-    """A ``Copier`` whose transfers end when the test says so, or when somebody waits for them."""
+    """A ``DeviceCopier`` whose transfers end when the test ends them, or when they are waited for."""
 
     def __init__(self) -> None:
         self.under_way: list[Late] = []
@@ -29,7 +29,7 @@ class Slow:
         return self._begin(parts)
 
     def end(self) -> None:
-        """What is under way arrives."""
+        """Let all transfers arrive."""
         for late in self.under_way:
             late.arrive()
         self.under_way.clear()

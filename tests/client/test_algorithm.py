@@ -71,7 +71,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Averaging:
-    """What all daemons of a run do together: the mean by weight, then the outer step.
+    """The daemons of a run together: the mean by weight, then the outer step.
 
     With ``delayed`` a round takes as long as the steps up to the next one.
     """
@@ -142,7 +142,7 @@ def train_together(
     mu: float,
     delayed: bool = False,
 ) -> list[Values]:
-    """Weights of every trainer after all rounds, through hook, sockets and arenas."""
+    """Return each trainer's weights after all rounds, through hook, sockets and arenas."""
     averaging = Averaging(count, lr, mu, delayed)
     results: list[Values | None] = [None] * count
 

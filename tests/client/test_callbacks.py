@@ -1,4 +1,4 @@
-"""What a run tells to callbacks, and what TensorBoard and Weights & Biases make of it."""
+"""Callbacks of a run, and the curves in TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.client.fake_daemon import FakeDaemon, settled, talking
 
 
 class Clock:
-    """One that stands still until somebody moves it."""
+    """A clock that stands still until a test moves it."""
 
     now_s = 100.0
 
@@ -186,7 +186,7 @@ def test_tensorboard_gets_scalars_by_the_runs_step() -> None:
 
 
 class Experiment:
-    """What ``wandb.init`` returns, as far as wandb's reference describes it.
+    """The object of ``wandb.init``, as wandb's reference describes it.
 
     wandb itself brings a dozen packages along, so no test has it; 0.31 took what ``Wandb`` writes, offline.
     """

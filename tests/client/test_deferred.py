@@ -83,7 +83,7 @@ def test_without_overlap_too() -> None:
     bench.train(1.0)
     bench.replica.post()
     bench.train(0.5)  # a trainer would wait instead
-    bench.replica.conclude()
+    bench.replica.finish()
     assert bench.posted.values(0).tolist() == [-1.0] * 4 + [0.0] * 2
 
 
@@ -92,7 +92,7 @@ def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
     bench = Bench(slow)
     bench.train(1.0)
     bench.replica.post()
-    bench.replica.conclude()
+    bench.replica.finish()
     bench.train(0.5)
     bench.share(8.0)
     bench.replica.merge(merged, contributed=True)
@@ -105,11 +105,11 @@ def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
     assert bench.now() == [8.75] * 4
     assert bench.seen.item() == 3
     bench.replica.post()
-    bench.replica.conclude()
+    bench.replica.finish()
     assert bench.posted.values(0).tolist() == [-0.75] * 4 + [0.0] * 2
 
 
-def test_what_comes_next_concludes_what_is_under_way() -> None:
+def test_the_next_operation_finishes_the_present_one() -> None:
     slow = Slow()
     bench = Bench(slow)
     bench.train(1.0)
@@ -121,12 +121,12 @@ def test_what_comes_next_concludes_what_is_under_way() -> None:
     bench.replica.merge(merged, contributed=False)
     bench.replica.post()  # the merge first
     assert bench.now() == [9.5] * 4
-    bench.replica.conclude()
+    bench.replica.finish()
     assert bench.posted.values(0).tolist() == [-1.5] * 4 + [0.0] * 2
 
 
 @pytest.mark.parametrize("operation", ["post", "merge"])
-def test_a_load_forgets_what_is_under_way(operation: str) -> None:
+def test_a_load_drops_the_present_operation(operation: str) -> None:
     slow = Slow()
     bench = Bench(slow)
     bench.train(1.0)
@@ -187,9 +187,9 @@ def test_late_copies_change_nothing_but_the_time(
         if move in ("commit", "exclude", "abort", "load"):
             is_posted = False
     for bench in (late, direct):
-        bench.replica.conclude()
+        bench.replica.finish()
         bench.replica.post()
-        bench.replica.conclude()
+        bench.replica.finish()
     assert late.now() == direct.now()
     assert late.posted.values(0).tolist() == direct.posted.values(0).tolist()
     assert late.replica.version == direct.replica.version

@@ -1,4 +1,4 @@
-"""Previews: a trainer trains on from its own estimate, and what it posts stays what it trained."""
+"""Previews: a trainer trains on from its own estimate, and posts exactly its own training."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Peer:
         self.replica.post()
 
     def pending(self) -> Values:
-        self.replica.conclude()
+        self.replica.finish()
         return self.posted.values(0).copy()
 
 
@@ -161,7 +161,7 @@ def test_alone_the_preview_is_the_commit_and_the_merge_changes_nothing(late: boo
         before = peer.local()
         peer.share(theta, version)
         peer.replica.merge(merged, contributed=True, share=1.0)
-        peer.replica.conclude()
+        peer.replica.finish()
         if version > 1:
             np.testing.assert_allclose(peer.local(), before, rtol=0, atol=4e-6)
 

@@ -24,7 +24,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (3, 0, 2), (7,), (2, 3))
 
 
 def make_model(seed: int) -> nn.Module:
-    """Of every type: a parameter (if it can be one) and a buffer, in every shape."""
+    """Make a model with a parameter (where possible) and a buffer of every type, in every shape."""
     rng = torch.Generator().manual_seed(seed)
     model = nn.Module()
     for dtype in (*FLOATS, *INTEGERS):
@@ -46,7 +46,7 @@ def make_model(seed: int) -> nn.Module:
 
 
 def mirrored(model: nn.Module) -> tuple[FragmentReplica, SharedState, Arena]:
-    """The model as one fragment, with a daemon's state behind it."""
+    """Make the model one fragment, with a daemon's state behind it."""
     tensors = find_shared(model)
     counts = {
         kind: sum(each.count for each in tensors if each.spec.kind == kind)

@@ -1,4 +1,4 @@
-"""What a trainer says of its own failures, and how it goes on where it can."""
+"""Failure reports of a trainer, and its recovery where that is possible."""
 
 from __future__ import annotations
 
@@ -242,6 +242,7 @@ def test_a_script_that_ends_by_an_exception_says_so_and_keeps_its_traceback(
     assert reason in heard[0].reason
 
 
+@pytest.mark.fault("its loss is not finite", "the hook", "reloaded, in the end restarted")
 def test_losses_that_are_not_finite_are_answered_by_the_shared_weights() -> None:
     model = line(1.0)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -283,7 +284,7 @@ def test_losses_may_be_anything_where_the_spec_says_so() -> None:
 # ---------------------------------------------------------------- the master is away
 
 
-def test_a_lift_ends_the_wait_at_the_hold_up_to_where_it_says() -> None:
+def test_an_extended_step_limit_ends_the_wait_at_the_old_one() -> None:
     model = line()
 
     def script(daemon: FakeDaemon) -> None:
@@ -346,7 +347,7 @@ def test_a_round_whose_end_the_master_owes_is_not_waited_for_and_counted_once(
     assert trained
 
 
-def test_what_it_waits_and_what_it_steps_is_counted_apart() -> None:
+def test_waiting_and_stepping_are_timed_apart() -> None:
     seen: list[list[float]] = []
 
     def script(daemon: FakeDaemon) -> None:

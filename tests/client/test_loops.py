@@ -1,4 +1,4 @@
-"""What people do in training loops: schedules, clipping, torch.compile; and a joiner's learning rate."""
+"""Common training loops: schedules, clipping, torch.compile; and a joiner's learning rate."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def small_net() -> nn.Sequential:
 def loop(
     model: nn.Module, global_step: Callable[[], int], after_step: Callable[[], None]
 ) -> list[float]:
-    """As people write it; ``after_step`` is where ``run.step`` goes. Returns the losses."""
+    """Run a common training loop with ``after_step`` in the place of ``run.step``; return the losses."""
     optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: rate_at(global_step()))
     chance = torch.Generator().manual_seed(9)
@@ -191,7 +191,7 @@ def loop(
 
 
 def without_holdfast() -> tuple[nn.Module, list[float]]:
-    """The same loop; every few steps somebody changes all weights, as rounds do."""
+    """Run the same loop; every few steps all weights change, as by rounds."""
     model = small_net()
     shared = [parameter.detach().clone() for parameter in model.parameters()]
     steps = 0

@@ -20,7 +20,7 @@ Values = NDArray[np.float32]
 
 
 class Bench:
-    """A model as one fragment, and the daemon's two hands: ``share`` and what was posted."""
+    """A model as one fragment, and the daemon's side: ``share`` and the posted arena."""
 
     def __init__(self, model: nn.Module, overlap: bool = False) -> None:
         torch.set_grad_enabled(False)

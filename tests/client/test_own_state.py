@@ -1,4 +1,4 @@
-"""What is only a trainer's own: a resumed one goes on as if it had never stopped."""
+"""A trainer's local checkpoint: a resumed trainer goes on as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(kind: str = "adamw", width: int = 3) -> tuple[nn.Linear, torch.optim.Op
 
 
 def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
-    """Steps that draw from all three generators."""
+    """Take steps that draw from all three generators."""
     losses = []
     for _ in range(steps):
         inputs = torch.randn(4, model.in_features) + float(np.random.standard_normal())
@@ -53,6 +53,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trainer.safetensors"
 
 
+@pytest.mark.fault(
+    "a trainer starts again",
+    "its own file",
+    "with `checkpoint.trainer`, moments and random numbers as at the last checkpoint; what does not fit is not used",
+)
 @pytest.mark.parametrize("kind", list(MAKERS))
 def test_it_goes_on_as_if_it_had_never_stopped(path: Path, kind: str) -> None:
     torch.manual_seed(1)
@@ -102,6 +107,7 @@ def test_without_one_nothing_is_restored(path: Path) -> None:
     assert not LocalCheckpoint(path, make()[1]).restore(10)
 
 
+@pytest.mark.fault("a trainer starts again")
 @pytest.mark.parametrize("damage", ["junk", "cut", "other", "later", "format"])
 def test_what_does_not_fit_is_left_alone_and_said(path: Path, damage: str) -> None:
     model, optimizer = make()
@@ -122,7 +128,7 @@ def test_what_does_not_fit_is_left_alone_and_said(path: Path, damage: str) -> No
     assert not fresh.state
 
 
-def test_a_kind_that_cannot_be_kept_is_said_and_the_one_of_before_stays(path: Path) -> None:
+def test_a_state_that_cannot_be_stored_warns_and_the_previous_one_stays(path: Path) -> None:
     model, optimizer = make()
     train(model, optimizer, 2)
     own = LocalCheckpoint(path, optimizer)

@@ -1,4 +1,4 @@
-"""Which tensors of a model are shared, under which names, and that reading and writing fit."""
+"""The shared tensors of a model, their names, and reading and writing them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_scalars_and_empty_tensors() -> None:
     assert nothing.read().shape == (0,)
 
 
-def test_a_buffer_that_is_assigned_anew_is_still_the_shared_one() -> None:
+def test_a_buffer_that_is_assigned_again_is_still_the_shared_one() -> None:
     model = nn.Module()
     model.register_buffer("average", torch.zeros(2))
     (shared,) = find_shared(model)

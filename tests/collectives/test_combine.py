@@ -152,6 +152,11 @@ def test_a_claimed_weight_counts_up_to_the_median() -> None:
 # ---------------------------------------------------------------- lies
 
 
+@pytest.mark.fault(
+    "some contributors post lies of a usual length",
+    'none, under `combine = "mean"`; `trimmed` and `clipped` bound them',
+    "what the others say decides",
+)
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.floats(-(2.0**126), 2.0**126, width=32))
 def test_two_of_eight_cannot_leave_what_the_honest_say(seed: int, lie: float) -> None:
@@ -164,6 +169,7 @@ def test_two_of_eight_cannot_leave_what_the_honest_say(seed: int, lie: float) ->
     assert (found <= np.max(honest, axis=0)).all()
 
 
+@pytest.mark.fault("some contributors post lies of a usual length")
 def test_the_farther_two_of_eight_go_the_less_they_move_a_clipped_mean() -> None:
     rng = np.random.default_rng(0)
     honest = [rng.standard_normal(1_000).astype(np.float32) for _ in range(HONEST)]

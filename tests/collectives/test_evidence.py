@@ -165,12 +165,14 @@ FORGERIES: dict[str, Callable[[Scene], list[bytes]]] = {
 }
 
 
+@pytest.mark.fault("an owner shows forgeries", "contributors' seals", "the same")
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_what_an_owner_signs_and_nobody_gave_convicts_it(forgery: str) -> None:
     scene = Scene.of()
     assert scene.look(scene.sign(FORGERIES[forgery](scene)))
 
 
+@pytest.mark.fault("a member accuses an honest owner")
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_what_an_owner_has_not_signed_says_nothing_about_it(forgery: str) -> None:
     """Whoever looks may have made all that up: its own contribution it can even seal."""
@@ -321,7 +323,7 @@ def test_a_successor_shows_what_it_added_and_a_spreader_shows_nothing() -> None:
             for assignment in repair.assignments:
                 successor = kept[assignment.owner]
                 assert successor is not None
-                if not assignment.anew:
+                if not assignment.from_scratch:
                     assert successor.show(assignment.first_chunk) is None
                     continue
                 shown = shown_by(successor, assignment.first_chunk)
@@ -329,7 +331,7 @@ def test_a_successor_shows_what_it_added_and_a_spreader_shows_nothing() -> None:
                     assert mine is not None
                     evidence = mine.evidence(assignment.first_chunk)
                     assert evidence is None or examine(evidence, mine.notary, shown) == ""
-            assert any(assignment.anew for assignment in repair.assignments)
+            assert any(assignment.from_scratch for assignment in repair.assignments)
 
     run_virtually(scenario, seed=1)
 

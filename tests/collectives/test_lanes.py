@@ -14,12 +14,8 @@ from holdfast.collectives.links.lane_pool import UsedLaneNumbers
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.daemon.simulation.memory_network import (
-    MemoryNetwork,
-    MemoryStream,
-    MemoryWorld,
-    _Pipe,
-)
+from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.daemon.simulation.memory_streams import MemoryStream, Pipe
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
@@ -44,7 +40,7 @@ def stall(link: Link, position: int) -> None:
     hold(stream_of(link, position)._outward)
 
 
-def hold(pipe: _Pipe) -> None:
+def hold(pipe: Pipe) -> None:
     """Let nothing arrive any more that is in a pipe."""
 
     async def receive(_max_bytes: int) -> bytes:
@@ -84,6 +80,9 @@ async def test_a_link_starts_with_one_lane_and_soon_has_those_it_should() -> Non
         assert len(at_a.lanes) == len(at_b.lanes) == 5
 
 
+@pytest.mark.fault(
+    "a lane breaks", "its stream's end", "its frames go over others, a new one is dialled"
+)
 @pytest.mark.parametrize("breaker", ["sender", "receiver", "network"])
 async def test_a_broken_lane_gives_its_frames_to_the_others_and_is_replaced(breaker: str) -> None:
     async with a_net(slow_world(), LaneRules(2, 2)) as net:
@@ -131,6 +130,7 @@ async def test_a_frame_that_broke_half_way_is_abandoned_at_the_receiver() -> Non
         assert b.hub.links[a.hub.me] is at_b
 
 
+@pytest.mark.fault("a lane stalls, others move", "nothing of it is acknowledged", "the same")
 async def test_a_lane_that_stalls_while_others_move_is_given_up() -> None:
     async with a_net(slow_world()) as net:
         a, b, at_a, at_b = await net.pair()
@@ -178,6 +178,7 @@ async def test_slow_lanes_are_not_stalled_lanes() -> None:
         assert [lane.number for lane in at_b.lanes] == numbers
 
 
+@pytest.mark.fault("no lane can be had", "none works for a while", "the link is lost")
 async def test_a_link_without_any_working_lane_is_lost_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

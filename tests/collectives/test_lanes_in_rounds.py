@@ -7,7 +7,8 @@ import random
 import pytest
 import trio
 
-from holdfast.daemon.simulation.memory_network import MemoryStream, MemoryWorld
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.daemon.simulation.memory_streams import MemoryStream
 from holdfast.protocol.messages import FragmentSize
 from tests.collectives.swarm import a_swarm, check_same_bits, give_input, make_order
 

@@ -198,8 +198,8 @@ def histories(
                     for peer in peers:
                         round_.kill(peer)
                 repair = round_.repair(*peers)
-                anew += sum(a.chunk_count for a in repair.assignments if a.anew)
-                spread += sum(a.chunk_count for a in repair.assignments if not a.anew)
+                anew += sum(a.chunk_count for a in repair.assignments if a.from_scratch)
+                spread += sum(a.chunk_count for a in repair.assignments if not a.from_scratch)
                 await trio.sleep(rng.uniform(0, 0.4))
             await round_.finish()
             outcomes.append((anew, spread))
@@ -216,6 +216,7 @@ def test_a_loss_at_any_instant_is_repaired_to_one_exact_result(harm: str) -> Non
     assert sum(spread > 0 for _, spread in outcomes) >= 3, outcomes
 
 
+@pytest.mark.fault("some contributors post lies of a usual length")
 def test_after_a_loss_a_robust_rule_is_about_those_who_are_in_a_chunk() -> None:
     outcomes = histories(20, "one", combine="trimmed")
     assert sum(anew > 0 for anew, _ in outcomes) >= 6, outcomes
@@ -255,7 +256,7 @@ async def test_a_repair_before_anything_was_sent() -> None:
         await swarm.settle()
         round_ = begin(swarm)
         repair = round_.repair(swarm.nodes[1].peer)
-        assert all(assignment.anew for assignment in repair.assignments)
+        assert all(assignment.from_scratch for assignment in repair.assignments)
         results = await round_.finish()
         (run,) = results[0].manifest
         assert run.contributors[0] == 0b1101
@@ -401,7 +402,7 @@ def two_owners(patch: pytest.MonkeyPatch) -> None:
 
     def repair(self: Reduction, order: Repair) -> None:
         mine = tuple(
-            Assignment(a.first_chunk, a.chunk_count, self._context.me, a.anew, a.lacking)
+            Assignment(a.first_chunk, a.chunk_count, self._context.me, a.from_scratch, a.lacking)
             for a in order.assignments
         )
         original(self, Repair(order.round, order.attempt, order.lost, mine))

@@ -64,7 +64,7 @@ def test_gloo_takes_turns_with_us_and_rates_give_a_bound(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_rank_sends_no_faster_than_it_is_told(tmp_path: Path) -> None:
+def test_a_rank_obeys_its_upload_limit(tmp_path: Path) -> None:
     caps = ("--max-upload=10,1000", "--repeat=1", "--warm-up=0")
     report = bench(tmp_path / "r.json", "--size=1MiB", *caps)
 
@@ -82,7 +82,7 @@ def test_sizes_are_written_as_people_write_them(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1.5MiB", "-4", "3", "4 KiX"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         parse_size(click.Context(allreduce), allreduce.params[1], text)
 
@@ -102,7 +102,10 @@ def test_a_rate_is_a_positive_number() -> None:
         (["--master=127.0.0.1:1"], "without --rank"),
         (["--rank=0"], "--rank needs"),
         (["--rank=2", "--master=127.0.0.1:1", "--token=t"], "no rank 2 of 2"),
-        (["--rank=0", "--master=127.0.0.1:1", "--token=t", "--up=1,2,3"], "3 rates for 2 peers"),
+        (
+            ["--rank=0", "--master=127.0.0.1:1", "--token=t", "--up=1,2,3"],
+            "3 rates, but there are 2 peers",
+        ),
     ],
 )
 def test_contradictory_options_are_refused(arguments: list[str], complaint: str) -> None:
@@ -133,7 +136,7 @@ async def test_ranks_hear_each_other_in_order() -> None:
 
 
 @pytest.mark.real_time
-async def test_who_has_another_token_is_sent_away() -> None:
+async def test_a_rank_with_another_token_is_refused() -> None:
     master = Address(HOST, free_port(HOST))
 
     async def rank(number: int, token: str) -> None:
@@ -142,6 +145,6 @@ async def test_who_has_another_token_is_sent_away() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rank, 0, "secret")
-        with pytest.RaisesGroup(pytest.RaisesExc(UserError, match="gone")):
+        with pytest.RaisesGroup(pytest.RaisesExc(UserError, match="ended")):
             await rank(1, "guess")
         nursery.cancel_scope.cancel()

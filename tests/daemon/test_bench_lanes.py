@@ -61,9 +61,9 @@ def test_a_cap_on_the_sender_is_never_exceeded() -> None:
     [
         (["--master=127.0.0.1:1"], "without --rank"),
         (["--rank=0"], "--rank needs"),
-        (["--counts=1,many"], "'many' is no number of lanes"),
-        (["--counts=0"], "'0' is no number of lanes"),
-        (["--counts=65"], "'65' is no number of lanes"),
+        (["--counts=1,many"], "'many' is not a number of lanes"),
+        (["--counts=0"], "'0' is not a number of lanes"),
+        (["--counts=65"], "'65' is not a number of lanes"),
     ],
 )
 def test_contradictory_options_are_refused(arguments: list[str], complaint: str) -> None:

@@ -41,7 +41,7 @@ def test_a_copy_over_real_lanes_and_one_that_is_equal() -> None:
         (["--rank=2", "--master=127.0.0.1:1", "--token=x"], "there is no rank 2 of 2"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], complaint: str) -> None:
+def test_contradictory_options_are_refused(arguments: list[str], complaint: str) -> None:
     result = CliRunner().invoke(transfer, arguments)
     assert isinstance(result.exception, UserError)
     assert complaint in str(result.exception)

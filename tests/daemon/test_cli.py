@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, and one clear line with its own status per mistake.
+"""The command line as users see it: help texts, and one clear line and exit status per mistake.
 
 Wrong uses that need no daemon run in this process; everything else is a real ``holdfast`` process.
 None of them starts a trainer that imports torch.
@@ -41,7 +41,7 @@ INVITE = Invite(
 
 @attrs.frozen
 class Said:
-    """How a command ended."""
+    """The outcome of a command."""
 
     status: int
     out: str
@@ -49,7 +49,7 @@ class Said:
 
     @property
     def line(self) -> str:
-        """What is wrong: the line that names it."""
+        """The line that names the error."""
         assert "Traceback" not in self.err, self.err
         lines = [line for line in self.err.splitlines() if line.strip()]
         told = [line for line in lines if line.startswith(("holdfast: ", "Error: "))]
@@ -202,7 +202,7 @@ def test_options_come_from_variables_and_flags_win(run: Run) -> None:
         ("diloco = 3\n", "[diloco]"),
     ],
 )
-def test_a_wrong_run_toml_is_told_in_a_line(
+def test_an_invalid_run_toml_is_one_error_line(
     run: Run, tmp_path: Path, text: str, named: str
 ) -> None:
     path = tmp_path / "run.toml"
@@ -318,7 +318,7 @@ def test_no_master_at_the_invites_address(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A master that stays; beside it, from the start, a peer whose command fails again and again."""
+    """A running master, and a peer whose training command fails repeatedly."""
     fleet = Fleet(tmp_path_factory.mktemp("live"), strict=False)
     try:
         fleet.start_master(spec(min_members=1))
@@ -329,7 +329,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def told(node: Node) -> str:
-    """The line of a process's log that names what is wrong."""
+    """Return the line of a process's log that names the error."""
     return Said(0, "", "\n".join(ours(node))).line
 
 
@@ -344,7 +344,7 @@ def ours(node: Node) -> list[str]:
 
 
 def ask(fleet: Fleet, *arguments: str) -> Said:
-    """``holdfast ARGUMENTS`` as a process, about this fleet's master."""
+    """Run ``holdfast ARGUMENTS`` as a process with this fleet's master."""
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", *arguments, "--state", str(fleet.folder / "master")],
         capture_output=True,
@@ -357,7 +357,7 @@ def ask(fleet: Fleet, *arguments: str) -> Said:
 
 @pytest.fixture(scope="module")
 def taken() -> Iterator[str]:
-    """An address that somebody else listens on."""
+    """An address on which another socket listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 

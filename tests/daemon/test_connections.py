@@ -1,4 +1,4 @@
-"""HTTP connections over real sockets: who has gone holds nothing, and there are only so many."""
+"""HTTP connections over real sockets: closed clients hold no descriptor, and there is a limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGE = bytes(50_000_000)  # more than the kernel takes for a client that does n
 
 
 class App:
-    """Answers at once; at ``/wait`` when it is told to; at ``/large`` more than anybody takes."""
+    """An application that answers at once; ``/wait`` on command; ``/large`` with an endless body."""
 
     def __init__(self) -> None:
         self.go_on = trio.Event()
@@ -49,7 +49,7 @@ class App:
         return await trio.open_tcp_stream("127.0.0.1", self.port)
 
     async def ask(self, stream: trio.SocketStream, path: bytes = b"/") -> bool:
-        """Whether it is answered; False: the daemon has hung up."""
+        """Return whether a request is answered; False if the daemon has closed the connection."""
         try:
             await stream.send_all(ASK.replace(b"/", path, 1))
             told = b""
@@ -64,7 +64,7 @@ class App:
         return True
 
     async def wait_at(self, stream: trio.SocketStream) -> None:
-        """Have a request there that is not answered yet."""
+        """Send a request that is not answered yet."""
         before = self.waiting
         await stream.send_all(ASK.replace(b"/", b"/wait", 1))
         await until(lambda: self.waiting > before)
@@ -108,7 +108,7 @@ async def test_a_client_that_has_gone_holds_no_descriptor(said: bytes, resets: b
 
 
 @pytest.mark.real_time
-async def test_a_client_that_has_said_all_it_will_is_answered_yet() -> None:
+async def test_a_client_that_has_closed_its_sending_side_is_answered() -> None:
     async with an_app() as app:
         before = descriptors()
         async with await app.dial() as stream:
@@ -121,7 +121,7 @@ async def test_a_client_that_has_said_all_it_will_is_answered_yet() -> None:
 
 
 @pytest.mark.real_time
-async def test_the_one_that_has_been_idle_for_longest_yields(
+async def test_the_longest_idle_connection_is_closed_for_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "CONNECTIONS_MAX", 4)
@@ -142,7 +142,9 @@ async def test_the_one_that_has_been_idle_for_longest_yields(
 
 
 @pytest.mark.real_time
-async def test_where_all_are_busy_no_more_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_connection_is_closed_while_all_are_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "CONNECTIONS_MAX", 4)
     async with an_app() as app:
         streams = [await app.dial() for _ in range(4)]
@@ -161,7 +163,7 @@ async def test_where_all_are_busy_no_more_are_taken(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.real_time
-async def test_the_last_descriptors_are_not_for_http(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_leaves_the_last_descriptors_free(monkeypatch: pytest.MonkeyPatch) -> None:
     async with an_app() as app:
         first = await app.dial()
         assert await app.ask(first)
@@ -176,7 +178,7 @@ async def test_the_last_descriptors_are_not_for_http(monkeypatch: pytest.MonkeyP
             await stream.aclose()
 
 
-async def test_a_client_that_takes_nothing_is_given_up() -> None:
+async def test_a_client_that_reads_nothing_is_disconnected() -> None:
     closed = []
     stuck = SimpleNamespace(
         socket=SimpleNamespace(close=lambda: closed.append(trio.current_time())),
@@ -189,7 +191,7 @@ async def test_a_client_that_takes_nothing_is_given_up() -> None:
     assert closed == [began_s + SEND_S]
 
 
-async def test_a_client_that_is_slow_is_waited_for() -> None:
+async def test_a_slow_client_gets_its_whole_answer() -> None:
     taken = bytearray()
 
     async def take(data: bytes) -> None:
@@ -203,7 +205,7 @@ async def test_a_client_that_is_slow_is_waited_for() -> None:
 
 
 @pytest.mark.real_time
-async def test_a_client_that_does_not_read_does_not_hold_up_the_end(
+async def test_a_client_that_does_not_read_does_not_delay_the_shutdown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SEND_S", 1_000.0)

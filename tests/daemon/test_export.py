@@ -1,4 +1,4 @@
-"""Export: what a plain model loads without holdfast, bit for bit what a trainer would have."""
+"""Export: the plain model loads the file without holdfast, with a trainer's exact bits."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_bfloat16_is_rounded_as_torch_does() -> None:
     assert to_bfloat16(np.array([np.nan], np.float32))[0] == 0x7FC0
 
 
-def test_ties_are_told_by_all_their_names() -> None:
+def test_tied_tensors_are_exported_under_all_names() -> None:
     names = {t.spec.name: t.spec.aliases for t in find_shared(Odd())}
     assert names["embed.weight"] == ("head.weight",)
     assert names["h.0.weight"] == ("again.weight",)
@@ -176,11 +176,11 @@ def test_ties_are_told_by_all_their_names() -> None:
     assert {*names, *(a for each in names.values() for a in each)} == set(Odd().state_dict())
 
 
-def test_what_is_there_is_not_replaced_unasked(place: Path, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_replaced_without_force(place: Path, tmp_path: Path) -> None:
     saved(Odd(), place)
     out = tmp_path / "model.safetensors"
     out.write_text("precious")
-    assert "is there already" in str(wrong("export", out, "--checkpoints", place))
+    assert "already exists" in str(wrong("export", out, "--checkpoints", place))
     assert out.read_text() == "precious"
     told("export", out, "--force", "--checkpoints", place)
     assert load_file(out)

@@ -1,4 +1,4 @@
-"""A journal that founds a run on what no machine can hold ends its master with a sentence."""
+"""A journal with impossible fragment sizes: its master ends with a clear error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def a_master(folder: Path) -> Master:
 
 
 def found(folder: Path, value_count: int) -> None:
-    """As an older version recorded it."""
+    """Write the record that an older version wrote."""
     master = a_master(folder)
     layout = ModelLayout((TensorSpec("w", (4, 4), "float32", "parameter"),))
     sizes = (FragmentSize(value_count, 16, 0),)
@@ -37,7 +37,7 @@ def found(folder: Path, value_count: int) -> None:
 def test_sizes_that_an_older_version_recorded_are_named(tmp_path: Path) -> None:
     found(tmp_path, 2**50)
     with pytest.raises(
-        UserError, match="founds the run on what cannot be: its fragments"
+        UserError, match="founds the run on impossible sizes: its fragments"
     ) as raised:
         a_master(tmp_path)
     assert raised.value.exit_code == ExitCode.CONFIG

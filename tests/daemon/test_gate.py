@@ -1,4 +1,4 @@
-"""Newcomers who have to be approved by hand, at a real master's port."""
+"""Newcomers that need the operator's approval, at a real master's port."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPEC = '[run]\nname = "gated"\n'
 
 
 class Desk:
-    """A master, and who comes to it."""
+    """A master with its admission."""
 
     def __init__(self, folder: Path, spec: str) -> None:
         self.authority = Authority.load_or_create(folder / "authority", RUN_ID)
@@ -50,7 +50,7 @@ class Desk:
             [Address("127.0.0.1", 0)],
             authority=self.authority,
         )
-        self.gate = self.master.gate
+        self.gate = self.master.admission
 
     def invite(
         self,
@@ -90,7 +90,7 @@ async def a_desk(folder: Path, spec: str = SPEC) -> AsyncIterator[Desk]:
 
 
 async def refused(invite: Invite, identity: Identity, name: str = "alder") -> str:
-    """Asks; the code of the refusal."""
+    """Ask for admission; return the refusal's code."""
     with pytest.raises(EvictedError) as caught:
         await enrol(invite, identity, name)
     return caught.value.code
@@ -108,7 +108,7 @@ async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> 
         assert (row.peer, row.name, row.role) == (identity.peer_id, "alder", "spare")
         assert row.host == "127.0.0.1"
         assert desk.uses_left() == [2], "asking uses nothing up"
-        assert sum("wants in" in text for text in desk.told()) == 1, "said once"
+        assert sum("asks to join" in text for text in desk.told()) == 1, "said once"
         assert desk.store.grant(identity.peer_id) is None
         answer = await desk.gate.approve(identity.peer_id[:6])
         assert answer == {"peer": identity.peer_id, "name": "alder", "approved": True}
@@ -116,12 +116,17 @@ async def test_who_waits_is_listed_and_gets_in_when_approved(tmp_path: Path) -> 
         pem, _ = await enrol(invite, identity, "alder")
         assert holder_of(load_certificate(pem)).peer == identity.peer_id
         assert desk.uses_left() == [1], "it was used up when it was approved"
-        with pytest.raises(UserError, match="nobody who waits"):
+        with pytest.raises(UserError, match="no pending newcomer"):
             await desk.gate.approve("alder")
         other = Identity.generate()
         assert await refused(invite, other) == APPROVAL, "the next one waits again"
 
 
+@pytest.mark.fault(
+    "an invite came into other hands",
+    "the run's operator, where newcomers are approved by hand",
+    "refused, for good",
+)
 async def test_who_is_refused_comes_in_with_no_invite(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         identity = Identity.generate()
@@ -135,6 +140,11 @@ async def test_who_is_refused_comes_in_with_no_invite(tmp_path: Path) -> None:
         await enrol(plain, Identity.generate(), "birch")
 
 
+@pytest.mark.fault(
+    "a key that was removed comes with another invite",
+    "the journal",
+    "no certificate, no use of the invite",
+)
 async def test_who_was_kicked_gets_no_certificate_any_more(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         plain, identity = desk.invite(approve=False, uses=5), Identity.generate()
@@ -144,12 +154,12 @@ async def test_who_was_kicked_gets_no_certificate_any_more(tmp_path: Path) -> No
         assert desk.uses_left() == [4]
 
 
-async def test_the_spec_can_ask_for_it_whatever_the_invite_says(tmp_path: Path) -> None:
+async def test_the_spec_can_require_approval_for_all_invites(tmp_path: Path) -> None:
     async with a_desk(tmp_path, SPEC + "[membership]\napprove = true\n") as desk:
         assert await refused(desk.invite(approve=False), Identity.generate()) == APPROVAL
 
 
-async def test_a_token_that_went_bad_meanwhile_lets_nobody_in(tmp_path: Path) -> None:
+async def test_a_token_that_expired_meanwhile_admits_no_machine(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         invite, identity = desk.invite(), Identity.generate()
         assert await refused(invite, identity) == APPROVAL
@@ -160,7 +170,7 @@ async def test_a_token_that_went_bad_meanwhile_lets_nobody_in(tmp_path: Path) ->
         assert desk.gate.rows() == ()
 
 
-async def test_only_so_many_wait_and_who_gives_up_makes_room(
+async def test_pending_machines_are_limited_and_gone_ones_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "PENDING_MAX", 2)
@@ -177,12 +187,12 @@ async def test_only_so_many_wait_and_who_gives_up_makes_room(
         assert [row.name for row in desk.gate.rows()] == ["c"]
 
 
-async def test_two_with_one_name_are_told_apart_by_their_ids(tmp_path: Path) -> None:
+async def test_two_machines_with_one_name_are_told_apart_by_their_ids(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         invite = desk.invite(uses=2)
         for _ in range(2):
             assert await refused(invite, Identity.generate(), "twin") == APPROVAL
-        with pytest.raises(UserError, match="several who wait"):
+        with pytest.raises(UserError, match="several pending newcomers"):
             await desk.gate.approve("twin")
         await desk.gate.approve(desk.gate.rows()[0].peer)
         assert len(desk.gate.rows()) == 1
@@ -219,10 +229,10 @@ async def test_what_is_shown_is_what_is_granted(tmp_path: Path) -> None:
         second = Identity.generate()
         assert await refused(high, second, "birch") == APPROVAL
         assert desk.gate.rows()[0].founder is True
-        assert "wants in as contributor and founder" in desk.told()[-1]
+        assert "asks to join as contributor and founder" in desk.told()[-1]
 
 
-async def test_an_invite_that_went_bad_gives_way_to_another(tmp_path: Path) -> None:
+async def test_an_expired_invite_gives_way_to_another(tmp_path: Path) -> None:
     async with a_desk(tmp_path) as desk:
         old, identity = desk.invite(), Identity.generate()
         assert await refused(old, identity, "alder") == APPROVAL
@@ -238,8 +248,8 @@ async def test_a_name_made_of_anothers_id_gets_nobody_in(tmp_path: Path) -> None
         assert await refused(invite, honest, "alder") == APPROVAL
         assert await refused(invite, poser, honest.peer_id[:8]) == APPROVAL
         assert (await desk.gate.approve(honest.peer_id[:8]))["peer"] == honest.peer_id
-        with pytest.raises(UserError, match="nobody who waits"):
+        with pytest.raises(UserError, match="no pending newcomer"):
             await desk.gate.approve(honest.peer_id[:8])
         assert [row.peer for row in desk.gate.rows()] == [poser.peer_id]
         # Known first is the id and where it comes from; what it says of itself comes last.
-        assert desk.told()[-2].startswith(f"{poser.peer_id[:8]} at 127.0.0.1 wants in as spare")
+        assert desk.told()[-2].startswith(f"{poser.peer_id[:8]} at 127.0.0.1 asks to join as spare")

@@ -1,4 +1,4 @@
-"""A run's history on disk: what comes back, how it ages, and what a damaged file costs."""
+"""A run's history on disk: restarts, merging of old points, and damaged files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.daemon.metrics_store import (
 
 
 class Kept:
-    """A history in a folder, and what it warned of."""
+    """A history in a folder, and its warnings."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / HISTORY_FILE
@@ -56,7 +56,7 @@ def column(history: MetricsStore, name: str, count: int = 600, *span: float) -> 
 
 
 def test_sums_of_what_members_claim_are_kept_however_large(kept: Kept) -> None:
-    """Two who say that they sent 2**63 - 1 bytes each would end the master's thread otherwise."""
+    """Two members that claim 2**63 - 1 sent bytes each must not end the master's thread."""
     most = 2**63 - 1
     kept.history.write([point(1e9, 1.0, sent_bytes=2 * most, saved_bytes=-2 * most)])
     last = kept.history.last_point()
@@ -65,7 +65,7 @@ def test_sums_of_what_members_claim_are_kept_however_large(kept: Kept) -> None:
     assert kept.warnings == []
 
 
-def test_all_comes_back_after_a_restart(kept: Kept) -> None:
+def test_rows_survive_a_restart(kept: Kept) -> None:
     points = [point(1e9 + i, 3.0 - i / 100, members=4, sent_bytes=i) for i in range(50)]
     rounds = [(i, json.dumps({"round": i}).encode()) for i in range(1, 31)]
     kept.history.write(points, rounds, [event(i) for i in range(1, 41)])
@@ -81,7 +81,7 @@ def test_all_comes_back_after_a_restart(kept: Kept) -> None:
     assert kept.warnings == []
 
 
-def test_an_empty_one_has_nothing_to_tell(kept: Kept) -> None:
+def test_an_empty_history_has_no_rows(kept: Kept) -> None:
     history = kept.history
     assert (history.last_point(), history.last_event_id()) == (None, 0)
     assert (history.points(10, None, None), history.rounds(10, None)) == ([], [])
@@ -106,7 +106,7 @@ def test_events_are_found_by_kind_and_by_text(kept: Kept) -> None:
     assert (found(text="100%"), found(text="100_"), found(text="\\")) == ([2], [3], [])
 
 
-def test_a_span_is_told_and_nothing_else(kept: Kept) -> None:
+def test_only_points_of_the_span_are_returned(kept: Kept) -> None:
     kept.history.write([point(1e9 + i) for i in range(100)])
     assert column(kept.history, "at", 600, 1e9 + 10, 1e9 + 12) == [1e9 + 10, 1e9 + 11, 1e9 + 12]
     assert kept.history.points(600, 2e9, 3e9) == []
@@ -159,7 +159,7 @@ def test_a_year_is_a_bounded_number_of_rows(kept: Kept, monkeypatch: pytest.Monk
     assert kept.history._counts[0] == counts[0] + 1, "counted anew from the file"
 
 
-def test_time_without_a_master_is_a_hole(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_without_a_master_is_a_gap(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEVEL_POINTS", 64)
     monkeypatch.setattr(module, "MERGED_POINTS", 16)
     for start in range(0, 400, 20):
@@ -205,6 +205,11 @@ def test_rounds_of_many_members_are_bounded_by_their_bytes(
 # ---------------------------------------------------------------- what goes wrong
 
 
+@pytest.mark.fault(
+    "the history is damaged",
+    "SQLite's check at the start, its errors later",
+    "set aside; a new one begins, an event says so",
+)
 def test_a_file_that_is_none_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / HISTORY_FILE).write_bytes(b"no database at all, " * 500)
     kept = Kept(tmp_path)
@@ -215,6 +220,7 @@ def test_a_file_that_is_none_is_set_aside(tmp_path: Path) -> None:
     assert (tmp_path / f"{HISTORY_FILE}.damaged-1").read_bytes().startswith(b"no database")
 
 
+@pytest.mark.fault("the history is damaged")
 def test_pages_that_rot_while_it_is_open_cost_the_past_only(kept: Kept) -> None:
     kept.history.write(
         [point(1e9 + i, 1.0) for i in range(3_000)], [(i, b"{}") for i in range(500)]
@@ -247,7 +253,7 @@ def test_damage_is_found_at_the_start(kept: Kept) -> None:
     assert kept.history.last_point() is None
 
 
-def test_one_of_another_version_is_kept_and_not_touched(kept: Kept) -> None:
+def test_a_history_of_another_version_is_renamed_unchanged(kept: Kept) -> None:
     kept.history.close()
     with sqlite3.connect(kept.path) as db:
         db.execute("pragma user_version = 99")
@@ -256,15 +262,20 @@ def test_one_of_another_version_is_kept_and_not_touched(kept: Kept) -> None:
     assert "version 99" in kept.warnings[0]
 
 
-def test_where_nothing_can_be_written_the_present_is_told_from_memory(tmp_path: Path) -> None:
+def test_without_a_writable_file_the_history_is_in_memory(tmp_path: Path) -> None:
     warnings: list[str] = []
     history = MetricsStore(tmp_path / "no-such-folder" / HISTORY_FILE, warnings.append)
     history.write([point(1e9, 1.0)])
     assert column(history, "loss") == [1.0]
     (warning,) = warnings
-    assert "no history is kept" in warning
+    assert "no history is stored" in warning
 
 
+@pytest.mark.fault(
+    "history and log cannot be written",
+    "their errors",
+    "said once; the run goes on, what waits is written later, and what waited for too long comes from the journal",
+)
 def test_a_full_disk_leaves_a_hole_and_is_said_once(kept: Kept) -> None:
     kept.history.write([point(1e9, 1.0)], [(1, b"{}")])
     pages = kept.history._db.execute("pragma page_count").fetchone()[0]

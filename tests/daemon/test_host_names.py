@@ -1,4 +1,4 @@
-"""Under which names the HTTP side answers: its own, and none that a stranger could give this machine."""
+"""Host names of the HTTP server: its own are answered, names that a foreigner could give it are not."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ async def test_a_foreign_name_is_refused_with_a_sentence(host: str, path: str) -
         f"{socket.gethostname().partition('.')[0]}.local:29780",
     ],
 )
-async def test_its_own_names_are_answered_to(host: str) -> None:
+async def test_requests_for_own_names_are_answered(host: str) -> None:
     assert (await ask(app(), host)).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["train.example.org", "TRAIN.example.org:443", "203.0.113.9"])
-async def test_its_owner_names_more(host: str) -> None:
+async def test_the_operator_can_add_names(host: str) -> None:
     named = app("train.Example.org", "203.0.113.9")
     assert (await ask(named, host)).status_code == 200
     assert (await ask(named, f"other.{host}")).status_code == MISDIRECTED
@@ -87,5 +87,7 @@ async def test_its_owner_names_more(host: str) -> None:
 @pytest.mark.parametrize(
     ("bound", "host"), [("0.0.0.0", "0.0.0.0:29780"), ("::", "[::]:29780"), ("box.lan", "box.lan")]
 )
-async def test_what_it_is_bound_to_and_prints_is_answered_to(bound: str, host: str) -> None:
+async def test_requests_for_the_bound_and_printed_address_are_answered(
+    bound: str, host: str
+) -> None:
     assert (await ask(app(bound=bound), host)).status_code == 200

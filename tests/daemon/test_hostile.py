@@ -1,4 +1,4 @@
-"""Strangers and broken members at the ports of a run that goes on: real sockets, real TLS."""
+"""Unidentified connections and broken members at the ports of a live run: real sockets, real TLS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attrs import evolve
 
 from holdfast.daemon.master.journal_store import GrantRow, JournalStore
 from holdfast.daemon.master.master_service import MasterService
-from holdfast.daemon.peer.peer_parts import PeerConfig
+from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.peer_service import PeerService
 from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.daemon.simulation.swarm import RUN_ID
@@ -127,7 +127,7 @@ async def a_run(folder: Path) -> AsyncIterator[Run]:
 
 
 async def ends(stream: trio.abc.Stream) -> None:
-    """The other side hangs up on us, soon."""
+    """Check that the other side closes the connection soon."""
     with trio.fail_after(20), suppress(trio.BrokenResourceError):
         while await stream.receive_some(65_536):
             pass
@@ -181,7 +181,7 @@ async def converse(stream: MessageStream, message: Message) -> Message:
 
 
 async def speak(run: Run, name: str, *messages: Message, raw: bytes = b"") -> Message:
-    """Connect to the master as a member, say this, and return its last words."""
+    """Connect to the master as a member, send bytes, and return its last message."""
     network = SocketNetwork(run.admitted(name))
     channel = await network.dial(run.port, party=Party.MASTER)
     stream = MessageStream(channel.stream)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from attrs import evolve
+from attrs import define, evolve
 
 from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
-from holdfast.daemon.peer.peer_parts import PeerConfig, PeerParts, PeerReport
+from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig, PeerReport
+from holdfast.daemon.peer.peer_events import PeerEvent, StateRestored
 from holdfast.daemon.peer.state_service import StateService
 from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.daemon.simulation.witness import Witness
@@ -50,20 +52,30 @@ def saved(folder: Path, run_id: str = "run", toml: str = "", step: int = 10) -> 
     return manifest
 
 
-def state_service(toml: str = "") -> StateService:
+@define
+class Mine:
+    """A state service, and what it reports."""
+
+    state_service: StateService
+    report: PeerReport
+    events: list[PeerEvent]
+
+
+def mine(toml: str = "") -> Mine:
     trainer = SimTrainer(ME, LAYOUT, Witness(), step_s=0.1, delta=None)
-    parts = PeerParts(
+    report, events = PeerReport(), list[PeerEvent]()
+    state_service = StateService(
         PeerConfig(ME, "a", "run", (), ()),
-        None,  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
+        cast("Any", None),
+        cast("Any", None),
         trainer,
         Replica(ME),
-        PeerReport(),
-        tell_master=lambda _message: None,
-        perform=lambda _effects: None,
-        known_spec=RunSpec.parse(toml),
+        report,
+        CurrentSpec(RunSpec.parse(toml)),
+        start=lambda *_: None,
+        handle=events.append,
     )
-    return StateService(parts)
+    return Mine(state_service, report, events)
 
 
 def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
@@ -75,29 +87,29 @@ def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
     (tmp_path / broken).write_bytes(data)
     (tmp_path / saved(tmp_path, step=40).name).write_bytes(b"what is this")
     told: list[str] = []
-    mine = state_service()
-    assert mine.restore(FolderStore(tmp_path), told.append)
-    assert mine.restored == manifest
-    assert mine.state.heads() == manifest.fragment_heads()
-    replica = mine._parts.replica
-    assert (replica.step, replica.term, replica.nonce) == (20, 4, b"n")
-    assert replica.heads() == manifest.fragment_heads()
+    peer = mine()
+    assert peer.state_service.restore(FolderStore(tmp_path), told.append)
+    assert peer.state_service.restored == manifest
+    assert peer.state_service.state.heads() == manifest.fragment_heads()
+    assert (manifest.step, manifest.term, manifest.nonce) == (20, 4, b"n".hex())
+    assert peer.events == [StateRestored(manifest)]
     assert len(told) == 2
     assert all("damaged" in text for text in told)
 
 
 def test_where_there_is_none_nothing_is_taken_up(tmp_path: Path) -> None:
-    assert not state_service().restore(FolderStore(tmp_path / "none"))
+    assert not mine().state_service.restore(FolderStore(tmp_path / "none"))
 
 
 def test_another_runs_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, run_id="other")
-    mine = state_service()
+    peer = mine()
     with pytest.raises(CheckpointError, match="of run other, and this one is run"):
-        mine.restore(FolderStore(tmp_path))
-    assert mine.known_state is None
+        peer.state_service.restore(FolderStore(tmp_path))
+    assert peer.state_service.known_state is None
 
 
+@pytest.mark.fault("a checkpoint is of another run, or its spec cuts in another way")
 @pytest.mark.parametrize(
     ("layout", "toml", "lineage", "why"),
     [
@@ -112,19 +124,19 @@ def test_what_differs_is_named(
     tmp_path: Path, layout: ModelLayout | None, toml: str, lineage: bytes | None, why: str
 ) -> None:
     manifest = saved(tmp_path)
-    mine = state_service(toml)
-    mine.restore(FolderStore(tmp_path))
-    mine.check_restored(layout, lineage or bytes.fromhex(manifest.lineage))
-    assert why in mine._parts.report.told[0]
-    assert mine.known_state is None
-    assert mine.restored is None
-    assert mine._parts.replica.heads() == ()
+    peer = mine(toml)
+    peer.state_service.restore(FolderStore(tmp_path))
+    peer.state_service.check_restored(layout, lineage or bytes.fromhex(manifest.lineage))
+    assert why in peer.report.told[0]
+    assert peer.state_service.known_state is None
+    assert peer.state_service.restored is None
+    assert peer.events[-1] == StateRestored(None)
 
 
 def test_what_is_the_runs_stays(tmp_path: Path) -> None:
     manifest = saved(tmp_path)
-    mine = state_service()
-    mine.restore(FolderStore(tmp_path))
-    mine.check_restored(evolve(LAYOUT), bytes.fromhex(manifest.lineage))
-    assert mine.restored == manifest
-    assert not mine._parts.report.told
+    peer = mine()
+    peer.state_service.restore(FolderStore(tmp_path))
+    peer.state_service.check_restored(evolve(LAYOUT), bytes.fromhex(manifest.lineage))
+    assert peer.state_service.restored == manifest
+    assert not peer.report.told

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.peer.run_peer import _kept_credentials
+from holdfast.daemon.peer.peer_credentials import stored_credentials
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role
@@ -41,10 +41,10 @@ def test_another_runs_invite_does_not_replace_what_a_folder_has(tmp_path: Path) 
     folder.mkdir(mode=0o700)
     certificate = ours.issue(identity.request_pem("peer"), "peer", Party.PEER)
     Credentials(folder, identity, certificate, ours.certificate_pem)
-    kept = _kept_credentials(folder, invite_of(ours))
+    kept = stored_credentials(folder, invite_of(ours))
     assert kept is not None
     assert kept.peer_id == identity.peer_id
     with pytest.raises(UserError, match="belongs to another run") as refused:
-        _kept_credentials(folder, invite_of(other))
+        stored_credentials(folder, invite_of(other))
     assert refused.value.exit_code == ExitCode.CONFIG
     assert (folder / CERTIFICATE_FILE).read_bytes() == certificate

@@ -62,7 +62,11 @@ def test_embeddings_are_apart_and_tied_weights_once() -> None:
         ("fragments = 6", "has only 5 groups", "fragments"),
         ("groups = [['embed*'], ['h.[012].*']]", "tensor 'h.3.weight' is in no group", "groups"),
         ("groups = [['*'], ['h.2.bias']]", "tensor 'h.2.bias' is in several", "groups"),
-        ("groups = [['embed*', 'head*'], ['h.*']]", "'head*' of group 0 is the name of", "groups"),
+        (
+            "groups = [['embed*', 'head*'], ['h.*']]",
+            "'head*' of group 0 matches no tensor",
+            "groups",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_is_explained(toml: str, words: str, key: str) -> None:

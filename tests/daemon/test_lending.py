@@ -68,6 +68,11 @@ def test_a_minute_is_in_a_part_or_in_the_rest(start: int, end: int, minute: int)
         assert not part.holds(end)
 
 
+@pytest.mark.fault(
+    "a machine's owner wants it back: its hours are over, it runs on battery",
+    "its clock and its plug, looked at every second",
+    "it drains, the owner of the run reads why; it comes back by itself",
+)
 def test_a_day_and_a_night() -> None:
     """Asked every second from noon to noon: away, here, away; and the owner reads why."""
     lending = VolunteerLimits(NIGHT)

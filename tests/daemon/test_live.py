@@ -1,4 +1,4 @@
-"""The live stream in virtual time: what listeners get, what it costs when nobody does, who is hung up on."""
+"""The live stream in virtual time: its frames, its cost without listeners, and slow listeners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.daemon.web.live_stream import HEARTBEAT_S, LOOK_S, SEND_S, LiveStr
 
 
 class Source:
-    """A daemon's status, and how often it was asked for."""
+    """A daemon's status, and the count of its calls."""
 
     def __init__(self) -> None:
         self.value: object = 0
@@ -34,7 +34,7 @@ class Source:
 
 
 class Browser:
-    """Somebody who has the page open."""
+    """A browser that has the page open."""
 
     def __init__(self, live: LiveStream, nursery: trio.Nursery) -> None:
         self.status = 0
@@ -67,7 +67,7 @@ class Browser:
         self._gone.set()
 
     def heard(self, kind: str) -> list[Any]:
-        """The data of all frames of this kind."""
+        """Return the data of all frames of this kind."""
         frames = b"".join(self.chunks).decode().split("\n\n")
         start = f"event: {kind}\ndata: "
         return [json.loads(frame.removeprefix(start)) for frame in frames if start in frame]
@@ -82,7 +82,7 @@ async def a_stream() -> AsyncIterator[tuple[Source, trio.Nursery]]:
         nursery.cancel_scope.cancel()
 
 
-async def test_who_comes_is_told_how_things_are_at_once_and_what_changes_once_a_second() -> None:
+async def test_a_listener_gets_the_status_at_once_and_changes_every_second() -> None:
     async with a_stream() as (source, nursery):
         browser = Browser(source.live, nursery)
         await trio.sleep(0.01)
@@ -97,7 +97,7 @@ async def test_who_comes_is_told_how_things_are_at_once_and_what_changes_once_a_
         assert browser.heard("status")[-1] == {"value": 100}
 
 
-async def test_what_all_hear_is_made_once() -> None:
+async def test_a_frame_is_encoded_once_for_all_listeners() -> None:
     async with a_stream() as (source, nursery):
         browsers = [Browser(source.live, nursery) for _ in range(20)]
         await trio.sleep(0.01)
@@ -110,7 +110,7 @@ async def test_what_all_hear_is_made_once() -> None:
             assert browser.heard("log") == [{"text": "hello"}]
 
 
-async def test_a_newcomer_takes_no_news_away_from_others() -> None:
+async def test_a_new_listener_takes_no_news_away_from_others() -> None:
     async with a_stream() as (source, nursery):
         first = Browser(source.live, nursery)
         await trio.sleep(1.5 * LOOK_S)
@@ -120,7 +120,7 @@ async def test_a_newcomer_takes_no_news_away_from_others() -> None:
         assert first.heard("status") == [{"value": 0}, {"value": 1}]
 
 
-async def test_nothing_is_done_for_nobody() -> None:
+async def test_nothing_is_encoded_without_listeners() -> None:
     async with a_stream() as (source, nursery):
         source.live.publish("log", {"text": "nobody hears"})
         await trio.sleep(1_000)
@@ -136,7 +136,7 @@ async def test_nothing_is_done_for_nobody() -> None:
         assert browser.heard("log") == []
 
 
-async def test_while_nothing_changes_there_is_a_sign_of_life() -> None:
+async def test_an_idle_stream_sends_heartbeats() -> None:
     async with a_stream() as (source, nursery):
         browser = Browser(source.live, nursery)
         await trio.sleep(10.5 * HEARTBEAT_S)
@@ -145,7 +145,7 @@ async def test_while_nothing_changes_there_is_a_sign_of_life() -> None:
         assert all(chunk.startswith(b":") for chunk in browser.chunks[1:])
 
 
-async def test_who_reads_slowly_gets_the_newest_status_and_holds_up_nobody() -> None:
+async def test_a_slow_listener_gets_the_newest_status_and_delays_no_other() -> None:
     async with a_stream() as (source, nursery):
         slow, other = Browser(source.live, nursery), Browser(source.live, nursery)
         await trio.sleep(0.01)
@@ -162,6 +162,11 @@ async def test_who_reads_slowly_gets_the_newest_status_and_holds_up_nobody() -> 
         assert [each["number"] for each in slow.heard("log")] == list(range(1, 11))
 
 
+@pytest.mark.fault(
+    "a page stops reading",
+    "its queue, the time a frame takes",
+    "it is hung up on; nobody waits for it",
+)
 async def test_who_leaves_too_much_lying_is_hung_up_on() -> None:
     async with a_stream() as (source, nursery):
         slow, other = Browser(source.live, nursery), Browser(source.live, nursery)
@@ -177,6 +182,7 @@ async def test_who_leaves_too_much_lying_is_hung_up_on() -> None:
         assert len(other.heard("log")) == module.WAITING_MAX + 2
 
 
+@pytest.mark.fault("a page stops reading")
 async def test_who_takes_nothing_at_all_is_given_up() -> None:
     async with a_stream() as (source, nursery):
         gone = Browser(source.live, nursery)
@@ -187,7 +193,7 @@ async def test_who_takes_nothing_at_all_is_given_up() -> None:
         assert not source.live.heard
 
 
-async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listeners_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LISTENERS_MAX", 2)
     async with a_stream() as (source, nursery):
         first = [Browser(source.live, nursery) for _ in range(2)]
@@ -195,7 +201,7 @@ async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
         third = Browser(source.live, nursery)
         await third.ended.wait()
         assert third.status == 503
-        assert "listen" in json.loads(third.chunks[0])["error"]
+        assert "connected" in json.loads(third.chunks[0])["error"]
         first[0].leave()
         await first[0].ended.wait()
         fourth = Browser(source.live, nursery)

@@ -47,6 +47,11 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert machine_bytes() == 100 * 2**20
 
 
+@pytest.mark.fault(
+    "a state is larger than a joiner's memory",
+    "its sizes, before the copy",
+    "refused with what it takes; nothing is fetched",
+)
 async def test_a_joiner_without_the_memory_ends_and_fetches_nothing() -> None:
     async with a_swarm("abc", layout=small_layout((5_000,))) as swarm:
         late = swarm.add_peer("late", founder=False)

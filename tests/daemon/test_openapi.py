@@ -1,4 +1,4 @@
-"""The API's description says what real daemons answer: their routes, and the form of every answer."""
+"""The API's description against real daemons: their routes, and the form of every answer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Daemon:
 async def daemons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Daemon, Daemon]]:
-    """A master, and a peer that has attached to it."""
+    """Run a master, and a peer that has attached to it."""
     made: list[Any] = []
 
     def noted(**options: Any) -> Any:
@@ -106,7 +106,7 @@ async def until_ready(daemon: Daemon) -> None:
 
 
 def operations(kind: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """What this kind of daemon is said to answer."""
+    """Return the operations described for this kind of daemon."""
     return {
         (method.upper(), path): operation
         for path, methods in DOCUMENT["paths"].items()
@@ -116,7 +116,7 @@ def operations(kind: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def check(operation: dict[str, Any], response: httpx.Response) -> None:
-    """The answer is one of those described, in the form described."""
+    """Check that the answer is described, and has the described form."""
     described = operation["responses"].get(str(response.status_code))
     assert described is not None, f"{response.url}: {response.status_code} {response.text}"
     if "content" not in described:
@@ -132,7 +132,7 @@ def check_schema(schema: dict[str, Any], value: object) -> None:
 
 
 async def first_frames(daemon: Daemon, until: str) -> str:
-    """What the live stream says, up to there."""
+    """Read the live stream up to a frame."""
     place = httpx.URL(daemon.url)
     assert place.port is not None
     stream = await trio.open_tcp_stream(place.host, place.port)
@@ -208,7 +208,7 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.real_time
-async def test_the_live_stream_tells_what_is_so_and_what_happens(
+async def test_the_live_stream_carries_the_status_and_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with daemons(tmp_path, monkeypatch) as (master, peer):
@@ -235,7 +235,7 @@ async def test_the_live_stream_tells_what_is_so_and_what_happens(
 
 
 @pytest.mark.real_time
-async def test_metrics_are_prometheus_and_grafana_asks_for_what_there_is(
+async def test_metrics_are_valid_and_the_grafana_panels_use_existing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with daemons(tmp_path, monkeypatch) as both:
@@ -255,7 +255,7 @@ async def test_metrics_are_prometheus_and_grafana_asks_for_what_there_is(
 
 
 def metrics_asked_for(value: object) -> set[str]:
-    """Names in all queries of a Grafana dashboard."""
+    """Return the metric names in all queries of a Grafana dashboard."""
     if isinstance(value, list):
         return set().union(*map(metrics_asked_for, value))
     if not isinstance(value, dict):

@@ -85,7 +85,7 @@ def test_a_folder_that_others_can_write_into_is_not_taken(tmp_path: Path, bits: 
     folder = tmp_path / "state"
     folder.mkdir()
     folder.chmod(bits)
-    with pytest.raises(UserError, match="others on this machine may write") as raised:
+    with pytest.raises(UserError, match="other users of this machine can write") as raised:
         make_private(folder)
     assert "chmod 700" in raised.value.hint
     folder.chmod(0o755)

@@ -87,7 +87,7 @@ def a_status(kind: str) -> dict[str, Any]:
 
 
 def answers(kind: str, text: str) -> dict[str, Any]:
-    """What a daemon says to each question."""
+    """Return a daemon's answer to each request."""
     recorded = {
         **a_round(1, 1e9),
         "outcome": "aborted",
@@ -139,7 +139,7 @@ COMMANDS: list[tuple[str, list[str]]] = [
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Answers as whoever is put into the list says: its kind and its text, or an error's text."""
+    """A daemon that answers with the kind and text put into the list, or with an error's text."""
     who: list[Any] = ["master", ""]
     control = DaemonAddress("master", "http://127.0.0.1:1", "t", 1)
 
@@ -199,12 +199,12 @@ def test_what_a_daemon_says_of_an_error_is_plain(
 
 
 def test_who_waits_is_told_by_id_and_host_first() -> None:
-    poser = "bbbbbbbb at 10.0.0.1 wants in as founder"
+    poser = "bbbbbbbb at 10.0.0.1 asks to join as founder"
     row = PendingRow(
         peer=A, host="203.0.113.7", role="spare", founder=False, waits_s=3.0, name=poser
     )
     said = daemon_client.format_pending(row)
-    assert said.startswith(f"{A[:8]} at 203.0.113.7 wants in as spare")
+    assert said.startswith(f"{A[:8]} at 203.0.113.7 asks to join as spare")
     assert said.endswith(f"it calls itself '{poser}'")
 
 

@@ -1,4 +1,4 @@
-"""``holdfast plan`` as a person meets it."""
+"""``holdfast plan`` as users see it."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def test_amounts_are_read_with_their_units(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"--params": "many"}, "'many' is not understood; write it like 1e9, 30M or 1.3B"),
-        ({"--params": "0"}, "'0' is not from 1 to 1e+15 parameters"),
-        ({"--params": "1e999"}, "is not from 1 to 1e+15 parameters"),
-        ({"--params": "nan"}, "not understood"),
+        ({"--params": "many"}, "'many' is not valid; examples: 1e9, 30M or 1.3B"),
+        ({"--params": "0"}, "'0' is not between 1 and 1e+15 parameters"),
+        ({"--params": "1e999"}, "is not between 1 and 1e+15 parameters"),
+        ({"--params": "nan"}, "is not valid"),
         ({"--step-time": "0"}, "--step-time"),
         ({"--step-time": "-1"}, "--step-time"),
-        ({"--bandwidth": "100"}, "write it like 100mbit, 1gbit or 12MB/s"),
-        ({"--bandwidth": "100mb"}, "write it like 100mbit, 1gbit or 12MB/s"),
-        ({"--bandwidth": "0mbit"}, "is not from 100 to 1e+12 B/s; write it like 100mbit"),
-        ({"--bandwidth": ""}, "--bandwidth 100mbit, or --upload and --download"),
+        ({"--bandwidth": "100"}, "examples: 100mbit, 1gbit or 12MB/s"),
+        ({"--bandwidth": "100mb"}, "examples: 100mbit, 1gbit or 12MB/s"),
+        ({"--bandwidth": "0mbit"}, "is not between 100 and 1e+12 B/s; examples: 100mbit"),
+        ({"--bandwidth": ""}, "--bandwidth 100mbit for both ways, or --upload and --download"),
         ({"--peers": "1"}, "--peers"),
-        ({"--peers": ""}, "say how many contribute: --peers 8"),
+        ({"--peers": ""}, "give the number of contributors: --peers 8"),
         ({"--quality": "best"}, "--quality"),
         ({"--fragments-max": "0"}, "--fragments-max"),
         ({"--latency": "1h"}, "--latency"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_to_write(change: dict[str, str], named: str) -> None:
+def test_errors_name_the_option_and_an_example(change: dict[str, str], named: str) -> None:
     options = dict(zip(CASE[::2], CASE[1::2], strict=True)) | change
     told = plan(*(word for name, value in options.items() if value for word in (name, value)))
     assert told.exit_code == ExitCode.USAGE
@@ -83,7 +83,7 @@ def test_both_ways_of_naming_the_line_are_one_too_many() -> None:
     assert line == {"up_bytes_per_s": 2.5e6, "down_bytes_per_s": 37.5e6}
 
 
-def test_json_says_what_the_spec_comes_to_and_what_is_proposed(tmp_path: Path) -> None:
+def test_json_has_the_prediction_and_the_proposal(tmp_path: Path) -> None:
     run_toml = tmp_path / "run.toml"
     run_toml.write_text('[membership]\ncontributors = 8\n[reduce]\ncodec_up = "nf4"\n')
     told = plan(str(run_toml), *CASE[:4], "--bandwidth", "100mbit", "--quality", "frugal", "--json")
@@ -98,21 +98,21 @@ def test_json_says_what_the_spec_comes_to_and_what_is_proposed(tmp_path: Path) -
     assert json.loads(plan(*CASE, "--json").stdout)["given"] is None
 
 
-def test_who_writes_what_is_proposed_is_told_that_it_is_good(tmp_path: Path) -> None:
+def test_a_run_toml_with_the_proposed_settings_is_confirmed(tmp_path: Path) -> None:
     first = plan(*CASE)
     assert first.exit_code == 0
     run_toml = tmp_path / "run.toml"
     run_toml.write_text(first.stdout[first.stdout.index("[diloco]") :])
     assert RunSpec.parse(run_toml.read_text()).diloco.overlap_steps > 0
     again = plan(str(run_toml), *CASE)
-    assert "run.toml says that already." in again.stdout
+    assert "run.toml already has these settings." in again.stdout
     assert "[diloco]" not in again.stdout
 
 
 @pytest.mark.parametrize("quality", ["exact", "frugal"])
 @pytest.mark.parametrize("line", ["100kbit", "100mbit", "100gbit"])
 @pytest.mark.parametrize("latency", ["0", "300ms"])
-def test_what_is_proposed_is_what_a_run_takes(quality: str, line: str, latency: str) -> None:
+def test_proposals_are_valid_settings(quality: str, line: str, latency: str) -> None:
     told = plan(*CASE[:-1], line, "--latency", latency, "--quality", quality)
     assert told.exit_code == 0
     diloco = RunSpec.parse(told.stdout[told.stdout.index("[diloco]") :]).diloco
@@ -125,7 +125,7 @@ def test_a_run_toml_that_is_missing_is_named() -> None:
     assert "cannot read nowhere.toml" in str(told.exception)
 
 
-def test_the_example_in_the_papers_is_what_it_prints(tmp_path: Path) -> None:
+def test_the_documented_example_is_the_real_output(tmp_path: Path) -> None:
     example = re.search(r"<!-- plan: begin.*?-->\n```text\n\$ (.*?)\n(.*?)```", CHOOSING, re.DOTALL)
     assert example is not None
     (spec,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)[:1]

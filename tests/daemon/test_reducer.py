@@ -12,6 +12,7 @@ import pytest
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.collectives.reduction import ReduceResult
 from holdfast.daemon.peer import reducer
+from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig
 from holdfast.daemon.peer.reducer import Reducer
 from holdfast.diloco.outer import outer_step
 from holdfast.membership.spec.spec import RunSpec
@@ -34,10 +35,22 @@ class Input:
         self.settled = True
 
 
+def a_reducer(network: Any = None, state_service: Any = None) -> Reducer:
+    return Reducer(
+        PeerConfig(ME, "a", "run", (), ()),
+        network,
+        cast("Any", None),
+        CurrentSpec(RunSpec()),
+        state_service,
+        is_copying=lambda _fragment: False,
+        start=lambda *_: None,
+        handle=lambda _event: None,
+    )
+
+
 def settled(manifest: tuple[ContributorRun, ...], contributors: Any = CONTRIBUTORS) -> bool | None:
     """Whether the residual is settled by such a commit; None: it is forgotten."""
-    parts = SimpleNamespace(config=SimpleNamespace(me=ME))
-    mine = Reducer(cast("Any", parts), cast("Any", None))
+    mine = a_reducer()
     kept = mine._inputs[1] = cast("Any", Input())
     mine._residuals[0] = cast("Any", object())
     mine.settle(Commit(1, 2, 0, 0, 4, contributors, bytes(32), manifest))
@@ -79,13 +92,7 @@ async def test_the_outer_step_never_holds_up_the_event_loop(
     state.load_initial(0, np.zeros(4, np.float32), no_counters)
     network = SimpleNamespace()
     network.run_sync = lambda function: SocketNetwork.run_sync(cast("Any", network), function)
-    parts = SimpleNamespace(
-        spec=RunSpec(),
-        network=network,
-        replica=SimpleNamespace(applied=lambda _round, _head: ()),
-        perform=lambda _effects: None,
-    )
-    mine = Reducer(cast("Any", parts), cast("Any", SimpleNamespace(state=state)))
+    mine = a_reducer(network, SimpleNamespace(state=state))
     mine._results[1] = ReduceResult(np.ones(4, np.float32), no_counters, bytes(32), 0)
     await mine.apply(Commit(1, 1, 0, 0, 4, CONTRIBUTORS, bytes(32)))
     assert state.heads()[0].version == 1

@@ -1,4 +1,4 @@
-"""Damaged journals: what is left is always the beginning, and a cut is always said."""
+"""Repair of damaged journals: the rest is always a beginning, and a cut is always reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DAMAGES = 25
 
 
 def write(folder: Path, *, log: bool = True) -> Path:
-    """A journal as a killed master leaves it: half of it still in the log, or all of it not."""
+    """Make the journal of a killed master, with half of it or nothing in the write-ahead log."""
     source = folder / "source"
     (source / "authority").mkdir(parents=True)
     for name in ("authority.key", "authority.pem"):
@@ -58,6 +58,11 @@ def write(folder: Path, *, log: bool = True) -> Path:
     return state / "journal.sqlite"
 
 
+@pytest.mark.fault(
+    "the journal's end is damaged or lost",
+    "checksums, the number of the last record",
+    "cut at the last whole record, loudly; what a majority holds is adopted",
+)
 @pytest.mark.parametrize("where", ["", "-wal"])
 @pytest.mark.parametrize("how", ["flip", "truncate", "page"])
 def test_whatever_is_damaged_the_beginning_is_left_and_it_is_said(
@@ -118,7 +123,7 @@ def test_whatever_is_damaged_the_beginning_is_left_and_it_is_said(
         "update records set id = 1000 where id = 50",
     ],
 )
-def test_a_record_that_is_not_what_it_was_cuts_the_journal(tmp_path: Path, damage: str) -> None:
+def test_a_changed_record_cuts_the_journal(tmp_path: Path, damage: str) -> None:
     path = write(tmp_path)
     with sqlite3.connect(path) as db:
         db.execute(damage)
@@ -130,7 +135,7 @@ def test_a_record_that_is_not_what_it_was_cuts_the_journal(tmp_path: Path, damag
     store.close()
 
 
-def test_a_journal_that_lost_how_the_run_began_is_refused(tmp_path: Path) -> None:
+def test_a_journal_without_the_runs_beginning_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path)
     with sqlite3.connect(path) as db:
         db.execute("update records set body = x'00' where id = 3")
@@ -156,6 +161,7 @@ def fill(store: JournalStore) -> None:
         store.append(RoundNumbered(1_000 + number))
 
 
+@pytest.mark.fault("the journal's disk is full")
 def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     path = write(tmp_path)
     store = JournalStore(path)

@@ -1,4 +1,4 @@
-"""What must not be told is told nowhere: not in a log, a status, a repr, a file or a process's title."""
+"""Secrets appear in no log, status, repr, file or process title."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = "s3cret-" * 4
 
 
 def spellings(secret: bytes) -> Iterator[bytes]:
-    """As it might come to stand in a text."""
+    """Return the forms in which a secret could appear in a text."""
     yield secret
     yield secret.hex().encode()
     yield secret.hex().upper().encode()

@@ -1,4 +1,4 @@
-"""Services: files that their managers take, and daemons that end as these stop them."""
+"""Services: files that the service managers accept, and daemons that stop as these expect."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_systemd_takes_the_unit(tmp_path: Path, system: bool) -> None:
 
 
 def test_words_are_spelt_so_that_they_come_back() -> None:
-    """By systemd's rules: quotes and C escapes, then %% and $$."""
+    """Unquote words by systemd's rules: quotes and C escapes, then %% and $$."""
     made = ServiceUnit("x", ODD, Path("/"), {}, False)
     line = next(text for text in systemd_unit(made).splitlines() if text.startswith("ExecStart="))
     words: list[str] = []
@@ -139,7 +139,7 @@ def test_it_is_installed_listed_and_removed(tmp_path: Path) -> None:
         (["master", "--frob"], ExitCode.USAGE, "--frob"),
     ],
 )
-def test_what_would_not_start_is_not_installed(
+def test_a_command_that_cannot_start_is_not_installed(
     command: list[str], status: int, named: str, tmp_path: Path
 ) -> None:
     done = holdfast("install", "--", *command, folder=tmp_path)
@@ -150,8 +150,13 @@ def test_what_would_not_start_is_not_installed(
 # ---------------------------------------------------------------- signals
 
 
+@pytest.mark.fault(
+    "a service is stopped",
+    "SIGTERM",
+    "it drains, and ends with status 0; a second one ends it at once",
+)
 def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
-    """As systemd stops a service, and as an owner who does not want to wait does."""
+    """systemd sends SIGTERM once; an impatient operator sends it again."""
     fleet = Fleet(tmp_path)
     try:
         master = fleet.start_master(spec())
@@ -165,7 +170,7 @@ def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
         assert alder.wait() == 0
         assert "leaving after the round in flight" in alder.log
         fleet.until(lambda s: s["counts"]["live"] == 1, "one has left")
-        assert any("leaves: stopped by its owner" in e["text"] for e in fleet.master()["events"])
+        assert any("leaves: stopped by its operator" in e["text"] for e in fleet.master()["events"])
         master.signal(signal.SIGSTOP)  # nobody lets the other one go
         birch.signal(signal.SIGTERM)
         while "leaving after" not in birch.log:
@@ -180,7 +185,7 @@ def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
         fleet.stop_all()
 
 
-def test_what_is_not_tried_again_is_what_somebody_must_mend() -> None:
+def test_errors_that_need_an_operator_are_not_retried() -> None:
     again = {ExitCode.FAILED, ExitCode.ADDRESS, ExitCode.UNREACHABLE}
     others = {
         ExitCode.OK,

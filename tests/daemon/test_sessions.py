@@ -1,4 +1,4 @@
-"""A peer's connection with the master in virtual time: what it hears first, and what it hears last."""
+"""A peer's session with the master in virtual time: its first and its last messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import trio
 from attrs import define
 
 from holdfast.daemon.master.journal_store import GrantRow, JournalStore
-from holdfast.daemon.master.master_service import GREETINGS_MAX, HELLO_S, MasterService
+from holdfast.daemon.master.master_service import MasterService
+from holdfast.daemon.master.peer_greeting import GREETINGS_MAX, HELLO_S, PeerGreeting
 from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
 from holdfast.membership.master.coordinator import Coordinator
@@ -51,7 +52,7 @@ deadline_s = 5
 
 
 class SlowDisk(MemoryNetwork):
-    """The master's host; what it does in threads (the journal) takes this long."""
+    """The master's host, on which work in threads (the journal) takes ``seconds``."""
 
     seconds = 0.0
 
@@ -64,7 +65,7 @@ class SlowDisk(MemoryNetwork):
 
 @define(eq=False)
 class Table:
-    """A master, and strangers that speak to it message by message."""
+    """A master, and connections that a test drives message by message."""
 
     nursery: trio.Nursery
     world: MemoryWorld
@@ -72,13 +73,17 @@ class Table:
     disk: SlowDisk
     master: MasterService
 
+    @property
+    def greeting(self) -> PeerGreeting:
+        return self.master.sessions._greeting
+
     def admit(self, name: str, number: int) -> MemoryNetwork:
         peer = f"{number:032x}"
         self.store.admit(peer, GrantRow(Role.CONTRIBUTOR, True, name))
         return self.world.host(name, peer, Party.PEER)
 
     async def dial(self, network: MemoryNetwork, incarnation: int = 1) -> MessageStream:
-        """A connection of a peer that says Hello."""
+        """Connect as a peer and send Hello."""
         channel = await network.dial(MASTER_ADDRESS, party=Party.MASTER)
         stream = MessageStream(channel.stream)
         hello = Hello(VERSION_MAX, VERSION_MAX, RUN_ID, "x", (), incarnation, None, (), b"", ())
@@ -103,7 +108,7 @@ async def a_table(bytes_per_s: float = 1e9) -> AsyncIterator[Table]:
 
 
 async def all_of(stream: MessageStream) -> list[Message]:
-    """Everything until the end of the stream."""
+    """Receive all messages until the end of the stream."""
     heard: list[Message] = []
     with trio.fail_after(60):
         while True:
@@ -116,14 +121,14 @@ async def all_of(stream: MessageStream) -> list[Message]:
 # ---------------------------------------------------------------- first words
 
 
-async def test_welcome_comes_before_a_heartbeat_whatever_the_journal_takes() -> None:
+async def test_welcome_comes_before_a_heartbeat_however_slow_the_journal() -> None:
     async with a_table() as table:
         table.disk.seconds = 4.0  # heartbeats are due every second
         stream = await table.dial(table.admit("a", 1))
         assert isinstance(await stream.receive(), Welcome)
 
 
-async def test_what_was_meant_for_the_last_connection_does_not_reach_the_next_one() -> None:
+async def test_messages_for_a_connection_do_not_reach_the_next_one() -> None:
     async with a_table() as table:
         network = table.admit("a", 1)
         first = await table.dial(network)
@@ -138,8 +143,13 @@ async def test_what_was_meant_for_the_last_connection_does_not_reach_the_next_on
         assert isinstance(await other.receive(), Welcome)
 
 
+@pytest.mark.fault(
+    "a peer connects again and again while the disk is busy",
+    "each decision is for one connection",
+    "it hears only what was meant for its last one",
+)
 async def test_each_of_many_connections_hears_what_was_meant_for_it() -> None:
-    """Three processes of one peer come while the disk is busy: none is told what another is."""
+    """Three processes of one peer connect while the disk is busy; none gets another's messages."""
     async with a_table() as table:
         network = table.admit("a", 1)
         table.disk.seconds = 2.0
@@ -155,7 +165,7 @@ async def test_each_of_many_connections_hears_what_was_meant_for_it() -> None:
         assert first.number == 3
 
 
-async def test_who_is_dropped_and_comes_back_before_it_was_told_stays() -> None:
+async def test_a_peer_that_is_dropped_and_returns_before_it_is_told_stays() -> None:
     async with a_table() as table:
         network = table.admit("a", 1)
         first = await table.dial(network)
@@ -177,7 +187,7 @@ async def test_who_is_dropped_and_comes_back_before_it_was_told_stays() -> None:
 
 
 @pytest.mark.parametrize("bytes_per_s", [1e9, 2_000.0])
-async def test_who_leaves_hears_that_it_may_even_over_a_slow_link(bytes_per_s: float) -> None:
+async def test_a_leaving_peer_is_released_even_over_a_slow_link(bytes_per_s: float) -> None:
     async with a_table(bytes_per_s=bytes_per_s) as table:
         streams = [await table.dial(table.admit(f"peer{n}", n)) for n in range(1, 9)]
         await trio.sleep(1)
@@ -189,7 +199,7 @@ async def test_who_leaves_hears_that_it_may_even_over_a_slow_link(bytes_per_s: f
             assert heard[-1] == Refused(RefusalCode.LEFT, "you asked to leave")
 
 
-async def test_who_is_kicked_hears_it_after_what_was_queued() -> None:
+async def test_a_kicked_peer_is_told_after_the_queued_messages() -> None:
     async with a_table(bytes_per_s=3_000.0) as table:
         stream = await table.dial(table.admit("a", 1))
         for number in range(2, 12):
@@ -205,7 +215,7 @@ async def test_who_is_kicked_hears_it_after_what_was_queued() -> None:
         assert last.code is RefusalCode.KICKED
 
 
-async def test_who_does_not_read_is_let_go_in_bounded_time_all_the_same() -> None:
+async def test_a_peer_that_does_not_read_is_dropped_in_bounded_time() -> None:
     async with a_table() as table:
         network = table.admit("deaf", 1)
         await table.dial(network)
@@ -219,7 +229,7 @@ async def test_who_does_not_read_is_let_go_in_bounded_time_all_the_same() -> Non
         assert not table.master.sessions
 
 
-async def test_a_peer_that_talks_nonsense_is_told_and_gone_at_once() -> None:
+async def test_a_peer_that_sends_garbage_is_told_and_dropped_at_once() -> None:
     async with a_table() as table:
         stream = await table.dial(table.admit("a", 1))
         assert isinstance(await stream.receive(), Welcome)
@@ -231,6 +241,9 @@ async def test_a_peer_that_talks_nonsense_is_told_and_gone_at_once() -> None:
         assert not len(table.master.coordinator.context.roster)
 
 
+@pytest.mark.fault(
+    "a member floods a control stream", "its quota of items", "it is heard more slowly, it is named"
+)
 async def test_a_peer_that_floods_its_master_is_heard_slowly_and_named_and_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -270,7 +283,7 @@ async def test_a_peer_that_floods_its_master_is_heard_slowly_and_named_and_stays
         assert heard[f"{2:032x}"] == 20, "the other one is heard as ever"
         context = table.master.coordinator.context
         assert len(context.roster) == 2, "nobody is cut off"
-        named = [event for event in context.events if "more than its quota" in event.text]
+        named = [event for event in context.events if "exceeds its message quota" in event.text]
         assert [event.peer for event in named] == [f"{1:032x}"]
 
 
@@ -281,13 +294,18 @@ async def test_a_new_connection_brings_no_new_quota(monkeypatch: pytest.MonkeyPa
         stream = await table.dial(network)
         assert isinstance(await stream.receive(), Welcome)
         now_s = trio.current_time()
-        table.master._quotas.of(f"{1:032x}", now_s).spend(20_000 + 250_000, 0, now_s)
+        table.greeting._quotas.of(f"{1:032x}", now_s).spend(20_000 + 250_000, 0, now_s)
         await stream.aclose()
         again = await table.dial(network, incarnation=2)
         assert isinstance(await again.receive(), Welcome)
         assert 4.9 < trio.current_time() - now_s < HELLO_S
 
 
+@pytest.mark.fault(
+    "a key connects again and again, and says nothing",
+    "connections of it without a session",
+    "the fifth is closed unheard",
+)
 async def test_a_key_that_connects_again_and_again_and_says_nothing_has_few_places() -> None:
     async with a_table() as table:
         network = table.admit("a", 1)
@@ -298,10 +316,10 @@ async def test_a_key_that_connects_again_and_again_and_says_nothing_has_few_plac
         assert isinstance(await (await table.dial(table.admit("b", 2))).receive(), Welcome)
         await trio.sleep(HELLO_S)
         assert isinstance(await (await table.dial(network)).receive(), Welcome)
-        assert not table.master._greetings
+        assert not table.greeting._greetings
 
 
-async def test_who_was_kicked_is_told_so_without_another_event() -> None:
+async def test_a_kicked_peer_that_returns_is_refused_without_another_event() -> None:
     async with a_table() as table:
         network = table.admit("a", 1)
         coordinator = table.master.coordinator
@@ -314,7 +332,7 @@ async def test_who_was_kicked_is_told_so_without_another_event() -> None:
         assert len(coordinator.context.events) == before
 
 
-async def test_a_stranger_without_a_grant_is_told() -> None:
+async def test_a_peer_without_a_grant_is_refused() -> None:
     async with a_table() as table:
         stream = await table.dial(table.world.host("who", f"{7:032x}", Party.PEER))
         heard = await all_of(stream)

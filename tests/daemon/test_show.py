@@ -1,4 +1,4 @@
-"""``holdfast status`` for people."""
+"""The text output of ``holdfast status``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.membership.test_trees import LAB, OUTSIDE, a_tree
 from tests.plain import master_status
 
 
-def test_a_round_that_is_a_tree_says_what_it_saves(
+def test_a_tree_round_shows_its_expected_times(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -21,7 +21,7 @@ def test_a_round_that_is_a_tree_says_what_it_saves(
     show_status(master_status(table.master, table.now_s, "run"))
     out = capsys.readouterr().out
     assert f"round {order.round}: a tree" in out
-    assert "behind one line: a, b, c, d" in out
+    assert "sites: a, b, c, d" in out
     table.leave(LAB[0])
     show_status(master_status(table.master, table.now_s, "run"))
     assert "a tree" not in capsys.readouterr().out
@@ -62,10 +62,10 @@ def test_pairs_that_cannot_simply_dial_each_other_are_named(
     [
         (True, 0, "all peers hold the same bytes"),
         (False, 0, "not all peers could be compared"),
-        (False, 1, "healed when the fragment's next round is committed"),
+        (False, 1, "the fragment's next committed round repairs"),
     ],
 )
-def test_a_verification_ends_with_what_it_means(
+def test_a_verification_ends_with_its_conclusion(
     same: bool,
     differences: int,
     said: str,

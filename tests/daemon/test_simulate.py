@@ -48,7 +48,7 @@ def test_one_seed_tells_its_story_the_same_one_each_time() -> None:
 
 
 @pytest.mark.slow
-def test_a_broken_promise_is_told_with_its_faults_and_the_line_that_repeats_it(
+def test_a_violation_is_printed_with_its_faults_and_a_command_that_reproduces_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     original = MeanFactors.of
@@ -77,7 +77,7 @@ def test_the_number_of_peers_can_be_fixed() -> None:
     "arguments",
     [("--seeds", "0"), ("--peers", "1"), ("--start", "-1"), ("--trace",), ("--jobs", "0")],
 )
-def test_wrong_use_is_said(arguments: tuple[str, ...]) -> None:
+def test_wrong_options_are_refused(arguments: tuple[str, ...]) -> None:
     said = say(*arguments)
     assert said.exit_code == ExitCode.USAGE
     assert arguments[0] in said.output

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.spec.spec import RunSpec
-from holdfast.membership.spec.spec_faults import look_at
+from holdfast.membership.spec.spec_faults import find_faults
 from tests.processes.harness import Fleet, environment
 
 HOLDFAST = (sys.executable, "-m", "holdfast")
@@ -45,7 +45,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_setting_is_in_the_file_with_its_default(started: Path) -> None:
     text = (started / "run.toml").read_text()
-    assert look_at(text) == ([], [])
+    assert find_faults(text) == ([], [])
     live = RunSpec.parse(text)
     spelt = RunSpec.parse(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
     assert attrs.evolve(spelt, toml_text="") == attrs.evolve(live, toml_text="")
@@ -59,7 +59,7 @@ def test_nothing_is_written_over(started: Path) -> None:
     (started / "train.py").write_text("my own")
     done = run("init", ".", folder=started)
     assert done.returncode == ExitCode.CONFIG
-    assert "is there already" in done.stderr
+    assert "already exists" in done.stderr
     assert (started / "train.py").read_text() == "my own"
     assert run("init", "--force", folder=started).returncode == 0
     assert "holdfast.attach" in (started / "train.py").read_text()

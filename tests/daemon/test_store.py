@@ -1,4 +1,4 @@
-"""The journal on disk: what a restart finds, what a damaged file says, and invites' tokens."""
+"""The journal on disk: restarts, damaged files, and the tokens of invites."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_records_survive_in_order(tmp_path: Path) -> None:
     again.close()
 
 
-def test_commits_are_told_with_when_their_rounds_were_opened(tmp_path: Path) -> None:
+def test_commits_come_with_the_times_of_their_rounds(tmp_path: Path) -> None:
     clock = Clock()
     store = JournalStore(tmp_path / "journal.sqlite", now=clock)
     for number in range(1, 8):
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_journal_is_refused_with_its_path(tmp_path: Path) -> N
         JournalStore(tmp_path)
 
 
-def test_a_page_that_was_overwritten_is_no_traceback(tmp_path: Path) -> None:
+def test_an_overwritten_page_is_reported_without_a_traceback(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     store = JournalStore(path)
     store._db.execute("pragma synchronous = off")  # for speed
@@ -145,7 +145,7 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: int) -
 # ---------------------------------------------------------------- invites
 
 
-def test_a_token_admits_as_often_as_it_says() -> None:
+def test_a_token_admits_as_many_machines_as_it_has_uses() -> None:
     store = JournalStore(":memory:")
     token, _ = store.make_token(Role.SPARE, founder=True, uses=2, hours=1)
     invite = str(store.invites()[0]["id"])
@@ -156,7 +156,7 @@ def test_a_token_admits_as_often_as_it_says() -> None:
     assert raised.value.exit_code == ExitCode.INVITE
 
 
-def test_by_which_invite_somebody_came_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_the_invite_of_a_member_is_known_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     store = JournalStore(path)
     token, _ = store.make_token(Role.SPARE, founder=False, uses=1, hours=1.0)
@@ -229,7 +229,7 @@ def test_the_token_itself_is_nowhere_on_disk(tmp_path: Path) -> None:
     assert token.encode() not in (tmp_path / "journal.sqlite").read_bytes()
 
 
-def test_what_an_identity_was_admitted_for_is_remembered(tmp_path: Path) -> None:
+def test_a_grant_survives_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     store = JournalStore(path)
     assert store.grant(PEER) is None

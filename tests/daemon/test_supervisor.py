@@ -143,7 +143,7 @@ async def test_what_the_process_said_is_worth_more_than_its_exit_status(tmp_path
     script = f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) -ge 3 || exit 1"
     command = ["sh", "-c", script]
     supervisor = TrainerSupervisor(
-        command, tmp_path / "sock", member="me", words=words, tell=told.append
+        command, tmp_path / "sock", member="me", crash_report=words, tell=told.append
     )
     assert await supervisor.run() is TrainerEnd.DONE
     assert [(each.kind, each.reason) for each in told] == [
@@ -292,6 +292,11 @@ trio.run(TrainerSupervisor(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member=
 """
 
 
+@pytest.mark.fault(
+    "a daemon is killed",
+    "the end of a pipe, at a small process beside the training command (`daemon/peer/trainer_watcher.py`)",
+    "the command ends, and all that it has started, whatever sessions these have",
+)
 async def test_all_that_a_command_started_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
     """Its children, and those with sessions of their own, as torchrun's ranks have."""
     script = f"setsid sh -c 'echo $$ > {tmp_path}/rank; sleep 600; true' & " + FAMILY.format(

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from holdfast.daemon.master.reachability import NAMES_MAX, ReachabilityCheck
 from holdfast.daemon.web.run_history import READERS_MAX, past_routes
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.network.host_lookup import LANES, LOOKUPS_EACH
+from holdfast.protocol.network.host_lookup import GROUPS, LOOKUPS_EACH
 from holdfast.protocol.network.interface import Network
 from holdfast.protocol.network.sockets import SocketNetwork, open_tcp
 
@@ -73,7 +73,7 @@ def a_network() -> Network:
 
 def others_lane(than: str) -> str:
     """A member whose names are looked up in another lane."""
-    return next(each for each in map(str, range(100)) if (hash(each) - hash(than)) % LANES)
+    return next(each for each in map(str, range(100)) if (hash(each) - hash(than)) % GROUPS)
 
 
 @pytest.mark.real_time
@@ -87,7 +87,7 @@ async def test_names_that_members_give_keep_nobody_from_the_journal(names: Stuck
         await names.until(LOOKUPS_EACH)
         await trio.testing.wait_all_tasks_blocked(POLL_S)
         assert await network.run_sync(lambda: "written") == "written"
-        assert len(names.entered) <= LANES * LOOKUPS_EACH
+        assert len(names.entered) <= GROUPS * LOOKUPS_EACH
         names.go_on.set()
         nursery.cancel_scope.cancel()
 

@@ -1,4 +1,4 @@
-"""What ``holdfast watch`` draws fits its screen and shows what matters, whatever the run is like."""
+"""``holdfast watch`` fits its screen and shows the essentials, for any run."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def test_it_fits_and_shows_members_and_events(members: int, height: int) -> None
     lines = screen(a_run(members), 80, height)
     assert len(lines) <= height
     assert max(len(line) for line in lines) <= 80
-    assert lines[0].startswith("[b]first[/b]  waiting for weights  round 0"), (
-        "and no markup"
-    )
+    assert lines[0].startswith("[b]first[/b]  waiting for weights  round 0"), "and no markup"
     assert lines[-1].startswith("q: ")
     if members:
         assert lines[4].split()[0] == "a"
@@ -79,14 +77,14 @@ def test_it_fits_and_shows_members_and_events(members: int, height: int) -> None
         assert any("joined as member 26" in line for line in lines)
 
 
-def test_a_master_that_is_away_is_said_above_what_was_known() -> None:
+def test_an_unreachable_master_is_shown_above_its_last_status() -> None:
     lines = screen(a_run(2), 80, 24, away_s=7)
-    assert lines[0].startswith("the master does not answer, for 7 s")
+    assert lines[0].startswith("the master has not answered for 7 s")
     assert lines[4].split()[0] == "a"
-    assert screen(None, 80, 24, away_s=3)[0].startswith("the master does not answer")
+    assert screen(None, 80, 24, away_s=3)[0].startswith("the master has not answered")
 
 
-def test_lines_are_for_what_changes() -> None:
+def test_only_changes_are_printed_as_lines() -> None:
     table = Table()
     lines = ChangeLines()
 
@@ -97,9 +95,7 @@ def test_lines_are_for_what_changes() -> None:
     table.join("a" * 32)
     first = told()
     assert len(first) == 1, "what was before is not told"
-    assert first[0].startswith(
-        "first  waiting for weights, 1 member: initial weights: waiting"
-    )
+    assert first[0].startswith("first  waiting for weights, 1 member: initial weights: waiting")
     assert told() == []
     table.join("b" * 32)
     state, event = told()
@@ -133,7 +129,7 @@ def test_a_clock_that_moved_is_no_change() -> None:
 
 
 @pytest.mark.real_time
-async def test_who_looks_again_keeps_its_connection() -> None:
+async def test_polls_share_a_connection() -> None:
     callers = set()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,7 +153,7 @@ MASTER = DaemonAddress("master", "http://nowhere", "", 0)
 
 @pytest.fixture
 def history(monkeypatch: pytest.MonkeyPatch) -> MetricsStore:
-    """Of a run, in the place of the daemon that would be asked for it; few rows at a time."""
+    """A run's history served in place of a daemon's, a few rows at a time."""
     history = MetricsStore(":memory:")
     monkeypatch.setattr(daemon_client, "EVENTS_ANSWER_MAX", 2)
     monkeypatch.setattr(daemon_client, "ROUNDS_ANSWER_MAX", 2)
@@ -224,7 +220,7 @@ def test_events_are_found_by_name_id_kind_and_text(history: MetricsStore) -> Non
     assert found(kinds=["leave"], peer="c") == []
 
 
-def test_rounds_are_told_with_the_names_of_who_took_part(history: MetricsStore) -> None:
+def test_rounds_name_their_contributors(history: MetricsStore) -> None:
     for number in range(1, 6):
         row = {
             **a_round(number, 9.0 * number),
@@ -240,7 +236,7 @@ def test_rounds_are_told_with_the_names_of_who_took_part(history: MetricsStore) 
     assert [row.round for row in rounds_of(MASTER, 9)] == [5, 4, 3, 2, 1]
 
 
-def test_who_goes_on_looking_asks_for_a_round_once(history: MetricsStore) -> None:
+def test_a_poller_fetches_each_round_once(history: MetricsStore) -> None:
     asked_for = RunSnapshot()
 
     def look(*numbers: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The HTTP side: who may do what, what comes back for nonsense, and that it really listens."""
+"""The HTTP server: authorization, invalid requests, and its socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
 
 
 class Things:
-    """An application with one read and two actions, and what was done."""
+    """An application with one read and two actions, and a list of the actions done."""
 
     def __init__(self, pages: PageFiles = PAGES) -> None:
         self.done: list[Json] = []
@@ -98,7 +98,7 @@ async def test_a_body_that_is_no_json_object_is_refused(content: bytes) -> None:
     assert things.done == []
 
 
-async def test_what_the_person_can_mend_comes_back_with_hint_and_exit_code() -> None:
+async def test_a_user_error_comes_back_with_hint_and_exit_code() -> None:
     response = await Things().ask("POST", "/api/refuse", json={}, headers=AUTHORISED)
     assert response.status_code == 422
     assert response.json() == {
@@ -205,7 +205,7 @@ async def test_the_page_and_its_files_are_served_and_nothing_else(tmp_path: Path
         assert (await things.ask("GET", path)).status_code == 404, path
 
 
-async def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
+async def test_a_file_in_the_browsers_cache_is_not_sent_again() -> None:
     things = Things()
     first = await things.ask("GET", "/")
     again = await things.ask("GET", "/", headers={"if-none-match": first.headers["etag"]})

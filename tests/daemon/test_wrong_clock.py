@@ -74,6 +74,11 @@ async def why_it_ended(master: Master, state: Path, patience_s: float) -> UserEr
     return error
 
 
+@pytest.mark.fault(
+    "a machine's clock is wrong by a day",
+    "the certificates' times",
+    "it is told so, on its terminal and by its exit status",
+)
 @pytest.mark.parametrize("days", [-3, 3])
 async def test_a_newcomer_is_told_at_once(tmp_path: Path, days: int) -> None:
     with a_master_whose_clock_is_ahead(tmp_path, days) as master:
@@ -82,6 +87,7 @@ async def test_a_newcomer_is_told_at_once(tmp_path: Path, days: int) -> None:
     assert (error.exit_code, error.hint) == (ExitCode.UNREACHABLE, WRONG_CLOCK_HINT)
 
 
+@pytest.mark.fault("a machine's clock is wrong by a day")
 @pytest.mark.parametrize("days", [-3, 3])
 async def test_who_was_here_before_is_told_at_once_and_goes_on_trying(
     tmp_path: Path, days: int, caplog: pytest.LogCaptureFixture

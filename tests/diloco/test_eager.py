@@ -1,4 +1,4 @@
-"""A trainer's own view of the outer optimizer, from nothing but one version after the other."""
+"""A trainer's estimate of the outer optimizer, from the fragment's versions alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS = [(0.7, 0.9, True), (0.4, 0.9, True), (0.7, 0.7, False), (1.0, 0.0, Tr
 
 
 class Run:
-    """The shared state; its contributors' pseudo-gradients have much in common, as real ones do."""
+    """The shared state, with contributors whose pseudo-gradients are correlated, as real ones are."""
 
     def __init__(self, lr: float, mu: float, nesterov: bool, peers: int) -> None:
         self.chance = np.random.default_rng(3)
@@ -118,7 +118,7 @@ def test_without_a_part_of_its_own_in_the_last_mean_it_does_not_guess() -> None:
         assert (outlook.preview(deltas[0]) is not None) == own
 
 
-def test_after_a_version_that_it_has_not_seen_it_learns_anew() -> None:
+def test_after_a_version_that_it_has_not_seen_it_learns_from_scratch() -> None:
     run = Run(0.7, 0.9, True, peers=2)
     outlook = run.outlook()
     for number in range(3 + SEEN_ROUNDS_MIN + 1):

@@ -128,7 +128,7 @@ GPT = [
 ]
 
 
-def test_groups_say_what_each_fragment_is() -> None:
+def test_groups_define_the_fragments() -> None:
     """``h.1.*`` is not ``h.10``; embeddings and the rest may have a fragment of their own."""
     fragments = grouped(GPT, [["embed*", "norm.*"], ["h.1.*"], ["h.[02-9].*", "h.1[01].*"]])
     names = [{GPT[index].name for index in fragment.tensors} for fragment in fragments]
@@ -156,7 +156,7 @@ def test_one_group_of_everything_is_one_fragment_of_everything() -> None:
         ),
         (
             [["*", "head*"]],
-            "'head[*]' of group 0 is the name of no tensor [(]tied tensors have the",
+            "'head[*]' of group 0 matches no tensor [(]tied tensors have the",
         ),
         ([["*"], []], "group 1 is empty"),
         ([["EMBED*"], ["h.*", "norm*"]], "tensor 'embed.weight' is in no group"),

@@ -1,4 +1,4 @@
-"""Merging: nothing of the steps taken meanwhile is lost, nothing is counted twice."""
+"""Merging: no step taken meanwhile is lost, and none is counted twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The algorithm's parts, put together with an owner's mean, train as textbook DiLoCo does."""
+"""The algorithm's parts, with a chunk owner's mean, train as textbook DiLoCo does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unpack(values: Values, model: torch.nn.Module, fragment: Fragment) -> None:
 
 
 def mean_of(deltas: list[Values]) -> Values:
-    """As an owner makes it, of equal weights."""
+    """Return the mean as a chunk owner makes it, with equal weights."""
     fp32 = get_codec("fp32")
     peers = [f"{number:032x}" for number in range(len(deltas))]
     factors = MeanFactors.of([Contributor(peer, 160, 1.0) for peer in peers])

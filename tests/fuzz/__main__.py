@@ -38,7 +38,7 @@ KEPT_MAX = 60  # inputs of one target in the repository
 
 
 def found_before(name: str) -> Path:
-    """Where a target's inputs are that were found here; those that it likes are put there."""
+    """Return the folder of a target's inputs found on this machine; the fuzzer adds to it."""
     found = FOUND / name
     found.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(TARGETS[name].seeds()):
@@ -90,7 +90,7 @@ def fuzz(name: str, seconds: float, runs: int) -> dict[str, Any]:
 
 
 def keep(name: str) -> int:
-    """Put what reached new code into the archive, the shortest first; how many inputs it has then."""
+    """Put inputs that reached new code into the archive, the shortest first; return the number there."""
     kept = archive.read(name)
     there = set(kept.values())
     found = [path.read_bytes() for path in found_before(name).iterdir()]
@@ -103,7 +103,7 @@ def keep(name: str) -> int:
 
 
 def show(name: str, where: str) -> None:
-    """Where: a file, or an entry of the target's archive."""
+    """Run one input: a file, or an entry of the target's archive."""
     target: Target = TARGETS[name]
     data = archive.read(name).get(where)
     target.run(Path(where).read_bytes() if data is None else data)
@@ -111,7 +111,7 @@ def show(name: str, where: str) -> None:
 
 
 def add(name: str, path: Path) -> None:
-    """Whatever the archive has by now: what failed once stays."""
+    """Add an input that failed to the archive, for good."""
     archive.write(name, {**archive.read(name), path.name: path.read_bytes()})
     print(f"{archive.archive_of(name).relative_to(ROOT)} has {path.name}")
 

@@ -1,4 +1,4 @@
-"""The inputs that the repository keeps for each target, one archive a target, so that the tree can be read.
+"""The inputs that the repository keeps for each target, one archive per target, to keep the tree readable.
 
 An archive depends on its inputs and nothing else: entries are sorted and not compressed, and all have
 the same time. So the same inputs are the same bytes, whichever machine and whichever zlib wrote them.
@@ -22,12 +22,12 @@ def archive_of(target: str, corpus: Path = CORPUS) -> Path:
 
 
 def targets(corpus: Path = CORPUS) -> set[str]:
-    """Those that have an archive."""
+    """Return the targets that have an archive."""
     return {path.name.removesuffix(SUFFIX) for path in corpus.iterdir()}
 
 
 def read(target: str, corpus: Path = CORPUS) -> dict[str, bytes]:
-    """The inputs, by name; none where there is no archive yet."""
+    """Return the inputs, by name; none if there is no archive yet."""
     path = archive_of(target, corpus)
     if not path.exists():
         return {}
@@ -36,7 +36,7 @@ def read(target: str, corpus: Path = CORPUS) -> dict[str, bytes]:
 
 
 def write(target: str, inputs: Mapping[str, bytes], corpus: Path = CORPUS) -> None:
-    """Let the archive hold these, by name; it is left alone if it does already."""
+    """Write these inputs, by name, to the archive, unless it holds exactly them."""
     if inputs == read(target, corpus):
         return
     corpus.mkdir(parents=True, exist_ok=True)
@@ -48,11 +48,11 @@ def write(target: str, inputs: Mapping[str, bytes], corpus: Path = CORPUS) -> No
 
 
 def unpack(target: str, folder: Path, corpus: Path = CORPUS) -> None:
-    """A file each, for a fuzzer."""
+    """Write each input to a file, for a fuzzer."""
     for name, data in read(target, corpus).items():
         (folder / name).write_bytes(data)
 
 
 def name_of(data: bytes) -> str:
-    """What an input is called that nobody has given a name: as libFuzzer does, but shorter."""
+    """Return the default name of an input: libFuzzer's, but shorter."""
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()[:NAME_CHARS]

@@ -1,4 +1,4 @@
-"""Members that say anything at all to the master: bytes become a conversation, the rules must hold.
+"""Members that send arbitrary messages to the master: bytes become a conversation, the rules must hold.
 
 Every message is a well-formed record (what is not never gets past ``wire``, which is a target of its own), but
 nothing in it need be true: rounds that are not open, roots that nobody has, peers that do not exist. The
@@ -52,7 +52,7 @@ class _ExhaustedError(Exception):
 
 
 class _MisfitError(Exception):
-    """The bytes came to a record that keeps no limits: ``wire`` would not have let it in."""
+    """The bytes gave a record beyond its limits, which ``wire`` would have refused."""
 
 
 class Source:
@@ -63,7 +63,7 @@ class Source:
         self._at = 0
 
     def below(self, count: int) -> int:
-        """0 to ``count - 1``, ``count`` being 256 at most."""
+        """Return a number from 0 to ``count - 1``; ``count`` is 256 at most."""
         if self._at >= len(self._data):
             raise _ExhaustedError
         self._at += 1
@@ -114,7 +114,7 @@ def _turn_of(table: Table, source: Source) -> None:
 
 
 def _said(table: Table, kind: type[Any], source: Source) -> Any:
-    """A message of this kind; None: it would not have come through."""
+    """Return a message of this kind, or None if ``wire`` would have refused it."""
     numbers = [0, 1, 2, 3, 2**31, 2**63 - 1, *table.master.scheduler.rounds]
     try:
         message = _record(kind, source, numbers)

@@ -1,4 +1,4 @@
-"""What strangers, members and disks can hand to us as bytes, and what each may make of it.
+"""Fuzz targets: every parser of bytes from unidentified connections, members and disks.
 
 A target takes any bytes and raises nothing: what its parser is documented to raise is caught here, and
 everything else (another exception, a hang, a gigabyte for a short input) is a bug. Where what was read can
@@ -41,7 +41,7 @@ from holdfast.collectives.contributor_sets import pack_set, unpack_set
 from holdfast.daemon.web.run_history import Query, QueryError
 from holdfast.membership.master.state.journal import RECORDS
 from holdfast.membership.spec.spec import CODECS, RunSpec
-from holdfast.membership.spec.spec_faults import look_at
+from holdfast.membership.spec.spec_faults import find_faults
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.connection_phases import (
@@ -91,12 +91,12 @@ RUN_TOML = '[run]\nname = "a"\nrounds = 3\n[diloco]\nsync_every = 20\noverlap = 
 
 @frozen
 class Target:
-    """Something that reads bytes.
+    """A function that reads bytes.
 
     Attributes:
       run: see the top of this file.
-      seeds: a few inputs that it likes.
-      bytes_max: longer inputs show nothing new.
+      seeds: a few valid inputs.
+      bytes_max: longer inputs test nothing new.
     """
 
     run: Callable[[bytes], None]
@@ -108,7 +108,7 @@ class Target:
 
 
 def message(data: bytes) -> None:
-    """A control stream's frame; and what may come of it in each phase of a conversation."""
+    """Read a control stream's frame, in each phase of a connection."""
     read = _read(data)
     for phase in (NEWCOMER, ADMITTING, CLAIM, GREETING, MEMBER, LINK_GREETING, LINK):
         assert phase.types is not None
@@ -129,7 +129,7 @@ def _read(data: bytes) -> Message | None:
 
 
 def long_message(data: bytes) -> None:
-    """So often one after the other, as a layout's tensors, that items are counted while they are built."""
+    """Repeat the input as a layout's tensors, so often that items are counted while they are built."""
     if not data:
         return
     count = min(wire.UNCOUNTED_BYTES_MAX // len(data) + 1, TENSORS_MAX)
@@ -156,7 +156,7 @@ def _messages() -> list[bytes]:
 
 
 def frame_header(data: bytes) -> None:
-    """What stands before a lane's frames, and before a lane."""
+    """Read a frame header, and a lane's preamble."""
     with suppress(RemoteProtocolError):
         assert LanePreamble.unpack(data).pack() == data
     if len(data) >= HEADER_BYTES:
@@ -165,7 +165,7 @@ def frame_header(data: bytes) -> None:
 
 
 def lane(data: bytes) -> None:
-    """A lane's bytes, from somebody who does not have its key: nothing may come through."""
+    """Read a lane's bytes from a sender without its key: no frame may come through."""
     opener = RecordOpener(KEY)
     source = io.BytesIO(data)
     try:
@@ -196,7 +196,7 @@ def _frames() -> bytes:
 
 
 def frames(data: bytes) -> None:
-    """Frames of a reduction from two members who have the keys, to an owner's books: six bytes each."""
+    """Give frames of a reduction from two members with keys to an owner's tracker: six bytes each."""
     ledger = a_ledger(A)
     for start in range(0, len(data) - 5, 6):
         who, kind, index, attempt, length, what = data[start : start + 6]
@@ -224,7 +224,7 @@ def frames(data: bytes) -> None:
 
 
 def codec(data: bytes) -> None:
-    """An encoded chunk; the first byte chooses the codec."""
+    """Decode a chunk; the first byte chooses the codec."""
     if not data:
         return
     name = CODECS[data[0] % len(CODECS)]
@@ -249,7 +249,7 @@ def _chunks() -> list[bytes]:
 
 
 def contributors(data: bytes) -> None:
-    """The set that follows a partial result."""
+    """Read the contributor set that follows a partial result."""
     if len(data) < 2:
         return
     count = 1 + data[0] % 40
@@ -259,7 +259,7 @@ def contributors(data: bytes) -> None:
 
 
 def block(data: bytes) -> None:
-    """A compressed block of state; its first byte says how long it should become."""
+    """Decompress a block of state; the first byte sets its length."""
     if not data:
         return
     size, width = 4 * data[0], 8 if data[0] % 2 else 4
@@ -270,7 +270,7 @@ def block(data: bytes) -> None:
 
 
 def certificate(data: bytes) -> None:
-    """What a newcomer sends to be signed, and what anybody shows."""
+    """Read a certificate request, and a certificate."""
     with suppress(RemoteProtocolError):
         holder_of(load_certificate(data))
     try:
@@ -292,7 +292,7 @@ def _certificates() -> list[bytes]:
 
 
 def query(data: bytes) -> None:
-    """The part of an HTTP address behind the question mark."""
+    """Parse the part of an HTTP address behind the question mark."""
     text = data.decode("latin-1")
     names = ("limit", "before", "from", "text")
     given = Query(dict.fromkeys(names, text), names)
@@ -311,7 +311,7 @@ def query(data: bytes) -> None:
 
 
 def invite(data: bytes) -> None:
-    """What somebody pasted; and the same with a right checksum, which is not a secret."""
+    """Decode an invite, and the same bytes with a correct checksum, which is not a secret."""
     checked = data + hashlib.sha256(data).digest()[:CHECKSUM_BYTES]
     packed = PREFIX + base64.urlsafe_b64encode(checked).decode().rstrip("=")
     for text in (data.decode("utf-8", "replace"), packed):
@@ -330,16 +330,16 @@ def _invites() -> list[bytes]:
 
 
 def address(data: bytes) -> None:
-    """HOST:PORT, from a member's ``Hello`` or a command line."""
+    """Parse HOST:PORT, from a member's ``Hello`` or a command line."""
     with suppress(UserError):
         read = Address.parse(data.decode("utf-8", "replace"))
         assert Address.parse(str(read)) == read
 
 
 def spec(data: bytes) -> None:
-    """run.toml: from a person, a journal, a master."""
+    """Parse run.toml, from an operator, a journal, or a master."""
     text = data.decode("utf-8", "replace")
-    errors, _warnings = look_at(text)
+    errors, _warnings = find_faults(text)
     try:
         read = RunSpec.parse(text)
     except UserError:
@@ -350,7 +350,7 @@ def spec(data: bytes) -> None:
 
 
 def journal(data: bytes) -> None:
-    """A row of the journal, whose checksum is right."""
+    """Read a row of the journal with a correct checksum."""
     for kind in RECORDS.values():
         with suppress(RemoteProtocolError, ValueError, TypeError):
             read = wire.from_plain(kind, msgpack.unpackb(data))
@@ -373,7 +373,7 @@ class _Shelf(FolderStore):
 
 
 def checkpoint(data: bytes) -> None:
-    """A checkpoint's file; and one whose manifest is these bytes, with the right digest."""
+    """Read a checkpoint's file, and one whose manifest is these bytes, with the right digest."""
     text = data.decode("utf-8", "replace")
     digest = blake3(text.encode()).hexdigest()
     made = bytes(encode_header([], {MANIFEST_KEY: text, DIGEST_KEY: digest}))
@@ -392,7 +392,7 @@ def _checkpoints() -> list[bytes]:
 
 
 def spool(data: bytes) -> None:
-    """Blocks of a copy that this machine's disk has kept, or says so."""
+    """Read the blocks of a partial copy on this machine's disk."""
     with tempfile.TemporaryDirectory(dir=_scratch()) as folder:
         path = Path(folder, "0.blocks")
         path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Every target takes the corpus, and what hypothesis makes of its seeds, as it should."""
+"""Every target accepts the corpus, and hypothesis's variations of its seeds, without an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = 60
 
 
 def edits(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
-    """A seed with some bytes left out at one place and others put there; or any bytes at all."""
+    """Generate a seed with some bytes replaced, or any bytes."""
 
     def edit(seed: bytes, where: int, length: int, instead: bytes) -> bytes:
         start = where % (len(seed) + 1)
@@ -61,7 +61,7 @@ def test_no_corpus_is_left_without_its_target() -> None:
     assert archive.targets() == set(TARGETS)
 
 
-def test_an_archive_is_what_its_inputs_are_whenever_and_in_whatever_order_they_came(
+def test_an_archive_depends_on_its_inputs_and_not_on_their_order(
     tmp_path: Path,
 ) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
@@ -83,6 +83,6 @@ def test_a_fuzzer_gets_a_file_for_each_input_of_an_archive(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_writing_an_archive_anew_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_writing_an_archive_again_changes_nothing(name: str, tmp_path: Path) -> None:
     archive.write(name, archive.read(name), tmp_path)
     assert archive.archive_of(name, tmp_path).read_bytes() == archive.archive_of(name).read_bytes()

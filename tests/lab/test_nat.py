@@ -59,6 +59,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.fault("they are behind routers that keep ports")
 @needs_lab
 @pytest.mark.timeout(600)
 def test_every_pair_of_machines_has_a_route(tmp_path: Path) -> None:
@@ -73,6 +74,9 @@ def test_every_pair_of_machines_has_a_route(tmp_path: Path) -> None:
     assert outbound == {"home1", "home1b", "home2", "carrier", "shut"}
 
 
+@pytest.mark.fault(
+    "a router forgets idle connections", "nothing", "TCP's keepalives come more often"
+)
 @needs_lab
 @pytest.mark.parametrize(("keepalive_s", "heard"), [(1, "still there"), (60, "")])
 def test_an_idle_connection_outlives_a_routers_patience(keepalive_s: int, heard: str) -> None:

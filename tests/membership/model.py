@@ -87,7 +87,7 @@ SIZE = FragmentSize(5 * 4_096, 0, 1)  # six chunks
 
 
 def layout_of(fragments: int) -> ModelLayout:
-    """Of a model that is cut into so many fragments of that size."""
+    """Return the layout of a model with this number of fragments of this size."""
     values = TensorSpec("values", (fragments, SIZE.value_count), "float32", "buffer")
     return ModelLayout((values, TensorSpec("counters", (fragments,), "int64", "counter")))
 
@@ -300,7 +300,7 @@ class ModelPeer:
             self.message_queue.append(Held(message.round, message.attempt, running.bits()))
 
     def _diagnose(self, message: Diagnose) -> None:
-        """What it lacks, and digests of what it holds: those of its report, right or wrong."""
+        """Report what the peer lacks, and the digests of its reported result, right or wrong."""
         number, running = message.round, self.reducing.get(message.round)
         if running is None or running.attempt != message.attempt:
             self.message_queue.append(Diagnosis(number, message.attempt))
@@ -326,13 +326,13 @@ class ModelPeer:
         running.attempt, running.lost = message.attempt, False
         for a in message.assignments:
             for chunk in range(a.first_chunk, a.first_chunk + a.chunk_count):
-                if a.anew and chunk in running.chunks:
+                if a.from_scratch and chunk in running.chunks:
                     adding = [contributor.peer for contributor in running.order.contributors]
                     assert self.peer not in adding, "told to make anew what a survivor holds"
                     self.give_up(number, (), "it holds another result")
                     return
                 running.owners[chunk], running.since[chunk] = a.owner, message.attempt
-                if a.anew:
+                if a.from_scratch:
                     running.makers[chunk] = a.owner
                     running.spread_to.pop(chunk, None)
                 else:
@@ -345,7 +345,7 @@ class ModelPeer:
     def give_up(
         self, number: int, accused: tuple[str, ...], reason: str, bad: bool = False
     ) -> None:
-        """The reduction ends here."""
+        """End the reduction at this peer."""
         attempt = self.reducing[number].attempt
         for memory in (self.orders, self.results, self.reducing):
             memory.pop(number, None)
@@ -373,7 +373,7 @@ class ModelPeer:
     # ------------------------------------------------------------ what it does
 
     def advance(self, fragment: int) -> None:
-        """Apply what is decided, in order of versions, as far as the results are here."""
+        """Apply committed results in order of versions, as far as they have arrived."""
         for number in sorted(self.pending):
             commit = self.pending[number]
             held = self.state[commit.fragment]
@@ -413,7 +413,7 @@ class ModelPeer:
             self.message_queue.append(Ready(number, weight, norm, held[1], message.at_step))
 
     def reduce(self, number: int, others: Mapping[str, ModelPeer], *, wrong: bool = False) -> None:
-        """Get as far as the others let us, and report; right or wrong."""
+        """Proceed as far as the other peers allow, and report a result, right or wrong."""
         running, order = self.reducing[number], self.orders[number]
         missing = {
             running.owners[chunk]
@@ -434,7 +434,7 @@ class ModelPeer:
             self.message_queue.append(Reduced(number, running.attempt, digest, running.manifest()))
 
     def _tell_loss(self, number: int, missing: set[str], others: Mapping[str, ModelPeer]) -> None:
-        """Accuse those whom we need and cannot reach, once per attempt."""
+        """Accuse the needed members that cannot be reached, once per attempt."""
         running = self.reducing[number]
         needed = missing - {self.peer}
         if self.peer in missing:
@@ -446,14 +446,14 @@ class ModelPeer:
             self.message_queue.append(ReduceFailed(number, running.attempt, accused, False, "lost"))
 
     def takes_part(self, order: Reduce) -> bool:
-        """Whether our process has this reduction, or may still hear of it."""
+        """Return whether this process has the reduction, or may still receive its order."""
         running = self.reducing.get(order.round)
         if running is not None:
             return running.order.attempt == order.attempt
         return order in self.inbox
 
     def _obtain(self, number: int, chunk: int, others: Mapping[str, ModelPeer]) -> bool:
-        """Have the chunk's result: make it, or take it from its owner."""
+        """Get the chunk's result: add it up, or take it from its owner."""
         running = self.reducing[number]
         if chunk in running.chunks:
             return True
@@ -481,7 +481,7 @@ class ModelPeer:
         return True
 
     def _make(self, number: int, chunk: int, others: Mapping[str, ModelPeer]) -> bool:
-        """As its owner: add up what has come, if all has that can still come."""
+        """Add up a chunk as its owner, if all contributions that can still come are there."""
         running = self.reducing[number]
         if chunk in running.chunks:
             return True
@@ -525,7 +525,7 @@ class ModelPeer:
 
 
 def founded_by(peer: ModelPeer) -> WeightsSupplied:
-    """The peer's state becomes version 0."""
+    """Make version 0 the peer's state."""
     heads = tuple(
         FragmentHead(fragment, 0, hashed("founded", peer.peer, fragment))
         for fragment in range(peer.fragment_count)
@@ -536,11 +536,11 @@ def founded_by(peer: ModelPeer) -> WeightsSupplied:
 
 
 class MasterDiedError(Exception):
-    """The present call's effects were carried out only in part."""
+    """Ends a call whose effects were carried out only in part."""
 
 
 class World:
-    """Everything; the methods are what can happen."""
+    """The whole run; each method is something that can happen."""
 
     def __init__(self, toml: str, fragments: int, grants: Sequence[Grant]) -> None:
         text = f"[diloco]\nfragments = {fragments}\nsync_every = 10\n{toml}"
@@ -596,7 +596,7 @@ class World:
                     self.witness.gone(name)
 
     def _check_waiting(self) -> None:
-        """Nobody waits for the dead longer than the deadline (and what follows from it)."""
+        """Check that no peer waits for a dead one longer than the deadline and its consequences."""
         limit_s = 1.2 * DEADLINE_S
         for round_ in self.master.scheduler.rounds.values():
             if round_.phase is RoundPhase.REDUCING:
@@ -605,7 +605,7 @@ class World:
                 assert self.now_s <= self.witness.moved_s[key] + limit_s, "an attempt hangs"
 
     def cut_journal(self, count: int) -> None:
-        """The master dies, and its journal loses its last records."""
+        """Kill the master; its journal loses its last records."""
         founded = next(
             (i for i, r in enumerate(self.journal) if isinstance(r, RunFounded)), len(self.journal)
         )
@@ -653,7 +653,7 @@ class World:
             self.call(self.master.detach, peer.peer, "its process ended")
 
     def flush(self, peer: ModelPeer, count: int = 1_000) -> None:
-        """Deliver what the peer has said to the master."""
+        """Deliver the peer's messages to the master."""
         while peer.message_queue and count and peer.connected and not peer.frozen:
             message = peer.message_queue.popleft()
             count -= 1
@@ -667,7 +667,7 @@ class World:
             count -= 1
 
     def work(self, peer: ModelPeer) -> None:
-        """Everything that a healthy peer has to do now."""
+        """Do everything that a healthy peer has to do now."""
         if not peer.connected or peer.frozen:
             return
         self.deliver(peer)
@@ -681,7 +681,7 @@ class World:
         self.flush(peer)
 
     def wait(self, seconds: float) -> None:
-        """Time passes; who is alive says so, the rest goes silent."""
+        """Let time pass; live peers send heartbeats, the others are silent."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s = min(end_s, self.master.next_deadline_s(), self.now_s + DEADLINE_S / 2)
@@ -696,18 +696,18 @@ class World:
             self._check_silence()
 
     def _check_silence(self) -> None:
-        """By the witness's own clock."""
+        """Check by the test's own clock that no silent peer is still a member."""
         for peer in self.peers:
             if peer.connected and not peer.frozen:
                 self.heard_s[peer.peer] = self.now_s
         for member in self.master.context.roster:
             heard_s = max(self.heard_s.get(member.peer, -math.inf), member.attached_s)
-            assert self.now_s <= heard_s + 1.6 * DEADLINE_S, "somebody silent is still in"
+            assert self.now_s <= heard_s + 1.6 * DEADLINE_S, "a silent peer is still a member"
 
     # ------------------------------------------------------------ what must come to pass
 
     def can_get_on(self) -> bool:
-        """Whether the peers that are allowed in can bring the run further at all."""
+        """Return whether the peers that may attach can continue the run at all."""
         history = self.master.context.history
         able = [peer for peer in self.peers if peer.peer not in self.revoked]
         contributors = [peer for peer in able if peer.grant.role is Role.CONTRIBUTOR]
@@ -733,7 +733,7 @@ class World:
         )
 
     def calm_down(self) -> None:
-        """No more faults: everybody comes back, and the run must get on."""
+        """End all faults: all peers return, and the run must go on."""
         self.crash_after = None
         for peer in self.peers:
             peer.frozen, peer.trainer = False, True
@@ -762,7 +762,7 @@ class World:
         )
 
     def _all_in_sync(self) -> bool:
-        """All are members, and as many of them in sync as there is room for."""
+        """Return whether all are members, and as many in sync as there is room for."""
         members = list(self.master.context.roster)
         allowed = [peer for peer in self.peers if peer.peer not in self.revoked]
         limits = self.spec.membership

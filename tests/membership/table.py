@@ -1,4 +1,4 @@
-"""A table to talk at: one master, any number of peers whose messages the test writes by hand."""
+"""A master, and peers whose messages the test writes by hand."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def sizes_of(fragments: int) -> tuple[FragmentSize, ...]:
 
 
 class Table:
-    """Calls the master, validates it after every call and sorts what it wants done."""
+    """Calls the master, checks its invariants after every call and sorts its effects."""
 
     def __init__(self, toml: str = "", fragments: int = 1) -> None:
         text = f"[diloco]\nfragments = {fragments}\n" + toml
@@ -170,7 +170,7 @@ class Table:
     # ------------------------------------------------------------ what is heard
 
     def hear(self, peer: str, kind: type[M]) -> M:
-        """The first message of this kind that the peer has not been asked about."""
+        """Return the first message of this kind that was not returned before."""
         inbox = self.heard.get(peer, [])
         for index, message in enumerate(inbox):
             if isinstance(message, kind):
@@ -182,7 +182,7 @@ class Table:
         assert not [m for m in self.heard.get(peer, []) if isinstance(m, kind)]
 
     def forget(self) -> None:
-        """Everything heard so far is old news."""
+        """Forget all messages so far."""
         self.heard.clear()
         self.effects = []
 
@@ -197,7 +197,7 @@ class Table:
         return "\n".join(e.event.text for e in self.effects if isinstance(e, AnnounceEvent))
 
     def roles(self) -> dict[str, str]:
-        """By peer: its role in the last view, with a star when it is in sync."""
+        """Return roles by peer in the last view, with a star if the peer is in sync."""
         return {
             info.peer[0]: info.role.value + ("*" if info.in_sync else "")
             for info in self.master.context.roster.view_members
@@ -210,7 +210,7 @@ class Table:
     # ------------------------------------------------------------ whole chapters
 
     def found(self, peer: str = A, hello: Hello | None = None, host: str = "") -> None:
-        """An empty run gets its first weights from this peer."""
+        """Found the run with this peer's weights."""
         count = self.spec.diloco.fragments
         self.join(peer, FOUNDER, hello, host)
         self.say(
@@ -224,7 +224,7 @@ class Table:
         )
 
     def join_in_sync(self, peer: str, grant: Grant = CONTRIBUTOR, incarnation: int = 1) -> None:
-        """A peer joins and fetches everything."""
+        """Attach a peer that fetches the whole state."""
         self.join(peer, grant, hello_of(peer, incarnation=incarnation))
         self.sync(peer)
 
@@ -233,7 +233,7 @@ class Table:
             self.say(peer, Synced(order.head, 64))
 
     def start(self, *peers: str, spares: Sequence[str] = ()) -> None:
-        """A run with these contributors (the first founds it) and spares, all in sync."""
+        """Set up a run with contributors (the first founds it) and spares, all in sync."""
         self.found(peers[0])
         for peer in peers[1:]:
             self.join_in_sync(peer)
@@ -253,20 +253,20 @@ class Table:
         step: int | None = None,
         step_s: float = 0.0,
     ) -> None:
-        """It has posted at this step; by default at the round's. Its steps take ``step_s``."""
+        """Send a peer's Ready, by default at the round's step."""
         round_ = self.master.scheduler.rounds[self.open_round()]
         root = root_of(round_.fragment, round_.version)
         at_step = round_.at_step if step is None else step
         self.say(peer, Ready(round_.number, weight, norm, root, at_step, step_s))
 
     def reduce(self, *peers: str) -> Reduce:
-        """These are ready; returns the order that they get."""
+        """Send the Ready of these peers and return the order that they get."""
         for peer in peers:
             self.ready(peer)
         return self.hear(peers[0], Reduce)
 
     def hold(self, flush: Flush, *peers: str, results: bytes | None = None) -> None:
-        """These have shut out the lost and hold these results (default: none)."""
+        """Send the Held of these peers, by default without results."""
         owners = self.master.scheduler.rounds[flush.round].running().owners
         empty = bytes((len(owners) + 7) // 8)
         for peer in peers:
@@ -280,7 +280,7 @@ class Table:
         results: tuple[str, ...] = (),
         made: dict[str, bytes] | None = None,
     ) -> None:
-        """These were asked what is with them, and say so."""
+        """Send the Diagnosis of these peers, which were asked for it."""
         digests = tuple(MadeDigest(owner, digest) for owner, digest in (made or {}).items())
         for peer in peers:
             asked = self.hear(peer, Diagnose)
@@ -297,7 +297,7 @@ class Table:
             self.say(peer, Applied(order.round, head))
 
     def commit(self, *contributors: str, others: Sequence[str] = ()) -> Reduce:
-        """A round from ready to applied, by everybody named."""
+        """Run a round from Ready to Applied with these peers."""
         order = self.reduce(*contributors)
         self.reduced(order, *contributors)
         self.applied(order, *contributors, *others)
@@ -305,7 +305,7 @@ class Table:
 
 
 def owners_of(table: Table, *owners: str) -> None:
-    """As if the plan had dealt the chunks so."""
+    """Change an order's plan to these owners."""
     for round_ in table.master.scheduler.rounds.values():
         attempt = round_.running()
         attempt.owners, attempt.makers = list(owners), list(owners)

@@ -1,4 +1,4 @@
-"""Algorithms by name: what they fix, what they presume, and how a contradiction is explained."""
+"""Algorithms by name: fixed settings, defaults, and the explanation of a contradiction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def spec(algorithm: str = "", diloco: str = "", reduce: str = "") -> RunSpec:
 
 
 def outer(of: RunSpec) -> tuple[int, int, float, float, bool, str]:
-    """What everybody else sees of an algorithm."""
+    """Return the settings that an algorithm results in."""
     table = of.diloco
     return (
         table.fragments,

@@ -96,7 +96,7 @@ def prove(table: Table, auditor: str, audit: AuditOrder, fault: str) -> CheckPro
     table.say(auditor, piece(audit, b" it", 7, 10))
     (case,) = [effect for effect in table.effects if isinstance(effect, CheckProof)]
     assert case.proof == b"half of it"
-    table.take(table.master.judged(case, fault, table.now_s))
+    table.take(table.master.proof_checked(case, fault, table.now_s))
     return case
 
 
@@ -146,6 +146,7 @@ def test_trees_are_not_planned() -> None:
 # ---------------------------------------------------------------- what is proven
 
 
+@pytest.mark.fault("an owner adds up something else than it was given")
 def test_a_proven_lie_ends_the_liar_and_the_round_is_run_again_without_it() -> None:
     table = a_table()
     order, owner, auditor, audit = to_look(table)
@@ -340,6 +341,9 @@ def test_many_chunks_that_are_right_make_up_for_one_that_was_not_shown() -> None
     assert A not in audits.withheld
 
 
+@pytest.mark.fault(
+    "an auditor is silent, slow or lost", "its connection, a deadline", "another one looks"
+)
 def test_an_auditor_that_is_lost_or_silent_is_replaced() -> None:
     table = a_table(peers=(*PEERS, E))
     peers = (*PEERS, E)
@@ -356,6 +360,7 @@ def test_an_auditor_that_is_lost_or_silent_is_replaced() -> None:
     table.hear(third, Commit)
 
 
+@pytest.mark.fault("an owner shows nothing, or leaves before it is looked at")
 def test_an_owner_that_is_gone_before_it_was_looked_at_leaves_nothing_behind() -> None:
     table = a_table()
     order, owner, _auditor, _audit = to_look(table)
@@ -378,7 +383,7 @@ def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None
     flush = table.hear(left[0], Flush)
     table.hold(flush, *left, results=b"\x01")
     repair = table.hear(left[0], Repair)
-    assert not repair.assignments[0].anew
+    assert not repair.assignments[0].from_scratch
     for peer in left:
         table.say(peer, Reduced(order.round, repair.attempt, DIGEST))
     table.hears_no(left[0], Commit)

@@ -1,4 +1,4 @@
-"""What the master believes of lines, and how that steers plans towards what they can do."""
+"""Estimates of lines, and plans that approach the best one by them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_line_that_was_hardly_busy_is_not_known() -> None:
     assert known.known(A) is not None, "little by little it is"
 
 
-def test_strangers_count_as_the_median_and_all_strangers_as_the_default() -> None:
+def test_unmeasured_peers_count_as_the_median_and_without_any_as_the_default() -> None:
     known = Bandwidths()
     default = known.lines([A, B], {})
     assert set(default.rates.values()) == {Bandwidth(DEFAULT_BYTES_PER_S, DEFAULT_BYTES_PER_S)}
@@ -80,7 +80,7 @@ def test_strangers_count_as_the_median_and_all_strangers_as_the_default() -> Non
     assert lines.guessed == {C}
 
 
-def test_a_cap_counts_for_its_way_only_and_for_strangers_too() -> None:
+def test_a_cap_counts_for_its_direction_only_and_for_unmeasured_peers_too() -> None:
     known = Bandwidths()
     known.measured(A, report(5e6, 8e6))
     lines = known.lines([A, B], {A: Bandwidth(1e6, math.inf), B: Bandwidth(math.inf, 2e6)})
@@ -97,7 +97,7 @@ def test_no_report_makes_an_absurd_rate(count: int, seconds: float) -> None:
     assert RATE_MIN_BYTES_PER_S <= rate.down_bytes_per_s <= RATE_MAX_BYTES_PER_S
 
 
-def test_only_so_many_peers_are_remembered() -> None:
+def test_the_number_of_remembered_peers_is_limited() -> None:
     known = Bandwidths()
     for number in range(MEMBERS_MAX + 5):
         known.measured(f"{number:032x}", report(1e6))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.membership.master.rounds.round_clock import LEAD_MARGIN
 from holdfast.membership.master.trainers import LATE_MAX, REST_DEADLINES
 from holdfast.protocol.messages import Open, Reduce
@@ -18,7 +20,7 @@ def table_of(toml: str = "", **diloco: object) -> Table:
     return Table(f"{lines}[membership]\ngrace_s = 5.0\n{toml}")
 
 
-def is_hurried(table: Table, peer: str) -> bool:
+def is_nudged(table: Table, peer: str) -> bool:
     heard = table.heard.get(peer, [])
     return any(isinstance(message, Open) and message.at_step == 0 for message in heard)
 
@@ -26,28 +28,28 @@ def is_hurried(table: Table, peer: str) -> bool:
 def one_round(
     table: Table, fast: str, slow: str, slow_step_s: float, *others: str
 ) -> tuple[float, float]:
-    """A round at the pace of the fast one; the slow one posts so long after it is hurried.
+    """A round at the pace of the fast one; the slow one posts so long after it is nudged.
 
-    Returns when the slow one was hurried and when it was ready, in seconds after the round's time.
+    Returns when the slow one was nudged and when it was ready, in seconds after the round's time.
     """
     everybody = (fast, slow, *others)
-    due_s, hurried_s, ready_s = table.now_s + H * STEP_S, None, None
+    due_s, nudged_s, ready_s = table.now_s + H * STEP_S, None, None
     while table.now_s < due_s or ready_s is None:
         table.wait(STEP_S / 4, *everybody)
         if table.now_s == due_s:
             for peer in (fast, *others):
                 table.ready(peer, step_s=STEP_S)
-        if hurried_s is None and is_hurried(table, slow):
-            hurried_s = table.now_s
-        if hurried_s is not None and ready_s is None and table.now_s >= hurried_s + slow_step_s:
+        if nudged_s is None and is_nudged(table, slow):
+            nudged_s = table.now_s
+        if nudged_s is not None and ready_s is None and table.now_s >= nudged_s + slow_step_s:
             table.ready(slow, step=3, step_s=slow_step_s)
             ready_s = table.now_s
     order = table.hear(fast, Reduce)
-    table.forget()  # the next round may hurry the slow one as soon as it opens
+    table.forget()  # the next round may nudge the slow one as soon as it opens
     table.reduced(order, *everybody)
     table.applied(order, *everybody)
-    assert hurried_s is not None
-    return hurried_s - due_s, ready_s - due_s
+    assert nudged_s is not None
+    return nudged_s - due_s, ready_s - due_s
 
 
 def two_of_three_ready(table: Table, *, reduction_s: float) -> float:
@@ -67,7 +69,7 @@ def two_of_three_ready(table: Table, *, reduction_s: float) -> float:
     return step_s
 
 
-def test_in_lockstep_all_are_waited_for_and_nobody_is_hurried() -> None:
+def test_in_lockstep_all_are_waited_for_and_nobody_is_nudged() -> None:
     table = table_of(pace="lockstep")
     table.start(A, B, C)
     table.forget()
@@ -98,15 +100,20 @@ def test_who_is_late_gives_what_it_has_when_the_first_has_come() -> None:
     assert [(c.peer, c.weight) for c in order.contributors][1] == (B, 7)
 
 
-def test_a_slow_peer_is_hurried_so_early_that_nobody_waits_for_it() -> None:
+@pytest.mark.fault(
+    "a contributor is slower, or comes back while the others go on",
+    "it is not ready when the first is, or was not in the last rounds",
+    "it contributes what it has",
+)
+def test_a_slow_peer_is_nudged_so_early_that_nobody_waits_for_it() -> None:
     table = table_of()
     table.start(A, B)
     first = one_round(table, A, B, 7.0)
     assert first == (0.0, 7.0), "nothing is known of it, and A waits"
     one_round(table, A, B, 7.0)  # of which the pace is known, and A's waiting is a part of it
     for _ in range(4):
-        hurried_s, ready_s = one_round(table, A, B, 7.0)
-    assert hurried_s <= -LEAD_MARGIN * 7.0 + 0.5
+        nudged_s, ready_s = one_round(table, A, B, 7.0)
+    assert nudged_s <= -LEAD_MARGIN * 7.0 + 0.5
     assert ready_s < 0.0
 
 
@@ -114,28 +121,28 @@ def test_a_grace_is_never_less_than_who_is_as_fast_as_the_run_needs() -> None:
     """Else who was left out of one round is left out of the next one, some steps behind."""
     table = table_of(overlap=1)
     step_s = two_of_three_ready(table, reduction_s=3.0)  # more than the overlap
-    assert is_hurried(table, C)
+    assert is_nudged(table, C)
     table.wait(2 * step_s - 0.1, A, B, C)
     table.ready(C, step=H * 3 + 2)
     assert len(table.hear(A, Reduce).contributors) == 3
 
 
 def test_a_distant_peer_is_not_taken_for_a_slow_one() -> None:
-    """It needs long from being hurried to being ready, but no longer than anybody for a step."""
+    """It needs long from being nudged to being ready, but no longer than anybody for a step."""
     table = table_of()
     table.start(A, B)
     for _ in range(4):
         table.wait(H * STEP_S, A, B)
         table.ready(A, step_s=STEP_S)
         table.wait(5.0, A, B)
-        assert is_hurried(table, B)
+        assert is_nudged(table, B)
         table.ready(B, step_s=STEP_S)
         order = table.hear(A, Reduce)
         table.forget()
         table.reduced(order, A, B)
         table.applied(order, A, B)
     table.wait(H * STEP_S, A, B)
-    assert not is_hurried(table, B)
+    assert not is_nudged(table, B)
 
 
 def test_somebody_always_comes_to_the_step() -> None:
@@ -152,7 +159,7 @@ def test_somebody_always_comes_to_the_step() -> None:
         table.reduced(order, A, B)
         table.applied(order, A, B)
     table.wait(H * STEP_S - 0.5, A, B)
-    assert [is_hurried(table, peer) for peer in (A, B)].count(True) == 1
+    assert [is_nudged(table, peer) for peer in (A, B)].count(True) == 1
 
 
 def test_the_grace_is_what_the_overlap_leaves() -> None:
@@ -177,6 +184,11 @@ def late_rounds(table: Table, count: int, late: str, *others: str) -> None:
         table.applied(order, late, *others)
 
 
+@pytest.mark.fault(
+    "a contributor is always late",
+    "it is not ready within the grace, three times in a row",
+    "a spare takes its place; it is tried again later",
+)
 def test_who_is_always_late_becomes_a_spare_and_is_tried_again() -> None:
     table = table_of("contributors = 3\ndeadline_s = 10\n")
     table.start(A, B, C, spares=(D,))
@@ -219,6 +231,6 @@ def test_rounds_that_trainers_are_ahead_of_say_nothing_of_the_pace() -> None:
         table.applied(order, A, B, C)
     table.forget()
     table.wait(STEP_S, A, B, C)
-    assert not any(is_hurried(table, peer) for peer in (A, B, C))
+    assert not any(is_nudged(table, peer) for peer in (A, B, C))
     table.ready(A, step=10 * H, step_s=STEP_S)
-    assert is_hurried(table, B), "the first one has come"
+    assert is_nudged(table, B), "the first one has come"

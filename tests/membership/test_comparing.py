@@ -1,4 +1,4 @@
-"""Which copies differ: by the journal's root, by majority, and when nobody can say."""
+"""Copies that differ: by the journal's root, by majority, and when neither is known."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_without_the_journal_more_than_half_are_right() -> None:
     assert found == [DifferingCopy("b", head(BAD), GOOD, "a")]
 
 
-def test_two_that_differ_and_nobody_to_ask_differ_from_each_other() -> None:
+def test_two_copies_without_a_majority_differ_from_each_other() -> None:
     found = differences({"a": [head(GOOD)], "b": [head(BAD)]}, lambda _fragment, _version: b"")
     assert [(each.peer, each.expected, each.against) for each in found] == [
         ("a", b"", "b"),
@@ -75,5 +75,5 @@ def test_digests_of_unlike_fragments_tell_nothing() -> None:
         (list(range(0, 26, 2)), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ..."),
     ],
 )
-def test_blocks_are_said_in_runs(blocks: list[int], text: str) -> None:
+def test_blocks_are_formatted_as_runs(blocks: list[int], text: str) -> None:
     assert format_blocks(blocks) == text

@@ -1,4 +1,4 @@
-"""Who is left out of a round, by what members say of one another."""
+"""Disputes: the members that are left out of a round after reports about each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ U = "7" * 32
 
 
 @pytest.mark.parametrize("word", [RouteWanted, LinkBroken])
-def test_who_says_that_it_reaches_nobody_leaves_no_spare_without_results(word: type) -> None:
+def test_who_says_that_it_reaches_nobody_leaves_no_spare_without_results(
+    word: type,
+) -> None:
     table = Table()
     table.start(A, B, C, D, E, spares=[S, T, U])
     for other in (A, B, C, D, S, T, U):
@@ -26,7 +28,7 @@ def test_who_says_that_it_reaches_nobody_leaves_no_spare_without_results(word: t
     assert order.receivers == (A, B, C, D, S, T, U)
 
 
-def test_a_spare_that_says_that_it_reaches_nobody_is_left_out_alone() -> None:
+def test_a_spare_that_reports_to_reach_no_member_is_left_out_alone() -> None:
     table = Table()
     table.start(A, B, C, spares=[S, T])
     for other in (A, B, C, T):
@@ -47,7 +49,7 @@ def test_spares_that_no_contributor_reaches_go_before_contributors() -> None:
     assert order.receivers == (A, B)
 
 
-def test_whom_many_disputes_have_in_common_is_the_one_who_goes() -> None:
+def test_the_member_that_many_disputes_have_in_common_is_left_out() -> None:
     disputes = Disputes(10.0)
     disputes.note(E, A, 0.0)
     assert disputes.quarrelsome([A, B, C, D, E], 1.0) == []
@@ -59,7 +61,7 @@ def test_whom_many_disputes_have_in_common_is_the_one_who_goes() -> None:
     assert disputes.quarrelsome([A, E], 2.0) == []  # of two there is no third
 
 
-def test_what_is_kept_of_disputes_is_bounded() -> None:
+def test_the_number_of_disputes_is_bounded() -> None:
     disputes = Disputes(10.0)
     for number in range(2 * DISPUTES_MAX):
         disputes.note(E, f"{number:032x}", 0.0)
@@ -67,8 +69,8 @@ def test_what_is_kept_of_disputes_is_bounded() -> None:
     assert len(list(disputes.pairs(inside, 1.0))) == DISPUTES_MAX
 
 
-def test_a_pair_is_tried_again_though_one_of_it_takes_no_part_meanwhile() -> None:
-    """Else who is synced again, from donors that it is apart from, would never be."""
+def test_a_pair_is_paired_again_though_one_end_takes_no_part_meanwhile() -> None:
+    """Otherwise a member could never be synced from donors that it is apart from."""
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C, spares=[S])
     first = table.reduce(A, B, C)

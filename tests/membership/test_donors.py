@@ -1,4 +1,4 @@
-"""Who is chosen to give: fast lines first, as far as they are not busy giving to others."""
+"""The choice of donors: fast lines first, unless they are busy with other receivers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_where_nothing_is_known_the_idle_ones_give() -> None:
     assert donors_of(table, LATER) == (E, F, A, B)
 
 
-def test_who_leaves_gives_only_if_it_must() -> None:
+def test_a_member_that_leaves_is_chosen_last() -> None:
     table = with_lines({A: 10.0, B: 1.0, C: 1.0}, A, B, C)
     leaver = table.master.context.roster.get(A)
     assert leaver is not None

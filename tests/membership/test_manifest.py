@@ -1,4 +1,4 @@
-"""What a committed mean was made of: who with how much, and which of them in which chunks."""
+"""Manifests: the contributors of a committed mean, their shares, and their chunks."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def chunks_of(made: MeanContents, chunk_count: int) -> list[set[str]]:
     return sets
 
 
-def test_where_nobody_is_missing_each_has_its_share_of_the_weight() -> None:
+def test_if_no_contributor_is_missing_each_has_its_share_of_the_weight() -> None:
     made = went_in(commit_of([30, 10]))
     assert [(e.chunk_share, e.weight_share) for e in made.added] == [(1.0, 0.75), (1.0, 0.25)]
     assert (made.parts, made.tokens) == ((), 40)
     assert format_committed(made) == "committed with 2 contributors"
 
 
-def test_who_is_in_no_chunk_is_no_contributor() -> None:
+def test_a_contributor_in_no_chunk_does_not_count() -> None:
     made = went_in(commit_of([30, 500, 10], (0b101, 3), (0b101, 5)))
     assert [each.contributor.peer for each in made.added] == [PEERS[0], PEERS[2]]
     assert [(e.chunk_share, e.weight_share) for e in made.added] == [(1.0, 0.75), (1.0, 0.25)]
     assert (made.parts, made.tokens) == ((), 40)
 
 
-def test_who_is_in_some_chunks_counts_for_these() -> None:
+def test_a_contributor_in_some_chunks_counts_for_these() -> None:
     made = went_in(commit_of([30, 60, 10], (0b111, 2), (0b101, 1), (0b101, 2), (0b111, 5)))
     assert [each.chunk_share for each in made.added] == [1.0, 0.7, 1.0]
     assert [each.weight_share for each in made.added] == pytest.approx(

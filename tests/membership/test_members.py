@@ -140,6 +140,7 @@ def test_who_was_never_here_can_be_kicked_too() -> None:
     assert table.dropped(B) is RefusalCode.KICKED
 
 
+@pytest.mark.fault("a member sends junk")
 def test_what_only_a_master_says_ends_the_peer_that_says_it() -> None:
     table = Table()
     table.start(A, B)
@@ -480,6 +481,9 @@ def test_a_peer_with_an_old_version_fetches_the_new_one() -> None:
     assert table.hear(B, SyncFragment).head == head_of(0, 1)
 
 
+@pytest.mark.fault(
+    "a copy of the state differs", "its root is in the minority", "healed by the blocks that differ"
+)
 def test_a_copy_that_differs_is_fetched_though_its_version_is_right() -> None:
     table = Table()
     table.start(A)
@@ -576,6 +580,11 @@ def test_when_all_donors_die_the_transfer_starts_over_at_the_present_version() -
     assert table.hear(C, SyncFragment) == SyncFragment(head_of(0, 1), (D,))
 
 
+@pytest.mark.fault(
+    "all holders of the newest version are gone",
+    "no donor",
+    "the run waits and says for whom; after `rewind_s` it goes back, at once if nobody else can come",
+)
 def test_without_a_holder_of_the_newest_version_the_run_waits_and_says_so() -> None:
     table = Table("[membership]\nrewind_s = 0\n")
     table.start(A, B)
@@ -586,7 +595,7 @@ def test_without_a_holder_of_the_newest_version_the_run_waits_and_says_so() -> N
     table.hears_no(B, SyncFragment)
     status = describe(table.master, table.now_s)
     assert status["state"] == "waiting for members"
-    assert "nobody here holds version 1 of fragment 0" in status["why_waiting"]
+    assert "no connected peer holds version 1 of fragment 0" in status["why_waiting"]
     assert "holds version 0, the run is at 1" in table.why(B)
     table.wait(1000.0, B)
     table.join(A, hello=hello_of(A, heads=[head_of(0, 1)], lineage=LINEAGE))
@@ -797,6 +806,11 @@ def test_a_contributor_that_does_not_come_back_is_replaced_after_the_deadline() 
     table.hear(C, Open)
 
 
+@pytest.mark.fault(
+    "it dies between journal and message",
+    "the `Hello`'s undecided results",
+    "`Welcome` tells who holds the result that it was committed",
+)
 def test_a_decision_nobody_heard_of_survives_the_master() -> None:
     table = Table()
     table.start(A, B)
@@ -895,6 +909,9 @@ def test_status_is_plain_json_at_every_stage() -> None:
     assert [c["weight"] for c in status["past_rounds"][0]["contributors"]] == [10, 10]
 
 
+@pytest.mark.fault(
+    "the master's machine sleeps", "its own timer is late", "nobody is blamed for silence"
+)
 def test_a_master_that_stood_still_itself_blames_nobody_for_silence() -> None:
     table = Table()
     table.join(A)

@@ -21,7 +21,7 @@ from holdfast.membership.planning.plan import (
     make_plan,
     wire_bytes_per_value,
 )
-from holdfast.membership.planning.shares import NobodyReachableError
+from holdfast.membership.planning.shares import NoReachableOwnerError
 from holdfast.membership.spec.spec import CODECS, RunSpec
 from holdfast.protocol.messages import FragmentSize, Plan
 from tests.membership.sited import Sited, sited
@@ -79,7 +79,7 @@ def test_every_chunk_has_one_owner(
     st.lists(bandwidths, min_size=3, max_size=8),
     st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=2),
 )
-def test_whom_somebody_cannot_reach_owns_nothing(
+def test_a_contributor_that_some_member_cannot_reach_owns_nothing(
     speeds: list[Bandwidth], cut: set[tuple[int, int]]
 ) -> None:
     count = len(speeds)
@@ -88,7 +88,7 @@ def test_whom_somebody_cannot_reach_owns_nothing(
     limits = {(PEERS[a], PEERS[b]): 0.0 for a, b in pairs}
     size = FragmentSize(1_000_000, 0, 1)
     if len(cut_off) == count:
-        with pytest.raises(NobodyReachableError):
+        with pytest.raises(NoReachableOwnerError):
             planned(size, speeds, pair_limits=limits)
         return
     plan, estimate = planned(size, speeds, pair_limits=limits)
@@ -102,7 +102,7 @@ def test_equal_lines_own_equally() -> None:
     assert [run.peer for run in plan.owners] == PEERS[:4]
 
 
-def test_of_equals_the_one_that_came_first_owns_the_odd_chunk() -> None:
+def test_of_equals_the_first_member_owns_the_odd_chunk() -> None:
     plan, _ = planned(FragmentSize(2**18 * 18, 0, 0), [Bandwidth(1e6, 1e6)] * 4)
     assert [run.chunk_count for run in plan.owners] == [5, 5, 4, 4]
 

@@ -25,9 +25,9 @@ and about repairs:
 
     repairs too early          a repair does not wait for all to have shut out the lost
     keeps accepting            a survivor takes results from the lost after its flush
-    throws away                a lost owner's chunks are all made anew, held or not
-    heir adds again            an heir adds up again instead of spreading what it holds
-    dead heirs                 a lost owner's chunks stay where they are
+    throws away                a lost owner's chunks are all added up again, held or not
+    successor adds again       a successor adds up again instead of spreading what it holds
+    dead successors            a lost owner's chunks stay where they are
     same number                a rerun with fewer contributors goes on under the old number
     below the quorum           a result that too few are left to hold is committed
 
@@ -83,13 +83,18 @@ from hypothesis import reproduce_failure, settings
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 from hypothesis.stateful import run_state_machine_as_test
 
-from holdfast.membership.master import coordinator
+from holdfast.membership.master.attachment import Attachment
+from holdfast.membership.master.founding import Founding
 from holdfast.membership.master.lineage import Lineage
+from holdfast.membership.master.removal import Removal
 from holdfast.membership.master.rounds import (
+    accusations,
     contribution_checks,
     norms,
     reduction_driver,
+    reduction_orders,
     repair,
+    repairer,
     round_scheduler,
 )
 from holdfast.membership.master.rounds.attempt import Attempt
@@ -192,16 +197,16 @@ def _(patch: Patch) -> None:
 
 @bug("joiner left out")
 def _(patch: Patch) -> None:
-    original = reduction_driver.ReductionDriver._receivers
+    original = reduction_orders.ReductionOrders._receivers
 
     def receivers(
-        self: reduction_driver.ReductionDriver, adding: set[str], fragment: int
+        self: reduction_orders.ReductionOrders, adding: set[str], fragment: int
     ) -> tuple[str, ...]:
         members = self.context.roster.members
         all_ = original(self, adding, fragment)
         return tuple(p for p in all_ if p in adding or members[p].in_sync)
 
-    patch.setattr(reduction_driver.ReductionDriver, "_receivers", receivers)
+    patch.setattr(reduction_orders.ReductionOrders, "_receivers", receivers)
 
 
 @bug("transfer too early")
@@ -262,11 +267,11 @@ def _(patch: Patch) -> None:
 
 @bug("any undecided")
 def _(patch: Patch) -> None:
-    def outcomes(self: coordinator.Coordinator, hello: Any) -> Any:
+    def outcomes(self: Attachment, hello: Any) -> Any:
         held = {reduced.round for reduced in hello.undecided}
         return tuple(c for c in self.context.history.commits.values() if c.round in held)
 
-    patch.setattr(coordinator.Coordinator, "_outcomes", outcomes)
+    patch.setattr(Attachment, "outcomes", outcomes)
 
 
 @bug("forgets the late")
@@ -290,14 +295,12 @@ def _(patch: Patch) -> None:
 
 @bug("vacancies lost")
 def _(patch: Patch) -> None:
-    original = coordinator.Coordinator._remove
+    original = Removal.remove
 
-    def remove(
-        self: coordinator.Coordinator, member: Any, why: str, *, keep_place: bool = False
-    ) -> None:
+    def remove(self: Removal, member: Any, why: str, *, keep_place: bool = False) -> None:
         original(self, member, why, keep_place=True)
 
-    patch.setattr(coordinator.Coordinator, "_remove", remove)
+    patch.setattr(Removal, "remove", remove)
 
 
 @bug("never finishes stalls")
@@ -327,12 +330,12 @@ def _(patch: Patch) -> None:
     ) -> Any:
         return original(owners, lost, left, receivers, dict.fromkeys(left, b""), apart)
 
-    patch.setattr(reduction_driver, "plan_repair", plan_repair)
+    patch.setattr(repairer, "plan_repair", plan_repair)
 
 
-@bug("dead heirs")
+@bug("dead successors")
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "plan_repair", lambda *_: ())
+    patch.setattr(repairer, "plan_repair", lambda *_: ())
 
 
 @bug("keeps accepting")
@@ -347,7 +350,7 @@ def _(patch: Patch) -> None:
     patch.setattr(ModelPeer, "handle", handle)
 
 
-@bug("heir adds again")
+@bug("successor adds again")
 def _(patch: Patch) -> None:
     original = ModelPeer.handle
 
@@ -379,20 +382,20 @@ def _(patch: Patch) -> None:
 
 @bug("same number")
 def _(patch: Patch) -> None:
-    original = reduction_driver.ReductionDriver.begin
+    original = reduction_orders.ReductionOrders.begin
 
-    def begin(self: reduction_driver.ReductionDriver, round_: Round, contributors: Any) -> None:
+    def begin(self: reduction_orders.ReductionOrders, round_: Round, contributors: Any) -> None:
         if round_.attempt is not None:
             round_.attempt.number = round_.attempt.flush_number = round_.attempt.number - 1
         original(self, round_, contributors)
 
-    patch.setattr(reduction_driver.ReductionDriver, "begin", begin)
+    patch.setattr(reduction_orders.ReductionOrders, "begin", begin)
 
 
 @bug("below the quorum")
 def _(patch: Patch) -> None:
     patch.setattr(
-        reduction_driver.ReductionDriver,
+        reduction_orders.ReductionOrders,
         "_too_few",
         lambda self, round_: not round_.running().survivors(),
     )
@@ -421,12 +424,12 @@ def _(patch: Patch) -> None:
     test_rounds.test_one_alone_does_not_get_an_update_refused_and_nobody_is_removed,
 )
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "ACCUSERS_MIN", 1)
+    patch.setattr(accusations, "ACCUSERS_MIN", 1)
 
 
 @conversation("finds everywhere", test_rounds.test_who_owned_no_chunk_has_found_nothing)
 def _(patch: Patch) -> None:
-    patch.setattr(Attempt, "gauges", lambda self: dict(self.reports))
+    patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports))
 
 
 @conversation(
@@ -473,10 +476,10 @@ def _(patch: Patch) -> None:
     "anybody founds", test_voices.test_of_those_who_came_by_one_invite_the_first_one_founds
 )
 def _(patch: Patch) -> None:
-    def founders(self: coordinator.Coordinator) -> list[roster.Member]:
+    def founders(self: Founding) -> list[roster.Member]:
         return [member for member in self.context.roster.by_number() if member.grant.founder]
 
-    patch.setattr(coordinator.Coordinator, "founders", founders)
+    patch.setattr(Founding, "founders", founders)
 
 
 @conversation(

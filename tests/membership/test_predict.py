@@ -117,7 +117,7 @@ def test_the_time_between_rounds_is_that_of_a_queue(
     delay_s=st.floats(0.0, 0.05),
     in_flight=st.integers(1, 3),
 )
-def test_on_the_needed_line_nobody_waits_and_on_a_slower_one_they_do(
+def test_on_the_needed_line_no_trainer_waits_and_on_a_slower_line_trainers_do(
     steps: int, fragments: int, overlap: int, values: int, delay_s: float, in_flight: int
 ) -> None:
     spec = spec_of(
@@ -202,7 +202,7 @@ def test_several_rounds_in_flight_allow_what_one_does_not() -> None:
     assert diloco.overlap_steps * diloco.fragments > diloco.sync_every
 
 
-def test_no_more_fragments_are_proposed_than_the_owner_wants_and_the_rest_is_kept() -> None:
+def test_no_more_fragments_are_proposed_than_the_limit_and_other_settings_are_kept() -> None:
     given_spec = RunSpec.parse("[diloco]\nouter_lr = 0.4\n[reduce]\nchunk_bytes = 65536\n")
     found = propose(given_spec, HOME, "high", fragments_max=3)
     assert found.spec.diloco.fragments <= 3

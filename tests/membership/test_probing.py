@@ -73,7 +73,7 @@ def test_every_unknown_line_is_measured_once_one_at_a_time() -> None:
     assert rates == [Bandwidth(each, each) for each in (1e6, 2e6, 3e6)]
 
 
-def test_junk_goes_to_who_receives_fastest() -> None:
+def test_a_probe_goes_to_the_member_that_receives_fastest() -> None:
     bench = Bench(A, B, C)
     bench.bandwidths.measured(B, Measured(1_000, 1.0, 5_000, 1.0, ()))
     bench.bandwidths.measured(C, Measured(1_000, 1.0, 9_000, 1.0, ()))
@@ -94,7 +94,7 @@ def test_nothing_is_sent_while_the_lines_are_needed() -> None:
     assert bench.advance() is not None
 
 
-def test_nobody_is_measured_alone_or_before_it_is_in_sync() -> None:
+def test_no_member_is_measured_alone_or_before_it_is_in_sync() -> None:
     bench = Bench(A)
     assert bench.advance() is None
     joiner = bench.join(B, 2)
@@ -104,7 +104,7 @@ def test_nobody_is_measured_alone_or_before_it_is_in_sync() -> None:
     assert bench.advance() is not None
 
 
-def test_one_that_is_not_answered_is_given_up_and_not_repeated() -> None:
+def test_a_probe_without_an_answer_is_given_up_and_not_repeated() -> None:
     bench = Bench(A, B)
     order = bench.one()
     assert bench.probing.next_deadline_s() == ANSWER_S
@@ -123,14 +123,14 @@ def test_a_probe_that_failed_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("gone", ["sender", "receiver"])
-def test_one_whose_end_is_gone_holds_up_nobody(gone: str) -> None:
+def test_a_probe_whose_end_is_gone_delays_no_other(gone: str) -> None:
     bench = Bench(A, B, C)
     receiver, order = bench.one()
     bench.leave(order.sender if gone == "sender" else receiver)
     assert bench.advance() is not None
 
 
-def test_who_comes_back_as_another_process_has_another_turn() -> None:
+def test_a_member_that_returns_as_another_process_is_probed_again() -> None:
     bench = Bench(A, B)
     for _turn in range(2):
         bench.answer(bench.one(), 0.0)

@@ -291,6 +291,7 @@ def test_two_updates_are_too_few_to_judge_by_the_median() -> None:
     assert [c.scale for c in table.hear(A, Reduce).contributors] == [1.0, 1.0]
 
 
+@pytest.mark.fault("an update is far too large")
 def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -> None:
     table = Table()
     table.start(A, B, C, D)
@@ -313,6 +314,9 @@ def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -
     assert C not in table.master.context.roster
 
 
+@pytest.mark.fault(
+    "an update is far too small", "the median of the norms", "refused, in the end removed"
+)
 def test_an_update_far_shorter_than_the_others_is_refused() -> None:
     """Who sends next to nothing takes part for nothing; who has trained less may have come less far."""
     table = Table()
@@ -336,6 +340,11 @@ def norm_sums(table: Table, order: Reduce, norms: dict[str, float]) -> None:
         table.say(peer, Reduced(order.round, order.attempt, DIGEST, (), found, 1 / len(peers)))
 
 
+@pytest.mark.fault(
+    "an update is larger than its sender said",
+    "norms that those who add it up find",
+    "refused, the round runs again without it; in the end removed",
+)
 def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None:
     table = Table()
     table.start(A, B, C, D)
@@ -347,7 +356,7 @@ def test_who_sends_more_than_it_said_is_refused_and_in_the_end_removed() -> None
         again = table.hear(A, Reduce)
         assert [c.peer for c in again.contributors] == [A, B, D]
         if time < BAD_MAX:
-            assert "its norm is 1.2, and it had said 1" in table.hear(C, Notice).text
+            assert "its norm is 1.2, and it had announced 1" in table.hear(C, Notice).text
         table.reduced(again, A, B, D)
         table.applied(again, A, B, D, *([C] if time < BAD_MAX else []))
     assert C not in table.master.context.roster
@@ -368,7 +377,7 @@ def test_who_finds_that_most_others_lie_is_not_believed() -> None:
     order = table.reduce(A, B, C, D)
     norm_sums(table, order, {A: 1.0, B: 7.0, C: 7.0, D: 1.0})
     assert len(table.hear(A, Commit).contributors) == 4
-    assert "2 of 4 seem to have sent more" in table.announced()
+    assert "2 of 4 contributions seem longer" in table.announced()
 
 
 @pytest.mark.parametrize(
@@ -634,6 +643,7 @@ def test_an_accused_that_stays_is_left_out_after_the_settle_time_and_stays_a_mem
     assert table.hear(B, SyncFragment).head.version == 1
 
 
+@pytest.mark.fault("two peers cannot reach each other")
 def test_of_two_that_accuse_each_other_the_newer_one_is_left_out() -> None:
     table = Table()
     table.start(A, B, C)
@@ -774,6 +784,11 @@ def test_nobody_waits_for_an_attempt_in_which_nothing_moves() -> None:
     assert table.dropped(C) is RefusalCode.LAGGING
 
 
+@pytest.mark.fault(
+    "nothing moves and nobody is blamed",
+    "no byte for `deadline_s`, and no answer that tells",
+    "rerun, then abort",
+)
 def test_a_stall_without_a_culprit_reruns_then_aborts() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C)
@@ -816,6 +831,9 @@ def test_who_needs_more_than_twice_as_long_as_the_quorum_is_left_behind() -> Non
     assert table.records(RoundCommitted)
 
 
+@pytest.mark.fault(
+    "a result differs", "its digest is in the minority", "not committed; its holder is healed"
+)
 def test_a_minority_result_is_not_committed_and_its_holder_synced_again() -> None:
     table = Table()
     table.start(A, B, C)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.membership.planning.bandwidth import Bandwidth
 from holdfast.membership.planning.shares import (
-    NobodyReachableError,
+    NoReachableOwnerError,
     Workload,
     best_shares,
     bound_s,
@@ -166,7 +166,7 @@ def test_more_bandwidth_is_never_slower(
 # ---------------------------------------------------------------- pairs, codecs, listeners
 
 
-def test_who_cannot_be_reached_by_all_owns_nothing() -> None:
+def test_a_contributor_that_not_all_can_reach_owns_nothing() -> None:
     work = evolve(symmetric([1e6, 1e6, 1e6, 1e6]), pair_limits={(0, 1): 0.0})
     shares = best_shares(work)
     assert shares == pytest.approx([0.0, 0.0, 0.5, 0.5])
@@ -180,9 +180,9 @@ def test_an_owner_must_reach_those_who_only_listen() -> None:
     assert best_shares(listener_sends_nothing) == pytest.approx([1 / 3] * 3)
 
 
-def test_nobody_can_own_anything() -> None:
+def test_without_a_possible_owner_there_is_an_error() -> None:
     ring_of_strangers = {(0, 1): 0.0, (1, 2): 0.0, (2, 0): 0.0}
-    with pytest.raises(NobodyReachableError):
+    with pytest.raises(NoReachableOwnerError):
         best_shares(evolve(symmetric([1e6] * 3), pair_limits=ring_of_strangers))
 
 

@@ -1,4 +1,4 @@
-"""Trees of two levels: when they pay, by how much, and that they never promise the impossible."""
+"""Trees of two levels: when they are faster, by how much, and that no estimate is below its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a run.toml is named, with its line; and nothing that a master takes."""
+"""Every error of a run.toml is named with its line, and nothing that a master accepts is an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.membership.spec.algorithm import ALGORITHMS
 from holdfast.membership.spec.spec import TABLES, RunSpec
-from holdfast.membership.spec.spec_faults import look_at
+from holdfast.membership.spec.spec_faults import find_faults
 from holdfast.protocol.errors import UserError
 
 MANY = """\
@@ -28,7 +28,7 @@ lanes = 20
 
 
 def test_all_errors_are_named_with_their_lines() -> None:
-    errors, warnings = look_at(MANY)
+    errors, warnings = find_faults(MANY)
     assert warnings == []
     assert [(e.line, e.key, e.near) for e in errors] == [
         (2, "run.nam", "name"),
@@ -38,7 +38,7 @@ def test_all_errors_are_named_with_their_lines() -> None:
         (12, "zzz", ""),
     ]
     assert "from 0 to" in errors[1].text
-    errors, _ = look_at(MANY.replace("jpeg", "int8"))
+    errors, _ = find_faults(MANY.replace("jpeg", "int8"))
     assert [(e.line, e.key) for e in errors[3:5]] == [(7, "diloco.fragments"), (10, "reduce.lanes")]
 
 
@@ -54,7 +54,7 @@ def test_all_errors_are_named_with_their_lines() -> None:
     ],
 )
 def test_an_error_has_its_line(text: str, line: int, key: str) -> None:
-    ((error,), _) = look_at(text)
+    ((error,), _) = find_faults(text)
     assert (error.line, error.key) == (line, key)
 
 
@@ -74,9 +74,9 @@ KEYS = st.one_of(
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
-def test_what_is_wrong_is_what_a_master_refuses(given: dict[tuple[str, str], str]) -> None:
+def test_errors_are_what_a_master_refuses(given: dict[tuple[str, str], str]) -> None:
     text = "\n".join(f"{table}.{key} = {value}" for (table, key), value in given.items())
-    errors, _warnings = look_at(text)
+    errors, _warnings = find_faults(text)
     if not errors:
         RunSpec.parse(text)
         return
@@ -109,13 +109,13 @@ def test_what_is_wrong_is_what_a_master_refuses(given: dict[tuple[str, str], str
         ("[checkpoint]\nkeep_s = 60.0", "checkpoint.keep_s"),
     ],
 )
-def test_good_sense_is_spoken_for(text: str, key: str) -> None:
-    errors, (warning,) = look_at(text)
+def test_a_doubtful_setting_has_a_warning(text: str, key: str) -> None:
+    errors, (warning,) = find_faults(text)
     assert errors == []
     assert warning.key == key
     assert warning.line in (0, 2, 3, 4)
 
 
 @pytest.mark.parametrize("algorithm", ["", *ALGORITHMS])
-def test_nothing_is_doubtful_about_what_is_presumed(algorithm: str) -> None:
-    assert look_at(f"[diloco]\nalgorithm = '{algorithm}'") == ([], [])
+def test_an_algorithms_defaults_have_no_warning(algorithm: str) -> None:
+    assert find_faults(f"[diloco]\nalgorithm = '{algorithm}'") == ([], [])

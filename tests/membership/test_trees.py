@@ -115,6 +115,7 @@ def test_the_status_says_what_the_tree_should_need_and_what_the_star() -> None:
 # ---------------------------------------------------------------- losses
 
 
+@pytest.mark.fault("a peer dies in a tree", "as any peer", "the round runs again as a star")
 def test_a_loss_in_a_tree_runs_the_round_again_as_a_star() -> None:
     table, first = a_tree()
     table.leave(B)

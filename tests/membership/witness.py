@@ -1,4 +1,4 @@
-"""Looks at every effect of the master and every message that reaches it, and objects.
+"""A witness: checks every effect of the master and every message that reaches it.
 
 It keeps its own books from what it sees; it looks into the master only where a rule is about what
 the master knows (how many members there are, who has voted).
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from holdfast.membership.manifest import is_everywhere
-from holdfast.membership.master.rounds.reduction_driver import ACCUSERS_MIN
+from holdfast.membership.master.rounds.accusations import ACCUSERS_MIN
 from holdfast.membership.master.state.journal import (
     JournalRecord,
     PlaceTaken,
@@ -56,7 +56,7 @@ def hashed(*parts: object) -> bytes:
 
 
 class Witness:
-    """Looks at every effect and every delivered message, and objects."""
+    """Checks every effect and every delivered message; raises an error for a broken promise."""
 
     def __init__(self) -> None:
         self.orders: dict[tuple[int, int], Reduce] = {}  # by round and attempt
@@ -83,7 +83,7 @@ class Witness:
         self.truth: dict[int, bytes] = {}  # by fragment: the root that honest arithmetic gives
 
     def gone(self, peer: str) -> None:
-        """The master knows that this connection has ended."""
+        """Note that the master knows that this connection has ended."""
         for peers in self.sessions.values():
             peers.discard(peer)
         for answers in (*self.reported.values(), *self.flushed.values()):
@@ -108,7 +108,7 @@ class Witness:
         self.receiving.clear()
 
     def journal_cut(self, history: RunHistory) -> None:
-        """The end of the journal is lost: the run is where the rest says, until more is known."""
+        """Note the loss of the journal's end: the rest is the run's state until more is known."""
         self.versions = dict(enumerate(history.versions))
         self.roots = {
             (fragment, version): root
@@ -118,7 +118,7 @@ class Witness:
         self._back_to_the_truth()
 
     def _back_to_the_truth(self) -> None:
-        """The run is at other versions than before: what is right there we have seen before."""
+        """Note that the run is at other versions, whose right contents were seen before."""
         for fragment, version in self.versions.items():
             known = self.roots.get((fragment, version))
             seen = [root for f, v, root in self.true if (f, v) == (fragment, version)]
@@ -223,12 +223,12 @@ class Witness:
         assert known == head.root, "a version has two roots"
 
     def _true_root(self, head: FragmentHead, world: World) -> None:
-        """One damaged peer alone does not decide what the run's state is."""
+        """Check that one damaged peer alone does not decide the run's state."""
         if head.version != self.versions.get(head.fragment, 0):
             return
         if head.root == self.truth[head.fragment]:
             return
-        votes = world.master.state_sync.votes.of(head.fragment, head.version)
+        votes = world.master.state_sync.votes.by_peer(head.fragment, head.version)
         assert len(votes) > 1 or len(world.master.scheduler.contributors()) < 2, "one decided alone"
         self.true.add((head.fragment, head.version, head.root))
         self.truth[head.fragment] = head.root  # from now on this is what the run goes by
@@ -332,7 +332,7 @@ class Witness:
         ]
 
     def _goes_on(self, number: int, peer: str, now_s: float) -> None:
-        """One of those who were in a reduction when the master died is back in it."""
+        """Note that a member of a reduction returns to it after the master's restart."""
         order = self.journaled[number]
         key = (number, order.attempt)
         under_way = {(r.round, r.attempt) for r in self.undecided[peer]}
@@ -368,15 +368,21 @@ class Witness:
             held = {peer: bits for peer, bits in held.items() if peer not in message.lost}
         given: set[int] = set()
         for a in message.assignments:
-            assert a.owner in (stayed if a.anew else {*stayed, *(held or ())}), "no such heir"
+            assert a.owner in (stayed if a.from_scratch else {*stayed, *(held or ())}), (
+                "no such heir"
+            )
             for chunk in range(a.first_chunk, a.first_chunk + a.chunk_count):
                 assert chunk not in given, "two owners for a chunk"
                 assert owners[chunk] in message.lost, "a chunk was taken from a survivor"
                 given.add(chunk)
                 if held is not None:
                     having = {p for p in held if held[p][chunk // 8] >> chunk % 8 & 1}
-                    assert a.anew == (not having), "not what is held decides who makes a chunk"
-                    assert a.anew or a.owner in having, "it is to spread what it does not hold"
+                    assert a.from_scratch == (not having), (
+                        "not what is held decides who makes a chunk"
+                    )
+                    assert a.from_scratch or a.owner in having, (
+                        "it is to spread what it does not hold"
+                    )
                 owners[chunk] = a.owner
         assert not set(owners) & set(message.lost), "a chunk without a living owner"
         order = attrs.evolve(self.orders[before], attempt=message.attempt)

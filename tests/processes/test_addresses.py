@@ -121,7 +121,7 @@ def test_the_invite_of_a_master_without_a_way_out_leads_to_it(tmp_path: Path) ->
 
 def test_an_invite_to_loopback_is_warned_of_at_both_ends(tmp_path: Path) -> None:
     with alone() as here, a_master(here, tmp_path) as said:
-        assert "WARNING: this machine is in no network" in said
+        assert "WARNING: this machine has no network address" in said
         assert "--advertise HOST" in said
         invite = invite_in(said)
         assert invite.addresses == (Address("127.0.0.1", 29700),)

@@ -28,7 +28,7 @@ def test_machines_wait_until_they_are_approved_or_refused(fleet: Fleet) -> None:
     fleet.until(lambda s: len(s["pending"]) == 2, "both wait")
     assert typed(fleet, "invites").splitlines()[-1].split()[3] == "2", "asking uses nothing up"
     lines = typed(fleet, "approve").splitlines()
-    assert all("at 127.0.0.1 wants in as contributor" in line for line in lines)
+    assert all("at 127.0.0.1 waits for approval as contributor" in line for line in lines)
     assert "it calls itself 'birch'" in typed(fleet, "peers"), "and there"
     assert typed(fleet, "approve", "alder").endswith(" (alder)\n")
     assert typed(fleet, "approve", "birch", "--refuse", "--reason", "no").startswith("refused ")
@@ -36,6 +36,6 @@ def test_machines_wait_until_they_are_approved_or_refused(fleet: Fleet) -> None:
     assert birch.wait() == ExitCode.EVICTED
     fleet.until(lambda s: s["committed"] >= 1, "a round of the one that was let in")
     assert "has to approve this machine: `holdfast approve " in birch.log
-    assert "removed by the run's owner: no" in birch.log
+    assert "removed by the run's operator: no" in birch.log
     assert fleet.master()["pending"] == []
-    assert typed(fleet, "approve") == "nobody waits to be approved\n"
+    assert typed(fleet, "approve") == "no machine waits for approval\n"

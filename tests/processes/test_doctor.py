@@ -21,7 +21,7 @@ import pytest
 
 import holdfast
 from holdfast.daemon.doctor.findings import Verdict
-from holdfast.daemon.doctor.line_checks import look_at_clock, look_at_version
+from holdfast.daemon.doctor.line_checks import check_clock, check_version
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.trust.invite import Invite
@@ -66,7 +66,7 @@ def invite(fleet: Fleet) -> str:
 
 
 class Report:
-    """What a doctor said."""
+    """The report of a doctor."""
 
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         assert done.stdout.startswith("{"), done.stdout + done.stderr
@@ -75,7 +75,7 @@ class Report:
         assert told["fit"] == (done.returncode == 0)
         assert done.returncode in (0, ExitCode.UNFIT)
         for finding in self.findings:
-            assert finding["said"]
+            assert finding["text"]
             assert bool(finding["fix"]) == (finding["verdict"] in ("fault", "warning")), finding
 
     def __getitem__(self, check: str) -> list[dict[str, str]]:
@@ -86,7 +86,7 @@ class Report:
         return {f["check"]: f for f in self.findings if f["verdict"] == "fault"}
 
     def only(self, check: str) -> dict[str, str]:
-        """The one fault there is."""
+        """Return the only fault of the report."""
         assert set(self.faults) == {check}, self.findings
         return self.faults[check]
 
@@ -169,16 +169,19 @@ def changed(invite: str, **changes: Any) -> str:
 # ---------------------------------------------------------------- nothing is wrong
 
 
+@pytest.mark.fault(
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite"
+)
 def test_a_machine_that_is_fine_is_told_so_and_uses_nothing_up(
     fleet: Fleet, invite: str, tmp_path: Path
 ) -> None:
     report = doctor(invite, state=tmp_path / "state")
     assert report.faults == {}
     assert {finding["check"] for finding in report.findings} == CHECKS
-    assert "reaches this machine at 127.0.0.1" in report["reachable"][0]["said"]
-    assert [each["said"] for each in report["versions"]][-1].startswith("the master runs holdfast ")
+    assert "reaches this machine at 127.0.0.1" in report["reachable"][0]["text"]
+    assert [each["text"] for each in report["versions"]][-1].startswith("the master runs holdfast ")
     assert (
-        "Mbit/s" in report["bandwidth"][0]["said"] or "too fast" in report["bandwidth"][0]["said"]
+        "Mbit/s" in report["bandwidth"][0]["text"] or "too fast" in report["bandwidth"][0]["text"]
     )
     assert not (tmp_path / "state").exists(), "nothing is left behind"
     control = fleet.nodes["master"].control()
@@ -200,7 +203,7 @@ def test_for_people_it_says_the_fix_last(invite: str, tmp_path: Path) -> None:
     *_, fault, fix, empty, verdict = done.stdout.splitlines()
     assert fault.startswith("fault   invite")
     assert "fix: copy the whole string again" in fix
-    assert (empty, verdict) == ("", "1 thing to mend before this machine joins")
+    assert (empty, verdict) == ("", "1 fault to fix before this machine can join")
 
 
 # ---------------------------------------------------------------- planted faults
@@ -210,7 +213,7 @@ def test_a_taken_port(invite: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = doctor(invite, state=tmp_path, listen=f"127.0.0.1:{port}").only("ports")
-        assert f"port {port} on 127.0.0.1 is taken" in found["said"]
+        assert f"port {port} on 127.0.0.1 is taken" in found["text"]
         assert "choose another port" in found["fix"]
         report = doctor("--http", f"127.0.0.1:{port}", state=tmp_path)
         assert "--http" in report.only("ports")["fix"]
@@ -219,34 +222,40 @@ def test_a_taken_port(invite: str, tmp_path: Path) -> None:
 
 
 def test_a_version_that_is_not_the_masters() -> None:
-    assert look_at_version(holdfast.__version__).verdict is Verdict.OK
-    other = look_at_version("9.8.7")
+    assert check_version(holdfast.__version__).verdict is Verdict.OK
+    other = check_version("9.8.7")
     assert other.verdict is Verdict.WARNING
-    assert "holdfast 9.8.7" in other.said
+    assert "holdfast 9.8.7" in other.text
     assert "pip install holdfast==9.8.7" in other.fix
-    assert "an unknown version" in look_at_version("").said
+    assert "an unknown version" in check_version("").text
 
 
+@pytest.mark.fault(
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite"
+)
 def test_a_clock_that_is_not_the_masters(fleet: Fleet, tmp_path: Path) -> None:
     with other_master(fleet, "skewed", SKEWED.format(by=SKEW_S)) as invite:
         found = doctor(invite, state=tmp_path).only("clock")
-    seconds, _, rest = found["said"].partition(" s ")
+    seconds, _, rest = found["text"].partition(" s ")
     assert abs(float(seconds) - SKEW_S) < 5
     assert rest == "behind the master's"
     assert "timedatectl set-ntp true" in found["fix"]
     contribution_checks = [
-        look_at_clock(ahead_s, 0.1).verdict for ahead_s in (-20, 20, -40, 40, -3700, 3700)
+        check_clock(ahead_s, 0.1).verdict for ahead_s in (-20, 20, -40, 40, -3700, 3700)
     ]
     assert contribution_checks == [*2 * [Verdict.OK], *2 * [Verdict.WARNING], *2 * [Verdict.FAULT]]
 
 
+@pytest.mark.fault(
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite"
+)
 @as_root
 def test_a_disk_that_is_full(invite: str, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", "-o", "size=1m") as small:
         with contextlib.suppress(OSError):
             (small / "full").write_bytes(bytes(2**21))
         found = doctor(invite, state=small / "state").only("disk")
-    assert "0 MiB free" in found["said"]
+    assert "0 MiB free" in found["text"]
     assert "--state DIR" in found["fix"]
 
 
@@ -254,7 +263,7 @@ def test_a_disk_that_is_full(invite: str, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(invite: str, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "read-only", "-o", "size=1g,ro") as folder:
         found = doctor(invite, state=folder / "state").only("state folder")
-    assert "Read-only file system" in found["said"]
+    assert "Read-only file system" in found["text"]
     assert "make it writable" in found["fix"]
 
 
@@ -262,7 +271,7 @@ def test_a_folder_that_cannot_be_written(invite: str, tmp_path: Path) -> None:
 def test_a_control_group_without_memory(invite: str, tmp_path: Path) -> None:
     with cgroup(2**30) as enter:
         found = doctor(invite, state=tmp_path, preexec=enter).only("memory")
-    assert "1.0 GiB for this process" in found["said"]
+    assert "1.0 GiB for this process" in found["text"]
     assert "MemoryMax=" in found["fix"]
 
 
@@ -299,8 +308,8 @@ def test_a_master_that_does_not_run(invite: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = Address("127.0.0.1", listener.getsockname()[1])
     found = doctor(changed(invite, addresses=(address,)), state=tmp_path).only("master")
-    assert f"no master answers at {address}" in found["said"]
-    assert "nothing listens at that port" in found["fix"]
+    assert f"no master answers at {address}" in found["text"]
+    assert "nothing listens on that port" in found["fix"]
     name = Address("no-such-host.invalid", 29700)
     found = doctor(changed(invite, addresses=(name,)), state=tmp_path).only("master")
     assert "DNS" in found["fix"]
@@ -317,16 +326,16 @@ def test_a_second_address_of_the_master_is_enough(invite: str, tmp_path: Path) -
 
 def test_invites_that_are_none(fleet: Fleet, invite: str, tmp_path: Path) -> None:
     cut = doctor(invite[:-9], state=tmp_path).only("invite")
-    assert "incomplete or damaged" in cut["said"]
+    assert "incomplete or damaged" in cut["text"]
     late = doctor(changed(invite, expires_s=1_000_000_000), state=tmp_path).only("invite")
-    assert "expired at 2001-09-09" in late["said"]
+    assert "expired at 2001-09-09" in late["text"]
     fresh = str(fleet.act("invite", {"uses": 1, "hours": 1})["invite"])
     control = fleet.nodes["master"].control()
     invites = fleet._client.get(f"{control['url']}/api/invites").json()["invites"]
     fleet.act("withdraw", {"id": invites[-1]["id"]})
     gone = doctor(fresh, state=tmp_path).only("invite")
-    assert gone["said"] == "this invite was withdrawn"
-    assert "ask the run's owner" in gone["fix"]
+    assert gone["text"] == "this invite was withdrawn"
+    assert "ask the run operator" in gone["fix"]
 
 
 def test_too_few_descriptors(invite: str, tmp_path: Path) -> None:
@@ -334,21 +343,21 @@ def test_too_few_descriptors(invite: str, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
 
     found = doctor(invite, state=tmp_path, preexec=limit).only("open files")
-    assert found["said"].startswith("96 at most")
+    assert found["text"].startswith("96 at most")
     assert found["fix"].startswith("raise the hard limit: LimitNOFILE=")
 
 
 def test_a_master_of_another_version(fleet: Fleet, tmp_path: Path) -> None:
     with other_master(fleet, "newer", NEWER) as invite:
         found = doctor(invite, state=tmp_path).only("versions")
-    assert "this run speaks protocol 99 to 99" in found["said"]
+    assert "this run speaks protocol 99 to 99" in found["text"]
     assert "install the run's version" in found["fix"]
 
 
 def test_another_daemon_with_the_same_state(fleet: Fleet, invite: str) -> None:
     state = fleet.folder / "master"
     found = doctor(invite, state=state).only("state folder")
-    assert f"the master with process id {fleet.nodes['master'].process.pid}" in found["said"]
+    assert f"the master with process id {fleet.nodes['master'].process.pid}" in found["text"]
     assert "--state DIR" in found["fix"]
 
 
@@ -361,6 +370,11 @@ def test_a_key_that_others_can_read(invite: str, tmp_path: Path) -> None:
     assert f"`chmod 700 {tmp_path}`" in {f["fix"] for f in report["state folder"]}
 
 
+@pytest.mark.fault(
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite",
+    "`holdfast doctor`, before it joins",
+    "named, with the fix; nothing is copied, no invite is used up",
+)
 @as_root
 def test_a_firewall_before_this_machine(fleet: Fleet, tmp_path: Path) -> None:
     """Two hosts; the master's packets to the peer's port are dropped, as by a router or firewall."""
@@ -411,7 +425,7 @@ def test_a_firewall_before_this_machine(fleet: Fleet, tmp_path: Path) -> None:
             assert report.faults == {}, "it can dial the others"
             (found,) = report["reachable"]
             assert found["verdict"] == "warning"
-            assert "cannot reach this machine at 10.99.0.2:29701: no answer" in found["said"]
+            assert "cannot reach this machine at 10.99.0.2:29701: no answer" in found["text"]
             assert "open TCP port 29701" in found["fix"]
             assert "sees this machine as 10.99.0.2" in found["fix"]
         finally:

@@ -45,6 +45,7 @@ def start_three_and_a_spare(fleet: Fleet, **scripts: tuple[str, ...]) -> None:
     )
 
 
+@pytest.mark.fault("a contributor dies, at any phase of a round")
 def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fleet) -> None:
     start_three_and_a_spare(fleet)
     identity = member(fleet.master(), "b")
@@ -88,6 +89,7 @@ def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fle
         assert "Traceback" not in fleet.nodes[name].log, name
 
 
+@pytest.mark.fault("a peer freezes")
 def test_a_frozen_daemon_is_out_within_the_deadline_and_thaws_as_a_spare(fleet: Fleet) -> None:
     start_three_and_a_spare(fleet)
     before = fleet.master()
@@ -104,6 +106,7 @@ def test_a_frozen_daemon_is_out_within_the_deadline_and_thaws_as_a_spare(fleet: 
     assert len(set(found.values())) == 1, found
 
 
+@pytest.mark.fault("the master dies")
 def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
     fleet: Fleet, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ CHUNKS = 64
 IDS = {f"{place:032x}": place for place in range(PLACES)}
 
 
+@pytest.mark.fault("it dies at any instant of a reduction")
 @pytest.mark.timeout(600)
 def test_whoever_is_killed_when_values_are_equal_and_records_say_what_went_in() -> None:
     found = run_with_kills(4, seed=3, subnet=18)

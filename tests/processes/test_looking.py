@@ -1,4 +1,4 @@
-"""``peers``, ``rounds``, ``events`` and ``watch`` beside a real run, also over a restart of its master."""
+"""``peers``, ``rounds``, ``events`` and ``watch`` with a real run and a restart of its master."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_members_are_listed(fleet: Fleet) -> None:
     assert "waiting for its trainer" in by_name["birch"]
     told = json.loads(said(fleet, "peers", "--json"))["peers"]
     assert {row["name"]: row["in_sync"] for row in told}["alder"] is True
-    assert said(fleet, "peers", "--gone") == "no member has left\n"
+    assert said(fleet, "peers", "--gone") == "no peer has left\n"
 
 
 def test_rounds_are_listed_the_newest_first(fleet: Fleet) -> None:
@@ -111,7 +111,7 @@ class Screen:
         self.text = ""
 
     def until(self, wanted: str) -> str:
-        """Read until it is shown; what was shown since the last time."""
+        """Read until a text is shown; return everything shown since the last call."""
         until_s = time.monotonic() + WAIT_S
         while wanted not in self.text and time.monotonic() < until_s:
             if select.select([self.file], [], [], 1.0)[0]:
@@ -121,7 +121,7 @@ class Screen:
         return before
 
     def press(self, key: str) -> int:
-        """The exit status after that."""
+        """Press a key and return the exit status."""
         os.write(self.file, key.encode())
         until_s = time.monotonic() + WAIT_S
         while time.monotonic() < until_s:
@@ -153,7 +153,7 @@ def test_a_watcher_sees_the_run_and_outlives_its_master(fleet: Fleet) -> None:
         assert any("gave the run its first weights" in line for line in followed.stdout)
         fleet.nodes["master"].process.kill()
         fleet.nodes["master"].wait()
-        screen.until("the master does not answer")
+        screen.until("the master has not answered")
         fleet.restart_master()
         screen.until("training")
         fleet.until(lambda s: s["counts"]["live"] == 2, "both are back")

@@ -32,6 +32,7 @@ def events(status: Status) -> list[str]:
     return [str(event["text"]) for event in status["events"]]
 
 
+@pytest.mark.fault("a trainer crashes")
 def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
     fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -73,6 +74,11 @@ def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
     assert len(set(found.values())) == 1, found
 
 
+@pytest.mark.fault(
+    "it fails again and again",
+    "failures in a row",
+    "a spare without a trainer, until `holdfast retry`",
+)
 def test_a_command_that_fails_again_and_again_leaves_a_spare_until_somebody_mends_it(
     fleet: Fleet, tmp_path: Path
 ) -> None:

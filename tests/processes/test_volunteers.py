@@ -53,7 +53,7 @@ def test_outside_its_hours_it_waits_and_says_so(fleet: Fleet) -> None:
     fleet.until(lambda s: member(s, "birch"), "somebody is here")
     there = until_peer(fleet, "birch", lambda s: s["number"])
     assert set(there) == set(status), "a status is the same for programs"
-    assert "its owner's limits: max-upload 2.0, hours " + hours in shown(node)
+    assert "volunteer limits: max-upload 2.0, hours " + hours in shown(node)
     node.signal(signal.SIGTERM)
     assert node.wait() == 0
 
@@ -68,6 +68,7 @@ def shown(node: Node) -> str:
     return done.stdout
 
 
+@pytest.mark.fault("a machine's owner wants it back: its hours are over, it runs on battery")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may show a process other batteries")
 def test_on_battery_it_leaves_and_comes_back_by_itself(fleet: Fleet, tmp_path: Path) -> None:
     """The kernel's files about power are others for this one process; all else is as it is."""
@@ -97,7 +98,7 @@ def test_on_battery_it_leaves_and_comes_back_by_itself(fleet: Fleet, tmp_path: P
     plug.write_text("Discharging")
     until_away(fleet, "alder", "on battery")
     status = fleet.until(lambda s: not s["members"], "it has left")
-    assert status["departed"][-1]["why"] == "it left: on battery", "the run's owner reads why"
+    assert status["departed"][-1]["why"] == "it left: on battery", "the run's operator reads why"
     with pytest.raises(ProcessLookupError):
         os.kill(trainer, 0)
     # Much later: its certificate is of no use any more, and its invite was for one machine, once.

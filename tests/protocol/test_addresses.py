@@ -92,7 +92,7 @@ def test_addresses_round_trip(host: str, port: int) -> None:
         ("[fe80::1%eth0]:80", "fe80::1"),
         ("[::ffff:203.0.113.7]:80", "203.0.113.7"),
         ("a:0", "a"),
-        ("somebody who left", ""),
+        ("a closed connection", ""),
     ],
 )
 def test_the_host_of_a_connection(remote: str, host: str) -> None:

@@ -1,4 +1,4 @@
-"""Arenas: both sides see the same bytes; nobody takes a torn copy or waits for a dead writer."""
+"""Arenas: both sides see the same bytes; no reader takes a torn copy or waits for a dead writer."""
 
 import gc
 import os
@@ -40,7 +40,7 @@ def test_bytes_go_where_the_values_are(mapped: bool) -> None:
             assert not each.counters(number).any()
 
 
-def test_an_arena_that_nobody_needs_holds_no_file() -> None:
+def test_an_unused_arena_holds_no_file() -> None:
     file = create_arena_file(SIZES)
     before = set(os.listdir("/proc/self/fd"))
     arena = map_arena(file, SIZES)
@@ -62,7 +62,7 @@ def never() -> None:
     pytest.fail("there is nothing to copy and nobody to wait for")
 
 
-def test_memory_that_nobody_wrote_to_holds_nothing_whole() -> None:
+def test_memory_never_written_holds_nothing_whole() -> None:
     arena = memory_arena()
     assert arena.version(0) == NOTHING_WHOLE
     with pytest.raises(NotWholeError):
@@ -77,7 +77,7 @@ def test_a_reader_waits_for_its_writer_however_long_that_writes() -> None:
     writing.__enter__()
 
     def wait() -> None:
-        """A moment passes; after a minute of them the writer is done."""
+        """Let a moment pass; the writer is done after a minute."""
         looks_s.append(look_s)
         if sum(looks_s) >= 60.0:
             arena.values(0)[:] = 2.0
@@ -103,7 +103,7 @@ def test_what_changes_while_it_is_copied_is_copied_again() -> None:
     assert arena.read(0, copy, never) == 2
 
 
-def test_a_writer_that_fails_leaves_nothing_to_read_and_nobody_waiting() -> None:
+def test_a_writer_that_fails_leaves_nothing_to_read_and_no_reader_waiting() -> None:
     arena = memory_arena()
     with arena.writing(0, 3):
         pass
@@ -116,7 +116,7 @@ def test_a_writer_that_fails_leaves_nothing_to_read_and_nobody_waiting() -> None
     assert arena.read(0, lambda: None, never) == 5
 
 
-def test_a_reader_of_a_dead_writer_ends_with_what_its_waiting_says() -> None:
+def test_a_reader_of_a_dead_writer_raises_the_error_of_its_wait() -> None:
     arena = memory_arena()
     writing = arena.writing(0, 3)  # kept: it would end with its last reference
     writing.__enter__()

@@ -1,4 +1,4 @@
-"""Identities, the run's authority and credentials: who is believed, and what is kept how."""
+"""Identities, the run's authority and credentials: checks, and files on disk."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_damaged_key_is_not_replaced_by_a_new_one(tmp_path: Path) -> None:
         assert path.read_bytes() == junk
 
 
-def test_a_certificate_says_who_holds_its_key(authority: Authority) -> None:
+def test_a_certificate_names_the_holder_of_its_key(authority: Authority) -> None:
     identity = Identity.generate()
     for party in (Party.PEER, Party.MASTER):
         pem = authority.issue(identity.request_pem("my laptop"), "my laptop", party)

@@ -1,4 +1,4 @@
-"""What a newcomer can learn by asking to be looked at: whether it is reached, and nothing of others."""
+"""The machine check: a newcomer learns whether it is reachable, and nothing about other machines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NEEDS = CheckAnswer(0.0, "", (), 0, 1, 0, 0, 0)
 
 
 async def looked_at() -> None:
-    """The token is good."""
+    """Accept the token."""
 
 
 class FakeNetwork:
-    """Where a dial leads is what the test says; everything that was dialled is kept."""
+    """A network whose dials lead where the test sets, and which records them."""
 
     def __init__(self, lead: Callable[[Address], bytes | OSError | None]) -> None:
         self.dialled: list[Address] = []
@@ -45,7 +45,7 @@ class FakeNetwork:
 
 
 async def ask(network: Any, addresses: tuple[str, ...], host: str = HOST) -> tuple[str, ...]:
-    """The faults that the master finds."""
+    """Return the faults that the master finds."""
     checkups = Checkups(network, lambda _token: looked_at(), lambda: NEEDS)
     ours, theirs = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
     async with trio.open_nursery() as nursery:
@@ -66,7 +66,7 @@ async def test_only_few_ports_are_dialled() -> None:
     network = FakeNetwork(lambda _address: NONCE)
     faults = await ask(network, tuple(f"a:{port}" for port in range(1, 5)))
     assert len(network.dialled) == CHECKED_PORTS_MAX
-    assert ["not looked at" in fault for fault in faults] == [False] * 2 + [True] * 2
+    assert ["not checked" in fault for fault in faults] == [False] * 2 + [True] * 2
 
 
 async def test_who_comes_from_nowhere_is_not_dialled() -> None:
@@ -87,9 +87,11 @@ async def test_who_comes_from_nowhere_is_not_dialled() -> None:
     ],
     ids=["refused", "unreachable", "unknown", "filtered", "another service", "a mute one"],
 )
-async def test_what_is_there_instead_is_not_told(there: bytes | OSError | None) -> None:
-    """Neither by what is said, nor by when."""
+async def test_the_answer_does_not_depend_on_what_listens_there_instead(
+    there: bytes | OSError | None,
+) -> None:
+    """Neither the text nor its time tells."""
     began_s = trio.current_time()
     (fault,) = await ask(FakeNetwork(lambda _address: there), ("a:25",))
-    assert fault == f"no answer of this machine at {HOST}:25"
+    assert fault == f"this machine did not answer at {HOST}:25"
     assert trio.current_time() - began_s == DIAL_BACK_S

@@ -51,7 +51,7 @@ TOKEN = "the-token-of-the-invite"
 
 
 class Desk:
-    """The master's side: its authority, its credentials, and who was let in."""
+    """The master's side: its authority, its credentials, and the admitted newcomers."""
 
     def __init__(self, directory: Path, run_id: str = "demo") -> None:
         self.directory = directory
@@ -182,6 +182,9 @@ async def test_another_runs_master_never_sees_the_token(desk: Desk, tmp_path: Pa
     assert other.tokens_seen == []
 
 
+@pytest.mark.fault(
+    "somebody poses as the master", "authority, certificate, party", "never sees the token"
+)
 @pytest.mark.real_time
 async def test_a_member_that_poses_as_the_master_never_sees_the_token(desk: Desk) -> None:
     async with trio.open_nursery() as nursery:
@@ -193,7 +196,7 @@ async def test_a_member_that_poses_as_the_master_never_sees_the_token(desk: Desk
 
 
 @pytest.mark.real_time
-async def test_who_serves_a_copied_authority_never_sees_the_token(
+async def test_an_impostor_with_a_copied_authority_never_sees_the_token(
     desk: Desk, tmp_path: Path
 ) -> None:
     """The authority's certificate is public; only its signature on the TLS key counts."""
@@ -264,7 +267,7 @@ async def test_a_newcomer_can_do_nothing_but_enrol(desk: Desk) -> None:
 
 
 async def converse(desk: Desk, say: Callable[[MessageStream], Awaitable[None]]) -> list[Message]:
-    """Play the newcomer on the virtual network; gives what the master said."""
+    """Play the newcomer on the virtual network, and return the master's answer."""
     world = MemoryWorld(random.Random(0))
     master = world.host("master", "a" * 32, Party.MASTER)
     newcomer = world.host("newcomer", "", Party.NEWCOMER)
@@ -294,7 +297,7 @@ async def test_a_master_tells_a_newcomer_of_another_version(desk: Desk) -> None:
 
 
 def request_of_another_version() -> bytes:
-    """As DER it begins with a version, 0."""
+    """Make a request whose version, at its beginning in DER, is not 0."""
     request = x509.load_pem_x509_csr(Identity.generate().request_pem("x"))
     der = request.public_bytes(serialization.Encoding.DER)
     odd = base64.encodebytes(der.replace(b"\x02\x01\x00", b"\x02\x01\x05", 1))
@@ -375,7 +378,7 @@ async def test_a_newcomer_checks_what_it_gets(desk: Desk, tmp_path: Path) -> Non
     authority = desk.authority
     served = EnrolAuthority("demo", authority.certificate_pem)
     theirs = authority.issue(Identity.generate().request_pem(""), "", Party.PEER)
-    with pytest.raises(RemoteProtocolError, match="not ours"):
+    with pytest.raises(RemoteProtocolError, match="certificate of another peer"):
         await ask(desk, [served, Enrolled(theirs)])
     foreign = Authority.load_or_create(tmp_path / "foreign", "demo")
     pem = foreign.issue(Identity.generate().request_pem(""), "", Party.PEER)

@@ -1,4 +1,4 @@
-"""Invites survive being copied around, and say what is wrong when they did not."""
+"""Invites survive being copied, and damaged ones give an error with the reason."""
 
 from __future__ import annotations
 

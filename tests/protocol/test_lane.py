@@ -1,4 +1,4 @@
-"""Lanes: what arrives is what was sent, in that order, or the lane ends."""
+"""Lanes: frames arrive unchanged and in order, or the lane ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def nowhere(_: FrameHeader) -> None:
 
 
 class Wiretap:
-    """A sender's records, and a receiver that is fed what a test makes of them."""
+    """A sender's records, and a receiver that gets them as a test changed them."""
 
     def __init__(self) -> None:
         near, self._tap = trio.testing.memory_stream_pair()
@@ -146,6 +146,7 @@ async def test_a_payload_without_a_place_is_checked_and_dropped() -> None:
         await tap.receiver.receive(nowhere)
 
 
+@pytest.mark.fault("bytes of a lane are changed")
 @pytest.mark.parametrize("at", range(HEADER_BYTES + 5 + TAG_BYTES))
 async def test_a_record_with_any_byte_changed_is_refused(at: int) -> None:
     tap = Wiretap()
@@ -236,7 +237,7 @@ async def test_a_receive_that_still_waits_may_be_cancelled() -> None:
         await tap.receiver.receive(anywhere)
 
 
-async def test_a_place_of_the_wrong_size_is_our_bug() -> None:
+async def test_a_buffer_of_the_wrong_size_is_a_local_error() -> None:
     async def cramped(_: FrameHeader) -> memoryview:
         return memoryview(bytearray(3))
 
@@ -249,7 +250,7 @@ async def test_a_place_of_the_wrong_size_is_our_bug() -> None:
         await tap.sender.send(header(b"four"), b"five!")
 
 
-def test_one_key_for_both_directions_is_our_bug() -> None:
+def test_one_key_for_both_directions_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError):
         Lane(trio.testing.memory_stream_pair()[0], KEYS[0], KEYS[0])
 

@@ -1,4 +1,4 @@
-"""How large a message can be follows from its fields; nothing is built of what cannot be one."""
+"""Message sizes: limits follow from the fields, and nothing is built from bytes that cannot be a message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def array(count: int) -> bytes:
 
 
 def nested(name: str, size_bytes: int) -> bytes:
-    """Arrays in arrays, each of which says that it is long; then maps, for as long as there is room."""
+    """Make nested arrays that each claim to be long, then maps, as long as there is room."""
     frame: bytes = b"\x92" + msgpack.packb(name) + b"\xdc\x7d\x00" * 1_000
     return frame.ljust(size_bytes, b"\x80")
 
@@ -62,7 +62,7 @@ def test_the_largest_of_a_type_is_within_its_limits() -> None:
 
 
 def test_what_matches_a_pattern_is_short() -> None:
-    """The limit of such a text is not its validator's, which has none."""
+    """Their limit is not their validator's, which has none."""
     accepted = {
         "[0-9a-f]{32}": 32,
         "([0-9a-f]{32})?": 32,
@@ -80,6 +80,11 @@ def test_what_matches_a_pattern_is_short() -> None:
     assert max(accepted.values()) <= PATTERN_CHARS_MAX
 
 
+@pytest.mark.fault(
+    "a frame is made to waste time or memory",
+    "its type, the lengths that it claims, its items",
+    "refused before anything is built of it",
+)
 def test_what_a_type_is_is_known_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_args: Any, **_options: Any) -> Any:
         raise AssertionError("something was built")
@@ -111,6 +116,7 @@ def test_a_frame_made_to_waste_memory_wastes_little(name: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.fault("a frame is made to waste time or memory")
 def test_items_are_counted_while_they_are_built() -> None:
     """16 MiB of empty maps would take a gigabyte."""
     rows = TENSORS_MAX // 4 * b"\x80"

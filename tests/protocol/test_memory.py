@@ -9,7 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.daemon.simulation.memory_network import SEGMENT_BYTES, MemoryNetwork, MemoryWorld
+from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.daemon.simulation.memory_streams import SEGMENT_BYTES
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.interface import Channel
 from holdfast.protocol.trust.authority import Party
@@ -208,7 +209,7 @@ async def test_a_partition_holds_bytes_and_dials_and_healing_delivers_them() -> 
         nursery.cancel_scope.cancel()
 
 
-async def test_healing_wakes_who_waits_already() -> None:
+async def test_healing_wakes_a_task_that_waits_already() -> None:
     async with trio.open_nursery() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
@@ -250,7 +251,7 @@ async def test_a_partition_may_hold_one_direction_only() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_that_nobody_reads_is_learned_over_the_way_back() -> None:
+async def test_a_missing_reader_is_learned_over_the_way_back() -> None:
     async with trio.open_nursery() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
@@ -424,7 +425,7 @@ async def test_a_filter_drops_and_changes_what_is_sent() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_connections_that_nobody_accepted_are_reset_when_the_server_stops() -> None:
+async def test_connections_not_accepted_are_reset_when_the_server_stops() -> None:
     world = MemoryWorld(random.Random(0))
     a: MemoryNetwork = world.host("a", PEER_A)
     b: MemoryNetwork = world.host("b", PEER_B)

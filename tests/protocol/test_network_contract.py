@@ -1,4 +1,4 @@
-"""What any ``Network`` must do; run against real sockets and against the virtual network."""
+"""The contract of ``Network``, run against real sockets and against the virtual network."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def start(
     return address
 
 
-async def test_both_ends_know_who_is_there(nodes: Nodes) -> None:
+async def test_both_ends_know_the_other_one(nodes: Nodes) -> None:
     master, master_id = nodes.make(Party.MASTER)
     peer, peer_id = nodes.make(Party.PEER)
     met: list[tuple[Party, str]] = []

@@ -1,4 +1,4 @@
-"""Who says too much to one of us is heard more slowly; nobody honest comes near."""
+"""Quotas: a member that sends too much is read more slowly; honest members stay far below the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation over many connections: nothing is lost, nothing comes twice."""
+"""A session over many connections: nothing is lost, nothing comes twice."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from holdfast.protocol.messages import Heartbeat, Message, Notice
 from holdfast.protocol.network.resumption import KEPT_MAX, Conversation
 
 
+@pytest.mark.fault("the connection to the master breaks")
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.booleans()), max_size=40))
 def test_whatever_breaks_each_message_comes_once_and_in_order(
     story: list[tuple[bool, int, bool]],

@@ -34,7 +34,7 @@ def header(payload: bytes, index: int = 0) -> FrameHeader:
 
 @asynccontextmanager
 async def lane_pair() -> AsyncIterator[tuple[Lane, SocketLane]]:
-    """An opened lane: this end as trio knows it, the other one for threads."""
+    """Make an open lane: this end for trio, the other one for threads."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     near_stream = await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
     far_stream = await listener.accept()

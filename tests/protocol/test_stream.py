@@ -229,7 +229,7 @@ async def test_a_cancelled_handlers_stream_is_closed() -> None:
 
 
 class Sulking(trio.abc.Stream):
-    """Its other side does not read the goodbye."""
+    """A stream whose other side does not read the end."""
 
     closed = False
 
@@ -249,7 +249,7 @@ class Sulking(trio.abc.Stream):
             self.closed = True
 
 
-async def test_a_goodbye_that_nobody_reads_is_not_waited_for() -> None:
+async def test_closing_does_not_wait_for_a_reader() -> None:
     stream = Sulking()
     await MessageStream(stream).aclose()
     assert stream.closed

@@ -1,4 +1,4 @@
-"""What a stranger writes into a text reaches no terminal and no log as it is."""
+"""Untrusted text reaches no terminal and no log unescaped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOML_FIELDS = {"Welcome.spec_toml"}
 
 
 def _texts(wanted: Any, path: str) -> list[tuple[str, Any]]:
-    """Where in a value of this type a text may stand: (path, value with {} in its place)."""
+    """Yield each place of a text in a value of this type: (path, value with {} there)."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is types.UnionType or origin is typing.Union:
         return [found for each in arguments for found in _texts(each, path)]
@@ -74,7 +74,7 @@ def _put(value: Any, text: str) -> Any:
 
 
 def _fill(wanted: Any, given: Any, validator: Any = None) -> Any:
-    """A plain value of the type, with what is given in it; the rest is as small as it can be."""
+    """Make a value of the type with the given fields; the others are as small as possible."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is types.UnionType or origin is typing.Union:
         if given is None and type(None) in arguments:
@@ -194,7 +194,7 @@ def test_escaped_text_is_printable_and_stays_what_it_was_otherwise(text: str) ->
     assert len(plain(3_000 * text)) <= TEXT_CHARS_MAX
 
 
-def test_errors_are_plain_whoever_wrote_their_text() -> None:
+def test_errors_are_escaped_whatever_their_text_quotes() -> None:
     for hostile in HOSTILE.values():
         assert not unprintable(str(HoldfastError(hostile)))
         assert not unprintable(str(RemoteProtocolError(f"it said {hostile}")))

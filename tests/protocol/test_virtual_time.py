@@ -1,4 +1,4 @@
-"""Alarms, beside deadlines of trio's own."""
+"""Alarms, beside trio's own deadlines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_alarm_can_be_brought_forward_and_not_put_off() -> None:
     run_virtually(main, seed=1)
 
 
-def test_an_alarm_that_nobody_set_rings_when_somebody_says_so() -> None:
+def test_an_alarm_that_was_not_set_rings_when_it_is_set() -> None:
     async def main() -> None:
         alarm = Alarm()
         alarm.ring()  # nobody waits: nothing is kept of it

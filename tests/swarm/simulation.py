@@ -1,10 +1,8 @@
-"""What the files test_simulation_*.py have in common: each lives through its share of the seeds.
+"""Shared code of test_simulation_*.py, each of which runs its share of the simulator's seeds.
 
-Some seeds are the same every time, all that ever failed among them; as many rotate: they follow from
-the commit, so that each change is tried with seeds that nobody chose. A failing test names its seed
-in a line that runs it again.
-
-They are files of their own so that they are spread over the machine's cores.
+Half of the seeds are fixed and include all that ever failed. The others rotate: they follow from the
+commit, so that every change is tested with new seeds. A failing test prints the command that runs its
+seed again. The tests are in several files to use all cores.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from tools.rotating_start import rotating_start
 
 BLOCK = 25
 SHARDS = 4
-# Seeds that broke a promise once, and what it was.
+# Seeds that once violated an invariant, with the cause.
 FAILED = {
     7_000_929: "a pair whose route was forgotten at one end never linked again",
     8_001_275: "trainers were held before the step of the round that was open",
@@ -29,14 +27,14 @@ FAILED = {
     8_004_481: "as 7000929, after one was alone",
 }
 FIXED = (*range(300 - len(FAILED)), *FAILED)
-# Seeds that still break a promise, and which: expected to fail, and listed at the end of the tests.
+# Seeds that still violate an invariant, with the cause: expected to fail, and listed after the tests.
 KNOWN: dict[int, str] = {}
 ROTATING_START = rotating_start()
 ROTATING = range(ROTATING_START, ROTATING_START + 300)
 
 
 def blocks(seeds: Sequence[int], shard: int) -> pytest.MarkDecorator:
-    """The shard's blocks of these seeds, as its test's parameter; known failures by themselves."""
+    """Parametrize a test with a shard's blocks of seeds; known failures are cases of their own."""
     firsts = range(shard * BLOCK, len(seeds), SHARDS * BLOCK)
     found = [seeds[first : first + BLOCK] for first in firsts]
     known = [seed for block in found for seed in block if seed in KNOWN]
@@ -61,9 +59,9 @@ def blocks(seeds: Sequence[int], shard: int) -> pytest.MarkDecorator:
 
 
 def live_through(seeds: Sequence[int]) -> list[RunOutcome]:
-    """A block of seeds."""
+    """Run a block of seeds."""
     gc.collect()
-    gc.freeze()  # thousands of histories make garbage, and what pytest holds is none
+    gc.freeze()  # the runs make much garbage; pytest's own objects need not be searched for it
     try:
         return [outcome_of(seed) for seed in seeds]
     finally:
@@ -71,7 +69,7 @@ def live_through(seeds: Sequence[int]) -> list[RunOutcome]:
 
 
 def outcome_of(seed: int) -> RunOutcome:
-    """One seed; a crash that leaves everything to do is repaired, if enough are left."""
+    """Run a seed; a crash at the start of a reduction must lead to a repair or an abort."""
     scenario = Scenario.of(seed)
     try:
         outcome = run_scenario(scenario)
@@ -86,7 +84,7 @@ def outcome_of(seed: int) -> RunOutcome:
 
 
 def check_reruns(seeds: Sequence[int], outcomes: Sequence[RunOutcome]) -> None:
-    """After losses of peers at chosen instants hardly anything is run again from nothing."""
+    """Check that after losses of peers at chosen instants at most one reduction is run again."""
     reruns = 0
     for seed, outcome in zip(seeds, outcomes, strict=True):
         scenario = Scenario.of(seed)

@@ -1,4 +1,4 @@
-"""A master that is away: trainers go on, and what they learn meanwhile is in the next rounds."""
+"""A master's absence: trainers continue, and the next rounds contain their updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import trio
 
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.membership.peer.replica import WORTH_SHARE
+from holdfast.membership.peer.trainer_control import WORTH_SHARE
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 STEP_S = 0.05
@@ -23,6 +23,7 @@ def waited_s(swarm: Swarm) -> float:
     return sum(sim.trainer.waited_s for sim in swarm.peers.values())
 
 
+@pytest.mark.fault("the master is away", "the session's end", "trainers go on, within bounds")
 async def test_trainers_go_on_without_a_master() -> None:
     async with a_swarm("abc") as swarm:
         swarm.crash_master()
@@ -59,7 +60,7 @@ async def test_rounds_that_trainers_are_ahead_of_are_caught_up_with() -> None:
 
 @pytest.mark.parametrize("fragments", [1, 2])
 async def test_no_round_of_almost_nothing_follows_a_masters_restart(fragments: int) -> None:
-    """Everybody is ten rounds ahead then: each round would be due at once, one step after the other."""
+    """All trainers are ten rounds ahead then, so every next round would be due at once."""
     every = "sync_every = {}\n".format
     toml = spec(fragments=fragments).replace(every(SYNC_EVERY), every(8))
     async with a_swarm("abc", toml=toml) as swarm:
@@ -76,6 +77,7 @@ async def test_no_round_of_almost_nothing_follows_a_masters_restart(fragments: i
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault("the master is away")
 async def test_they_do_not_go_on_for_ever() -> None:
     async with a_swarm("abc") as swarm:
         swarm.crash_master()
@@ -91,6 +93,7 @@ async def test_they_do_not_go_on_for_ever() -> None:
         await settled(swarm, "abc", more=20)
 
 
+@pytest.mark.fault("the master is away")
 @pytest.mark.parametrize("at_s", [0.0, 0.01, 0.03, 0.05])
 async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: float) -> None:
     async with a_swarm("abc", apply_s=0.02) as swarm:
@@ -111,8 +114,13 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
         await settled(swarm, "abc", more=10)
 
 
+@pytest.mark.fault(
+    "the master dies during a reduction",
+    "the journal has its order",
+    "it goes on and is committed by the next master",
+)
 async def test_a_reduction_outlives_the_master_and_is_committed_by_the_next_one() -> None:
-    """It takes six seconds of the lines; the master is away for three of them."""
+    """The lines need six seconds for the reduction; the master is away for three of them."""
     async with a_swarm("abc", layout=small_layout((300_000,)), bytes_per_s=2.5e5) as swarm:
         assert swarm.master is not None
         scheduler = swarm.master.coordinator.scheduler
@@ -139,7 +147,11 @@ async def test_a_reduction_outlives_the_master_and_is_committed_by_the_next_one(
 async def test_a_healthy_run_is_not_lifted() -> None:
     async with a_swarm("abc") as swarm:
         await settled(swarm, "abc", more=10)
-        assert [sim.service.replica.lift_count for sim in swarm.peers.values()] == [0, 0, 0]
+        assert [sim.service.replica.trainer.extension_count for sim in swarm.peers.values()] == [
+            0,
+            0,
+            0,
+        ]
 
 
 async def test_a_trainer_that_comes_while_the_master_is_away_goes_on_too() -> None:

@@ -1,4 +1,4 @@
-"""Algorithms in whole runs: what trainers are told, and what becomes of the shared state."""
+"""Outer algorithms in whole runs: the orders to trainers and the resulting shared state."""
 
 from __future__ import annotations
 

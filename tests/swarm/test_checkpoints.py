@@ -1,4 +1,4 @@
-"""Everybody dies at once, without a word: the run goes on from what was on the disks."""
+"""All peers crash at once: the run continues from the checkpoints on their disks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def toml(table: str, *, fragments: int = 1) -> str:
 
 
 def saved(swarm: Swarm, name: str) -> list[checkpoints.Manifest]:
-    """What lies on a machine's disk, the newest first."""
+    """Return the checkpoints on a machine's disk, the newest first."""
     assert swarm.disks is not None
     place = FolderStore(swarm.disks / name)
     return [checkpoints.open_checkpoint(place, each).manifest for each in checkpoints.names(place)]
 
 
 async def all_die(swarm: Swarm) -> None:
-    """The power fails in the whole house; it comes back."""
+    """Crash all machines, then restart them."""
     swarm.crash_master()
     for name in swarm.peers:
         swarm.crash(name)
@@ -47,7 +47,7 @@ async def all_die(swarm: Swarm) -> None:
 
 
 def oldest(swarm: Swarm) -> list[str]:
-    """Names, who has been a member for longest first."""
+    """Return the members' names, the oldest member first."""
     return sorted(swarm.peers, key=lambda name: swarm.peers[name].service.number)
 
 
@@ -56,6 +56,11 @@ def versions(swarm: Swarm) -> list[int]:
     return list(swarm.master.coordinator.context.history.versions)
 
 
+@pytest.mark.fault(
+    "everybody is killed, in training or while checkpoints are written",
+    "the same",
+    "the run goes back to the newest whole checkpoint",
+)
 @pytest.mark.parametrize(("fragments", "seed"), [(1, 0), (2, 1), (3, 2)])
 async def test_when_all_die_the_run_goes_on_from_the_newest_checkpoint(
     tmp_path: Path, fragments: int, seed: int
@@ -81,7 +86,7 @@ async def test_when_all_die_the_run_goes_on_from_the_newest_checkpoint(
 
 
 async def test_what_a_run_has_given_up_is_not_what_it_goes_on_from(tmp_path: Path) -> None:
-    """What comes after a rewind is the newest, though what was given up had come further."""
+    """A checkpoint after a rewind is newer than an abandoned one with more rounds."""
     text = toml("every_rounds = 1\nkeep_count = 100")
     async with a_swarm("abc", "", text, disks=tmp_path) as swarm:
         await swarm.until(lambda: swarm.committed >= 8)
@@ -99,7 +104,7 @@ async def test_what_a_run_has_given_up_is_not_what_it_goes_on_from(tmp_path: Pat
 
 
 def branch_off(found: Checkpoint) -> None:
-    """Write beside it what a master that nobody obeys any more has made of it, one round later."""
+    """Write a second checkpoint beside it, one round later, as under a superseded master."""
     manifest = found.manifest
     arena = Arena(bytearray(arena_bytes(manifest.sizes)), manifest.sizes)
     state = SharedState(manifest.sizes, arena, manifest.run_id)
@@ -128,6 +133,11 @@ def branch_off(found: Checkpoint) -> None:
         pass
 
 
+@pytest.mark.fault(
+    "the newest checkpoint is of no history that the journal knows",
+    "its roots",
+    "the run goes back to an older one, read from the disk",
+)
 @pytest.mark.parametrize("fragments", [1, 2])
 async def test_a_newest_checkpoint_that_the_journal_does_not_know_gives_way_to_an_older_one(
     tmp_path: Path, fragments: int
@@ -151,6 +161,7 @@ async def test_a_newest_checkpoint_that_the_journal_does_not_know_gives_way_to_a
         assert [swarm.peers[n].service.state_service.kept for n in "abc"] == [[], [], []]
 
 
+@pytest.mark.fault("everybody is killed, in training or while checkpoints are written")
 @pytest.mark.parametrize("turns", [0, 1, 2, 4, 5])
 async def test_when_all_die_in_the_middle_of_writing(tmp_path: Path, turns: int) -> None:
     """Each of them a bit further than the one before; what one has whole is the run's."""
@@ -246,6 +257,11 @@ async def test_by_the_clock(tmp_path: Path) -> None:
         assert all(10.0 <= later - before < 12.0 for before, later in itertools.pairwise(times))
 
 
+@pytest.mark.fault(
+    "the place of checkpoints cannot be written",
+    "the file system's error",
+    "told; rounds go on, tried again when the next is due",
+)
 async def test_a_disk_that_is_full_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("not a folder")
     async with a_swarm("bc", "", toml("every_rounds = 2"), disks=tmp_path) as swarm:
@@ -258,6 +274,11 @@ async def test_a_disk_that_is_full_costs_checkpoints_and_nothing_else(tmp_path: 
         assert saved(swarm, "b")
 
 
+@pytest.mark.fault(
+    "its disk has no room that it gives",
+    "sizes, before a checkpoint is written",
+    "fewer are kept, or none, and that is said; rounds go on",
+)
 async def test_who_gives_little_of_its_disk_keeps_few_or_none_and_says_so(tmp_path: Path) -> None:
     """Two at a time, while the next one is written; with room for less, none."""
     text = toml("every_rounds = 1\nkeep_count = 5")
@@ -289,7 +310,7 @@ async def test_who_gives_little_of_its_disk_keeps_few_or_none_and_says_so(tmp_pa
 
 
 async def ask_for_one(swarm: Swarm) -> dict[str, str]:
-    """Why each does not write; empty: it does."""
+    """Request a checkpoint; return each peer's reason not to write, or an empty string if it writes."""
     assert swarm.master is not None
     answer: dict[str, Any] = await swarm.master.checkpoint_asker.run()
     assert [row["writes"] for row in answer["peers"]] == [not r["why"] for r in answer["peers"]]
@@ -312,7 +333,7 @@ async def test_one_is_written_when_the_runs_owner_wants_it(tmp_path: Path) -> No
         assert await ask_for_one(swarm) == {
             first: "",
             second: "",
-            third: "by the run's spec others write them",
+            third: "by the run's spec other peers write them",
         }
         await swarm.until(lambda: len(told(swarm, "has written checkpoint")) == 2, within_s=30)
         for name in (first, second):
@@ -336,10 +357,15 @@ async def test_one_is_written_of_a_run_that_stands_still(tmp_path: Path) -> None
         assert {saved(swarm, name)[0].rounds for name in "abc"} == {swarm.committed}
 
 
+@pytest.mark.fault(
+    "nobody can write the checkpoint that is wanted now, or its disk fails",
+    "each peer's own answer",
+    "the command fails and says why of each; an event names who failed",
+)
 async def test_who_cannot_write_one_says_why(tmp_path: Path) -> None:
     async with a_swarm("ab", "", toml("every_s = 0")) as swarm:  # without disks
         await swarm.until(lambda: swarm.committed >= 3)
-        with pytest.raises(UserError, match=r"nobody writes .*: it keeps no checkpoints"):
+        with pytest.raises(UserError, match=r"no peer writes .*: it keeps no checkpoints"):
             await ask_for_one(swarm)
     async with a_swarm("abc", "", toml("every_s = 0"), disks=tmp_path) as swarm:
         await swarm.until(lambda: swarm.committed >= 3)

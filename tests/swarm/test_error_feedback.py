@@ -1,4 +1,4 @@
-"""Error feedback in whole runs: what a codec leaves out arrives later, whatever happens."""
+"""Error feedback in whole runs: the values that a codec drops arrive later, despite faults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def delta(_peer: str, _round: int, count: int) -> NDArray[np.float32]:
 
 
 async def moved(swarm: Swarm, names: str) -> tuple[int, NDArray[np.float64]]:
-    """How many rounds were committed, and how far they moved the small ones."""
+    """Return the number of committed rounds, and how far they moved the small values."""
     await swarm.come_to_rest(names)
     swarm.check_final(names)
     state = swarm.peers[names[0]].service.state
@@ -69,7 +69,7 @@ async def test_small_values_arrive_with_feedback_and_never_without(feedback: boo
 
 
 async def test_what_was_left_out_survives_the_masters_death() -> None:
-    """The master dies between writing a commit down and telling it: it is told in the Welcome."""
+    """The master dies between recording and announcing a commit; the Welcome announces it."""
     async with trio.open_nursery() as nursery:
         toml = SPEC.format(feedback="true")
         swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=delta)

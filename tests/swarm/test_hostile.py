@@ -1,18 +1,18 @@
-"""One hostile member among five and a spare: the others do not suffer, and each rule is needed for that.
+"""One hostile member among five and a spare harms no other member, and every rule against it is needed.
 
-The rules, each of which is taken out here by a planted bug that the runs must find; with each stands the seed that does:
+Each planted bug removes one rule, and the runs must find it; beside each bug is a seed that does:
 
-    lone words          one member's word gets an update refused
-    found elsewhere     what a member that owns no chunk has found is believed, and one alone, too
-    heads that lie      the first root that is reported is the run's
-    any result          the first result that is reported is the run's
-    mover alone         who alone says that bytes move keeps an attempt alive
-    blamed donors       one receiver's word names a donor as bad
-    spares first        whoever reaches nobody costs all spares the results
-    nobody is asked     who waits for whom, when nothing moves, is anybody's guess
-    nobody compares     whose results differ, likewise
-    nothing is noted    plans do with pairs that failed each other
-    heard again         on a lone word a round starts over again and again
+    lone words          a single member's report gets an update refused
+    found elsewhere     norms reported by a single member, even one that owns no chunk, are believed
+    heads that lie      the first reported root becomes the run's
+    any result          the first reported result becomes the run's
+    mover alone         a single member that claims progress keeps an attempt alive
+    blamed donors       a single receiver's report marks a donor as bad
+    spares first        a member that reaches no peer costs all spares the results
+    nobody is asked     a stalled attempt is resolved without asking members which peers they wait for
+    nobody compares     differing results are resolved without comparing members' digests
+    nothing is noted    plans pair members that have failed each other
+    heard again         a single member's report restarts a round repeatedly
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from holdfast.daemon.simulation.batch import BatchOptions, try_seed
 from holdfast.daemon.simulation.hostile_peer import Falsehood, Hostile
 from holdfast.daemon.simulation.hostile_run import live_with_hostile
-from holdfast.membership.master.rounds import contribution_checks, norms, reduction_driver
+from holdfast.membership.master.rounds import accusations, contribution_checks, inquirer, norms
 from holdfast.membership.master.rounds.attempt import Attempt
 from holdfast.membership.master.rounds.inquiry import Findings
 from holdfast.membership.master.rounds.norms import UnderstatedNorm
@@ -37,10 +37,10 @@ from holdfast.membership.master.sync.root_votes import RootVotes
 from tests.planting import Bugs, Note, Patch, first_that_shows, spares_first, what_shows
 
 BLOCK = 10
-SEEDS_MAX = 400  # of which those are lived through that tell the lie that should be found
+SEEDS_MAX = 400  # searched for those whose peer tells the lie that should be found
 
-FAILED = (  # seeds that once broke a promise
-    1_191_990_145,  # one word, borne out by nobody, had each round start over until it was aborted
+FAILED = (  # seeds that once violated an invariant
+    1_191_990_145,  # one unconfirmed report restarted every round until it was aborted
     1_191_990_153,
 )
 
@@ -81,7 +81,7 @@ lies("lone words", Falsehood.BAD_ONE)
 
 @bug("lone words", seed=14)
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "ACCUSERS_MIN", 1)
+    patch.setattr(accusations, "ACCUSERS_MIN", 1)
 
 
 lies("found elsewhere", Falsehood.FOUND)
@@ -95,7 +95,7 @@ def _(patch: Patch) -> None:
         return [UnderstatedNorm(found.peer, "", found.why) for found in original(*arguments)]
 
     patch.setattr(contribution_checks, "understated", understated)
-    patch.setattr(Attempt, "gauges", lambda self: dict(self.reports))
+    patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports))
 
 
 lies("heads that lie", Falsehood.ROOT)
@@ -104,7 +104,7 @@ lies("heads that lie", Falsehood.ROOT)
 @bug("heads that lie", seed=18)
 def _(patch: Patch) -> None:
     def winner(self: RootVotes, fragment: int, version: int, *, force: bool) -> bytes:
-        return next(iter(self.of(fragment, version).values()), b"")
+        return next(iter(self.by_peer(fragment, version).values()), b"")
 
     patch.setattr(RootVotes, "winner", winner)
 
@@ -159,7 +159,7 @@ lies("nobody is asked", Falsehood.OWES_ONE, Falsehood.OWES_ALL)
 
 @bug("nobody is asked", seed=50)
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "waiting", lambda *_: Findings())
+    patch.setattr(inquirer, "waiting", lambda *_: Findings())
 
 
 lies("nobody compares", Falsehood.TWO_FACED)
@@ -167,7 +167,7 @@ lies("nobody compares", Falsehood.TWO_FACED)
 
 @bug("nobody compares", seed=1)
 def _(patch: Patch) -> None:
-    patch.setattr(reduction_driver, "differing", lambda *_: Findings())
+    patch.setattr(inquirer, "differing", lambda *_: Findings())
 
 
 lies("nothing is noted", Falsehood.KEEPS_ONE, Falsehood.OWES_ONE)
@@ -184,7 +184,7 @@ lies("heard again", Falsehood.BAD_ONE)
 @bug("heard again", seed=FAILED[0])
 def _(patch: Patch) -> None:
     patch.setattr(
-        reduction_driver.ReductionDriver,
+        accusations.Accusations,
         "_believed",
         lambda _self, _accuser, named, _number: list(named),
     )

@@ -1,4 +1,4 @@
-"""Joins beside rounds: slow lines, deaths in the middle, and who cannot keep up."""
+"""Joins during rounds: slow lines, deaths in the middle, and joiners that cannot keep up."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def small_blocks() -> Iterator[None]:
 
 
 def slow_line(swarm: Swarm, bytes_per_s: float, names: str = "abc") -> None:
-    """The newcomer's links to these."""
+    """Set the newcomer's links to the named peers."""
     for name in names:
         swarm.world.link("late", name, delay_s=0.02, bytes_per_s=bytes_per_s)
         swarm.world.link(name, "late", delay_s=0.02, bytes_per_s=bytes_per_s)
 
 
 def row(swarm: Swarm) -> dict[str, Any] | None:
-    """The newcomer as the master shows it."""
+    """Return the newcomer's row of the master's status."""
     if swarm.master is None:
         return None
     status = describe(swarm.master.coordinator, trio.current_time())
@@ -74,6 +74,11 @@ async def test_a_copy_is_shown_in_blocks_bytes_donors_and_seconds() -> None:
         assert found["copies"] == []
 
 
+@pytest.mark.fault(
+    "master, donor or session is lost during a copy",
+    "as ever",
+    "the copy goes on with what is there",
+)
 @pytest.mark.parametrize("what", ["master", "donor", "joiner's session"])
 async def test_a_copy_that_is_disturbed_goes_on_with_what_it_has(what: str) -> None:
     async with a_swarm("abc", layout=LAYOUT) as swarm:
@@ -125,6 +130,7 @@ async def test_a_copy_that_fails_as_it_is_replaced_ends_nothing_but_itself(ticks
         swarm.check_final(["a", "b", "c", "late"])
 
 
+@pytest.mark.fault("a joiner dies", "closed connection", "its donors keep nothing for it")
 async def test_a_joiner_that_dies_holds_nothing_at_its_donors() -> None:
     async with a_swarm("abc", layout=LAYOUT) as swarm:
         await swarm.come_to_rest("abc")  # beside these rounds the line would not do
@@ -138,6 +144,11 @@ async def test_a_joiner_that_dies_holds_nothing_at_its_donors() -> None:
         assert all(state is not None and not state.pinned(0) for state in states)
 
 
+@pytest.mark.fault(
+    "a joiner's line cannot carry the commits",
+    "what it received, what was committed",
+    "its copy ends, it is told why and waits; nobody else notices",
+)
 async def test_who_cannot_keep_up_waits_and_is_told_why_until_the_run_needs_less() -> None:
     async with a_swarm("abc", layout=LAYOUT) as swarm:
         assert swarm.master is not None

@@ -1,6 +1,6 @@
-"""Liars in runs of production master and peers: they are found out in time, and nobody else is.
+"""Liars in runs of the production master and peers: only they are convicted, and in time.
 
-What is stated of 50 and of 2,000 seeds is looked at by `holdfast simulate`; here are fewer.
+The statements about 50 and 2,000 seeds are checked with `holdfast simulate`; these tests run fewer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from holdfast.membership.master.rounds.audits import FALSE_MAX, Auditing
 AUDIT = 0.5  # so that it does not take long
 
 
+@pytest.mark.fault(
+    "an owner adds up something else than it was given",
+    "an audit, its own seal",
+    "convicted, quarantined, the round is run again without it",
+)
 @pytest.mark.parametrize("lie", [Lie.OWNER, Lie.FORGER])
 def test_a_lying_owner_is_found_out(lie: Lie) -> None:
     seeds = range(2)
@@ -29,11 +34,21 @@ def test_who_lies_everywhere_is_found_out_at_once() -> None:
     assert live_with_a_liar(0, Lie.OWNER, 1.0, 2).rounds == 1
 
 
+@pytest.mark.fault(
+    "an owner shows nothing, or leaves before it is looked at",
+    "silence; its connection",
+    "the round is run again; who does it again and again owns nothing",
+)
 def test_who_never_shows_anything_owns_nothing_in_the_end() -> None:
     found = live_with_a_liar(1, Lie.SILENT, 1.0)
     assert found.rounds == expected_rounds(Lie.SILENT, 1.0)
 
 
+@pytest.mark.fault(
+    "a member accuses an honest owner",
+    "the master judges the proof",
+    "nothing happens to the owner; the accuser is quarantined at the third time",
+)
 def test_who_accuses_falsely_is_found_out_and_nobody_else() -> None:
     assert live_with_a_liar(1, Lie.ACCUSER, AUDIT).rounds <= FALSE_MAX
 
@@ -45,7 +60,7 @@ def test_where_nobody_lies_nobody_is_convicted(seed: int) -> None:
 
 
 def test_without_audits_a_liar_lies_for_ever() -> None:
-    """What the others of these tests show is the audits' doing."""
+    """Without audits no liar is convicted, so the other tests show the effect of audits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Auditing, "_draw", lambda *_args: ())
         patch.setattr("holdfast.daemon.simulation.liar_run.PATIENCE", 6)
@@ -56,7 +71,7 @@ def test_without_audits_a_liar_lies_for_ever() -> None:
 
 
 def test_a_convicted_honest_owner_is_a_broken_promise() -> None:
-    """Planted: whoever is accused is convicted."""
+    """Planted bug: every accused peer is convicted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "holdfast.daemon.master.master_service.fault_proven",

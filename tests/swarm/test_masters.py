@@ -1,4 +1,4 @@
-"""Masters that die, come back, take over from each other: whole runs in virtual time.
+"""Masters that die, return and take over from each other: whole runs in virtual time.
 
 The witness inside the swarm sees the records of every master; one history of commits is all that it
 accepts, so a fork fails the test that made it.
@@ -60,14 +60,14 @@ def spec(
 
 
 class Ended:
-    """What became of a master that ended by itself."""
+    """The exit of a master that ended by itself."""
 
     def __init__(self) -> None:
         self.error: UserError | None = None
 
 
 class Guarded(Swarm):
-    """Its first master may end by itself."""
+    """A swarm whose first master may end by itself."""
 
     first_ended: Ended
 
@@ -84,7 +84,7 @@ class Machines:
         swarm.first_ended = self.ended["master"]
 
     async def start(self, names: Sequence[str], more: Sequence[str] = ()) -> None:
-        """The first master, whose peers learn of the standby; everybody in sync, some rounds."""
+        """Start the first master with peers that know the standby; wait for sync and some rounds."""
         swarm = self.swarm
         await swarm.start_master()
         assert swarm.master is not None
@@ -100,7 +100,7 @@ class Machines:
         return self.swarm.store.records()
 
     async def come_back(self, name: str) -> None:
-        """A machine starts again; its invite names the standby, too."""
+        """Restart a machine whose invite also names the standby."""
         sim = self.swarm.restart(name)
         sim.service.session._masters.append(STANDBY)
         await trio.sleep(20)
@@ -108,7 +108,7 @@ class Machines:
     async def run(
         self, host: str, records: Sequence[JournalRecord], *, behind: bool, nonce: bytes = b"n" * 16
     ) -> WitnessedMaster:
-        """A master on this machine, from these records."""
+        """Start a master on a machine from the given records."""
         swarm = self.swarm
         store = WitnessedStore(swarm.witness)
         for peer, grant in swarm.store.granted().items():
@@ -165,7 +165,7 @@ def told(master: WitnessedMaster) -> str:
 async def settled(
     swarm: Swarm, master: WitnessedMaster, names: Sequence[str], more: int = 3
 ) -> None:
-    """Some more rounds, then everybody holds the same."""
+    """Wait for more rounds, then check that all peers hold the same bits."""
     target = swarm.committed + more
     await swarm.until(lambda: swarm.committed >= target)
     swarm.master = master
@@ -177,6 +177,7 @@ async def settled(
 # ---------------------------------------------------------------- takeover and fencing
 
 
+@pytest.mark.fault("the master's machine is gone", "its owner", "a standby goes on from a copy")
 async def test_a_standby_takes_the_run_over_without_moving_state() -> None:
     async with machines(spec()) as run:
         await run.start("abc", "d")
@@ -190,6 +191,7 @@ async def test_a_standby_takes_the_run_over_without_moving_state() -> None:
         assert "has taken the run over" in told(new)
 
 
+@pytest.mark.fault("the journal's end is damaged or lost")
 async def test_a_copy_that_lacks_commits_adopts_what_the_members_hold() -> None:
     async with machines(spec()) as run:
         await run.start("abc", "d")
@@ -265,6 +267,11 @@ def _decides(record: JournalRecord) -> bool:
     return isinstance(record, RoundCommitted)
 
 
+@pytest.mark.fault(
+    "two masters of one run",
+    "terms in `Hello` and `Claim`",
+    "the older one decides nothing more and ends",
+)
 @pytest.mark.parametrize("seed", range(2))
 async def test_two_masters_apart_never_both_commit_and_the_old_one_ends(seed: int) -> None:
     """The masters cannot see each other, peers move one by one: min_members is a majority."""
@@ -288,6 +295,7 @@ async def test_two_masters_apart_never_both_commit_and_the_old_one_ends(seed: in
         await settled(swarm, new, "abc")
 
 
+@pytest.mark.fault("two masters of one run")
 async def test_a_peer_tells_a_master_of_before_that_its_time_is_over() -> None:
     async with machines(spec()) as run:
         await run.start("abc")
@@ -319,6 +327,11 @@ def full(times: list[int]) -> Callable[[JournalStore, JournalRecord], None]:
     return append
 
 
+@pytest.mark.fault(
+    "the journal's disk is full",
+    "SQLite's error",
+    "nothing behind the record leaves; heartbeats do; tried again; the clock of decisions stands still, so nobody is late with an answer",
+)
 async def test_a_full_disk_stops_commits_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async with machines(spec()) as run:
         await run.start("abc")
@@ -341,6 +354,7 @@ async def test_a_full_disk_stops_commits_and_nothing_else(monkeypatch: pytest.Mo
         assert "the journal can be written again" in told(master)
 
 
+@pytest.mark.fault("the journal's disk is full")
 @pytest.mark.parametrize("lost", ["", "c"])
 async def test_nobody_is_late_with_what_a_full_disk_kept_from_being_sent(lost: str) -> None:
     """For longer than the run waits for lost versions. What is decided at its begin, a commit or the
@@ -379,6 +393,9 @@ async def test_what_the_owner_wants_is_done_when_it_is_on_disk(
             await master.see_through(master.coordinator.resume)
 
 
+@pytest.mark.fault(
+    "the journal's disk is slow", "the time a record takes", "commits wait, members stay"
+)
 async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
     async with machines(spec()) as run:
         await run.start("abc")
@@ -407,7 +424,7 @@ async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
 
 
 async def lose_the_newest(run: Machines) -> tuple[int, int]:
-    """b and c miss some rounds; a, who was there, goes with them. Returns both versions."""
+    """Let b and c miss some rounds and then crash a, which saw them; return both versions."""
     swarm = run.swarm
     await run.start("abc")
     assert swarm.master is not None
@@ -440,7 +457,7 @@ async def test_the_run_waits_for_those_who_hold_the_newest_state_and_says_so() -
         swarm.add_peer("fresh")  # new weights are no way out
         await trio.sleep(60)
         assert swarm.committed == newest
-        assert f"nobody here holds version {newest} of fragment 0" in why(master)
+        assert f"no connected peer holds version {newest} of fragment 0" in why(master)
         assert "a (" in why(master), "who had it"
         assert "the run goes on without the last" in why(master)
         swarm.heal_all()
@@ -448,6 +465,7 @@ async def test_the_run_waits_for_those_who_hold_the_newest_state_and_says_so() -
         assert master.coordinator.context.history.rewind_count == 0
 
 
+@pytest.mark.fault("all holders of the newest version are gone")
 async def test_when_they_do_not_come_the_run_goes_back_and_they_are_synced_later() -> None:
     async with machines(spec(min_members=1, rewind_s=60)) as run:
         _older, newest = await lose_the_newest(run)

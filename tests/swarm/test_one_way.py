@@ -1,4 +1,4 @@
-"""After a line carried nothing in one direction for a while, the run is as it was before.
+"""Recovery of the run after a line carried nothing in one direction for a while.
 
 python -m benchmarks.one_way --simulated 80 --start SEED
 """
@@ -19,6 +19,11 @@ from tests.swarm.test_swarm import a_swarm, settled, spec
 SEEDS = (0, 7, 21, 35, 42, 49, 56, 63, 70, 77)
 
 
+@pytest.mark.fault(
+    "a line carries nothing in one direction for a while, between any two, the master too",
+    "the same; towards the master silence",
+    "afterwards rounds are as fast as before and nobody is removed",
+)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rounds_are_as_before_once_the_line_carries_both_ways(seed: int) -> None:
     recovery = live_through(OneWay.of(seed))
@@ -35,6 +40,11 @@ def test_the_cases_are_all_pairs_and_all_lengths() -> None:
     assert len(cases) == CASES
 
 
+@pytest.mark.fault(
+    "two peers cannot reach each other",
+    "silent link, `LinkBroken`, `ReduceFailed`",
+    "one of the two misses that round, both stay; plans do without the pair until it has a link again",
+)
 async def test_a_pair_without_a_link_costs_a_round_once_and_then_plans_do_without() -> None:
     layout = small_layout((20_000,))  # enough chunks for everybody to own one
     async with a_swarm("abcd", toml=spec(contributors=0), layout=layout) as swarm:
@@ -57,7 +67,7 @@ async def test_a_pair_without_a_link_costs_a_round_once_and_then_plans_do_withou
 
 
 async def owners_of_the_next_round(swarm: Swarm) -> set[str]:
-    """Names of those who own chunks of a round that begins now."""
+    """Return the names of the chunk owners of a round that begins now."""
     assert swarm.master is not None
     names = {sim.peer: name for name, sim in swarm.peers.items()}
     round_table = swarm.master.coordinator.scheduler.round_table
@@ -66,6 +76,11 @@ async def owners_of_the_next_round(swarm: Swarm) -> set[str]:
     return {names[peer] for peer in round_table.past[-1].running().owners}
 
 
+@pytest.mark.fault(
+    "one of a pair without a link is removed and comes back",
+    "its new session",
+    "what was arranged is void at both ends, and arranged anew",
+)
 async def test_what_was_arranged_in_a_session_ends_with_it() -> None:
     """The master has arranged that the other one dials; it forgets that with the one that parts."""
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:

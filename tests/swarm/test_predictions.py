@@ -1,4 +1,4 @@
-"""What ``holdfast plan`` predicts, beside what the production master and peers do in virtual time.
+"""Predictions of ``holdfast plan`` compared with production master and peers in virtual time.
 
 Every peer has a line of its own to all others. Chunks are small, as those of a large model are beside
 its fragments: with a few chunks each owner has one more or less than the plan of a moment before.
@@ -75,7 +75,7 @@ chunk_bytes = 16384
 
 @frozen
 class Measured:
-    """Of a peer, the mean of all."""
+    """Measurements of a peer, averaged over all peers."""
 
     utilisation: float
     period_s: float
@@ -99,7 +99,7 @@ CASES = {
 
 
 async def measure(case: Case) -> Measured:
-    """Live through some rounds, from commit to commit, once the lines are known."""
+    """Measure some rounds, from commit to commit, once the lines' rates are known."""
     layout = small_layout((case.values // case.fragments,) * case.fragments, counters=0)
     names = [f"peer-{number}" for number in range(case.peers)]
     async with trio.open_nursery() as nursery:

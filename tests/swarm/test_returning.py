@@ -1,9 +1,10 @@
-"""Everybody leaves and comes back: the run goes on from the newest state that somebody kept."""
+"""All peers leave and return: the run continues from the newest saved state."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from holdfast.daemon.simulation.swarm import Swarm
@@ -12,7 +13,7 @@ from tests.swarm.test_swarm import a_swarm, settled
 
 
 async def all_leave(swarm: Swarm, names: str, tmp_path: Path) -> dict[str, Path]:
-    """Stop the run and end everybody in good order; what each of them kept."""
+    """Stop the run and all peers gracefully; return what each of them saved."""
     assert swarm.master is not None
     swarm.master.decide(swarm.master.coordinator.pause)
     await swarm.come_to_rest(names)
@@ -27,6 +28,11 @@ async def all_leave(swarm: Swarm, names: str, tmp_path: Path) -> dict[str, Path]
     return disks
 
 
+@pytest.mark.fault(
+    "everybody leaves and comes back",
+    "heads and lineage in the `Hello`",
+    "on from the newest state that was kept",
+)
 async def test_the_run_goes_on_with_what_was_kept_and_nothing_travels(tmp_path: Path) -> None:
     async with a_swarm("abc", "d") as swarm:
         disks = await all_leave(swarm, "abcd", tmp_path)
@@ -42,6 +48,7 @@ async def test_the_run_goes_on_with_what_was_kept_and_nothing_travels(tmp_path: 
         assert [sim.service.state_service.received_bytes for sim in swarm.peers.values()] == [0] * 4
 
 
+@pytest.mark.fault("everybody leaves and comes back")
 async def test_who_comes_first_with_an_old_state_does_not_make_it_the_runs(tmp_path: Path) -> None:
     async with a_swarm("abc") as swarm:
         old = tmp_path / "old"
@@ -57,7 +64,7 @@ async def test_who_comes_first_with_an_old_state_does_not_make_it_the_runs(tmp_p
         await trio.sleep(15.0)
         assert swarm.committed == committed, "the run waits"
         why = describe(swarm.master.coordinator, trio.current_time())["why_waiting"]
-        assert f"nobody here holds version {committed}" in why
+        assert f"no connected peer holds version {committed}" in why
         swarm.restart("b", disk=disks["b"])
         swarm.restart("c", disk=disks["c"])
         await settled(swarm, "abc")
@@ -75,6 +82,11 @@ async def test_an_old_state_heals_by_what_differs(tmp_path: Path) -> None:
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault(
+    "a checkpoint is of another run, or its spec cuts in another way",
+    "run id; lineage, layout and sizes",
+    "refused, with the difference",
+)
 async def test_the_state_of_another_lineage_is_not_used(tmp_path: Path) -> None:
     async with a_swarm("abc") as swarm:
         swarm.keep("a", tmp_path)

@@ -1,4 +1,4 @@
-"""Peers that cannot be dialled, and pairs that cannot reach each other, take part all the same."""
+"""Runs with peers that cannot be dialled, and with pairs that cannot reach each other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
 import trio
 
 from holdfast.daemon.master import reachability
@@ -21,7 +22,7 @@ from tests.swarm.test_swarm import a_swarm, settled, spec
 async def a_swarm_behind(
     hidden: str, names: str, toml: str | None = None, **options: Any
 ) -> AsyncIterator[Swarm]:
-    """A swarm in which nobody can dial some, whose first round is committed."""
+    """Start a swarm in which some peers cannot be dialled, and wait for the first commit."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, toml or spec(contributors=0), **options)
         await swarm.start_master()
@@ -37,13 +38,13 @@ async def a_swarm_behind(
 
 
 def contributed(swarm: Swarm, names: str) -> bool:
-    """Whether the last round has added the updates of all of these."""
+    """Return whether the last round contains the updates of all named peers."""
     peers = {contributor.peer for contributor in swarm.witness.commits[-1].contributors}
     return peers == {swarm.peers[name].peer for name in names}
 
 
 async def see(swarm: Swarm, condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    """Wait for what only the master's status tells, which takes a while to make."""
+    """Wait for a condition that only the master's status shows; it is slow, so poll it rarely."""
     with trio.fail_after(within_s):
         while swarm.master is None or not condition():
             await trio.sleep(0.2)
@@ -60,6 +61,11 @@ def reach(swarm: Swarm) -> dict[str, str]:
     return {member["name"]: member["reach"] for member in status["members"]}
 
 
+@pytest.mark.fault(
+    "a peer cannot be dialled, from behind a router",
+    "the master dials it back",
+    "it dials the others; `status` calls it outbound",
+)
 async def test_who_cannot_be_dialled_dials_and_takes_part() -> None:
     """The first two joined before the third: it would have dialled them."""
     async with a_swarm_behind("a", "abc") as swarm:
@@ -69,8 +75,13 @@ async def test_who_cannot_be_dialled_dials_and_takes_part() -> None:
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault(
+    "two peers cannot reach each other",
+    "who should dial says so",
+    "another route is arranged; meanwhile neither owns what the other needs",
+)
 async def test_two_that_cannot_be_dialled_train_with_one_that_can() -> None:
-    """They have no link to each other: neither owns what the other one needs."""
+    """The two have no link to each other, so neither owns chunks that the other needs."""
     async with a_swarm_behind("ab", "abc") as swarm:
         await swarm.until(lambda: contributed(swarm, "abc"))
         assert links(swarm, "a") == links(swarm, "b") == {"c"}
@@ -79,6 +90,11 @@ async def test_two_that_cannot_be_dialled_train_with_one_that_can() -> None:
         assert {sim.lives for sim in swarm.peers.values()} == {1}
 
 
+@pytest.mark.fault(
+    "no contributor can be reached by the others",
+    "the same",
+    "rounds are aborted, nobody is removed for it; tried again",
+)
 async def test_where_none_can_be_dialled_the_run_waits_and_goes_on_when_one_can() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         for name in "abc":
@@ -99,6 +115,7 @@ async def test_where_none_can_be_dialled_the_run_waits_and_goes_on_when_one_can(
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault("two peers cannot reach each other")
 async def test_a_one_way_firewall_between_two_is_gone_round() -> None:
     """Nothing that ``c`` dials at ``b`` arrives; what ``b`` dials at ``c`` does."""
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
@@ -113,6 +130,11 @@ async def test_a_one_way_firewall_between_two_is_gone_round() -> None:
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault(
+    "a member that only listens reaches nobody",
+    "the same",
+    "it is left out of rounds, nobody waits",
+)
 async def test_a_spare_that_reaches_nobody_stops_nobody() -> None:
     async with a_swarm("abc", "d") as swarm:
         for name in "abc":
@@ -128,6 +150,7 @@ async def test_a_spare_that_reaches_nobody_stops_nobody() -> None:
         await settled(swarm, "abcd")
 
 
+@pytest.mark.fault("a peer cannot be dialled, from behind a router")
 async def test_whoever_can_be_dialled_again_is_classed_so() -> None:
     with mock.patch.object(reachability, "RECLASS_S", 3.0):
         async with a_swarm_behind("c", "abc") as swarm:
@@ -145,7 +168,7 @@ async def test_whoever_can_be_dialled_again_is_classed_so() -> None:
 
 @asynccontextmanager
 async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Swarm]:
-    """Three of whom nobody can dial any; whatever goes between them, goes by relay."""
+    """None of the three can be dialled, so all their traffic goes by relay."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, spec(contributors=0, min_members=3), **options)
         await swarm.start_master()
@@ -160,7 +183,7 @@ async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Sw
 
 
 def routes(swarm: Swarm) -> dict[str, tuple[str, bool]]:
-    """By pair: its route and whether it works, as the master shows them."""
+    """Return each pair's route and whether it works, from the master's status."""
     assert swarm.master is not None
     status = describe(swarm.master.coordinator, trio.current_time())
     names = {member["peer"]: member["name"] for member in status["members"]}
@@ -180,6 +203,9 @@ def relay_of(swarm: Swarm, pair: str) -> str:
     return ""
 
 
+@pytest.mark.fault(
+    "two peers that nobody can dial", "the view", "a relay forwards ciphertext between them"
+)
 async def test_three_that_nobody_can_dial_train_by_relay() -> None:
     async with a_relayed_swarm() as swarm:
         await see(
@@ -195,6 +221,9 @@ async def test_three_that_nobody_can_dial_train_by_relay() -> None:
         assert relay["carried_bytes"] > 0
 
 
+@pytest.mark.fault(
+    "a relay dies", "its session with the master ends", "its pairs get another one, or wait for one"
+)
 async def test_a_relays_death_is_survived_by_another_one() -> None:
     async with a_relayed_swarm("rs") as swarm:
         await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
@@ -207,6 +236,7 @@ async def test_a_relays_death_is_survived_by_another_one() -> None:
         await settled(swarm, "abc", more=3)
 
 
+@pytest.mark.fault("a relay dies")
 async def test_when_the_only_relay_comes_back_the_run_goes_on() -> None:
     async with a_relayed_swarm() as swarm:
         swarm.crash_relay("r")
@@ -227,6 +257,7 @@ async def test_a_master_that_starts_again_arranges_the_routes_anew() -> None:
         assert contributed(swarm, "abc")
 
 
+@pytest.mark.fault("a relay's quota is spent", "it says so, and hangs up", "another one is taken")
 async def test_a_relay_whose_quota_is_spent_gives_way_to_another() -> None:
     async with a_relayed_swarm() as swarm:
         await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
@@ -244,7 +275,7 @@ async def test_a_relay_whose_quota_is_spent_gives_way_to_another() -> None:
 
 @asynccontextmanager
 async def a_swarm_behind_routers(keeps: str, draws: str = "") -> AsyncIterator[Swarm]:
-    """Everybody is behind a router of its own; and there is a relay."""
+    """Every peer is behind a router of its own; there is a relay."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, spec(contributors=0, min_members=len(keeps + draws)))
         await swarm.start_master()
@@ -257,6 +288,11 @@ async def a_swarm_behind_routers(keeps: str, draws: str = "") -> AsyncIterator[S
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.fault(
+    "they are behind routers that keep ports",
+    "the port that the master sees",
+    "both dial at once, no relay is needed",
+)
 async def test_two_behind_routers_that_keep_ports_meet_without_a_relay() -> None:
     async with a_swarm_behind_routers("ab", "c") as swarm:
         expected = {"ab": ("punched", True), "ac": ("relayed", True), "bc": ("relayed", True)}
@@ -266,6 +302,7 @@ async def test_two_behind_routers_that_keep_ports_meet_without_a_relay() -> None
         await settled(swarm, "abc", more=3)
 
 
+@pytest.mark.fault("such a link breaks", "both ends notice", "they meet again at the same ports")
 async def test_a_punched_link_that_breaks_is_punched_again() -> None:
     async with a_swarm_behind_routers("ab") as swarm:
         await see(swarm, lambda: routes(swarm) == {"ab": ("punched", True)})
@@ -280,6 +317,11 @@ async def test_a_punched_link_that_breaks_is_punched_again() -> None:
 # ---------------------------------------------------------------- a control stream that breaks
 
 
+@pytest.mark.fault(
+    "the connection to the master breaks",
+    "its end",
+    "it is dialled again, the session goes on, no view changes",
+)
 async def test_a_dropped_control_stream_goes_on_without_a_view_change() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         assert swarm.master is not None
@@ -314,14 +356,15 @@ async def test_a_peer_whose_network_is_away_for_a_moment_keeps_its_session() -> 
 async def test_a_session_of_which_nothing_is_confirmed_ends_as_one_whose_master_is_gone() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         service = swarm.peers["b"].service
-        lifted = service.replica.lift_count
+        lifted = service.replica.trainer.extension_count
         for _ in range(KEPT_MAX + 1):
             service.session.tell(service.progress())
-        await swarm.until(lambda: service.replica.lift_count > lifted)
+        await swarm.until(lambda: service.replica.trainer.extension_count > lifted)
         await swarm.until(lambda: service.session.connected and swarm.in_sync("b"))
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault("a peer dies", "its connection's end, and the others' word", "out after a trip")
 async def test_whoever_dies_is_out_as_soon_as_the_others_say_so() -> None:
     async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
         assert swarm.master is not None
@@ -331,6 +374,9 @@ async def test_whoever_dies_is_out_as_soon_as_the_others_say_so() -> None:
         await settled(swarm, "acd")
 
 
+@pytest.mark.fault(
+    "it does not come back", "silence", "out by the deadline; it begins another session"
+)
 async def test_a_control_stream_that_does_not_come_back_is_out_by_the_deadline() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         swarm.world.refuse_dials("b", "master")
@@ -344,6 +390,11 @@ async def test_a_control_stream_that_does_not_come_back_is_out_by_the_deadline()
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault(
+    "a peer's address changes",
+    "silence, then its new one",
+    "the next view tells it, and others dial it there",
+)
 async def test_a_member_that_moves_is_dialled_where_it_is_now() -> None:
     """The later joiner dials: ``b`` moves, and ``c`` finds it again."""
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:

@@ -1,4 +1,4 @@
-"""Scenarios as data, what they cover, and how a failing one gets smaller."""
+"""Scenarios as data: their coverage, and the shrinking of a failing one."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def test_faults_that_are_planned_happen() -> None:
 # ---------------------------------------------------------------- kinds that are easily harmless
 
 
+@pytest.mark.fault("a process stands still, a machine sleeps")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -103,12 +104,17 @@ def test_a_member_that_is_silent_for_too_long_must_be_noticed(
     silent = evolve(QUIET, faults=(Fault(Kind.SLEEP, "p1"),), linger_s=7.0)
     assert not broken_by(silent)
     monkeypatch.setattr(Detector, "silent", lambda *_: [])
-    assert "p1 is mute since" in broken_by(silent)
+    assert "p1 is silent since" in broken_by(silent)
 
 
 # ---------------------------------------------------------------- hosts that stand still
 
 
+@pytest.mark.fault(
+    "a process stands still, a machine sleeps",
+    "silence; its own timers are late",
+    "as a death; it is synced again and blames nobody",
+)
 async def test_a_host_that_stands_still_wakes_with_all_its_timers_late() -> None:
     standstill = FrozenHosts()
     woke: dict[str, float] = {}
@@ -157,7 +163,7 @@ def test_a_failing_list_of_faults_shrinks_to_what_it_takes() -> None:
 def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
     monkeypatch: Patch, record_property: Note
 ) -> None:
-    """Owners divide by everybody's weight: one loss is all it takes."""
+    """Planted bug: chunk owners divide by the weight of all contributors, so one loss shows it."""
     original = MeanFactors.of
     patched = lambda those, present=None: MeanFactors(  # noqa: E731
         original(those, present).factors, original(those).divisor

@@ -12,12 +12,18 @@ import pytest
 from tests.swarm.simulation import FIXED, ROTATING, blocks, check_reruns, live_through
 
 
+@pytest.mark.fault(
+    "any of these and more, at any instant",
+    "invariants after every event",
+    "the run is whole again within a minute",
+)
 @pytest.mark.timeout(600)
 @blocks(FIXED, 0)
 def test_a_run_survives_faults_at_any_instant(seeds: Sequence[int]) -> None:
     check_reruns(seeds, live_through(seeds))
 
 
+@pytest.mark.fault("any of these and more, at any instant")
 @pytest.mark.timeout(600)
 @blocks(ROTATING, 0)
 def test_a_run_survives_faults_that_nobody_chose(seeds: Sequence[int]) -> None:

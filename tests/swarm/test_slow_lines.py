@@ -26,7 +26,7 @@ def small_blocks() -> Iterator[None]:
 
 
 async def joined(swarm: Swarm, name: str, bytes_per_s: float) -> tuple[int, int, int]:
-    """Have a peer join over such a line: what it received, what of it was saved, what travelled."""
+    """Let a peer join over a line; return the bytes received, saved by compression, and sent."""
     for other in "ab":
         swarm.world.link(other, name, bytes_per_s=bytes_per_s)
     swarm.add_peer(name, founder=False)
@@ -37,7 +37,7 @@ async def joined(swarm: Swarm, name: str, bytes_per_s: float) -> tuple[int, int,
 
 
 def shown(swarm: Swarm, name: str) -> tuple[int, int]:
-    """The same, as the master shows it."""
+    """Return the same from the master's status."""
     assert swarm.master is not None
     status = describe(swarm.master.coordinator, trio.current_time())
     (told,) = (row["bytes"] for row in status["members"] if row["name"] == name)

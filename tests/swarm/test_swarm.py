@@ -21,7 +21,7 @@ from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.state.master_effects import Effect
 from holdfast.membership.master.status.invariants import check_invariants
-from holdfast.membership.peer.replica import RoundState
+from holdfast.membership.peer.local_round import RoundState
 from holdfast.protocol.messages import ModelLayout, Role, TensorSpec
 
 SPEC = """
@@ -63,7 +63,7 @@ def spec(
 async def a_swarm(
     names: str = "abc", spares: str = "", toml: str | None = None, **options: Any
 ) -> AsyncIterator[Swarm]:
-    """A running swarm whose first round is committed."""
+    """Start a swarm and wait for its first commit."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(nursery, toml or spec(), **options)
         await swarm.start_master()
@@ -79,7 +79,7 @@ async def a_swarm(
 
 
 async def settled(swarm: Swarm, names: str, *, more: int = 2) -> None:
-    """Some more rounds commit, then all of these peers hold the same bits."""
+    """Wait for more commits, then check that the named peers hold the same bits."""
     target = swarm.committed + more
     await swarm.until(lambda: swarm.committed >= target)
     assert swarm.master is not None
@@ -166,6 +166,11 @@ async def test_a_joiner_takes_part_with_the_same_bits() -> None:
         assert len(swarm.witness.commits[-1].contributors) == 3
 
 
+@pytest.mark.fault(
+    "a joiner is slower than the rounds",
+    "its view of the versions",
+    "it replays what it missed; nobody waits",
+)
 async def test_a_joiner_over_a_link_slower_than_the_rounds_replays_them() -> None:
     layout = small_layout((40_000,), counters=1)
     async with a_swarm("abc", layout=layout) as swarm:
@@ -206,7 +211,7 @@ async def test_a_kicked_peer_is_told_and_stays_out() -> None:
 
 
 def in_phase(swarm: Swarm, name: str, phase: str) -> bool:
-    """Whether this peer is at that point of a round right now."""
+    """Return whether a peer is in a phase of a round now."""
     service = swarm.peers[name].service
     if phase == "paused":
         assert swarm.master is not None
@@ -220,6 +225,11 @@ def in_phase(swarm: Swarm, name: str, phase: str) -> bool:
     return any(r.phase.value == phase for r in here)
 
 
+@pytest.mark.fault(
+    "a contributor dies, at any phase of a round",
+    "closed connection",
+    "the spare steps in without a transfer, the round is repaired",
+)
 @pytest.mark.parametrize("victim", ["a", "c"])
 @pytest.mark.parametrize("phase", ["paused", "open", "ready", "reducing", "reduced", "applying"])
 async def test_a_death_in_each_phase_of_a_round(phase: str, victim: str) -> None:
@@ -246,6 +256,7 @@ async def test_a_peer_that_comes_back_finds_its_place_taken_and_becomes_a_spare(
         assert swarm.role("c") is Role.SPARE
 
 
+@pytest.mark.fault("two die at once", "the same", "the round goes on with a quorum, or is void")
 async def test_two_deaths_at_once() -> None:
     async with a_swarm("abcde", toml=spec(contributors=0)) as swarm:
         await swarm.until(lambda: in_phase(swarm, "b", "reducing"))
@@ -254,6 +265,9 @@ async def test_two_deaths_at_once() -> None:
         await settled(swarm, "ace")
 
 
+@pytest.mark.fault(
+    "a trainer crashes", "its socket closes", "restarted; state from the daemon's memory"
+)
 async def test_a_crashed_trainer_gets_the_state_back_from_its_daemon() -> None:
     async with a_swarm("abc") as swarm:
         received = swarm.peers["b"].service.progress().state_received_bytes
@@ -263,6 +277,9 @@ async def test_a_crashed_trainer_gets_the_state_back_from_its_daemon() -> None:
         assert len(swarm.witness.commits[-1].contributors) == 3
 
 
+@pytest.mark.fault(
+    "a peer freezes", "silence for `deadline_s`", "out, its place is taken; thaws as a spare"
+)
 async def test_a_frozen_peer_is_out_within_the_deadline_and_thaws_as_a_spare() -> None:
     async with a_swarm("abc", "d") as swarm:
         frozen_s = trio.current_time()
@@ -308,6 +325,11 @@ async def test_a_round_that_is_aborted_behind_the_next_one_is_run_again_after_it
 # ---------------------------------------------------------------- the master
 
 
+@pytest.mark.fault(
+    "the master dies",
+    "peers' sessions break",
+    "it goes on from the journal; no round lost, no state moved",
+)
 @pytest.mark.parametrize("phase", ["open", "ready", "reducing", "reduced"])
 async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -> None:
     layout = small_layout((3_000,), counters=1)
@@ -333,6 +355,9 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
 # ---------------------------------------------------------------- bad input
 
 
+@pytest.mark.fault(
+    "an update is not finite", "its daemon's norm", "refused before it leaves the machine"
+)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 async def test_a_pseudo_gradient_that_is_not_finite_is_refused_and_attributed(
     poison: float,
@@ -350,6 +375,9 @@ async def test_a_pseudo_gradient_that_is_not_finite_is_refused_and_attributed(
         assert len(swarm.witness.commits[-1].contributors) == 3
 
 
+@pytest.mark.fault(
+    "an update is far too large", "the median of the norms", "clipped, refused, in the end removed"
+)
 async def test_an_update_far_larger_than_the_others_is_refused() -> None:
     async with a_swarm("abc") as swarm:
         bad = swarm.peers["b"]
@@ -386,6 +414,9 @@ async def test_a_drifted_peer_is_healed_by_the_blocks_that_differ() -> None:
         assert healed < 4 * 700_000, "less than the values alone: only what differed came"
 
 
+@pytest.mark.fault(
+    "bytes of a lane are changed", "AES-GCM", "that link is made anew, no bit changes"
+)
 async def test_a_corrupted_lane_ends_that_link_only() -> None:
     async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
         swarm.world.corrupt_next_lane_frame("a", "b")
@@ -398,14 +429,19 @@ async def test_a_corrupted_lane_ends_that_link_only() -> None:
 
 
 def powers(peer: str, _round: int, count: int) -> NDArray[np.float32]:
-    """1, 2, 4 or 8 in every element, by peer: every subset has its own mean."""
+    """Return 1, 2, 4 or 8 in every element, by peer, so that every subset has its own mean."""
     number = int(peer[:8], 16)
     return np.full(count, 2.0 ** ((number - 1) % 4), np.float32)
 
 
+@pytest.mark.fault(
+    "it dies at any instant of a reduction",
+    "the same",
+    "survivors hold the mean of exactly those whom the commit names, and so does what people are shown",
+)
 @pytest.mark.parametrize("part", range(8))
 async def test_values_after_a_kill_at_any_instant(part: int) -> None:
-    """25 kills a part, 200 in all: every survivor holds the mean of the recorded set, everywhere.
+    """After 25 kills per part, 200 in all, every survivor holds the mean of the recorded set.
 
     The witness compares each applied mean, element by element, with that of the contributors in
     the committed record; ``powers`` makes every other set's mean a different number.

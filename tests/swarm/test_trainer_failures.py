@@ -1,4 +1,4 @@
-"""Trainers that fail in the middle of a run: who steps in, what the master says, what becomes of them."""
+"""Trainers that fail in the middle of a run: replacement, messages of the master, and recovery."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def events(swarm: Swarm) -> list[str]:
 
 
 def has_trainer(swarm: Swarm, name: str) -> bool:
-    """As the master sees it; cheaper to ask again and again than the status."""
+    """Return whether the master sees a peer's trainer; cheaper to poll than the status."""
     assert swarm.master is not None
     found = swarm.master.coordinator.context.roster.get(swarm.peers[name].peer)
     return found is not None and found.layout is not None
@@ -47,6 +47,9 @@ async def contributes(swarm: Swarm, name: str) -> None:
     )
 
 
+@pytest.mark.fault(
+    "and a spare is warm", "`settle_s` without a trainer", "the spare takes the place"
+)
 async def test_a_warm_spare_takes_the_place_of_one_whose_trainer_restarts() -> None:
     async with a_swarm("abc", "d") as swarm:
         moved = swarm.peers["d"].service.state_service.received_bytes
@@ -100,6 +103,7 @@ async def test_a_trainer_that_is_given_up_costs_the_place_and_nothing_else() -> 
         await settled(swarm, "abe")
 
 
+@pytest.mark.fault("a trainer takes no step")
 async def test_one_that_takes_no_step_is_ended_after_the_deadline() -> None:
     toml = spec() + "[trainer]\nstep_deadline_s = 20\n"
     async with a_swarm("abc", toml=toml) as swarm:
@@ -111,11 +115,16 @@ async def test_one_that_takes_no_step_is_ended_after_the_deadline() -> None:
         await settled(swarm, "abc")
 
 
+@pytest.mark.fault(
+    "a trainer takes no step",
+    "its steps in the arena",
+    "named after `STILL_SAID_S`; ended, restarted",
+)
 @pytest.mark.parametrize("deadline_s", [0, 600])
 async def test_one_that_takes_no_step_is_named_long_before_it_is_ended(
     deadline_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_service, "STILL_SAID_S", 6.0)
+    monkeypatch.setattr(trainer_service, "STILL_SHOWN_S", 6.0)
     toml = spec() + f"[trainer]\nstep_deadline_s = {deadline_s}\n"
     async with a_swarm("abc", toml=toml) as swarm:
         swarm.peers["b"].trainer.stuck = True
@@ -129,7 +138,7 @@ async def test_one_that_takes_no_step_is_named_long_before_it_is_ended(
 
 
 async def test_waiting_for_the_run_is_no_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_service, "STILL_SAID_S", 6.0)
+    monkeypatch.setattr(trainer_service, "STILL_SHOWN_S", 6.0)
     toml = spec() + "[trainer]\nstep_deadline_s = 2\n"
     async with a_swarm("abc", "d", toml=toml) as swarm:
         assert swarm.master is not None
@@ -144,6 +153,7 @@ async def test_waiting_for_the_run_is_no_hanging(monkeypatch: pytest.MonkeyPatch
         assert not [text for text in events(swarm) if "hang" in text]
 
 
+@pytest.mark.fault("its loss is not finite")
 async def test_a_loss_that_is_not_finite_costs_a_reload_and_in_the_end_a_restart() -> None:
     async with a_swarm("abc") as swarm:
         trainer = swarm.peers["b"].trainer

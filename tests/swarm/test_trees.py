@@ -1,4 +1,4 @@
-"""Sites in whole runs: from the lines that members share to trees, and over the loss of a leader."""
+"""Sites in whole runs: detection of shared lines, trees, and the loss of a tree's leader."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_lab_behind_one_line_crosses_it_once(codec: str) -> None:
 
 
 async def test_without_a_site_everything_is_a_star() -> None:
-    """All come from addresses of their own."""
+    """Every peer has an address of its own."""
     async with a_lab_and_two_homes(site="") as swarm:
         await swarm.until(lambda: swarm.committed >= 4)
         plans = committed_plans(swarm)

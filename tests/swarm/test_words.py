@@ -1,4 +1,4 @@
-"""What one member says of another's connections, and what the master makes of it."""
+"""Members' reports about other members' connections, and the master's conclusions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.swarm.test_swarm import a_swarm, settled
 
 
 def lies(swarm: Swarm, liar: str) -> None:
-    """It says that its links to all others broke."""
+    """Let a peer claim that its links to all others broke."""
     service = swarm.peers[liar].service
     for name, other in swarm.peers.items():
         if name != liar:
-            service.parts.tell_master(LinkBroken(other.peer))
+            service.session.tell(LinkBroken(other.peer))
 
 
 def gone(swarm: Swarm) -> list[str]:
@@ -41,7 +41,7 @@ async def test_who_is_killed_is_known_to_be_gone_at_once_though_words_take_two()
 
 
 async def test_of_two_who_are_killed_at_once_both_are_known_to_be_gone() -> None:
-    """One other is left, who is the only one that can say so."""
+    """With one other peer left, that peer's report alone counts."""
     async with a_swarm("abc") as swarm:
         swarm.crash("a")
         swarm.crash("b")

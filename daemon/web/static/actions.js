@@ -1,10 +1,10 @@
-// What the run's owner may do from here. Each needs the bearer token, asked for when first needed.
+// The operator's actions. Each needs the bearer token, which is asked for when first needed.
 
 import { ApiError, get, post, token } from "./api.js";
 import { byId, element, say, toast } from "./dom.js";
 import * as format from "./format.js";
 
-/** A modal box with a form. Resolves to the form's values, or null if it was left. */
+/** Shows a dialog with a form. Resolves to the form's values, or null if it was cancelled. */
 function ask(title, parts, submit, { danger = false, problem = "" } = {}) {
   return new Promise((resolve) => {
     const ok = element("button", { type: "submit", className: danger ? "danger" : "main", textContent: submit });
@@ -60,20 +60,20 @@ function field(text, control) {
 async function askForToken(problem) {
   const input = element("input", { type: "password", name: "token", required: true, autocomplete: "off", spellcheck: false });
   const given = await ask(
-    "The bearer token",
+    "Bearer token",
     [
       element(
         "p",
         {},
-        "Actions need the token that this daemon made when it started. It stands as ",
+        "Actions need the token that this daemon made at its start. It is the entry ",
         element("code", { textContent: "token" }),
         " in ",
         element("code", { textContent: "control.json" }),
-        " in the daemon's state directory. This tab keeps it until it is closed.",
+        " in the daemon's state directory. This tab forgets it when it is closed.",
       ),
       field("Token", input),
     ],
-    "Use it",
+    "Use token",
     { problem },
   );
   if (given === null) return false;
@@ -81,7 +81,7 @@ async function askForToken(problem) {
   return true;
 }
 
-/** Does it, asking for the token if there is none or it is refused. Null: given up, or it failed. */
+/** Performs an action, with questions for the token as needed. Returns null on failure or cancel. */
 async function perform(name, body) {
   let problem = "";
   for (;;) {
@@ -90,7 +90,7 @@ async function perform(name, body) {
       return await post(name, body);
     } catch (error) {
       if (!(error instanceof ApiError)) {
-        toast("The daemon does not answer: nothing is known of what became of this.", "bad");
+        toast("The daemon does not answer. It is not known whether the action was carried out.", "bad");
         return null;
       }
       if (!error.refused) {
@@ -98,23 +98,23 @@ async function perform(name, body) {
         return null;
       }
       token.forget();
-      problem = "The daemon refused this token. It makes a new one whenever it starts.";
+      problem = "The daemon refused this token. It makes a new one at each start.";
     }
   }
 }
 
-// ---------------------------------------------------------------- the master's
+// ---------------------------------------------------------------- actions of a master
 
 async function invite() {
-  const role = element("select", { name: "role" }, element("option", { value: "contributor", textContent: "contributor: it trains" }), element("option", { value: "spare", textContent: "spare: it stands by" }));
+  const role = element("select", { name: "role" }, element("option", { value: "contributor", textContent: "contributor (trains)" }), element("option", { value: "spare", textContent: "spare (stands by)" }));
   const uses = element("input", { type: "number", name: "uses", value: "1", min: "1", required: true });
   const hours = element("input", { type: "number", name: "hours", value: "24", min: "0.1", step: "any", required: true });
   const founder = element("input", { type: "checkbox", name: "founder" });
   const approve = element("input", { type: "checkbox", name: "approve" });
   const given = await ask(
     "Invite machines",
-    [field("As", role), field("How many machines may use it", uses), field("Good for hours", hours), field("May give an empty run its first weights", founder), field("Wait until I approve each", approve)],
-    "Make the invite",
+    [field("Role", role), field("Number of machines", uses), field("Valid for, hours", hours), field("May supply the initial weights (founder)", founder), field("Require approval of each machine", approve)],
+    "Create invite",
   );
   if (given === null) return;
   const answer = await perform("invite", {
@@ -133,51 +133,51 @@ async function invite() {
       await navigator.clipboard.writeText(line);
       say(copy, "Copied");
     } catch {
-      text.select(); // the clipboard is for pages on https or loopback only
+      text.select(); // the clipboard works only on https or loopback
       say(copy, "Press Ctrl+C");
     }
   });
-  tell("On the machine that takes part, run", text, copy);
+  tell("Run this on each machine that takes part", text, copy);
 }
 
 export async function kick(member) {
-  const reason = element("input", { name: "reason", maxLength: 900, placeholder: "said to its owner" });
+  const reason = element("input", { name: "reason", maxLength: 900, placeholder: "shown to the machine's owner" });
   const given = await ask(
     `Kick ${member.name}?`,
     [
-      element("p", { textContent: `${member.name} (${format.short(member.peer)}) is removed for good: its certificate is revoked, and it cannot come back with its invite.` }),
+      element("p", { textContent: `${member.name} (${format.short(member.peer)}) is removed permanently. Its certificate is revoked, and its invite does not admit it again.` }),
       field("Reason", reason),
     ],
-    "Kick it",
+    "Kick",
     { danger: true },
   );
   if (given === null) return;
   if (await perform("kick", { peer: member.peer, reason: given.reason })) toast(`${member.name} was removed.`);
 }
 
-/** Lets somebody in who waits, or sends it away. */
+/** Approves or refuses a pending machine. */
 export async function admit(row, refuse) {
   if (!refuse) {
     if (await perform("approve", { peer: row.peer })) toast(`${row.name} was approved.`);
     return;
   }
-  const reason = element("input", { name: "reason", maxLength: 900, placeholder: "said to its owner" });
+  const reason = element("input", { name: "reason", maxLength: 900, placeholder: "shown to the machine's owner" });
   const given = await ask(
     `Refuse ${row.name}?`,
-    [element("p", { textContent: `${row.name} (${format.short(row.peer)}) is sent away for good: its key is not admitted with any invite.` }), field("Reason", reason)],
-    "Refuse it",
+    [element("p", { textContent: `${row.name} (${format.short(row.peer)}) is refused permanently: no invite admits its key.` }), field("Reason", reason)],
+    "Refuse",
     { danger: true },
   );
   if (given === null) return;
   if (await perform("approve", { peer: row.peer, refuse: true, reason: given.reason })) toast(`${row.name} was refused.`);
 }
 
-/** Lets somebody back in who was convicted of a lie, or lets it own chunks again. */
+/** Lifts a member's quarantine, or lets it own chunks again. */
 export async function clear(row) {
   const given = await ask(
     `Clear ${row.name}?`,
-    [element("p", { textContent: `${row.name} (${format.short(row.peer)}) may take part and own chunks again. A machine that computes wrongly without intent has bad memory or an unstable clock: have it checked first.` })],
-    "Clear it",
+    [element("p", { textContent: `${row.name} (${format.short(row.peer)}) may take part and own chunks again. If it returned wrong sums without intent, its memory or its processor is faulty: have the machine checked first.` })],
+    "Clear",
     { danger: true },
   );
   if (given === null) return;
@@ -185,11 +185,11 @@ export async function clear(row) {
 }
 
 async function pause() {
-  if (await perform("pause", {})) toast("No more rounds are opened; the one in flight goes on.");
+  if (await perform("pause", {})) toast("No more rounds open; the one in flight is finished.");
 }
 
 async function resume() {
-  if (await perform("resume", {})) toast("The run goes on.");
+  if (await perform("resume", {})) toast("The run continues.");
 }
 
 async function checkpoint() {
@@ -201,28 +201,28 @@ async function verify() {
   const answer = await perform("verify", {});
   if (answer === null) return;
   let verdict = "Not all members could be compared.";
-  if (answer.same) verdict = "All members hold the same bytes.";
-  else if (answer.differences.length) verdict = "Not all members hold the same bytes.";
+  if (answer.same) verdict = "All copies are identical.";
+  else if (answer.differences.length) verdict = "Some copies differ.";
   const peers = answer.peers.map((peer) => `${peer.name} (${format.short(peer.peer)}): ${peer.text}`);
   const differences = answer.differences.map(
     (each) => `${each.name} (${format.short(each.peer)}) differs in fragment ${each.fragment}, version ${each.version}: ${each.text}`,
   );
   tell(
-    "What is in members' memories",
+    "Verification of copies",
     element("p", { className: answer.same ? "good" : "problem", textContent: verdict }),
     element("ul", {}, ...[...differences, ...peers].map((text) => element("li", { textContent: text }))),
   );
 }
 
-// ---------------------------------------------------------------- a peer's
+// ---------------------------------------------------------------- actions of a peer
 
 async function leave() {
-  const given = await ask("Leave the run?", [element("p", { textContent: "This machine finishes the round in flight, writes a last checkpoint and leaves. It may come back with the same command." })], "Leave", { danger: true });
-  if (given && (await perform("leave", {}))) toast("This peer leaves as soon as nothing needs it.");
+  const given = await ask("Leave the run?", [element("p", { textContent: "This machine finishes the round in flight, writes a last checkpoint and leaves. It can rejoin with the same command." })], "Leave", { danger: true });
+  if (given && (await perform("leave", {}))) toast("This peer leaves as soon as no other peer needs it.");
 }
 
 async function retry() {
-  if (await perform("retry", {})) toast("The training command is started again.");
+  if (await perform("retry", {})) toast("The training command is being restarted.");
 }
 
 const BUTTONS = {
@@ -234,12 +234,12 @@ const BUTTONS = {
     ["verify", "Verify copies", verify],
   ],
   peer: [
-    ["retry", "Start the trainer again", retry],
+    ["retry", "Restart the trainer", retry],
     ["leave", "Leave…", leave],
   ],
 };
 
-/** The bar of buttons, for what this daemon can do. */
+/** The bar of buttons for this daemon's actions. */
 export class Actions {
   #buttons = new Map();
   #kind = null;
@@ -271,7 +271,7 @@ export class Actions {
       ...BUTTONS[kind].map(([name, text, work]) => {
         const button = element("button", { type: "button", className: name === "invite" ? "main" : "plain", textContent: text });
         button.addEventListener("click", () => this.#run(button, work));
-        button.hidden = name === "checkpoint"; // until the daemon says that it can
+        button.hidden = name === "checkpoint"; // until the daemon offers it
         this.#buttons.set(name, button);
         return button;
       }),
@@ -280,7 +280,7 @@ export class Actions {
     this.#offer();
   }
 
-  /** Shows what only some daemons can do. */
+  /** Shows the buttons of actions that only some daemons offer. */
   async #offer() {
     try {
       const { paths } = await get("openapi.json");

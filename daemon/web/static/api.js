@@ -1,7 +1,7 @@
-// Requests to the daemon. The bearer token lives in this tab only, and goes with actions only.
+// Requests to the daemon. The bearer token is stored in this tab only and sent with actions only.
 
 const TOKEN = "holdfast-token";
-let inMemory = null; // where session storage is switched off
+let inMemory = null; // used if session storage is disabled
 
 export const token = {
   get() {
@@ -29,7 +29,7 @@ export const token = {
   },
 };
 
-/** The daemon said no. `refused`: it did not take the token. */
+/** An error answer of the daemon. `refused` is true if it rejected the token. */
 export class ApiError extends Error {
   constructor(status, body) {
     super(body.error ?? `the daemon answered ${status}`);
@@ -41,7 +41,7 @@ export class ApiError extends Error {
 
 const ANSWER_MS = 10_000;
 
-/** `GET api/NAME`; throws TypeError if nobody answers. */
+/** Sends `GET api/NAME`; throws TypeError if the daemon does not answer. */
 export async function get(name, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== "");
   const search = new URLSearchParams(given).toString();
@@ -53,7 +53,7 @@ export async function get(name, query = {}) {
   );
 }
 
-/** `POST api/NAME` with the token; an action may take as long as it takes. */
+/** Sends `POST api/NAME` with the token, without a time limit. */
 export async function post(name, body) {
   return read(
     await fetch(`api/${name}`, {

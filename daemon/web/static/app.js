@@ -1,9 +1,9 @@
-// The page of a daemon: one feed in, one view per part of the page out.
+// The page of a daemon: a feed of messages, and a view for each part of the page.
 //
 //   feed --status--> headline, actions, members, matrix, routes, time line  (a master's)
 //        |       \-> peer                                               (a peer's)
 //        |-round--> time line     |-point--> charts     |-log--> events
-//        \-back---> what was fetched is fetched again: something may have been missed
+//        \-back---> everything is fetched again, because messages may have been missed
 
 import { Actions, admit, clear, kick } from "./actions.js";
 import { Pending, Quarantine } from "./decisions.js";
@@ -22,7 +22,7 @@ import { Rounds } from "./rounds.js";
 const feed = new Feed();
 const actions = new Actions();
 let status = null;
-let view = null; // made by the first status: it says whose page this is
+let view = null; // made at the first status, which tells the daemon's kind
 
 class MasterView {
   constructor() {
@@ -49,7 +49,7 @@ class MasterView {
   }
 
   async load() {
-    // Each by itself: one that fails leaves the others.
+    // One failure does not stop the others.
     await Promise.allSettled([this.rounds.load(), this.events.load(), this.history.load()]);
     performance.mark("holdfast-whole");
   }
@@ -62,7 +62,7 @@ class PeerView extends Peer {
   }
 
   async load() {
-    // all that it shows is in its status
+    // everything shown is in the status
   }
 }
 
@@ -80,17 +80,17 @@ const show = onceAFrame(() => {
 });
 
 function foot(now) {
-  const said = [`holdfast ${now.version ?? ""}`.trim()];
-  if (now.kind === "peer") said.push(`peer ${format.short(now.peer)} of run ${format.short(now.run_id)}`);
-  else said.push(`run ${format.short(now.run_id)}`, `term ${now.term}`, `up for ${format.duration(now.uptime_s)}`);
-  return said.join(" · ");
+  const parts = [`holdfast ${now.version ?? ""}`.trim()];
+  if (now.kind === "peer") parts.push(`peer ${format.short(now.peer)} of run ${format.short(now.run_id)}`);
+  else parts.push(`run ${format.short(now.run_id)}`, `term ${now.term}`, `uptime ${format.duration(now.uptime_s)}`);
+  return parts.join(" · ");
 }
 
 const CONNECTIONS = {
   connecting: "connecting",
   live: "● live",
-  polling: "◐ asking every 2 s",
-  away: "○ no answer",
+  polling: "◐ polling every 2 s",
+  away: "○ disconnected",
 };
 
 function showConnection() {
@@ -102,9 +102,9 @@ function showConnection() {
   away.hidden = connection !== "away";
   if (away.hidden) return;
   const who = status?.kind === "peer" ? "This peer's daemon" : "The master";
-  const then = status === null ? "" : " What is shown is from then.";
-  const go = status?.kind === "peer" || status === null ? "" : " Members go on training meanwhile.";
-  say(away, `${who} does not answer since ${format.clock(since)}.${then}${go} This page goes on by itself when it is back.`);
+  const then = status === null ? "" : " The figures below are from then.";
+  const go = status?.kind === "peer" || status === null ? "" : " Members keep training.";
+  say(away, `${who} has not answered since ${format.clock(since)}.${then}${go} This page reconnects by itself.`);
 }
 
 feed.addEventListener("status", ({ detail }) => {

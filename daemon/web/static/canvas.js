@@ -2,15 +2,15 @@
 
 import { element, onceAFrame, say } from "./dom.js";
 
-/** A colour of the style sheet. */
+/** Returns a colour of the style sheet. */
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 /**
- * A drawing with a pointer's and a keyboard's way in.
+ * A drawing whose things can be picked with a pointer or the keyboard.
  *
- * `size(width)` gives the height for a width; `draw(context, width, height)` draws, in CSS pixels;
- * `under(x, y)` gives what lies there or null; `move(thing, key)` what an arrow key leads to from
- * there (`thing` is null at first); `tell(thing)` says it in words.
+ * `size(width)` returns the height for a width; `draw(context, width, height)` draws in CSS pixels;
+ * `under(x, y)` returns the thing there or null; `move(thing, key)` returns the thing that an arrow key
+ * leads to (`thing` is null at first); `tell(thing)` returns its description and place.
  */
 export class Drawing {
   constructor(box, label, { size, draw, under, move, tell }) {
@@ -63,7 +63,7 @@ export class Drawing {
     this.pick(event.key === "Escape" ? null : this.move(this.picked, event.key));
   }
 
-  /** Shows what is known of something; null: of nothing. */
+  /** Shows the description of a thing, or none if it is null. */
   pick(thing) {
     this.picked = thing;
     this.redraw();
@@ -86,7 +86,7 @@ export class Drawing {
   }
 }
 
-/** Text that ends with three dots where it would be longer than that. */
+/** Cuts a text to a width and adds an ellipsis. */
 export function fitted(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   let end = text.length;

@@ -1,4 +1,4 @@
-// Loss and throughput over the whole run, drawn by uPlot; it and its style come after the first paint.
+// Line charts drawn by uPlot, which is loaded after the first paint.
 
 import { colour } from "./canvas.js";
 import { byId, element } from "./dom.js";
@@ -10,7 +10,7 @@ const TICK_PX = 76;
 
 let loading = null;
 
-/** The library, once. */
+/** Loads the library once. */
 function library() {
   loading ??= new Promise((resolve, reject) => {
     const style = element("link", { rel: "stylesheet", href: "static/vendor/uPlot.min.css" });
@@ -24,7 +24,7 @@ function library() {
 
 /**
  * One chart. `series` are its lines: `{ label, column, format, tick, colour, band: [low, high]?, dash? }`;
- * `zoom(from, to)` is called with unix seconds when somebody drags over it, `zoom(null, null)` for all.
+ * `zoom(from, to)` is called with unix seconds after a drag, `zoom(null, null)` for the whole run.
  */
 export class Chart {
   #plot = null;
@@ -42,7 +42,7 @@ export class Chart {
     this.box.setAttribute("aria-label", label);
     this.tools = byId(`${id}-tools`);
     if (log) this.tools.append(this.#logButton());
-    this.note = element("p", { className: "empty", textContent: "Nothing was recorded yet." });
+    this.note = element("p", { className: "empty", textContent: "No data yet." });
     this.box.append(this.note);
     new ResizeObserver(() => this.#fit()).observe(this.box);
     document.addEventListener("themechange", () => this.#plot?.redraw(false, true));
@@ -58,7 +58,7 @@ export class Chart {
     return button;
   }
 
-  /** `columns` as /api/history has them. */
+  /** Draws `columns` of /api/history. */
   async show(columns) {
     const lines = this.series.flatMap(({ column, band = [] }) => [column, ...band]);
     this.#data = [columns.at, ...lines.map((name) => columns[name] ?? columns.at.map(() => null))];
@@ -96,14 +96,14 @@ export class Chart {
     const series = [{ label: "Time", value: (_plot, at) => (at === null ? format.UNKNOWN : format.clock(at)) }];
     const bands = [];
     for (const line of this.series) {
-      const said = (_plot, value) => line.format(value);
+      const text = (_plot, value) => line.format(value);
       const ink = () => colour(line.colour);
       const index = series.length;
-      series.push({ label: line.label, scale: line.scale ?? "y", stroke: ink, width: 1.5, dash: line.dash, value: said, points: { size: 5 } });
+      series.push({ label: line.label, scale: line.scale ?? "y", stroke: ink, width: 1.5, dash: line.dash, value: text, points: { size: 5 } });
       if (line.band) {
         const none = () => "transparent";
-        series.push({ label: "lowest", stroke: none, value: said, points: { show: false } });
-        series.push({ label: "highest", stroke: none, value: said, points: { show: false } });
+        series.push({ label: "lowest", stroke: none, value: text, points: { show: false } });
+        series.push({ label: "highest", stroke: none, value: text, points: { show: false } });
         bands.push({ series: [index + 2, index + 1], fill: () => colour("band") });
       }
     }

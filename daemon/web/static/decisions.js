@@ -1,9 +1,9 @@
-// Machines that the run's owner has to decide about: who waits to be let in, and who lied.
+// Machines that need a decision of the operator: pending ones, and those in quarantine.
 
 import { byId, element, say } from "./dom.js";
 import * as format from "./format.js";
 
-/** A line for each row, with buttons; lines stay where they are until a row changes. */
+/** A line with buttons for each row, rebuilt only when a row changes. */
 class Lines {
   #shown = "";
 
@@ -22,9 +22,9 @@ class Lines {
 }
 
 function line(tone, text, ...buttons) {
-  const said = element("span");
-  say(said, `${text} `);
-  const made = element("p", { className: "notice" }, said, ...buttons.flatMap((button) => [button, " "]));
+  const label = element("span");
+  say(label, `${text} `);
+  const made = element("p", { className: "notice" }, label, ...buttons.flatMap((button) => [button, " "]));
   if (tone) made.dataset.tone = tone;
   return made;
 }
@@ -42,7 +42,7 @@ export class Pending {
     this.lines = new Lines("pending", (row) =>
       line(
         "",
-        `${format.short(row.peer)} at ${row.host} wants in as ${row.role}` +
+        `${format.short(row.peer)} at ${row.host} asks to join as ${row.role}` +
           `${row.founder ? " and founder" : ""}. It calls itself “${row.name}”.`,
         button("Approve", row.name, "main small", () => answer(row, false)),
         button("Refuse…", row.name, "plain small", () => answer(row, true)),
@@ -74,8 +74,8 @@ export class Quarantine {
     const names = new Map(status.members.map(({ peer, name }) => [peer, name]));
     const hidden = (peer) => ({
       peer,
-      name: names.get(peer) ?? "one that is gone",
-      why: "it did not show what it had added, again and again",
+      name: names.get(peer) ?? "a former member",
+      why: "it repeatedly did not show the inputs of its sums",
       barred: true,
     });
     this.lines.show([...status.quarantined, ...status.barred.map(hidden)]);

@@ -1,6 +1,6 @@
-// What a status implies without saying it: a member's place in the round, its lag, its weight.
+// Facts derived from a status: a member's place in the round, its lag, its weight.
 
-/** The newest round in flight that a member has to do with, in words. */
+/** Returns the newest round in flight that concerns a member, and a word for its place in it. */
 export function place(status, member) {
   for (const round of [...status.rounds].reverse()) {
     const word = placeIn(round, member.peer);
@@ -12,7 +12,7 @@ export function place(status, member) {
 
 function placeIn(round, peer) {
   if (peer in round.lost) return "lost";
-  if (peer in round.declined) return "not in it";
+  if (peer in round.declined) return "not in round";
   if (round.phase === "open") {
     if (round.ready.includes(peer)) return "ready";
     return round.expected.includes(peer) ? "training" : null;
@@ -21,14 +21,14 @@ function placeIn(round, peer) {
   return round.contributors.some((each) => each.peer === peer) ? "reducing" : null;
 }
 
-/** Of what a round's mean was divided by, by peer. */
+/** Returns each contributor's share of a round's weight, by peer. */
 export function shares(round) {
   const contributors = round?.contributors ?? [];
   const all = contributors.reduce((sum, each) => sum + each.weight, 0);
   return new Map(contributors.map((each) => [each.peer, each.weight_share ?? (all ? each.weight / all : 0)]));
 }
 
-/** How far a member's copy and its trainer are behind. */
+/** Returns how far a member's copy and its trainer are behind. */
 export function lag(status, member) {
   let versions = 0;
   for (const { fragment, version } of status.fragments) {
@@ -42,7 +42,7 @@ export function lag(status, member) {
   return { versions, steps: behind };
 }
 
-/** The version that a member holds of its oldest fragment. */
+/** Returns the version of a member's oldest fragment. */
 export function version(member) {
   const held = member.heads.map((head) => head.version);
   return held.length ? Math.min(...held) : null;
@@ -50,7 +50,7 @@ export function version(member) {
 
 const WINDOW_MS = 20_000;
 
-/** Seconds that a trainer spends on a step outside of the hook: what it did of late. */
+/** Recent seconds per step of each trainer, without the time in the hook. */
 export class StepTimes {
   #seen = new Map(); // peer -> [{ at, step, stepped }], oldest first
 
@@ -68,7 +68,7 @@ export class StepTimes {
     this.#seen.set(member.peer, seen);
   }
 
-  /** Null until two words of it have come. */
+  /** Returns a member's seconds per step; null before its second report. */
   of(member) {
     const seen = this.#seen.get(member.peer) ?? [];
     if (seen.length < 2) return null;

@@ -1,6 +1,6 @@
-// Elements without markup: whatever a peer calls itself arrives as text and stays text.
+// Elements made without markup, so that a peer's name can inject none.
 
-/** An element; `properties` are set as properties, those with a dash as attributes. */
+/** Makes an element; `properties` are set as properties, those with a dash as attributes. */
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -11,12 +11,12 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-/** Sets a node's text, only if it differs: an unchanged page costs no layout. */
+/** Sets a node's text if it differs, because an unchanged page needs no layout. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Sets or removes an attribute, only if it differs. */
+/** Sets or removes an attribute if it differs. */
 export function mark(node, name, value) {
   if (value === null || value === undefined || value === "") node.removeAttribute(name);
   else if (node.getAttribute(name) !== value) node.setAttribute(name, value);
@@ -24,7 +24,7 @@ export function mark(node, name, value) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** At most one call a frame, and none while the page is hidden. */
+/** Limits `draw` to one call a frame, and none while the page is hidden. */
 export function onceAFrame(draw) {
   let due = false;
   return () => {
@@ -39,7 +39,7 @@ export function onceAFrame(draw) {
 
 const TOAST_MS = 6000;
 
-/** A short message that goes away by itself; screen readers read it out. */
+/** Shows a short message for a few seconds; screen readers read it out. */
 export function toast(text, tone = "ok") {
   const node = element("p", { className: "toast", textContent: text });
   node.dataset.tone = tone;

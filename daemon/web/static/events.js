@@ -1,11 +1,11 @@
-// What happened, with reasons: newest first, filtered by kind and text, older lines on demand.
+// The run's events: newest first, filtered by kind and text, older ones on demand.
 
 import { get } from "./api.js";
 import { byId, element, say, toast } from "./dom.js";
 import * as format from "./format.js";
 
 const PAGE = 100;
-const LINES_MAX = 2_000; // in the page; whoever wants more than that filters
+const LINES_MAX = 2_000; // in the page; use the filters to see more
 const FRESH_MAX = 50;
 const TYPING_MS = 250;
 
@@ -24,9 +24,9 @@ export class Events {
   #kinds = new Set();
   #text = "";
   #oldest = null; // id
-  #newest = 0; // in the list
-  #last = 0; // that was ever seen, in the list or not
-  #fresh = []; // the newest of those that came live: an answer may be older than they are
+  #newest = 0; // the newest id in the list
+  #last = 0; // the newest id seen, in the list or not
+  #fresh = []; // the newest live events, which a fetched answer may lack
   #asked = 0;
 
   constructor() {
@@ -52,7 +52,7 @@ export class Events {
       }, TYPING_MS);
     });
     this.list = element("ol", { className: "events", "aria-label": "Events, newest first", tabIndex: 0 });
-    this.note = element("p", { className: "empty", textContent: "Nothing happened yet." });
+    this.note = element("p", { className: "empty", textContent: "No events yet." });
     this.older = element("button", { type: "button", className: "plain small", textContent: "Older events", hidden: true });
     this.older.addEventListener("click", () => this.#more());
     byId("events").replaceChildren(
@@ -68,7 +68,7 @@ export class Events {
   }
 
   #reload() {
-    this.load().catch((error) => toast(`The events did not come: ${error.message}`, "bad"));
+    this.load().catch((error) => toast(`Loading events failed: ${error.message}`, "bad"));
   }
 
   async load() {
@@ -90,7 +90,7 @@ export class Events {
       this.list.append(...events.map(line));
       this.#older(events);
     } catch (error) {
-      toast(`Older events did not come: ${error.message}`, "bad");
+      toast(`Loading older events failed: ${error.message}`, "bad");
     }
   }
 
@@ -99,7 +99,7 @@ export class Events {
     this.older.hidden = events.length < PAGE || this.list.children.length >= LINES_MAX;
   }
 
-  /** One that has just happened. Their numbers have no holes, so one that was missed shows. */
+  /** Adds a live event. Ids have no gaps, so a missed event is noticed. */
   add(event) {
     const missed = this.#last > 0 && event.id > this.#last + 1;
     this.#last = Math.max(this.#last, event.id);
@@ -110,7 +110,7 @@ export class Events {
     if (missed) this.#reload();
   }
 
-  /** On top, if it is new there and the filter lets it through. */
+  /** Puts an event on top if it is new and passes the filter. */
   #put(event) {
     if (event.id <= this.#newest || !this.#wanted(event)) return;
     this.#newest = event.id;
@@ -127,7 +127,7 @@ export class Events {
     const none = this.list.children.length === 0;
     this.note.hidden = !none;
     this.list.hidden = none;
-    say(this.note, this.#kinds.size || this.#text ? "No event is like that." : "Nothing happened yet.");
+    say(this.note, this.#kinds.size || this.#text ? "No event matches." : "No events yet.");
   }
 }
 

@@ -1,30 +1,30 @@
-// What the daemon says as it happens, through all its absences.
+// The feed of messages from the daemon; it survives the daemon's restarts.
 //
-//   connecting --open--> live --error--> (asks) --no answer--> away --> (asks again)
+//   connecting --open--> live --error--> (polls) --no answer--> away --> (polls)
 //                          ^               | answer
 //                          +---------------+--> polling, if the stream was tried just now
 //
-// The stream comes first: it begins with a status, and without the past, which a plain status has.
+// The stream is opened first: it begins with a status, without the past that a plain status has.
 //
 // Emits "status", "round", "point", "log" with the parsed value, "connection" with one of the words
-// above, and "back" when what was fetched before may have holes.
+// above, and "back" when messages may have been missed.
 
 import { get } from "./api.js";
 
 const POLL_MS = 2_000; // while the stream does not work
 const STREAM_AGAIN_MS = 15_000;
-const AWAY_FIRST_MS = 500; // between attempts to find a daemon that is away
+const AWAY_FIRST_MS = 500; // between requests to a daemon that does not answer
 const AWAY_MAX_MS = 4_000;
-const SILENCE_MS = 20_000; // an idle run says nothing; a line may have died without a word
-const HIDDEN_MS = 30_000; // after which a page that nobody sees lets go of its stream
-const SETTLED_MS = 5_000; // a stream that ended sooner is not tried again at once
-const POLLS_PER_BACK = 5; // without a stream, what else is shown is fetched now and then
+const SILENCE_MS = 20_000; // then check whether the run is idle or the connection dead
+const HIDDEN_MS = 30_000; // until a hidden page closes its stream
+const SETTLED_MS = 5_000; // a stream that ended sooner is not reopened at once
+const POLLS_PER_BACK = 5; // without a stream, everything is fetched again after this many polls
 
 export class Feed extends EventTarget {
   constructor() {
     super();
     this.connection = "connecting";
-    this.since = Date.now() / 1000; // of the connection's state
+    this.since = Date.now() / 1000; // the start of the connection's state
     this.source = null;
     this.timer = null;
     this.hiddenTimer = null;
@@ -65,13 +65,13 @@ export class Feed extends EventTarget {
     this.source = null;
   }
 
-  /** One plain request: is the daemon there, and how is it? */
+  /** Fetches the status once, to learn whether the daemon answers. */
   async #ask() {
     let status;
     try {
       status = await get("status", { past: 0 });
     } catch {
-      this.#close(); // a stream that still stands there leads to nobody
+      this.#close(); // a stream that is still open is dead
       this.whole = false;
       this.streamTriedMs = -Infinity;
       this.#become("away");
@@ -81,7 +81,7 @@ export class Feed extends EventTarget {
     }
     this.awayMs = AWAY_FIRST_MS;
     this.#tell("status", status);
-    if (this.source !== null) this.#listen(); // it was only quiet
+    if (this.source !== null) this.#listen(); // the run was only idle
     else if (Date.now() - this.streamTriedMs > STREAM_AGAIN_MS) this.#open();
     else {
       this.#become("polling");
@@ -113,7 +113,7 @@ export class Feed extends EventTarget {
       });
     }
     source.addEventListener("error", () => {
-      // The browser would try again by itself, but neither says why nor for how long.
+      // The browser would reconnect by itself, but tells neither the reason nor the delay.
       const lived = this.connection === "live" && Date.now() - this.streamTriedMs > SETTLED_MS;
       source.close();
       if (source !== this.source) return;

@@ -1,4 +1,4 @@
-// Figures for people. What is not known is a dash, never a zero.
+// Formatting of figures. An unknown value is a dash, never a zero.
 
 export const UNKNOWN = "–";
 
@@ -19,7 +19,7 @@ function scaled(value, unit) {
   return `${digits(value)} ${unit}`.trim();
 }
 
-/** Three digits that mean something: 4.21, 42.1, 421. */
+/** Formats three significant digits: 4.21, 42.1, 421. */
 function digits(value) {
   const size = Math.abs(value);
   if (size >= 100 || Number.isInteger(value)) return Math.round(value).toString();
@@ -32,7 +32,7 @@ export const bytes = (value) => (known(value) ? scaled(value, "B") : UNKNOWN);
 export const rate = (value) => (known(value) ? scaled(value, "B/s") : UNKNOWN);
 export const percent = (value) => (known(value) ? `${digits(100 * value)} %` : UNKNOWN);
 
-/** A round number, as axes have them. */
+/** Formats a round number for an axis. */
 export const plain = (value) => String(Number(value.toPrecision(6)));
 
 export function loss(value) {
@@ -40,7 +40,7 @@ export function loss(value) {
   return Math.abs(value) >= 0.001 || value === 0 ? value.toFixed(3) : value.toExponential(1);
 }
 
-/** Seconds as people say them. */
+/** Formats seconds. */
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
   if (seconds > 0 && seconds < 0.001) return "under 1 ms";
@@ -55,7 +55,7 @@ export function duration(seconds) {
 
 const two = (value) => String(value).padStart(2, "0");
 
-/** Local time of day, with the date if it is not today's. */
+/** Formats the local time of day, with the date if it is not today's. */
 export function clock(at) {
   if (!known(at)) return UNKNOWN;
   const date = new Date(1000 * at);
@@ -66,7 +66,7 @@ export function clock(at) {
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 const day = (date) => `${date.getDate()} ${MONTHS[date.getMonth()]}`;
 
-/** A tick of a time axis: as much of the time as its step tells. */
+/** Formats a tick of a time axis, as precise as its step. */
 export function tick(at, stepSeconds) {
   const date = new Date(1000 * at);
   if (stepSeconds >= 86_400) return day(date);
@@ -75,5 +75,5 @@ export function tick(at, stepSeconds) {
   return date.getHours() === 0 && date.getMinutes() === 0 ? day(date) : time;
 }
 
-/** How people tell peers apart. */
+/** Returns the first digits of a peer's id. */
 export const short = (peer) => peer.slice(0, 8);

@@ -1,4 +1,4 @@
-// The run in figures, and in a sentence if it waits.
+// The key figures, and a sentence about what the run does or waits for.
 
 import { byId, element, mark, say } from "./dom.js";
 import * as format from "./format.js";
@@ -10,7 +10,7 @@ const MARKS = {
   superseded: "✕",
 };
 
-/** A list of figures: a name, a value, and a remark below. */
+/** A list of figures, each with a name, a value and a remark. */
 export class Figures {
   #cells = new Map();
 
@@ -31,7 +31,7 @@ export class Figures {
     say(cell.remark, remark);
   }
 
-  /** A bar below the value; null: there is nothing to be whole. */
+  /** Shows a progress bar below the value; hides it if `part` is null. */
   bar(name, part) {
     const { remark } = this.#cells.get(name);
     let bar = remark.previousElementSibling;
@@ -44,14 +44,14 @@ export class Figures {
   }
 }
 
-export function showState(word) {
+/** Shows the state as a pill; `kind` sets its colour. */
+export function showState(word, kind = word.startsWith("waiting") ? "waiting" : word) {
   const state = byId("state");
-  const kind = word.startsWith("waiting") ? "waiting" : word;
   mark(state, "data-state", kind);
   say(state, `${MARKS[kind] ?? "◐"} ${word}`);
 }
 
-/** The line is always there, so that nothing below it jumps; it stands out if the run stands still. */
+/** Shows a sentence, highlighted if `waits`. The line is never hidden, so that nothing below moves. */
 export function showWhy(sentence, waits) {
   const why = byId("why");
   why.hidden = false;
@@ -59,7 +59,7 @@ export function showWhy(sentence, waits) {
   say(why, sentence[0].toUpperCase() + sentence.slice(1));
 }
 
-/** What the owner should look at, though nothing waits for it. */
+/** Shows faults that the operator should look at, though nothing waits for them. */
 function showWarnings(warnings) {
   const place = byId("warnings");
   place.hidden = !warnings.length;
@@ -70,7 +70,7 @@ export class Headline {
   #figures = new Figures(byId("figures"), [
     "Loss",
     "Tokens",
-    "Tokens a second",
+    "Tokens/s",
     "Utilisation",
     "Rounds",
     "Time left",
@@ -86,7 +86,7 @@ export class Headline {
     showWarnings(status.warnings ?? []);
     figures.set("Loss", format.loss(headline.loss), `step ${format.count(headline.step ?? status.step)}`);
     figures.set("Tokens", format.large(headline.tokens), "in committed rounds");
-    figures.set("Tokens a second", format.large(headline.tokens_per_s), people(counts.participating, "contributor"));
+    figures.set("Tokens/s", format.large(headline.tokens_per_s), people(counts.participating, "contributor"));
     figures.set("Utilisation", format.percent(headline.utilisation), "of contributors' time");
     const wanted = headline.rounds_wanted;
     figures.set(
@@ -95,7 +95,7 @@ export class Headline {
       [wanted ? `of ${format.count(wanted)}` : "", status.aborted ? `${format.count(status.aborted)} aborted` : ""].filter(Boolean).join(", "),
     );
     figures.bar("Rounds", wanted ? headline.rounds / wanted : null);
-    figures.set("Time left", left(status), wanted ? ends(headline.eta_s) : "no end is set");
+    figures.set("Time left", left(status), wanted ? ends(headline.eta_s) : "no limit on rounds");
     figures.set("Sent", format.bytes(headline.sent_bytes), "between members");
     figures.set("Saved", format.bytes(headline.saved_bytes), times(headline));
   }
@@ -113,18 +113,18 @@ function ends(seconds) {
   return `about ${format.clock(Date.now() / 1000 + seconds).replace(/:\d\d$/, "")}`;
 }
 
-/** How many times as much data parallel training would have sent. */
+/** Compares the bytes sent with those of data parallel training. */
 function times({ sent_bytes: sent, saved_bytes: saved }) {
-  if (!sent || saved === null || saved <= 0) return "to data parallel";
-  return `data parallel: ${format.large((sent + saved) / sent)} times as much`;
+  if (!sent || saved === null || saved <= 0) return "compared with data parallel";
+  return `data parallel would send ${format.large((sent + saved) / sent)} times as much`;
 }
 
-/** What the run waits for, or what it does. */
+/** Tells what the run waits for, or what it does. */
 function whyOf(status) {
   if (status.why_waiting) return status.why_waiting;
-  if (status.state === "finished") return "all rounds are done";
+  if (status.state === "finished") return "all rounds are committed";
   const [round] = status.rounds;
-  if (round?.phase === "open") return `round ${round.round} is open`;
-  if (round) return `round ${round.round} is being averaged`;
-  return "members train; the next round opens when it is due";
+  if (round?.phase === "open") return `next: round ${round.round}`;
+  if (round) return `reducing round ${round.round}`;
+  return "training; the next round opens when it is due";
 }

@@ -1,4 +1,4 @@
-// The run's charts: the whole of it, or the part that somebody chose; fetched once, then kept up live.
+// The run's charts, of the whole run or a chosen part; fetched once, then updated live.
 
 import { get } from "./api.js";
 import { Chart } from "./charts.js";
@@ -6,7 +6,7 @@ import { byId, element, onceAFrame, toast } from "./dom.js";
 import * as format from "./format.js";
 
 const POINTS = 600;
-const POINTS_MAX = 1_200; // with so many, the thinned whole is fetched anew
+const POINTS_MAX = 1_200; // with more, the thinned curve is fetched again
 const RANGES = [
   ["whole run", null],
   ["last day", 86_400],
@@ -19,7 +19,7 @@ export class History {
   #columns = null;
   #range = null; // { from, to }; null: the whole run
   #asked = 0;
-  #latest = null; // by the daemon's clock; this browser's may be another
+  #latest = null; // on the daemon's clock, which may differ from the browser's
 
   constructor() {
     const zoom = (from, to) => this.#zoom(from, to);
@@ -27,7 +27,7 @@ export class History {
       new Chart("loss", [{ label: "Loss", column: "loss", format: format.loss, tick: format.plain, colour: "accent", band: ["loss_min", "loss_max"] }], {
         zoom,
         log: true,
-        label: "Loss over the run's time; the band is from the lowest to the highest. Drag over it to zoom.",
+        label: "Loss over the run's time; the band goes from the lowest to the highest. Drag to zoom.",
       }),
       new Chart(
         "speed",
@@ -35,14 +35,14 @@ export class History {
           { label: "Tokens/s", column: "tokens_per_s", format: format.large, tick: format.large, colour: "accent" },
           { label: "Utilisation", column: "utilisation", format: format.percent, tick: format.percent, colour: "second", scale: "part", dash: [5, 4] },
         ],
-        { zoom, fromZero: true, label: "Tokens a second and utilisation over the run's time. Drag over it to zoom." },
+        { zoom, fromZero: true, label: "Tokens per second and utilisation over the run's time. Drag to zoom." },
       ),
     ];
     this.select = element(
       "select",
-      { "aria-label": "Part of the run in the charts" },
+      { "aria-label": "Time range of the charts" },
       ...RANGES.map(([text], index) => element("option", { value: index, textContent: text })),
-      element("option", { value: "own", textContent: "as dragged", hidden: true }),
+      element("option", { value: "own", textContent: "selection", hidden: true }),
     );
     this.select.addEventListener("change", () => this.#choose());
     byId("loss-tools").append(this.select);
@@ -68,7 +68,7 @@ export class History {
   }
 
   #reload() {
-    this.load().catch((error) => toast(`The charts' figures did not come: ${error.message}`, "bad"));
+    this.load().catch((error) => toast(`Loading the charts failed: ${error.message}`, "bad"));
   }
 
   async load() {
@@ -77,13 +77,13 @@ export class History {
     const range = this.#range ?? {};
     const from = range.seconds ? (this.#latest ?? Date.now() / 1000) - range.seconds : range.from;
     const { columns } = await get("history", { points: POINTS, from: from ?? null, to: range.to ?? null });
-    if (asked !== this.#asked) return; // somebody has chosen another part meanwhile
+    if (asked !== this.#asked) return; // another part was chosen meanwhile
     this.#columns = columns;
     this.#latest = Math.max(this.#latest ?? 0, columns.at.at(-1) ?? 0) || null;
     this.draw();
   }
 
-  /** One more point of the run. */
+  /** Appends a new point. */
   add(point) {
     this.#latest = point.at;
     if (this.#columns === null || this.#range?.to) return;

@@ -1,11 +1,11 @@
-// Who sends how fast to whom, as measured: a heat map whose numbers are a pointer or an arrow key away.
+// The measured bandwidth of each pair as a heat map; a pointer or the arrow keys read the numbers.
 
 import { Drawing, colour, fitted } from "./canvas.js";
 import { byId, element, say } from "./dom.js";
 import * as format from "./format.js";
 
 const CELL_MAX = 72;
-const LABEL_MIN = 14; // a smaller cell has no room for its line of text
+const LABEL_MIN = 14; // smaller cells have no room for names
 const NUMBER_MIN = 44;
 
 export class Matrix {
@@ -43,7 +43,7 @@ export class Matrix {
     const rates = members.flatMap(({ links }) => Object.values(links)).filter((rate) => rate > 0);
     this.#low = Math.min(...rates, Infinity);
     this.#high = Math.max(...rates, 0);
-    say(this.scale, rates.length ? `${format.rate(this.#low)} to ${format.rate(this.#high)}` : "nothing measured yet");
+    say(this.scale, rates.length ? `${format.rate(this.#low)} to ${format.rate(this.#high)}` : "no measurements yet");
     this.drawing.redraw();
   }
 
@@ -56,7 +56,7 @@ export class Matrix {
     return this.#top + this.#edge * count + 2;
   }
 
-  /** From 0 (the slowest) to 1, by ratio: lines differ by factors, not by amounts. */
+  /** Returns a rate's place between the slowest (0) and the fastest (1), on a log scale. */
   #part(rate) {
     if (this.#high <= this.#low) return 1;
     return Math.log(rate / this.#low) / Math.log(this.#high / this.#low);
@@ -140,7 +140,7 @@ export class Matrix {
   }
 }
 
-/** Of the text's colour and the surface's, the one that stands out from a mix of heat and surface. */
+/** Returns the colour, text's or surface's, with the higher contrast to a mix of heat and surface. */
 function readable(ink, heat) {
   const [hot, cold] = [channels(ink.heat), channels(ink.surface)];
   const under = light(hot.map((value, index) => value * heat + cold[index] * (1 - heat)));
@@ -148,8 +148,8 @@ function readable(ink, heat) {
   return far("text") > far("surface") ? ink.text : ink.surface;
 }
 
-/** Red, green and blue of a colour `#rrggbb`, from 0 to 1. */
+/** Returns red, green and blue of a colour `#rrggbb`, from 0 to 1. */
 const channels = (hex) => [1, 3, 5].map((from) => parseInt(hex.slice(from, from + 2), 16) / 255);
 
-/** Relative luminance. */
+/** Returns the relative luminance. */
 const light = ([red, green, blue]) => 0.2126 * red ** 2.2 + 0.7152 * green ** 2.2 + 0.0722 * blue ** 2.2;

@@ -1,10 +1,10 @@
-// Who is here, what they do, and why they wait: a table that becomes a list of cards on a phone.
+// The members: a table that becomes a list of cards on a phone.
 
 import { lag, place, shares, StepTimes, version } from "./derive.js";
 import { byId, element, mark, say } from "./dom.js";
 import * as format from "./format.js";
 
-// A column: its heading, what is said, what is sorted by, and how it is aligned.
+// A column: its heading, its text, its sort key, its alignment and its tooltip.
 const COLUMNS = [
   { key: "number", title: "#", text: (row) => String(row.number), sort: (row) => row.number },
   { key: "name", title: "Name", text: (row) => row.name, sort: (row) => row.name.toLowerCase(), hint: (row) => row.peer },
@@ -16,11 +16,11 @@ const COLUMNS = [
   { key: "weight", title: "Weight", text: (row) => format.percent(row.weight), sort: (row) => row.weight, number: true },
   { key: "up", title: "Up", text: (row) => format.rate(row.up), sort: (row) => row.up, number: true },
   { key: "down", title: "Down", text: (row) => format.rate(row.down), sort: (row) => row.down, number: true },
-  { key: "lag", title: "Lag", text: (row) => row.lag, sort: (row) => row.lagSteps, number: true, hint: (row) => row.lagSaid },
+  { key: "lag", title: "Lag", text: (row) => row.lag, sort: (row) => row.lagSteps, number: true, hint: (row) => row.lagText },
   { key: "version", title: "Version", text: (row) => format.count(row.version), sort: (row) => row.version, number: true },
   { key: "software", title: "Software", text: (row) => row.software, sort: (row) => row.software },
-  { key: "uptime", title: "Here for", text: (row) => format.duration(row.uptime), sort: (row) => row.uptime, number: true },
-  { key: "why", title: "Why", text: (row) => row.why, sort: (row) => row.why },
+  { key: "uptime", title: "Connected for", text: (row) => format.duration(row.uptime), sort: (row) => row.uptime, number: true },
+  { key: "why", title: "Notes", text: (row) => row.why, sort: (row) => row.why },
 ];
 
 export class Members {
@@ -50,7 +50,7 @@ export class Members {
       this.body,
     );
     this.box = element("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": "Table of members" }, table);
-    // On a phone there is no row of headings to press.
+    // On a phone there are no headings to press.
     this.select = element(
       "select",
       { "aria-label": "Sort members by" },
@@ -95,7 +95,7 @@ export class Members {
     }
     rows.forEach((row, index) => this.#showRow(row, index));
     const { counts } = status;
-    say(this.counts, `${counts.live} here, ${counts.participating} able to contribute, ${counts.contributed} in the last round`);
+    say(this.counts, `${counts.live} connected, ${counts.participating} can contribute, ${counts.contributed} in the last round`);
     this.#showGone(status.departed);
   }
 
@@ -120,12 +120,12 @@ export class Members {
       up: bandwidth.up_bytes_per_s,
       down: bandwidth.down_bytes_per_s,
       lag: lagTexts(behind)[0] ?? "none",
-      lagSaid: lagTexts(behind).join(", "),
+      lagText: lagTexts(behind).join(", "),
       lagSteps: 1e9 * behind.versions + (behind.steps ?? 0),
       version: version(member),
       software: member.software,
       uptime: member.attached_s,
-      why: member.why || limits(bandwidth) || (member.reach === "outbound" ? "nobody can dial it: it dials the others" : ""),
+      why: member.why || limits(bandwidth) || (member.reach === "outbound" ? "not reachable from outside: it dials the others" : ""),
     };
   }
 
@@ -135,7 +135,7 @@ export class Members {
     rows.sort((a, b) => {
       const [x, y] = [sort(a), sort(b)];
       if (x === y) return a.number - b.number;
-      if (x === null || x === undefined || x === "") return 1; // what is unknown comes last either way
+      if (x === null || x === undefined || x === "") return 1; // unknown values come last in both directions
       if (y === null || y === undefined || y === "") return -1;
       return sign * (x < y ? -1 : 1);
     });
@@ -184,34 +184,34 @@ export class Members {
     if (this.gone.dataset.lines === lines.join("\n")) return;
     this.gone.dataset.lines = lines.join("\n");
     this.gone.replaceChildren(
-      element("h3", { textContent: "No longer here" }),
+      element("h3", { textContent: "Former members" }),
       element("ul", {}, ...lines.map((text) => element("li", { textContent: text }))),
     );
   }
 }
 
 const GONE_MAX = 8;
-const MANY = 16; // from here on they scroll in a box, so that what is below is not far away
+const MANY = 16; // members; a longer table scrolls in a box
 
 function toneOf(member, word) {
-  if (word === "lost" || word === "not in it" || member.draining) return "bad";
+  if (word === "lost" || word === "not in round" || member.draining) return "bad";
   if (!member.in_sync || (member.role === "contributor" && !member.trainer)) return "wait";
   return member.role === "contributor" ? "ok" : "idle";
 }
 
-/** In what it is behind, the graver first. */
+/** Returns what a member is behind in, versions before steps. */
 function lagTexts({ versions, steps }) {
-  const said = [];
-  if (versions > 0) said.push(`${versions} version${versions === 1 ? "" : "s"}`);
-  if (steps > 0) said.push(`${format.count(steps)} step${steps === 1 ? "" : "s"}`);
-  return said;
+  const texts = [];
+  if (versions > 0) texts.push(`${versions} version${versions === 1 ? "" : "s"}`);
+  if (steps > 0) texts.push(`${format.count(steps)} step${steps === 1 ? "" : "s"}`);
+  return texts;
 }
 
-/** What its owner lets it have, said only where nothing more pressing is. */
+/** Returns the bandwidth limits that the machine's owner has set. */
 function limits(bandwidth) {
   const { upload_cap_bytes_per_s: up, download_cap_bytes_per_s: down } = bandwidth;
-  const said = [];
-  if (up) said.push(`up to ${format.rate(up)}`);
-  if (down) said.push(`down to ${format.rate(down)}`);
-  return said.length ? `its owner limits it: ${said.join(", ")}` : "";
+  const texts = [];
+  if (up) texts.push(`upload limit ${format.rate(up)}`);
+  if (down) texts.push(`download limit ${format.rate(down)}`);
+  return texts.join(", ");
 }

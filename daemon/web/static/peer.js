@@ -1,4 +1,4 @@
-// A peer's own view: what this machine does in the run, and what it waits for.
+// The page of a peer: what this machine does in the run, and what it waits for.
 
 import { Chart } from "./charts.js";
 import { byId, element, mark, onceAFrame, say } from "./dom.js";
@@ -11,7 +11,7 @@ export class Peer {
   #columns = { at: [], loss: [], tokens_per_s: [] };
 
   constructor() {
-    this.figures = new Figures(byId("figures"), ["Loss", "Tokens", "Tokens a second", "Utilisation", "Role", "Sent", "Received", "Trainer"]);
+    this.figures = new Figures(byId("figures"), ["Loss", "Tokens", "Tokens/s", "Utilisation", "Role", "Sent", "Received", "Trainer"]);
     this.told = element("ul", { className: "told" });
     this.copies = element("div", {});
     this.links = element("tbody");
@@ -26,7 +26,7 @@ export class Peer {
         "div",
         { className: "pair" },
         card("Links", table(["Peer", "Connections", "Round trip", "Congestion control"], this.links), "links"),
-        card("What it holds", element("div", {}, this.rounds, this.checkpoint, table(["Fragment", "Version", "Digest"], this.heads)), "holds"),
+        card("Local state", element("div", {}, this.rounds, this.checkpoint, table(["Fragment", "Version", "Digest"], this.heads)), "holds"),
       ),
     );
     const options = { zoom: () => {}, label: "Since this page was opened." };
@@ -38,7 +38,7 @@ export class Peer {
   }
 
   show(status) {
-    showState(stateOf(status));
+    showState(...stateOf(status));
     showWhy(status.why || doing(status), Boolean(status.why));
     this.#showFigures(status);
     this.told.replaceChildren(...status.told.map((text) => element("li", { textContent: text })));
@@ -57,12 +57,12 @@ export class Peer {
     const { figures } = this;
     const all = status.stepped_s + status.waited_s;
     figures.set("Loss", format.loss(status.loss), `step ${format.count(status.step)}`);
-    figures.set("Tokens", format.large(status.tokens), "since it started");
-    figures.set("Tokens a second", format.large(status.tokens_per_s));
-    figures.set("Utilisation", format.percent(all ? status.stepped_s / all : null), "of its trainer's time");
+    figures.set("Tokens", format.large(status.tokens), "since the start");
+    figures.set("Tokens/s", format.large(status.tokens_per_s));
+    figures.set("Utilisation", format.percent(all ? status.stepped_s / all : null), "of the trainer's time");
     figures.set("Role", status.role, status.in_sync ? "in sync" : "not in sync");
     figures.set("Sent", format.bytes(status.bulk_sent_bytes));
-    figures.set("Received", format.bytes(status.bulk_received_bytes), status.state_received_bytes ? `${format.bytes(status.state_received_bytes)} of it state` : "");
+    figures.set("Received", format.bytes(status.bulk_received_bytes), status.state_received_bytes ? `${format.bytes(status.state_received_bytes)} of them state` : "");
     figures.set("Trainer", status.trainer_state, restarts(status.trainer_restarts));
   }
 
@@ -90,17 +90,18 @@ export class Peer {
   }
 }
 
+/** Returns a word for the peer's state, and its kind. */
 function stateOf(status) {
-  if (status.finished) return "finished";
-  if (status.phase !== "in the run") return `waiting: ${status.phase}`;
-  if (!status.in_sync) return "waiting: not in sync";
-  return status.role === "contributor" ? "training" : status.role;
+  if (status.finished) return ["finished"];
+  if (status.phase !== "in the run") return [status.phase, "waiting"];
+  if (!status.in_sync) return ["not in sync", "waiting"];
+  return [status.role === "contributor" ? "training" : status.role];
 }
 
 function doing(status) {
   if (status.finished) return "the run is finished";
-  if (status.rounds.length) return `it takes part in round ${status.rounds.at(-1).round}`;
-  return status.role === "contributor" ? "its trainer trains until the next round" : `it keeps up with the run as a ${status.role}`;
+  if (status.rounds.length) return `taking part in round ${status.rounds.at(-1).round}`;
+  return status.role === "contributor" ? "training until the next round" : `following the run as a ${status.role}`;
 }
 
 function checkpointText(saved) {
@@ -109,7 +110,7 @@ function checkpointText(saved) {
   return saved.newest ? `Newest checkpoint: step ${format.count(saved.step)}, in ${saved.place}.` : "No checkpoint was written yet.";
 }
 
-const restarts = (count) => (count ? `started again ${count} time${count === 1 ? "" : "s"}` : "");
+const restarts = (count) => (count ? `restarted ${count} time${count === 1 ? "" : "s"}` : "");
 
 const row = (cells) => element("tr", {}, ...cells.map((text) => element("td", { textContent: String(text) })));
 

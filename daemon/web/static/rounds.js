@@ -8,8 +8,8 @@ import { Drawing, colour, fitted } from "./canvas.js";
 import { byId, element, toast } from "./dom.js";
 import * as format from "./format.js";
 
-const ROUNDS_MAX = 400; // kept by the page; older ones are asked for again
-const PAGE = 100; // of older rounds, in one request
+const ROUNDS_MAX = 400; // in the page's memory; older ones are fetched again
+const PAGE = 100; // older rounds in one request
 const SPARE = 5;
 const COUNTS = [10, 25, 50, 100];
 const PHONE_PX = 600;
@@ -21,10 +21,10 @@ const GAP = 3;
 
 export class Rounds {
   #rounds = new Map(); // number -> row of /api/rounds
-  #seen = new Map(); // number -> { peer: mark } of rounds in flight, as far as this page saw
+  #seen = new Map(); // number -> { peer: mark } of rounds in flight, as observed by this page
   #live = [];
   #shown = window.innerWidth < PHONE_PX ? COUNTS[0] : COUNTS[1];
-  #end = null; // the newest round in the picture; null: follows the run
+  #end = null; // the newest round in the picture; null to follow the run
   #toScale = false;
   #slots = []; // of the last picture: { round, x, width, perSecond }
   #rows = []; // of the last picture: { peer, name }
@@ -61,9 +61,9 @@ export class Rounds {
       "p",
       { className: "legend" },
       ...[
-        ["train", "trains on until ready"],
-        ["wait", "waits for others"],
-        ["reduce", "averages"],
+        ["train", "training"],
+        ["wait", "waiting for others"],
+        ["reduce", "averaging"],
         ["lost", "lost or left out"],
       ].map(([kind, text]) => element("span", { className: "key" }, element("i", { className: `swatch ${kind}` }), text)),
     );
@@ -96,26 +96,26 @@ export class Rounds {
     byId("rounds").replaceChildren(legend, box, table);
   }
 
-  /** All anew: what happened meanwhile may have been missed. */
+  /** Fetches the newest rounds again, because some may have been missed. */
   async load() {
-    const limit = this.#shown + SPARE; // with many members a round is some kilobytes
+    const limit = this.#shown + SPARE; // no more: with many members a round is some kilobytes
     const { rounds } = await get("rounds", { limit });
     const newest = rounds[0]?.round ?? -1;
     for (const number of this.#rounds.keys()) {
-      if (number <= newest) this.#rounds.delete(number); // what is newer came live meanwhile
+      if (number <= newest) this.#rounds.delete(number); // newer ones came live meanwhile
     }
     this.#exhausted = rounds.length < limit;
     rounds.forEach((row) => this.#keep(row));
     this.#draw();
   }
 
-  /** A round that has just ended. */
+  /** Adds a round that has just ended. */
   add(row) {
     const missed = this.#rounds.size > 0 && row.round > Math.max(...this.#rounds.keys()) + 1;
     this.#keep(row);
     this.#seen.delete(row.round);
     this.#draw();
-    // Rounds may end out of order while several are in flight; then this asks once too often.
+    // Rounds in flight may end out of order; then this request is superfluous.
     if (missed) this.load().catch(() => {});
   }
 
@@ -127,7 +127,7 @@ export class Rounds {
     }
   }
 
-  /** Rounds in flight, as a status has them. */
+  /** Shows the rounds in flight of a status. */
   show(status) {
     const names = new Map(status.members.map((member) => [member.peer, member.name]));
     const now = Date.now() / 1000;
@@ -147,11 +147,11 @@ export class Rounds {
     this.#seen.set(round.round, marks);
     const taking = new Set([...round.expected, ...round.contributors.map((each) => each.peer)]);
     for (const peer of taking) {
-      const said = round.marks?.[peer];
+      const reported = round.marks?.[peer];
       const mark = (marks[peer] ??= { name: names.get(peer) ?? format.short(peer), ready_s: null, reduced_s: null, state: "" });
       if (round.ready.includes(peer)) mark.ready_s ??= Math.min(took, round.open_s);
       if (round.reported.includes(peer)) mark.reduced_s ??= took;
-      if (said) Object.assign(mark, said);
+      if (reported) Object.assign(mark, reported);
     }
     return {
       ...round,
@@ -164,7 +164,7 @@ export class Rounds {
     };
   }
 
-  /** The newest round that was committed, as far as this page knows. */
+  /** The newest committed round that this page knows. */
   get lastCommitted() {
     return [...this.#rounds.values()].filter((row) => row.outcome === "committed").reduce((a, b) => (a && a.round > b.round ? a : b), null);
   }
@@ -196,7 +196,7 @@ export class Rounds {
         this.#end = first.round - 1;
         rounds.forEach((row) => this.#keep(row));
       } catch (error) {
-        toast(`Older rounds did not come: ${error.message}`, "bad");
+        toast(`Loading older rounds failed: ${error.message}`, "bad");
         return;
       }
     }
@@ -221,7 +221,7 @@ export class Rounds {
     if (this.table.open) this.#fillTable();
   }
 
-  /** Members now here first, in their order, then who took part and is gone. */
+  /** Returns the rows: present members in their order, then former members of these rounds. */
   #rowsOf(rounds) {
     const rows = new Map();
     const seen = new Map();
@@ -251,7 +251,7 @@ export class Rounds {
     const label = Math.min(120, width * 0.24);
     if (rounds.length === 0) {
       context.fillStyle = ink.muted;
-      context.fillText("No round was opened yet.", 0, AXIS / 2);
+      context.fillText("No rounds yet.", 0, AXIS / 2);
       this.#slots = [];
       return;
     }
@@ -304,7 +304,7 @@ export class Rounds {
     context.strokeRect(slot.x - 0.5, AXIS + row * height + 0.5, Math.max(slot.width - GAP + 2, 3), height - 1);
   }
 
-  // ---------------------------------------------------------------- reading it
+  // ---------------------------------------------------------------- picking
 
   #under(x, y) {
     const row = this.#rows[Math.floor((y - AXIS) / this.#rowHeight())];
@@ -329,8 +329,8 @@ export class Rounds {
     const slot = this.#slots.find((each) => each.round.round === number);
     const row = this.#rows.findIndex((each) => each.peer === peer);
     if (!slot || row < 0) return { text: "", x: 0, y: 0 };
-    const said = markText(slot.round, peer, this.#rows[row].name);
-    return { text: said, x: slot.x, y: AXIS + (row + 1) * this.#rowHeight() - 6 };
+    const text = markText(slot.round, peer, this.#rows[row].name);
+    return { text, x: slot.x, y: AXIS + (row + 1) * this.#rowHeight() - 6 };
   }
 
   #fillTable() {
@@ -354,15 +354,15 @@ export class Rounds {
   }
 }
 
-/** How long a round was, or is. */
+/** Returns a round's length so far. */
 const length = (round) => (known(round) ? round.open_s + (round.reduce_s ?? 0) : Math.max(0, round.ended_at - began(round)));
 
-/** Whether it is known what went on in it: the master may have ended before that was written down. */
+/** Returns whether a round's times are known; a master that was killed has not recorded them. */
 const known = (round) => round.open_s !== null;
 
 const began = (round) => round.opened_at ?? round.ended_at;
 
-/** Each round gets the same width, with one scale for all: a longer round fills more of its slot. */
+/** Lays rounds out in slots of one width, with one time scale for all. */
 function sideBySide(rounds, label, width) {
   const each = (width - label) / rounds.length;
   const longest = Math.max(...rounds.map(length), 1e-3);
@@ -374,7 +374,7 @@ function sideBySide(rounds, label, width) {
   }));
 }
 
-/** Rounds where they were in time; one that is too short to be seen is a pixel wide. */
+/** Lays rounds out on a time axis, each at least a pixel wide. */
 function toScale(rounds, label, width) {
   const from = began(rounds[0]);
   const to = Math.max(...rounds.map((round) => began(round) + length(round)), from + 1e-3);
@@ -400,7 +400,7 @@ function paintMark(context, slot, mark, top, height, ink, pattern) {
     bar(0, end, ink.muted, 2);
     return;
   }
-  const receives = mark.ready_s === null && mark.reduced_s !== null; // it added nothing
+  const receives = mark.ready_s === null && mark.reduced_s !== null; // it contributes nothing
   if (receives) bar(round.open_s, mark.reduced_s, ink.reduce, height / 3);
   else bar(0, Math.min(ready, end), ink.train);
   if (mark.ready_s !== null) {
@@ -445,29 +445,29 @@ function hatch(context, ink) {
 
 function markText(round, peer, name) {
   const mark = round.marks[peer];
-  const said = [`Round ${round.round}, ${name}`];
-  if (!mark) return `${said[0]}: takes no part`;
-  if (!known(round)) said.push("it is in the mean; when it was ready nobody knows any more");
-  else if (mark.ready_s === null) said.push(mark.reduced_s === null ? "not ready" : "adds nothing, gets the result");
+  const parts = [`Round ${round.round}, ${name}`];
+  if (!mark) return `${parts[0]}: not in this round`;
+  if (!known(round)) parts.push("contributed; its times are not known");
+  else if (mark.ready_s === null) parts.push(mark.reduced_s === null ? "not ready" : "contributes nothing, receives the result");
   else {
-    said.push(`ready after ${format.duration(mark.ready_s)}`);
+    parts.push(`ready after ${format.duration(mark.ready_s)}`);
     const waited = round.open_s - mark.ready_s;
-    if (waited > 0.0005) said.push(`waited ${format.duration(waited)}`);
+    if (waited > 0.0005) parts.push(`waited ${format.duration(waited)}`);
   }
-  if (mark.reduced_s !== null) said.push(`had the result after ${format.duration(mark.reduced_s)}`);
-  if (bad(mark)) said.push(WORDS[mark.state]);
+  if (mark.reduced_s !== null) parts.push(`had the result after ${format.duration(mark.reduced_s)}`);
+  if (bad(mark)) parts.push(WORDS[mark.state]);
   const share = shareOf(round, peer);
-  if (partial(share)) said.push(inPart(share));
+  if (partial(share)) parts.push(inPart(share));
   const reason = round.lost?.[peer] ?? round.declined?.[peer];
-  if (reason) said.push(reason);
-  return `${said.join("; ")}. ${round.outcome}${round.why ? `: ${round.why}` : ""}`;
+  if (reason) parts.push(reason);
+  return `${parts.join("; ")}. ${round.outcome}${round.why ? `: ${round.why}` : ""}`;
 }
 
 const WORDS = { excluded: "left out", lost: "lost", missed: "did not get the result" };
 
-/** Of the chunks of a round that was committed, those whose mean this one is in. */
+/** Returns the share of a committed round's chunks that contain a member's contribution. */
 const shareOf = (round, peer) => round.contributors.find((each) => each.peer === peer)?.chunk_share;
-const partial = (share) => share > 0 && share < 1; // no others are told, nor what earlier versions wrote
+const partial = (share) => share > 0 && share < 1; // others, and rows of earlier versions, are not shown
 const inPart = (share) => `in ${format.percent(share)} of the chunks`;
 
 function slowest(round) {
@@ -479,9 +479,9 @@ function slowest(round) {
 
 function remarks(round) {
   const name = (peer) => round.marks[peer]?.name ?? format.short(peer);
-  const said = round.why ? [round.why] : [];
-  for (const { peer, chunk_share: share } of round.contributors) if (partial(share)) said.push(`${name(peer)} is ${inPart(share)}`);
-  for (const [peer, reason] of Object.entries(round.lost ?? {})) said.push(`without ${name(peer)}: ${reason}`);
-  for (const [peer, reason] of Object.entries(round.declined ?? {})) said.push(`${name(peer)}: ${reason}`);
-  return said.join("; ");
+  const parts = round.why ? [round.why] : [];
+  for (const { peer, chunk_share: share } of round.contributors) if (partial(share)) parts.push(`${name(peer)} is ${inPart(share)}`);
+  for (const [peer, reason] of Object.entries(round.lost ?? {})) parts.push(`without ${name(peer)}: ${reason}`);
+  for (const [peer, reason] of Object.entries(round.declined ?? {})) parts.push(`${name(peer)}: ${reason}`);
+  return parts.join("; ");
 }

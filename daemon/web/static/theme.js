@@ -2,11 +2,11 @@
 (() => {
   const THEMES = ["auto", "light", "dark"];
 
-  const kept = () => {
+  const stored = () => {
     try {
       return localStorage.getItem("holdfast-theme");
     } catch {
-      return null; // storage is switched off: the system's theme, and a toggle for this page
+      return null; // storage is disabled: use the system's theme, and the toggle for this page only
     }
   };
 
@@ -20,7 +20,7 @@
     document.dispatchEvent(new Event("themechange"));
   };
 
-  const first = kept();
+  const first = stored();
   document.documentElement.dataset.theme = THEMES.includes(first) ? first : "auto";
 
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {

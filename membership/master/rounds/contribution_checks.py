@@ -1,6 +1,6 @@
-"""What the master makes of contributions as they were found, before it commits a round.
+"""Checks of a round's contributions by their reported norms, before the commit (see ``norms``).
 
-See ``norms``; here its findings become events and what the status shows; ``reduction_driver`` refuses.
+Findings become events and facts for the status; ``decision`` refuses contributions.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from .round import Round
 
 
 class ContributionChecks:
-    """Judges the contributions of rounds."""
+    """Checks the contributions of rounds."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
 
     def overlong(self, round_: Round) -> list[UnderstatedNorm]:
-        """Who sent more than it had said, in which case the result is of no use."""
+        """Return the contributions that are longer than announced; the result is void if there are any."""
         attempt = round_.running()
-        reports = attempt.gauges()
+        reports = attempt.norm_reports()
         announced = {p: round_.ready[p].norm for p in attempt.survivors() if p in round_.ready}
         codec = self.context.spec.reduce.codecs(round_.fragment)[0]
         liars = understated(reports, attempt.peers(), announced, codec)
         others_count = len(attempt.peers()) - 1
         if others_count > 1 and 2 * len(liars) > others_count:
-            # Says more about who added up than about all of these.
-            text = f"round {round_.number}: {len(liars)} of {len(announced)} seem to have sent more"
-            self.context.announce(
-                EventKind.ROUND, None, f"{text} than they had said; all are added"
+            # More likely the members that added up are wrong than most of the contributors.
+            text = (
+                f"round {round_.number}: {len(liars)} of {len(announced)} contributions seem longer"
             )
+            self.context.announce(EventKind.ROUND, None, f"{text} than announced; all are added")
             liars = []
         if not liars:
             self._note_directions(round_, found_in(reports.values(), attempt.peers()))

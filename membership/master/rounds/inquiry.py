@@ -1,15 +1,15 @@
-"""Who is at fault when an attempt does not get on, or ends in different results. Pure.
+"""Inquiries: which members hold an attempt up, or spread different results. Pure.
 
-Whoever is alive can keep a contribution from an owner, or a result from a receiver, or give each receiver
-another one. Nobody's connection breaks then, so nobody is accused. The master asks all who take part what
-they wait for, and what they hold (``Diagnose``, ``Diagnosis``):
+A live member can keep a contribution from an owner or a result from a receiver, or give receivers different
+results. No connection breaks then, so no member is accused. The master asks the members of the attempt
+what they wait for and what they hold (``Diagnose``, ``Diagnosis``), and an answer accuses:
 
-    lacks a contribution    of whom it should come from: that waits for nobody
-    lacks a result          of its owner, unless that one lacks contributions itself
-    holds another result    than its maker says that it gave, or than most hold if that one does not say
+    lacks a contribution    its contributor, which need not wait for anything
+    lacks a result          its owner, unless that owner lacks contributions itself
+    holds another result    its maker, if the maker reports another digest, or if most members hold one
 
-Each of these is one member's word about another, and weighs as much as any such word: see ``reduction_driver``. Who
-names more than half of the others says something about itself.
+Each answer is one member's word about another and weighs as much (see ``accusations``). An answer that
+accuses more than half of the others is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ....protocol.messages import Diagnosis
 
 
 class Question(enum.Enum):
-    """Why everybody is asked; each once under one number of an attempt."""
+    """Reason of an inquiry; each is made once under one number of an attempt."""
 
     STALL = "nothing moves"
     LAG = "some have not finished long after the others"
@@ -33,12 +33,12 @@ class Question(enum.Enum):
 
 @define
 class Inquiry:
-    """One that is under way.
+    """An inquiry in progress.
 
     Attributes:
-      asked: who is to answer.
+      asked: the members that are to answer.
       began_s: when they were asked.
-      told: what they have answered.
+      told: their answers.
     """
 
     question: Question
@@ -49,39 +49,37 @@ class Inquiry:
 
 @define
 class Findings:
-    """What answers come to.
+    """Conclusions from the answers.
 
     Attributes:
-      against: by member, who says that it is at fault.
-      lagging: members that wait for more than half of the others.
+      against: by member, its accusers.
     """
 
     against: dict[str, set[str]] = Factory(dict)
-    lagging: set[str] = Factory(set)
 
     def by_voice(self, voices: Mapping[str, Hashable]) -> Findings:
-        """The same, where several that count as one voice have said one thing once."""
+        """Return the findings with one accuser for each voice."""
         heard: dict[str, set[str]] = {}
         for peer, accusers in self.against.items():
             each = {voices.get(accuser, accuser): accuser for accuser in sorted(accusers)}
             heard[peer] = set(each.values())
-        return Findings(heard, self.lagging)
+        return Findings(heard)
 
     @property
     def culprits(self) -> list[str]:
-        """Of whom two or more say so."""
+        """Return the members with two or more accusers."""
         return [peer for peer, accusers in self.against.items() if len(accusers) > 1]
 
 
 def waiting(
     told: Mapping[str, Diagnosis], taking_part: Collection[str], done: Collection[str] = ()
 ) -> Findings:
-    """Who holds up those that have not finished.
+    """Find the members that hold others up.
 
     Args:
       told: the answers.
-      taking_part: who adds or owns, without the lost.
-      done: who has reported a result, and so lacks nothing.
+      taking_part: contributors and owners, without the lost.
+      done: members that have reported a result, and so lack nothing.
     """
     others_count = len(taking_part) - 1
     lacks = {
@@ -89,7 +87,7 @@ def waiting(
         for speaker, answer in told.items()
         if speaker not in done
     }
-    # Whose own chunks wait for others, so that its results may.
+    # Owners that wait for contributions themselves: their results may be late.
     excused = {
         speaker for speaker, named in lacks.items() if named and not _most(named, others_count)
     }
@@ -99,16 +97,16 @@ def waiting(
 
 
 def is_done(answer: Diagnosis) -> bool:
-    """It lacks nothing, and is about to report."""
+    """Return whether a member lacks nothing, and is about to report."""
     return bool(answer.made) and not answer.contributions and not answer.results
 
 
 def differing(told: Mapping[str, Diagnosis], makers: Collection[str]) -> Findings:
-    """Whose results are not the same everywhere.
+    """Find the members whose results are not the same everywhere.
 
     Args:
       told: the answers.
-      makers: who has added up anything; the lost, too, whose results others spread.
+      makers: members that have added chunks up, including the lost, whose results others spread.
     """
     named: dict[str, set[str]] = {speaker: set() for speaker in told}
     holds = {
@@ -125,7 +123,7 @@ def differing(told: Mapping[str, Diagnosis], makers: Collection[str]) -> Finding
 
 
 def _commonest(digests: list[bytes]) -> bytes:
-    """What more than one holds, and most do; empty: all hold something else."""
+    """Return the digest that most hold; empty if no two hold the same."""
     found = Counter(digests).most_common(1)
     return found[0][0] if found and found[0][1] > 1 else b""
 
@@ -138,7 +136,6 @@ def _weighed(named: Mapping[str, set[str]], others_count: int) -> Findings:
     findings = Findings()
     for speaker in sorted(named):
         if _most(named[speaker], others_count):
-            findings.lagging.add(speaker)
             continue
         for peer in sorted(named[speaker]):
             findings.against.setdefault(peer, set()).add(speaker)

@@ -1,12 +1,12 @@
-"""Contributions as those who added them up found them, against what their senders had said.
+"""Norms of contributions as received, compared with the norms that their senders announced.
 
-The gate for norms goes by what members say before a round. Afterwards everybody who added chunks up
-reports the sums of squares of what came, contributor by contributor; together they are the squared
-norm of what was sent. Whoever sent more than it had said is refused like any update that must not be
-added, if more than one member has found it. Less is no lie that helps anybody, and what a lost owner has found is missing from the sums.
+The norm gate uses the norms that members announce before a round. Afterwards each member that added
+chunks up reports the sums of squares that it received, for each contributor; their total is the squared
+norm of the contribution. A contribution longer than announced is refused if more than one member has
+found it. A shorter one is not checked: it helps no liar, and a lost owner's sums are missing.
 
-Which way a contribution points, compared with the outer momentum, is told to people and decides nothing:
-an honest update may point anywhere.
+The direction of a contribution, compared with the outer momentum, is only displayed: an honest update
+may point anywhere.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ....protocol.messages import GAUGED_BYTES
+from ....protocol.messages import NORM_SUMS_BYTES
 
-# How many times as long as its sender said a contribution may be: what rounding by the codec may add.
+# Allowed ratio of a contribution's norm to the announced one: what rounding by the codec may add.
 NORM_SLACK = {"fp32": 1.01, "bf16": 1.1, "int8": 1.1}
-NORM_SLACK_COARSE = 2.0  # by 4 bits or fewer: what a whole block gets too long, if it is unlucky
-# A cosine beyond which an update counts as pointing along the outer momentum, or against it. Those of
-# unrelated vectors of a fragment's length are about a hundredth.
+NORM_SLACK_COARSE = 2.0  # with 4 bits or fewer: the worst case of a whole block
+# Cosine beyond which an update counts as pointing along the outer momentum, or against it. Unrelated
+# vectors of a fragment's length have about 0.01.
 ALONG_MIN = 0.1
 
 Report = tuple[bytes, float]  # a member's ``norm_sums`` and ``momentum_square``, see ``Reduced``
@@ -33,10 +33,10 @@ Report = tuple[bytes, float]  # a member's ``norm_sums`` and ``momentum_square``
 
 @frozen
 class NormsFound:
-    """What was found of one contribution.
+    """Norm and direction of one contribution, as received.
 
     Attributes:
-      cosine: between it and the outer momentum; None: one of them is zero, or nobody has compared.
+      cosine: with the outer momentum; None if one of them is zero, or no member has compared.
     """
 
     norm: float
@@ -44,17 +44,17 @@ class NormsFound:
 
 
 def makes_sense(norm_sums: bytes, contributor_count: int) -> bool:
-    """Whether somebody can have found that of so many contributors."""
+    """Return whether ``norm_sums`` can be a report about this number of contributors."""
     if not norm_sums:
         return True
-    if len(norm_sums) != GAUGED_BYTES * contributor_count:
+    if len(norm_sums) != NORM_SUMS_BYTES * contributor_count:
         return False
     sums = _numbers(norm_sums)
     return all(map(math.isfinite, sums)) and min(sums[0::3]) >= 0 and min(sums[1::3]) >= 0
 
 
 def found_in(reports: Iterable[Report], peers: Sequence[str]) -> dict[str, NormsFound]:
-    """By contributor; ``peers`` are the order's. Empty if nobody has gauged anything."""
+    """Return norms by contributor; empty if no report has any. ``peers`` are the order's."""
     momentum_square, sums = 0.0, [0.0] * (3 * len(peers))
     some = False
     for norm_sums, square in reports:
@@ -79,10 +79,10 @@ def _numbers(norm_sums: bytes) -> tuple[float, ...]:
 
 @frozen
 class UnderstatedNorm:
-    """A contribution that is longer than its sender had said, as far as somebody is believed.
+    """A contribution that is longer than its sender announced.
 
     Attributes:
-      accuser: the only one who says so; empty: no single member's word is needed for it.
+      accuser: the only member that found it; empty if it does not depend on one member's word.
     """
 
     peer: str
@@ -96,16 +96,16 @@ def understated(
     announced: Mapping[str, float],
     codec: str,
 ) -> list[UnderstatedNorm]:
-    """Who sent more than it had said.
+    """Return the contributions that are longer than their senders announced.
 
-    It must be so whichever single report is left out; where one member has found all of it in the chunks
-    that it added up, that member alone says so. What is neither (of ``n`` reporters, up to the square root of
+    A contribution is too long if it remains so without any single report. If one report alone exceeds the
+    limit, its reporter is the accuser. Anything else (of ``n`` reporters, up to the square root of
     ``n / (n - 1)`` times the limit) cannot be told from one reporter's lie, and passes.
 
     Args:
-      reports: by who added up.
+      reports: by the member that added up.
       peers: the order's contributors.
-      announced: norms, of those who are still here.
+      announced: norms, of the contributors that are still attached.
       codec: of contributions.
     """
     slack = NORM_SLACK.get(codec.partition("+")[0], NORM_SLACK_COARSE)
@@ -118,7 +118,7 @@ def understated(
         limit = (slack * announced[peer]) ** 2
         most = max(parts, key=lambda by: parts[by])
         whole = sum(parts.values())
-        why = f"its norm is {math.sqrt(whole):.4g}, and it had said {announced[peer]:.4g}"
+        why = f"its norm is {math.sqrt(whole):.4g}, and it had announced {announced[peer]:.4g}"
         if whole - parts[most] > limit:
             found.append(UnderstatedNorm(peer, "", why))
         elif parts[most] > limit:
@@ -127,7 +127,7 @@ def understated(
 
 
 def against_the_others(found: Mapping[str, NormsFound]) -> dict[str, str]:
-    """Who points against the outer momentum while most point along it, and what to say about it."""
+    """Return a phrase for each update that points against the outer momentum while most point along it."""
     cosines = {peer: each.cosine for peer, each in found.items() if each.cosine is not None}
     if not cosines:
         return {}

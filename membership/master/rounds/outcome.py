@@ -1,4 +1,4 @@
-"""What a reduction came to, and the audits of it, as data."""
+"""Outcome of a reduction, and its audit, as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....protocol.messages import ContributorRun
 
 @frozen
 class ReductionOutcome:
-    """What a receiver says that it holds when its result is whole."""
+    """A complete result, as a receiver reports it."""
 
     digest: bytes
     manifest: tuple[ContributorRun, ...]  # empty: all contributors are in all chunks
@@ -19,26 +19,28 @@ class ReductionOutcome:
 
 @define
 class Accusation:
-    """An accusation whose proof is on its way, or is being judged."""
+    """An accusation whose proof is being sent or checked."""
 
     accuser: str
     chunk: int
     data: bytearray = Factory(bytearray)
-    judging: bool = False
+    checking: bool = False
 
 
 @define
 class Audit:
-    """The audits of one attempt's result.
+    """The audit of one attempt's result.
 
     Attributes:
       number: of the attempt, after repairs.
-      open: drawn chunks that nobody has passed yet, with whose turn it is; empty: nobody's yet.
-      lots: where each one's turn begins among those who may.
-      tried: who has looked at a chunk in vain.
-      due_s: until when those are waited for whose turn it is.
-      until_s: until when they are, though bytes move.
-      accused: chunks that were called wrong, with by whom.
+      due_s: until when the present auditors are waited for.
+      lots: by chunk, a random number that selects its first auditor.
+      open: drawn chunks that have not passed, with their auditors; an empty auditor is to be assigned.
+      count: number of drawn chunks.
+      until_s: limit of ``due_s``, even if bytes move.
+      tried: by chunk, auditors that could not check it.
+      accused: chunks that were called wrong, with the accuser.
+      accusation: the one that is being proven.
     """
 
     number: int
@@ -46,12 +48,13 @@ class Audit:
     due_s: float
     lots: dict[int, int]
     open: dict[int, str]
-    count: int  # of chunks, when they were drawn
+    count: int
     until_s: float = math.inf
     tried: dict[int, set[str]] = Factory(dict)
     accused: dict[int, str] = Factory(dict)
-    case: Accusation | None = None
+    accusation: Accusation | None = None
 
     @property
     def over(self) -> bool:
+        """Return whether all drawn chunks have passed."""
         return not self.open

@@ -1,9 +1,8 @@
-"""Who takes over the chunks of a lost owner. Pure; ``reduction_driver`` asks and sends.
+"""The plan of a repair: new owners for the chunks of lost ones. Pure; ``repairer`` asks and sends.
 
-A chunk whose result somebody holds is spread from there, as it is: from a survivor, or from one that
-only listens if no survivor has it. A chunk that nobody holds gets a new owner among the survivors,
-who adds up what the contributors send again. Chunks are dealt evenly; of equals the one that joined
-first comes first.
+A chunk whose result a survivor holds is spread from there, unchanged; if no survivor holds it, from a
+listener that does. Any other chunk gets a new owner among the survivors, which adds up what the
+contributors send again. Chunks are distributed evenly; of equals the member that joined first comes first.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ def plan_repair(
     held: Mapping[str, bytes],
     apart: Collection[str] = (),
 ) -> tuple[Assignment, ...]:
-    """Give every chunk of a lost owner to somebody who is left.
+    """Assign every chunk of a lost owner to another member.
 
     Args:
       owners: by chunk.
       survivors: contributors that are left, in order; all of them are in ``held``.
       receivers: of the order; ``lacking`` refers to them.
-      held: by peer, none of the lost: a bit for each chunk whose result it holds. A receiver that
-        has not said counts as holding nothing.
-      apart: those that have no link to somebody: taken only where nobody else can.
+      held: by peer, without the lost: a bit for each chunk whose result it holds. A receiver that
+        has not answered counts as holding nothing.
+      apart: members that lack a link to another one: chosen only if no other member can do it.
     """
     listeners = [peer for peer in receivers if peer in held and peer not in survivors]
     load = dict.fromkeys([*survivors, *listeners], 0)
@@ -52,11 +51,12 @@ def plan_repair(
         chosen.append((chunk, (successor, not holders, bytes(lacking))))
     runs = itertools.groupby(enumerate(chosen), key=lambda e: (e[1][0] - e[0], e[1][1]))
     assignments = []
-    for (_offset, (successor, anew, lacks)), run in runs:
+    for (_offset, (successor, from_scratch, lacks)), run in runs:
         chunks = [chunk for _at, (chunk, _what) in run]
-        assignments.append(Assignment(chunks[0], len(chunks), successor, anew, lacks))
+        assignments.append(Assignment(chunks[0], len(chunks), successor, from_scratch, lacks))
     return tuple(assignments)
 
 
 def holds(bits: bytes, chunk: int) -> bool:
+    """Return the bit of a chunk."""
     return chunk // 8 < len(bits) and bool(bits[chunk // 8] >> chunk % 8 & 1)

@@ -1,16 +1,16 @@
-"""One round as data: its phases, when it closes, whose update is refused, what was agreed.
+"""One round as data: its phases, its contributors, its norm gate and its outcome.
 
     OPEN --enough are ready--> REDUCING --all survivors report one digest--> COMMITTED
       |                         |  ^  |
-      |                         +--+  | nobody left, no majority, too many attempts
+      |                         +--+  | none left, no majority, too many attempts
       |        repaired, or run again |
       |            with the survivors v
       +-- too few are ready ------> ABORTED
 
-A repair goes on with what the survivors hold, see ``attempt``. A rerun begins from nothing with the
-contributors that are left; it is for what a repair cannot mend: an update that must not be added, a
-stall that nobody can explain, a loss in a tree. An aborted round costs nothing but time: what it would have added is
-still in its contributors' local weights.
+A repair goes on with the results that the survivors hold (see ``attempt``). A rerun begins again from the
+inputs of the contributors that are left. It is for failures that a repair cannot mend: an update that
+must not be added, an unexplained stall, a loss in a tree. An aborted round costs only time: its updates
+are still in its contributors' local weights.
 
 Nothing here sends or records; ``round_scheduler`` and ``reduction_driver`` do.
 """
@@ -28,11 +28,12 @@ from ....protocol.messages import Ready
 from ...manifest import MeanContents
 from .attempt import Attempt
 
-NORM_CLIP = 3.0  # over so many times the median norm an update is scaled down to it
-NORM_REFUSE = 10.0  # over so many times it is refused
-NORM_FAINT = 0.01  # under so many times the median it is refused, too: it takes part for nothing
-NORM_COUNT_MIN = 3  # with fewer updates a median says nothing about who is the odd one
-QUORUM_COUNT_MIN = 2  # whatever the share; one of two is no quorum
+# Multiples of the median norm.
+NORM_CLIP = 3.0  # a longer update is scaled down to this
+NORM_REFUSE = 10.0  # a longer update is refused
+NORM_FAINT = 0.01  # a shorter update is refused, too: it contributes nothing
+NORM_COUNT_MIN = 3  # with fewer updates a median does not tell which one is wrong
+QUORUM_COUNT_MIN = 2  # for any share; one of two is no quorum
 
 
 class RoundPhase(enum.Enum):
@@ -43,7 +44,7 @@ class RoundPhase(enum.Enum):
 
 
 class RoundEvent(enum.Enum):
-    """What moves a round on."""
+    """Cause of a change of phase."""
 
     CLOSE = "close"
     RERUN = "rerun"
@@ -63,24 +64,24 @@ NEXT_PHASE: dict[tuple[RoundPhase, RoundEvent], RoundPhase] = {
 
 
 class PastRole(enum.Enum):
-    """What somebody had to do with a round that is over."""
+    """A member's part in a round that is over."""
 
-    INVITED = "invited"  # and never answered
+    INVITED = "invited"  # and did not answer
     EXCLUDED = "excluded"  # late, declined or refused
     LOST = "lost"
     CONTRIBUTED = "contributed"
-    RECEIVED = "received"  # it added nothing, and got the result or is about to
-    MISSED = "missed"  # it was to get the result
+    RECEIVED = "received"  # a listener that has the result, or is about to
+    MISSED = "missed"  # a listener that did not get the result
 
 
 @define
 class RoundTimes:
-    """When somebody in a round did what; for people, nothing is decided by it."""
+    """Times of one member in a round, for the dashboard only."""
 
     name: str
     ready_s: float | None = None
     reduced_s: float | None = None  # when it had the result
-    gone: bool = False  # before there was a reduction
+    gone: bool = False  # it left before there was a reduction
 
 
 @define
@@ -93,34 +94,34 @@ class Round:
     at_step: int
     opened_s: float
     phase: RoundPhase = RoundPhase.OPEN
-    invited: set[str] = Factory(set)  # who was sent Open and has not lost its copy since
+    invited: set[str] = Factory(set)  # sent Open, and in sync ever since
     ready: dict[str, Ready] = Factory(dict)
-    declined: dict[str, str] = Factory(dict)  # who will not contribute, and why
-    nudged: dict[str, float] = Factory(dict)  # who was told to post what it has by now, and when
-    reached_s: float | None = None  # when the first contributor came to ``at_step``
+    declined: dict[str, str] = Factory(dict)  # members that will not contribute, and why
+    nudged: dict[str, float] = Factory(dict)  # when a late member was told to post what it has
+    reached_s: float | None = None  # when the first contributor reached ``at_step``
     quorum_s: float | None = None  # when the quorum was ready
     closed_s: float = 0.0
     ended_s: float = 0.0
     original_count: int = 0  # contributors of the first attempt
     attempt: Attempt | None = None
-    refused: set[str] = Factory(set)  # sent what must not be added; out for this round
-    # By peer: who says that it sent what must not be added; one alone is not believed.
-    called_bad: dict[str, set[str]] = Factory(dict)
-    alone: set[str] = Factory(set)  # of these accusers: on whose word, borne out by none, it reran
-    barred: set[str] = Factory(set)  # own nothing in this round: they did not show what they added
+    refused: set[str] = Factory(set)  # members whose update must not be added in this round
+    called_bad: dict[str, set[str]] = Factory(dict)  # by peer: members that call its update bad
+    alone: set[str] = Factory(set)  # accusers on whose word alone the round was run again
+    barred: set[str] = Factory(set)  # own nothing in this round: they failed an audit's fetch
     digest: bytes = b""  # of the committed result
-    went_in: MeanContents | None = None  # what the committed mean is made of
+    went_in: MeanContents | None = None  # contributors of the committed mean
     stall_count: int = 0  # attempts in which nothing moved
     repair_count: int = 0
-    rerun_count: int = 0  # from nothing, after the first attempt
-    outcome: str = ""  # a sentence, once it is over
-    marks: dict[str, RoundTimes] = Factory(dict)  # by peer: all who were asked or reported
+    rerun_count: int = 0  # attempts after the first
+    outcome: str = ""  # a sentence, once the round is over
+    marks: dict[str, RoundTimes] = Factory(dict)  # by peer: all that were asked or reported
 
     def turn(self, turn: RoundEvent) -> None:
+        """Change the phase."""
         self.phase = NEXT_PHASE[self.phase, turn]
 
     def forget(self, peer: str, why: str) -> None:
-        """The member is gone; if it returns it starts anew."""
+        """Note that a member is gone; if it returns it starts from scratch."""
         self.invited.discard(peer)
         self.ready.pop(peer, None)
         self.declined.pop(peer, None)
@@ -131,19 +132,19 @@ class Round:
             self.attempt.forget(peer, why)
 
     def mark(self, peer: str, name: str) -> RoundTimes:
-        """Where to note what this peer does."""
+        """Return the times of a member, which are noted here."""
         if peer not in self.marks:
             self.marks[peer] = RoundTimes(name)
         return self.marks[peer]
 
     def running(self) -> Attempt:
-        """The present attempt of a round that has one."""
+        """Return the present attempt of a round that has one."""
         assert self.attempt is not None
         return self.attempt
 
 
 def quorum_count(quorum: float, expected_count: int) -> int:
-    """How many of the expected contributors must be ready.
+    """Return the number of expected contributors that must be ready.
 
     The product is rounded before it is rounded up: 0.6 * 5 is a little over 3 in binary.
     """
@@ -154,13 +155,13 @@ def quorum_count(quorum: float, expected_count: int) -> int:
 def gate_norms(
     norms: Mapping[str, float], weights: Mapping[str, float]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Judge updates by their norms.
+    """Check updates by their norms.
 
-    Who has trained on more has come further: an update of so many times the median weight may be so
-    many times as long, one of a part of it may be as much shorter.
+    A contributor that has trained on more tokens has moved further: an update of k times the median
+    weight may be k times as long, or as short for k below 1.
 
     Returns:
-      Clip factors of those that may be added, and a reason for each of those that may not.
+      Clip factors of the updates that may be added, and a reason for each that may not.
     """
     median = statistics.median(norms.values()) if norms else 0.0
     if len(norms) < NORM_COUNT_MIN or median == 0.0:
@@ -191,11 +192,12 @@ def gate_norms(
 
 
 def answered(round_: Round, expected: Collection[str]) -> bool:
+    """Return whether all expected contributors are ready or have declined."""
     return all(peer in round_.ready or peer in round_.declined for peer in expected)
 
 
 def part_of(round_: Round, peer: str) -> PastRole:
-    """What this peer had to do with a round that is over; it has a mark there."""
+    """Return a peer's part in a round that is over, in which it has a mark."""
     attempt, mark = round_.attempt, round_.marks[peer]
     if mark.gone if attempt is None else peer in attempt.lost:
         return PastRole.LOST

@@ -1,19 +1,19 @@
-"""The round clock of the elastic pace: a round is when the fastest contributor comes to its step.
+"""The round clock of the elastic pace: a round is due when its fastest contributor reaches its step.
 
-    trained    fast   |----|----|----|----|          reaches the round's step: the round is now
-               slow   |------------|--------->       posts at the last boundary before that
+    trained    fast   |----|----|----|----|          reaches the round's step: the round is due
+               slow   |------------|--------->       posts at its last step boundary before that
 
-Nobody waits for a slower peer's steps. Who is late is *hurried*: told to contribute, at its next
-boundary, what it has trained by then. For peers about as fast as the fastest that is soon enough
-when the first one has come. Who needs much longer for a step than the run does is hurried earlier by
-its *lead*, a step's time or what it needed from being hurried to being ready, if that was longer;
-when the round will be is known from the rounds before, which come at a steady pace. A guess that is
-wrong costs little: who posts early has its other tokens in the next round, who posts late is excluded,
-and has all of them there.
+No contributor waits for a slower one's steps. A late contributor is *nudged*: told to contribute, at its
+next step boundary, what it has trained by then. For contributors about as fast as the fastest it is soon
+enough to be nudged when the first one is there. A contributor whose steps take much longer is nudged
+earlier, by its *lead time*: the duration of its step, or the time it needed from nudge to ready if that
+was longer. When the round will be due is predicted from earlier rounds, which come at a steady pace. A
+wrong prediction costs little: a contributor that posts early has its other tokens in the next round; one
+that posts late is excluded, and has all of its tokens there.
 
-All clocks are the master's own. Only how long its steps are a trainer says itself: a distant peer that
-needs long from being hurried to being ready must not be taken for a slow one, or it would contribute
-less and less. Who says something wrong contributes less, or is late.
+All times are by the master's clock, except the duration of its steps, which a trainer reports itself: a
+distant peer that needs long from nudge to ready must not be taken for a slow one, or it would contribute
+less and less. A contributor that reports a wrong duration contributes less, or is late.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from ..state.context import Context
 from .round import Round
 from .round_table import RoundTable
 
-PACES_KEPT = 3  # rounds of which the fastest is the run's pace: a pause, or waiting, is none
-LEADS_KEPT = 8  # rounds of which the longest is a peer's lead
-LEAD_MARGIN = 1.25  # of the lead: a step is not always as long as the last ones were
-LEAD_STEPS_MIN = 2.0  # steps of the run; who needs no longer is soon enough when the first has come
+PACES_KEPT = 3  # rounds; the fastest is the run's pace, because pauses and waits make others longer
+LEADS_KEPT = 8  # rounds; the longest lead time counts
+LEAD_MARGIN = 1.25  # factor on the lead time: a step may take longer than the last ones
+LEAD_STEPS_MIN = 2.0  # steps of the run; a contributor with shorter steps needs no lead time
 LEAD_S_MAX = 3_600.0
-MISSED_FACTOR = 2.0  # a lead that was not enough, though nobody knows how long it had to be
-# Of the grace, even if the overlap leaves no slack:
+MISSED_FACTOR = 2.0  # on a lead time that was too short; the one needed is not known
+# Lower limits of the grace, even if the overlap leaves no slack:
 GRACE_SHARE_MIN = 0.2  # of ``grace_s``
 GRACE_STEPS_MIN = 2.0  # steps of the run
 
 
 class RoundClock:
-    """When rounds will be, whom to hurry, and how long a quorum waits for the others."""
+    """Predicts rounds, decides when to nudge contributors and how long a quorum waits for the others."""
 
     def __init__(self, context: Context, round_table: RoundTable) -> None:
         self.context = context
         self.round_table = round_table
-        self._reached: tuple[int, float] | None = None  # the last round's step, and when it was
+        self._reached: tuple[int, float] | None = None  # the last round's step and its time
         self._paces_s: deque[float] = deque(maxlen=PACES_KEPT)  # seconds per step of the run
-        # By peer, attached members only.
+        # By peer, only of attached members.
         self._steps_s: dict[str, float] = {}
         self._leads_s: dict[str, deque[float]] = {}
 
     # ------------------------------------------------------------ facts
 
     def reached(self, round_: Round, step: int) -> None:
-        """The first contributor has come to the round's step, and is at ``step``.
+        """Note that the first contributor has reached the round's step, and is at ``step``.
 
-        Who is past it has trained on while the master was away. Its rounds come sooner than their
-        steps are apart until it is caught up with, which says nothing about how fast anybody is.
+        A contributor that is past the round's step has trained on while the master was away. Its rounds
+        follow each other faster than it trains until they catch up, so they tell nothing of the pace.
         """
         now_s = self.context.now_s
         if step > round_.at_step:
@@ -68,27 +68,27 @@ class RoundClock:
         self._reached = (round_.at_step, now_s)
 
     def answered(self, round_: Round, peer: str, step_s: float) -> None:
-        """A contributor is ready; if it was hurried, so long after that.
+        """Note that a contributor is ready, and how long after its nudge.
 
         Args:
-          step_s: of its trainer, as it says; 0: it does not know.
+          step_s: duration of its trainer's steps, as reported; 0 if not known.
         """
         if step_s > 0.0:
             self._steps_s[peer] = min(step_s, LEAD_S_MAX)
         if peer in round_.nudged:
-            self._lead(peer, self.context.now_s - round_.nudged[peer])
+            self._note_lead(peer, self.context.now_s - round_.nudged[peer])
 
     def missed(self, round_: Round, peer: str) -> None:
-        """A contributor was hurried, and the round went on without it."""
+        """Note that a round closed without a contributor; if it was nudged, it needs a longer lead time."""
         if peer in round_.nudged:
             waited_s = self.context.now_s - round_.nudged[peer]
-            self._lead(peer, MISSED_FACTOR * waited_s)
+            self._note_lead(peer, MISSED_FACTOR * waited_s)
 
     def removed(self, peer: str) -> None:
         self._leads_s.pop(peer, None)
         self._steps_s.pop(peer, None)
 
-    def _lead(self, peer: str, lead_s: float) -> None:
+    def _note_lead(self, peer: str, lead_s: float) -> None:
         leads_s = self._leads_s.setdefault(peer, deque(maxlen=LEADS_KEPT))
         leads_s.append(min(lead_s, LEAD_S_MAX))
 
@@ -96,25 +96,25 @@ class RoundClock:
 
     @property
     def step_s(self) -> float:
-        """Seconds per step of the run, with what every round waits for; 0: not known yet."""
+        """Return seconds per step of the run, including waits in every round; 0 if not known yet."""
         return min(self._paces_s, default=0.0)
 
     def lead_s(self, peer: str) -> float:
-        """How long before a round this contributor is to be hurried; 0: it need not be."""
+        """Return a contributor's lead time; 0 if it needs none."""
         step_s = self._steps_s.get(peer, 0.0)
         if step_s <= LEAD_STEPS_MIN * self.step_s:
             return 0.0
         return LEAD_MARGIN * max(step_s, *self._leads_s.get(peer, ()), 0.0)
 
     def due_s(self, round_: Round) -> float:
-        """When the fastest will come to the round's step; infinite: not known."""
+        """Return when the fastest will reach the round's step; infinity if not known."""
         if self._reached is None or not self._paces_s or round_.at_step <= self._reached[0]:
             return math.inf
         step, at_s = self._reached
         return at_s + (round_.at_step - step) * self.step_s
 
-    def hurries(self, round_: Round, expected: Collection[str]) -> dict[str, float]:
-        """Contributors that are late, or will be, and when to hurry each of them."""
+    def nudges(self, round_: Round, expected: Collection[str]) -> dict[str, float]:
+        """Return the contributors that are late, or will be, and when to nudge each of them."""
         heard = round_.ready.keys() | round_.declined.keys() | round_.nudged.keys()
         late = [peer for peer in expected if peer not in heard]
         if round_.reached_s is not None:
@@ -122,7 +122,7 @@ class RoundClock:
         due_s = self.due_s(round_)
         if not late or due_s == math.inf:
             return {}
-        fastest = min(expected, key=self.lead_s)  # is never hurried ahead: somebody must come
+        fastest = min(expected, key=self.lead_s)  # is never nudged ahead: one must reach the step
         return {
             peer: max(round_.opened_s, due_s - lead_s)
             for peer in late
@@ -130,7 +130,7 @@ class RoundClock:
         }
 
     def limit_s(self, round_: Round) -> float:
-        """When a round with a quorum goes on without those who are late; infinite: no quorum."""
+        """Return when a round closes without late contributors; infinity if it has no quorum."""
         if round_.quorum_s is None:
             return math.inf
         reached_s = self.due_s(round_) if round_.reached_s is None else round_.reached_s
@@ -139,11 +139,12 @@ class RoundClock:
         return max(round_.quorum_s, reached_s) + self._grace_s()
 
     def _grace_s(self) -> float:
-        """What the overlap leaves beside a reduction: nobody has to wait for so long.
+        """Return how long a quorum waits for late contributors.
 
-        Without overlap all wait in any case, and for as long as the owner wants. But it is never less
-        than who is as fast as the run needs: with overlap the others train on, so somebody who was
-        left out of one round is some steps behind them at the next.
+        With overlap that is the time which the overlap leaves beside a reduction, so that no trainer
+        waits. It is never less than a contributor of the run's pace needs: the others train on, so one
+        that was left out of a round is some steps behind them at the next. Without overlap all trainers
+        wait in any case, for as long as the operator allows.
         """
         spec = self.context.spec
         grace_s, overlap = spec.membership.grace_s, spec.diloco.overlap_steps

@@ -1,10 +1,10 @@
-"""Opens rounds when they are due, closes their sets of contributors, and has them reduced.
+"""The scheduler of rounds: opens them when they are due and closes their sets of contributors.
 
-    tick, messages --> facts in Round and Attempt --> advance: what follows from the facts?
+    tick, messages --> facts in Round and Attempt --> advance: acts on the facts
 
-A round is open until all who are invited have answered, or, at the elastic pace (see ``round_clock``), the
-quorum has and the grace is over. Then ``reduction_driver`` takes it to its end. Messages only add facts;
-``advance`` looks at the facts and acts, so it does not matter in which order they arrive.
+A round is open until all invited contributors have answered, or, at the elastic pace (see
+``round_clock``), until the quorum has answered and the grace is over. Then ``reduction_driver`` brings it
+to its end. Messages only add facts, so the order in which they arrive does not matter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .round import Round, RoundEvent, RoundPhase, answered, gate_norms
 from .round_clock import RoundClock
 from .round_table import Evict, RoundTable
 
-ROUNDS_IN_FLIGHT_MAX = 4  # rounds at a time, of a fragment each; one of them may be open
+ROUNDS_IN_FLIGHT_MAX = 4  # each of another fragment; at most one of them is open
 
 
 class RoundScheduler:
@@ -36,8 +36,8 @@ class RoundScheduler:
       evict: removes a member from the roster; calls back ``removed``.
 
     Attributes:
-      rounds: open or reducing, by number; the ledger's.
-      driver: of those that are reducing; hears what members say about reductions.
+      rounds: open or reducing, by number; the round table's.
+      driver: of the rounds that are reducing; receives the messages about reductions.
     """
 
     def __init__(
@@ -60,11 +60,12 @@ class RoundScheduler:
             context, state_sync, self.round_table, self.bandwidths, routes
         )
         self.rounds = self.round_table.rounds
-        self._sites: tuple[int, list[tuple[str, ...]]] = (-1, [])  # of which view, and these
+        self._sites: tuple[int, list[tuple[str, ...]]] = (-1, [])  # view number, and sites
 
     # ------------------------------------------------------------ facts
 
     def ready(self, member: Member, message: Ready) -> None:
+        """Note that a contributor has posted its update."""
         round_ = self.rounds.get(message.round)
         if (
             round_ is None
@@ -88,6 +89,7 @@ class RoundScheduler:
             self.clock.reached(round_, message.step)
 
     def not_ready(self, member: Member, message: NotReady) -> None:
+        """Note that a contributor declines a round."""
         round_ = self.rounds.get(message.round)
         if (
             round_ is None
@@ -99,21 +101,22 @@ class RoundScheduler:
         round_.declined[member.peer] = quoted(message.reason)
 
     def trainer_lost(self, member: Member) -> None:
-        """What it has posted stays good; what it has not posted will not come."""
+        """Expect no update of a member without a trainer, except the ones that it has posted."""
         for round_ in self.rounds.values():
             if member.peer not in round_.ready:
                 round_.invited.discard(member.peer)
                 round_.declined.pop(member.peer, None)
 
     def measured(self, member: Member, message: Measured) -> None:
-        """What its lines carried; the next plan knows it."""
+        """Note measured bandwidths, for the next plan."""
         roster = self.context.roster
-        if self._sites[0] != roster.view_number:  # whoever comes or goes makes another view
+        if self._sites[0] != roster.view_number:  # any change of members makes a new view
             self._sites = (roster.view_number, sites_of(roster.by_number()))
         mates = next((site for site in self._sites[1] if member.peer in site), ())
         self.bandwidths.measured(member.peer, message, mates)
 
     def removed(self, peer: str, why: str) -> None:
+        """Note that a member has left the roster."""
         self.clock.removed(peer)
         for round_ in self.rounds.values():
             round_.forget(peer, why)
@@ -121,28 +124,29 @@ class RoundScheduler:
     # ------------------------------------------------------------ questions
 
     def excluded(self, member: Member, fragment: int) -> bool:
-        """Whether a reduction of the fragment runs whose result the member will not get."""
+        """Return whether a reduction of the fragment runs whose result the member will not get."""
         return any(
             round_.fragment == fragment and member.peer not in round_.running().reached()
             for round_ in self.round_table.reducing()
         )
 
     def awaits(self, peer: str) -> bool:
-        """Whether a round is to add what this member has posted."""
+        """Return whether an open round has an update of this member."""
         return any(peer in round_.ready for round_ in self.round_table.opened())
 
     def adds(self, peer: str) -> bool:
-        """Whether a reduction that runs needs this member."""
+        """Return whether a reduction in progress needs this member."""
         return any(peer in round_.running().needed() for round_ in self.round_table.reducing())
 
     def contributors(self) -> list[Member]:
+        """Return the members that can contribute now, by number."""
         places = self.context.history.places
         return [m for m in self.context.roster.by_number() if can_contribute(m, places)]
 
-    # ------------------------------------------------------------ what follows from the facts
+    # ------------------------------------------------------------ conclusions
 
     def advance(self) -> bool:
-        """Do what the facts call for. True if anything changed; then call again."""
+        """Do one thing that the facts call for. Returns True if it did; then call again."""
         for round_ in list(self.rounds.values()):
             step = self._advance_open if round_.phase is RoundPhase.OPEN else self.driver.advance
             if step(round_):
@@ -159,8 +163,8 @@ class RoundScheduler:
             or self.round_table.opened()
             or (spec.run.rounds and history.commit_count + len(self.rounds) >= spec.run.rounds)
             or self.context.now_s < self.round_table.backoff.until_s
-            or self.succession.waiting  # too few know this master yet
-            or self.state_sync.missing  # contributors of before the restart are on their way back
+            or self.succession.waiting  # too few members have attached to this master
+            or self.state_sync.missing  # contributors from before the restart may return
             or len(self.contributors()) < spec.membership.min_members
         ):
             return False
@@ -179,7 +183,7 @@ class RoundScheduler:
         return True
 
     def expected(self, round_: Round) -> list[str]:
-        """Contributors that the round waits for, or has already heard from, by number."""
+        """Return the contributors that the round waits for or has heard from, by number."""
         able = {member.peer for member in self.contributors()}
         return [
             member.peer
@@ -200,7 +204,7 @@ class RoundScheduler:
         for peer in list(round_.invited):
             invited = self.context.roster.get(peer)
             if invited is None or not invited.in_sync:
-                # Its update was made against another state; once it is healed it is asked anew.
+                # Its update was made against another state; once it is in sync it is invited again.
                 round_.forget(peer, "")
 
     def _advance_open(self, round_: Round) -> bool:
@@ -230,8 +234,8 @@ class RoundScheduler:
         return False
 
     def _nudge(self, round_: Round, expected: list[str]) -> None:
-        """Have those who are late contribute what they have trained by now, at their next step."""
-        for peer, due_s in self.clock.hurries(round_, expected).items():
+        """Tell late contributors to post, at their next step, what they have trained by then."""
+        for peer, due_s in self.clock.nudges(round_, expected).items():
             if self.context.now_s >= due_s:
                 round_.nudged[peer] = self.context.now_s
                 self.context.send(peer, Open(round_.number, round_.fragment, round_.version, 0))
@@ -249,8 +253,8 @@ class RoundScheduler:
         self.state_sync.decide(round_.fragment, round_.version, force=True)
         for peer in ready:
             if self._copy_state(peer, round_.fragment) is not CopyState.HELD:
-                # The root was agreed only now and this one differs. It will be healed; the round
-                # is looked at again without it.
+                # The root was agreed only now, and this copy differs. It will be fetched again; the
+                # round is evaluated again without this member.
                 round_.forget(peer, "")
                 ready = [other for other in ready if other != peer]
                 self.state_sync.settle(self.excluded)
@@ -290,7 +294,7 @@ class RoundScheduler:
         self.driver.begin(round_, contributors)
 
     def _note_late(self, round_: Round, expected: list[str]) -> None:
-        """Who is excluded, and how often in a row that was so."""
+        """Note which contributors the round closes without, and how often in a row for each."""
         for peer in round_.ready:
             if (member := self.context.roster.get(peer)) is not None:
                 member.late_count = 0
@@ -307,11 +311,12 @@ class RoundScheduler:
         return member.copies[fragment].state if member else CopyState.STALE
 
     def next_deadline_s(self) -> float:
+        """Return when ``advance`` has something to do at the latest, if nothing else happens."""
         deadlines = [self.driver.next_deadline_s()]
         for round_ in self.round_table.opened():
             deadlines.append(self._limit_s(round_))
             if self.elastic:
-                deadlines += self.clock.hurries(round_, self.expected(round_)).values()
+                deadlines += self.clock.nudges(round_, self.expected(round_)).values()
         until_s = self.round_table.backoff.until_s
         if not self.round_table.opened() and until_s > self.context.settled_s:
             deadlines.append(until_s)

@@ -1,7 +1,7 @@
-"""The rounds of a run: those that are open or reducing, those that are over, and how they end.
+"""The rounds of a run: those in progress, those that are over, and how they end.
 
-``round_scheduler`` opens rounds and closes their sets of contributors, ``reduction_driver`` brings their reductions
-to an end; what both of them need is here.
+``round_scheduler`` opens rounds and closes their sets of contributors; ``reduction_driver`` brings their
+reductions to an end. Both use this table.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .attempt import Attempt
 from .round import Round, RoundEvent, RoundPhase, quorum_count
 
 BAD_MAX = 3  # refused contributions in a row (no commit in between) before the peer is removed
-REDUCTIONS_KEPT = 3  # of which the median is what a reduction takes
-PAST_ROUNDS_MAX = 50  # kept for the dashboard and for answers that come late
+REDUCTIONS_KEPT = 3  # durations whose median is the expected duration of a reduction
+PAST_ROUNDS_MAX = 50  # for the dashboard, and for reports that come late
 
 Evict = Callable[[str, RefusalCode, str], None]
 
@@ -45,18 +45,20 @@ class RoundTable:
         self.abort_count = 0
         self.repair_count = 0
         self.rerun_count = 0
-        # Of the last commits, seconds from the set of contributors.
+        # Seconds from the close of the set of contributors to the commit, of the last commits.
         self.reductions_s: deque[float] = deque(maxlen=REDUCTIONS_KEPT)
-        self._bad_counts: dict[str, int] = {}  # refused contributions since the last commit with it
+        self._bad_counts: dict[str, int] = {}  # by peer: refusals since the last commit with it
 
     def opened(self) -> list[Round]:
+        """Return the rounds that wait for contributors."""
         return [round_ for round_ in self.rounds.values() if round_.phase is RoundPhase.OPEN]
 
     def reducing(self) -> list[Round]:
+        """Return the rounds whose reduction is in progress."""
         return [round_ for round_ in self.rounds.values() if round_.phase is RoundPhase.REDUCING]
 
     def attempt(self, number: int, attempt_number: int) -> Attempt | None:
-        """The attempt that a report is about, if it still runs under that number."""
+        """Return the attempt that a report is about, if it still has that number."""
         round_ = self.rounds.get(number)
         if round_ is None or round_.phase is not RoundPhase.REDUCING:
             return None
@@ -64,21 +66,21 @@ class RoundTable:
         return attempt if attempt.number == attempt_number else None
 
     def committed(self, number: int) -> Round | None:
-        """A round of late that was committed."""
+        """Return a recent round if it was committed."""
         for round_ in self.past:
             if round_.number == number and round_.phase is RoundPhase.COMMITTED:
                 return round_
         return None
 
     def quorum(self, count: int) -> int:
-        """How many of so many contributors it takes."""
+        """Return how many of ``count`` contributors a round needs."""
         members = self.context.spec.membership
         return max(quorum_count(members.quorum, count), members.min_members)
 
     # ------------------------------------------------------------ updates that must not be added
 
     def refuse_update(self, round_: Round, peer: str, why: str) -> None:
-        """Announce, tell and count a contribution that must not be added."""
+        """Refuse a contribution that must not be added; evict its sender if that happens repeatedly."""
         count = self._bad_counts.get(peer, 0) + 1
         self._bad_counts[peer] = count
         if len(self._bad_counts) > MEMBERS_MAX:
@@ -98,7 +100,7 @@ class RoundTable:
     # ------------------------------------------------------------ endings
 
     def commit(self, round_: Round, outcome: str) -> None:
-        """The decision is recorded and sent: the round is over."""
+        """End a round whose commit has been recorded and sent."""
         round_.turn(RoundEvent.AGREE)
         for contributor in round_.running().contributors:
             self._bad_counts.pop(contributor.peer, None)
@@ -111,7 +113,7 @@ class RoundTable:
         self._end(round_, outcome)
 
     def abort(self, round_: Round, reason: str) -> None:
-        """The round is void: tell everybody who takes part in it."""
+        """End a round without a result, and tell its members."""
         reason = plain(reason)
         told = set(round_.invited)
         if round_.attempt is not None:

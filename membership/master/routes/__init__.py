@@ -1,1 +1,1 @@
-"""How two members reach each other, which pairs have failed, and whose line is measured."""
+"""Routes between pairs of members, pairs that have failed, and probes of members' lines."""

@@ -1,18 +1,18 @@
-"""Pairs of members that disagree: one says that it cannot work with the other, and nobody joins in. Pure.
+"""Pairs of members in dispute: one reports that it cannot work with the other, and no third confirms it. Pure.
 
-Which of the two is right nobody else can tell: a line may be cut one way, and either may lie. So neither is
-removed. For some time the two are *apart*: a plan has neither of them own what the other needs. Then it is
-tried again; what goes wrong again lasts twice as long.
+No other member can tell which of the two is right: a line may be cut one way, and either may lie. So neither
+is removed. For some time the two are *apart*: in a plan neither owns what the other needs. Then they are
+paired again; if that fails again, they are apart for twice as long.
 
-    one accuses the other --apart--> APART_DEADLINES, APART_ROUNDS --tried again--> it works
-                              ^                                         |
-                              '------------- twice as long -------------' it does not
+    one accuses the other --apart--> APART_DEADLINES, APART_ROUNDS --paired again--> it works
+                              ^                                          |
+                              '------------- twice as long --------------' it fails
 
-Time alone would not do: where a round takes longer than all that, the same two would fail each other in every
-one. So it is measured in rounds as well.
+Time alone would not do: where a round takes longer than that, the same two would fail each other in every
+round. So the time is measured in rounds as well.
 
-Who is apart from many is the one whom these pairs have in common: it is left out of rounds, whichever of
-the two ends has spoken. So who accuses everybody shuts out nobody but itself.
+A member that is apart from many others is what these pairs have in common. It is left out of rounds,
+whichever of the two ends has accused. So a member that accuses all others excludes only itself.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from attrs import define
 
-APART_DEADLINES = 1.0  # the first time: as long as it takes until the dead are known to be dead
-APART_DEADLINES_MAX = 8.0  # each try costs a part of a round, and a healed line may wait so long
+APART_DEADLINES = 1.0  # the first time: until a dead member is known to be dead
+APART_DEADLINES_MAX = (
+    8.0  # each retry costs a part of a round, and a healed line may wait this long
+)
 APART_ROUNDS = 1  # the first time, planned while both are members
 APART_ROUNDS_MAX = 8
 FORGOTTEN_ROUNDS = 32
-FORGOTTEN_DEADLINES = 32.0  # after it was tried again: what goes wrong then is another matter
-# Pairs of which a round's plan knows that they are apart are few; this bounds what liars can note.
-DISPUTES_MAX = 4_096
-QUARRELS_MIN = 2  # fewer say nothing about which end is the one to be left out
+FORGOTTEN_DEADLINES = 32.0  # after being paired again: a later failure starts a new dispute
+DISPUTES_MAX = 4_096  # honest runs have few; this bounds what false reports can add
+QUARRELS_MIN = 2  # fewer disputes do not show which end to leave out
 
 Ends = tuple[str, str]
 
@@ -41,13 +42,13 @@ def ends_of(one: str, other: str) -> Ends:
 
 @define
 class Dispute:
-    """Between two members.
+    """A dispute between two members.
 
     Attributes:
-      until_s: so long they are apart.
-      lasts_s: how long that was, from the word that began it.
-      lasts_rounds: and for how many rounds.
-      rounds: planned since that word.
+      until_s: the time until which they are apart.
+      lasts_s: the length of that time, from the last accusation on.
+      lasts_rounds: the rounds for which they are apart.
+      rounds: planned since the last accusation.
     """
 
     until_s: float
@@ -59,20 +60,20 @@ class Dispute:
         return now_s < self.until_s or self.rounds < self.lasts_rounds
 
     def is_forgotten(self, now_s: float, forgotten_s: float) -> bool:
-        """Whether what goes wrong now is another matter."""
+        """Return whether a failure now starts a new dispute."""
         since = self.rounds - self.lasts_rounds
         return now_s >= self.until_s + forgotten_s and since >= FORGOTTEN_ROUNDS
 
 
 class Disputes:
-    """One per master."""
+    """The pairs in dispute; one object per master."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._disputes: dict[Ends, Dispute] = {}
 
     def note(self, one: str, other: str, now_s: float) -> float:
-        """One of the two says it of the other; returns for how long they are apart now."""
+        """Note that one of the two accuses the other. Return for how many seconds they are apart."""
         before = self._disputes.pop(ends_of(one, other), None)
         lasts_s, rounds = APART_DEADLINES * self._deadline_s, APART_ROUNDS
         forgotten_s = FORGOTTEN_DEADLINES * self._deadline_s
@@ -86,30 +87,31 @@ class Disputes:
         return lasts_s
 
     def apart(self, one: str, other: str, now_s: float) -> bool:
+        """Return whether two members are apart."""
         dispute = self._disputes.get(ends_of(one, other))
         return dispute is not None and dispute.is_apart(now_s)
 
     def planned(self, peers: Collection[str]) -> None:
-        """A round is planned while these are members, whether or not they take part."""
+        """Count a round that is planned while these are members, whether or not they take part."""
         for ends, dispute in self._disputes.items():
             if ends[0] in peers and ends[1] in peers:
                 dispute.rounds += 1
 
     def pairs(self, inside: Collection[str], now_s: float) -> Iterator[Ends]:
-        """Those of these that are apart."""
+        """Yield the pairs among these peers that are apart."""
         for ends, dispute in self._disputes.items():
             if dispute.is_apart(now_s) and ends[0] in inside and ends[1] in inside:
                 yield ends
 
     def counts(self, inside: Iterable[str], now_s: float) -> Counter[str]:
-        """From how many of these each is apart."""
+        """Return from how many of these peers each of them is apart."""
         found = Counter(dict.fromkeys(inside, 0))
         for ends in self.pairs(found, now_s):
             found.update(ends)
         return found
 
     def quarrelsome(self, contributors: Sequence[str], now_s: float) -> list[str]:
-        """Whom to leave out: who is apart from at least half of the others, and from two of them."""
+        """Return the contributors to leave out: apart from at least half of the others, and from two."""
         left, out = list(contributors), list[str]()
         while True:
             counts = self.counts(left, now_s)

@@ -1,17 +1,16 @@
-"""Whose line is measured before a round has done so: rules of the master's probes.
+"""Probes of members' lines, before a round has measured them: the master's rules.
 
 Rounds measure lines by themselves, but only as fast as their plan loads them, and the first plan
-knows nothing. So whoever is in sync and whose rate is unknown sends some junk once, while the lines
-have nothing better to do:
+knows nothing. So each member in sync whose rate is unknown sends random bytes once, while the lines
+are idle:
 
 - one probe at a time in the whole run, so that no two share a line;
-- none while a reduction or a transfer of state runs; an order to reduce ends one at its peers;
-- each member once in its membership, whatever comes of it: a line that cannot be measured so will
-  be by the rounds;
-- to the member that is known to receive fastest, so that the sender's line is what limits it.
+- no probe while a reduction or a transfer of state runs; an order to reduce ends a probe at its peers;
+- one probe per member and membership, also if it fails: rounds measure the line later;
+- to the member that is known to receive fastest, so that the sender's line is the limit.
 
-What a probe costs is bounded by ``PROBE_BYTES_MAX`` and ``PROBE_S_MAX`` a member. No round waits for
-one: a run that opens its first round at once plans it with what is known by then.
+A probe's cost is bounded by ``PROBE_BYTES_MAX`` and ``PROBE_S_MAX`` per member. No round waits for
+a probe: a run that opens its first round at once plans it with what is known by then.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from ..state.context import Context
 from ..state.roster import Member
 from .routes import Routes
 
-ANSWER_S = 3 * PROBE_S_MAX  # the receiver answers within twice the time that the junk may take
+ANSWER_S = 3 * PROBE_S_MAX  # the receiver answers within twice the time that a probe may take
 
 
 @frozen
 class _Running:
-    """A probe whose report has not come yet."""
+    """A probe whose report has not arrived; it is given up at ``until_s``."""
 
     number: int
     sender: str
     receiver: str
-    until_s: float  # then it is given up
+    until_s: float
 
 
 class Probing:
-    """The master's probes; its facts go into ``bandwidths``."""
+    """The master's probes; their results go into ``bandwidths``."""
 
     def __init__(self, context: Context, bandwidths: Bandwidths, routes: Routes) -> None:
         self._context = context
@@ -48,13 +47,13 @@ class Probing:
         self._routes = routes
         self._running: _Running | None = None
         self._last_number = 0
-        # Members whose turn has been, by number: a new membership is a new turn.
+        # Numbers of members that were probed; a new membership has a new number.
         self._done: set[int] = set()
 
     # ------------------------------------------------------------ facts
 
     def probed(self, member: Member, message: Probed) -> None:
-        """A report; one that nobody waits for any more says nothing reliable."""
+        """Take a probe's report; a report that comes too late is not reliable."""
         running = self._running
         if running is None or (message.number, member.peer, message.sender) != (
             running.number,
@@ -70,10 +69,10 @@ class Probing:
         if self._running and member.peer in (self._running.sender, self._running.receiver):
             self._running = None
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ decisions
 
     def advance(self, *, lines_busy: bool) -> bool:
-        """Start the next probe if it is time for one. True if anything changed.
+        """Start the next probe if it is time for one. Return whether anything changed.
 
         Args:
           lines_busy: a reduction or a transfer of state runs.
@@ -102,14 +101,14 @@ class Probing:
         return True
 
     def next_deadline_s(self) -> float:
-        """When ``advance`` has something to do if nothing else happens."""
+        """Return when ``advance`` has something to do if nothing else happens."""
         return self._running.until_s if self._running is not None else math.inf
 
     def _unknown(self, member: Member) -> bool:
         return member.number not in self._done and self._bandwidths.known(member.peer) is None
 
     def _receiver(self, ready: list[Member], sender: Member) -> Member | None:
-        """Of all others the fastest one; of equals, and of the unknown, the first."""
+        """Return the connected member that receives fastest; of equals and unknown ones the first."""
         others = [
             member
             for member in ready

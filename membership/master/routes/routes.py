@@ -1,26 +1,27 @@
-"""Routes: how two members get to each other where the view's rule does not do. Pure.
+"""Routes between two members whose default route fails. Pure.
 
-Every pair has a route that follows from the view (``protocol.routes``): of two that can be dialled the
-later joiner dials, of others the one that cannot be dialled. It is taken to work until a member says
-that it does not (``RouteWanted``); two that cannot be dialled have none to begin with. Then the master
-arranges one after the other, best first, and tells both ends (``Route``), until one says that it works
-(``RouteWorks``). After the last comes the first again, so nothing that passes is final.
+Every pair has a default route that follows from the view (``protocol.routes``): of two members that
+can be dialled the later joiner dials, otherwise the member that cannot be dialled. The route is taken
+to work until a member reports that it does not (``RouteWanted``); two members that cannot be dialled
+have none to begin with. Then the master arranges one route after the other, best first, and tells both
+ends (``Route``), until an end reports that it works (``RouteWorks``). After the last route comes the
+first again, so no temporary fault is final.
 
-    what follows from the view -> RouteWanted -> Route -> RouteWorks
-                                      ^----------'
+    default route -> RouteWanted -> Route -> RouteWorks
+                          ^-----------'
 
-An end whose link breaks says so (``LinkBroken``), and when there is one again (``RouteWorks``). So the
-master knows which pairs have a link, whatever the reason.
+An end reports when its link breaks (``LinkBroken``), and when it has a link again (``RouteWorks``). So
+the master knows which pairs have a link, whatever the reason.
 
-A pair without a route costs nobody the run: the plan has neither of the two own what the other needs,
-and whoever only listens, or adds, without any owner to go to is left out of the round.
+A pair without a route does not stop the run: in a plan neither of the two owns what the other needs,
+and a member that can reach no owner is left out of the round.
 
-What is arranged lasts from the moment when both ends are members until one of them is removed, at the
-ends likewise: there it ends with the view without the other one, or with the session. A new session is
-another membership, though the number stays. That a pair had no link outlives a return, since it says
-something about the lines: the pair is told a route at once, and counts as apart until that works.
+An arranged route lasts while both ends are members. At the ends it lasts until a view without the
+other end, or until the session ends. A new session is a new membership, though the number stays. The
+fact that a pair had no link outlives a return, since it says something about the lines: the pair is
+told a route at once, and counts as apart until that works.
 
-Nothing here is lasting: a new master's views cut the old links, and who has none asks again.
+Nothing here is stored: a new master's views cut the old links, and members without a link ask again.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from ..state.master_effects import EventKind
 from ..state.roster import Member
 from .disputes import Disputes, Ends, ends_of
 
-# A route that was arranged so long ago and still does not work is given up when somebody asks for
-# another one, though it may never have heard of this one: its session broke.
+# A route that was arranged this long ago and does not work is replaced when an end asks for another
+# route, even if that end has never heard of this one: its session may have broken.
 ROUTE_AGAIN_S = 10.0
-TRIED_MAX = 8  # words on routes that failed, kept for a pair
-# That two who parted had no link is forgotten after so long: lines change, and most that were gone
-# for an hour come from elsewhere.
+TRIED_MAX = 8  # texts on failed routes, kept per pair
+# The fact that a pair had no link is forgotten after this time: lines change, and most members that
+# were gone for an hour return from another place.
 APART_S = 3_600.0
 
 
@@ -63,8 +64,8 @@ class CandidateRoute:
     """A route that a pair might take.
 
     Attributes:
-      dials: who keeps the dialler's part.
-      relay: who forwards; empty: nobody.
+      dials: the peer that dials.
+      relay: the peer that forwards; empty: none.
     """
 
     kind: RouteKind
@@ -74,18 +75,18 @@ class CandidateRoute:
 
 @define
 class RoutedPair:
-    """Two members that somebody has spoken of.
+    """Two members of which one has reported about their link.
 
     Attributes:
-      number: of the route of the moment; 0: what follows from the view.
-      route: that route; None: what follows from the view.
+      number: of the current route; 0: the default one.
+      route: the current route; None: the default one.
       since_s: when it was arranged.
       works: they have a link, as far as is known.
-      broken_s: when the link broke over which it worked; most are made again at once.
-      without: ends that say that they have no link to the other one.
-      ticket: of a relayed route; empty: the relay has it from another master, or there is none.
-      failed: routes that did, since something worked or all had failed.
-      tried: the same and why, since something worked last, for people.
+      broken_s: when the working link broke; most links are made again at once.
+      without: ends that report that they have no link to the other one.
+      ticket: of a relayed route; empty: there is none.
+      failed: routes that failed since one worked or all had failed.
+      tried: texts on routes that failed since one worked, for people.
     """
 
     number: int = 0
@@ -100,10 +101,10 @@ class RoutedPair:
 
 
 class Routes:
-    """Routes of all pairs, of which most need none arranged.
+    """Routes of all pairs; most pairs keep their default route.
 
     Attributes:
-      secret: tickets are made with it; whoever runs the master sets it to something random.
+      secret: the key of tickets; the master's service sets it to random bytes.
       disputes: pairs that failed each other in a round; they outlive removals and returns.
     """
 
@@ -112,32 +113,32 @@ class Routes:
         self.disputes = Disputes(context.spec.membership.deadline_s)
         self._context = context
         self._pairs: dict[Ends, RoutedPair] = {}
-        # Those that had no link when one of them was removed: when that was, and their last route.
+        # Pairs that had no link when one of them was removed: the time of that, and their last route.
         self._apart: dict[Ends, tuple[float, int]] = {}
-        self._returned: dict[Ends, int] = {}  # of those: of whom both are members again
+        self._returned: dict[Ends, int] = {}  # such pairs whose both ends are members again
 
     # ------------------------------------------------------------ facts
 
     def wanted(self, member: Member, message: RouteWanted) -> None:
-        """A member has no link to another one and cannot get any: arrange the next route."""
+        """Arrange the next route for a member that cannot get a link to another one."""
         other = self._context.roster.get(message.peer)
         if other is None or other is member or member.relay or other.relay:
-            return  # it has not heard yet that the other one is gone
+            return  # the member has not heard yet that the other one is gone
         pair = self._pairs.setdefault(ends_of(member.peer, other.peer), RoutedPair())
         fresh = self._context.now_s < pair.since_s + ROUTE_AGAIN_S
         if message.route < pair.number and fresh:
-            return  # another one is arranged already
+            return  # another route is arranged already
         pair.works, pair.broken_s = False, -math.inf
         pair.without.add(member.peer)
         failed = pair.route or self._default(member, other)
-        if failed.kind is RouteKind.DIRECT or not message.worked:  # else it may again
+        if failed.kind is RouteKind.DIRECT or not message.worked:  # else it may work again
             pair.failed.append(failed)
-        said = "" if pair.route is None else f" ({self._said(pair.route)})"
-        pair.tried = [*pair.tried, f"{quoted(message.reason)}{said}"][-TRIED_MAX:]
+        over = "" if pair.route is None else f" ({self._format_route(pair.route)})"
+        pair.tried = [*pair.tried, f"{quoted(message.reason)}{over}"][-TRIED_MAX:]
         self._arrange(member, other, pair, max(pair.number, message.route) + 1)
 
     def broken(self, member: Member, message: LinkBroken) -> None:
-        """A member has lost its link to another one; it says when there is one again."""
+        """Note that a member has lost its link to another one; it reports when it has one again."""
         other = self._context.roster.get(message.peer)
         if other is None or other is member or member.relay or other.relay:
             return
@@ -147,28 +148,28 @@ class Routes:
         pair.without.add(member.peer)
 
     def works(self, member: Member, message: RouteWorks) -> None:
-        """A pair has a link over a route that was arranged, or that was in doubt."""
+        """Note that a pair has a link over an arranged or a doubtful route."""
         other = self._context.roster.get(message.peer)
         if other is None or other is member:
             return
         pair = self._pairs.get(ends_of(member.peer, other.peer))
         if pair is None or message.route != pair.number:
-            return  # that one was given up meanwhile; the next one is on its way
+            return  # that route was replaced meanwhile; the ends are being told the next one
         if not pair.works and pair.route is not None:
-            text = f"{self._names(member, other)} have a link {self._said(pair.route)}"
+            text = f"{self._names(member, other)} have a link {self._format_route(pair.route)}"
             self._context.announce(EventKind.ROUTE, member.peer, text)
         pair.works, pair.failed, pair.tried = True, [], []
         pair.without.clear()
 
     def attached(self, peer: str) -> None:
-        """A member has come, perhaps back: to whom had it no link when it was here?"""
+        """Find the members to which a returning member had no link before."""
         now_s, roster = self._context.now_s, self._context.roster
         self._apart = {e: last for e, last in self._apart.items() if last[0] > now_s - APART_S}
         for ends in [e for e in self._apart if peer in e and e[0] in roster and e[1] in roster]:
             self._returned[ends] = self._apart.pop(ends)[1]
 
     def arrange_again(self) -> None:
-        """Tell those a route that had none before one of them returned; both have the view by now."""
+        """Tell pairs without a link before one end returned a route; both have the view by now."""
         returned, self._returned = self._returned, {}
         for ends, number in returned.items():
             one, other = (self._context.roster.get(peer) for peer in ends)
@@ -177,7 +178,7 @@ class Routes:
                 self._arrange(one, other, pair, number + 1)
 
     def removed(self, peer: str) -> None:
-        """Whoever comes again begins anew, with everybody."""
+        """Forget the routes of a removed member, and replace those that it relayed."""
         for ends in [ends for ends in self._pairs if peer in ends]:
             pair = self._pairs.pop(ends)
             self._leave(pair)
@@ -191,11 +192,11 @@ class Routes:
             self._arrange(roster.members[ends[0]], roster.members[ends[1]], pair, pair.number + 1)
 
     def relayed(self, member: Member, message: Relayed) -> None:
-        """A relay says what it forwards."""
+        """Take a relay's report of what it forwards."""
         member.relayed = message
 
     def classed(self, member: Member) -> None:
-        """It can be dialled now, or no longer: what was arranged for another case is void."""
+        """Drop what was tried for a member that can be dialled now, or no longer."""
         for ends in [ends for ends, pair in self._pairs.items() if member.peer in ends]:
             if not self._pairs[ends].works:
                 self._pairs[ends].since_s, self._pairs[ends].failed = -math.inf, []
@@ -203,7 +204,7 @@ class Routes:
     # ------------------------------------------------------------ questions
 
     def connected(self, one: str, other: str) -> bool:
-        """Whether two members have a link that is of use to a round, as far as is known."""
+        """Return whether two members have a link that a round can use, as far as is known."""
         apart = self.disputes.apart(one, other, self._context.now_s)
         return not apart and self._has_route(one, other)
 
@@ -217,7 +218,7 @@ class Routes:
         return a is None or b is None or a.reachable or b.reachable
 
     def without(self, peer: str) -> set[str]:
-        """Members that say that they have no link to this one."""
+        """Return the members that report that they have no link to this one."""
         found: set[str] = set()
         for ends, pair in self._pairs.items():
             if peer in ends:
@@ -225,7 +226,7 @@ class Routes:
         return found
 
     def linked(self, one: str, other: str) -> bool:
-        """Whether two members have a link that would break if one of them died."""
+        """Return whether two members have a link that would break if one of them died."""
         members = self._context.roster
         a, b = members.get(one), members.get(other)
         if a is None or b is None or a.relay or b.relay:
@@ -233,7 +234,7 @@ class Routes:
         return self._has_route(one, other)
 
     def limits(self, peers: Sequence[str]) -> dict[tuple[str, str], float]:
-        """What a plan must know of pairs: bytes per second each way; 0: they have no link."""
+        """Return the limits of pairs, in bytes per second each way; 0: the pair has no link."""
         inside = set(peers)
         found: dict[tuple[str, str], float] = {}
         carried = self._carried()
@@ -246,18 +247,18 @@ class Routes:
         return found
 
     def _carried(self) -> Counter[str]:
-        """By relay: for how many pairs it forwards."""
+        """Return the number of pairs that each relay forwards for."""
         return Counter(p.route.relay for p in self._pairs.values() if p.route and p.route.relay)
 
     def _share(self, relay: str, pair_count: int) -> float:
-        """What each way of each of a relay's pairs may count on, in bytes per second."""
+        """Return the bytes per second that each pair of a relay can count on, each way."""
         member = self._context.roster.get(relay)
         if member is None or member.offer is None:
             return 0.0
         return member.offer.bytes_per_s / (2 * max(1, pair_count))
 
     def _doubtful(self, inside: Collection[str]) -> Iterable[Ends]:
-        """Pairs of these that may have no link."""
+        """Yield the pairs among these peers that may have no link."""
         roster = self._context.roster
         yield from (ends for ends in self._pairs if ends[0] in inside and ends[1] in inside)
         for ends in self.disputes.pairs(inside, self._context.now_s):
@@ -272,16 +273,17 @@ class Routes:
     def together(
         self, adding: Sequence[str], receivers: Sequence[str]
     ) -> tuple[list[str], list[str]]:
-        """Leave out as few as need be so that there is an owner that all the others can reach.
+        """Leave out as few members as possible so that all others can reach one owner.
 
         Args:
           adding: contributors, in order of member number.
-          receivers: everybody who is to get the result, contributors too.
+          receivers: all members that are to get the result, contributors too.
 
         Returns:
-          Those of both who are left, in the same order. Who has fallen out with many others goes
-          first. Then as few contributors go as possible, and of equal choices as few listeners: so
-          whoever says of itself that it reaches nobody goes alone.
+          The contributors and the receivers that are left, in the same order. Contributors in
+          dispute with many others are left out first; then as few contributors as possible, and of
+          equal choices as few other receivers. So a member that reports to reach no other member is
+          left out alone.
         """
         out = set(self.disputes.quarrelsome(adding, self._context.now_s))
         missing = self._missing([peer for peer in receivers if peer not in out])
@@ -298,6 +300,7 @@ class Routes:
         )
 
     def _missing(self, peers: Sequence[str]) -> dict[str, set[str]]:
+        """Return the peers among these that each of them has no link to."""
         missing: dict[str, set[str]] = {}
         for one, other in self._doubtful(set(peers)):
             if not self.connected(one, other):
@@ -306,7 +309,7 @@ class Routes:
         return missing
 
     def apart(self, peers: Sequence[str]) -> set[str]:
-        """Those that have no link to another one of these."""
+        """Return the peers that have no link to another one of these."""
         return set(self._missing(peers))
 
     def arranged(self) -> list[tuple[Ends, RoutedPair]]:
@@ -317,7 +320,7 @@ class Routes:
             if pair.route is not None or not pair.works
         ]
 
-    # ------------------------------------------------------------ arranging
+    # ------------------------------------------------------------ arranging a route
 
     def _arrange(self, one: Member, other: Member, pair: RoutedPair, number: int) -> None:
         candidates = self._candidates(one, other, pair)
@@ -352,19 +355,19 @@ class Routes:
             )
 
     def _leave(self, pair: RoutedPair) -> None:
-        """A route is given up: its relay need not keep its ticket."""
+        """Let the relay of a route that is given up drop its ticket."""
         if pair.ticket and pair.route is not None:
             self._context.send(pair.route.relay, StopRelayingPair(pair.ticket))
         pair.ticket = b""
 
     def _ticket(self, one: Member, other: Member, number: int) -> bytes:
-        """Nobody else can know it; each is for one pair and one route."""
+        """Make the secret ticket of one pair and one route."""
         term = self._context.term
         what = f"{term} {number} {one.peer} {one.incarnation} {other.peer} {other.incarnation}"
         return hmac.new(self.secret, what.encode(), hashlib.sha256).digest()
 
     def _relays(self, one: Member, other: Member, pair: RoutedPair) -> list[Member]:
-        """Those that would forward for this pair, the least busy first."""
+        """Return the relays that would forward for this pair, the least busy first."""
         carried = self._carried()
         mine = pair.route.relay if pair.route is not None else ""
         found = [
@@ -381,12 +384,12 @@ class Routes:
         return sorted(found, key=lambda m: (-self._share(m.peer, carried[m.peer] + 1), m.number))
 
     def _candidates(self, one: Member, other: Member, pair: RoutedPair) -> list[CandidateRoute]:
-        """All routes that the two might take, the best first."""
+        """Return all routes that the two might take, best first."""
         first, later = sorted((one, other), key=lambda member: member.number)
         found = []
         if first.reachable == later.reachable:
             neighbours = first.host != "" and first.host == later.host
-            if first.reachable or neighbours:  # behind one router they may reach each other
+            if first.reachable or neighbours:  # members behind one router may reach each other
                 found += [
                     CandidateRoute(RouteKind.DIRECT, later.peer),
                     CandidateRoute(RouteKind.DIRECT, first.peer),
@@ -408,13 +411,13 @@ class Routes:
         caller = first if later.reachable and not first.reachable else later
         return CandidateRoute(RouteKind.DIRECT, caller.peer)
 
-    def word(self, route: CandidateRoute) -> str:
+    def format_kind(self, route: CandidateRoute) -> str:
         """Return the route's kind, for people."""
         if route.kind is RouteKind.DIRECT:
             return f"direct, {self._context.name(route.dials)} dials"
         return str(route.kind.value)
 
-    def _said(self, route: CandidateRoute) -> str:
+    def _format_route(self, route: CandidateRoute) -> str:
         if route.kind is RouteKind.DIRECT:
             return f"that {self._context.name(route.dials)} dials"
         if route.kind is RouteKind.PUNCHED:

@@ -1,1 +1,1 @@
-"""What all rules of the master share: history, roster, journal records, effects."""
+"""State that all rules of the master share: history, roster, journal records, effects."""

@@ -1,7 +1,7 @@
-"""What the master's rules share: the history, the roster, and the effects of the present call.
+"""State that all the master's rules share: the history, the roster, the effects of the present call.
 
-A rule changes lasting state only through ``record`` and speaks only through ``send``; so the order
-of its statements is the order of the effects, and a decision is recorded before anybody hears it.
+A rule changes lasting state only through ``record`` and sends only through ``send``. So the order of its
+statements is the order of the effects, and a decision is recorded before any peer hears of it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from .roster import Member, Roster, waiting_in_line
 from .round_schedule import due_step
 from .run_totals import RunTotals
 
-DEPARTED_MAX = 64  # members that are gone, kept for people to see what became of them
-LOT_BYTES = 32  # of a master's secret for what nobody may foresee
-EVENTS_MAX = 200  # kept for the dashboard; the log has them all
-REASON_CHARS_MAX = 300  # of a peer's words that we pass on
+DEPARTED_MAX = 64  # former members that the status shows
+LOT_BYTES = 32  # length of a master's ``lot``
+EVENTS_MAX = 200  # events that the dashboard shows; the log has all of them
+REASON_CHARS_MAX = 300  # of a peer's text that is passed on
 
 
 class Context:
-    """One per master.
+    """State shared by the rules of one master.
 
     Attributes:
-      lot: random, and this master's secret: what nobody may foresee follows from it.
+      lot: random and secret; choices that no peer may predict are derived from it.
       now_s: the time of the present call.
-      settled_s: the time of the last call after which everything that follows was done. What was
-        due by then has been; what is due later still has to be, though ``now_s`` may be past it.
+      settled_s: the time of the last call after which all conclusions were drawn. What was due by
+        then is done; what is due later is not, even if ``now_s`` is past it.
       out: effects of the present call, in order.
-      change_count: grows whenever something may look different to people.
+      change_count: grows whenever the status may have changed.
     """
 
     def __init__(
@@ -65,62 +65,68 @@ class Context:
         self.totals = RunTotals(history)
 
     def due_step(self, fragment: int, turn: int) -> int:
-        """The run's step at which this fragment is due for the ``turn``-th time, counted from 0."""
+        """Return the run's step at which a fragment is due for the ``turn``-th time, from 0."""
         spec = self.spec
         count = self.history.fragment_count
         return due_step(fragment, turn, spec.diloco.sync_every, count, spec.run.rounds)
 
     def take_effects(self) -> list[Effect]:
+        """Return the effects of the present call and forget them."""
         effects, self.out = self.out, []
         self.change_count += bool(effects)
         return effects
 
     def send(self, peer: str, message: Message) -> None:
-        """Send to a member; to anybody else there is no connection, and nothing happens."""
+        """Send a message to a member; do nothing for a peer that is not attached."""
         if peer in self.roster:
             self.out.append(SendMessage(peer, message))
 
     def send_all(self, message: Message) -> None:
+        """Send a message to all members, by number."""
         for member in self.roster.by_number():
             self.send(member.peer, message)
 
     def tell(self, peer: str, text: str) -> None:
-        """Something that the peer's person should read."""
+        """Send a peer a notice for the operator of its machine."""
         self.send(peer, Notice(plain(text)))
 
     def record(self, record: JournalRecord) -> None:
+        """Change the history, and make the change durable before all later effects."""
         self.history.apply(record)
         self.out.append(RecordDurably(record))
 
     def drop(self, peer: str, code: RefusalCode, reason: str, *, previous: bool = False) -> None:
+        """Refuse a peer and close its connection (see ``DropPeer``)."""
         self.out.append(DropPeer(peer, code, plain(reason), previous))
 
     def announce(self, kind: EventKind, peer: str | None, text: str) -> None:
+        """Add an event to the log and the dashboard."""
         event = Event(kind, peer, plain(text, EVENT_CHARS_MAX), self.now_s)
         self.events.append(event)
         self.out.append(AnnounceEvent(event))
 
     def in_line(self) -> set[str]:
-        """Members that get no state while all places and spares are taken."""
+        """Return the members that get no state while all places and spares are taken."""
         history, limits = self.history, self.spec.membership
         return waiting_in_line(
             self.roster, history.places, history.vacancies, limits.contributors, limits.spares
         )
 
     def name(self, peer: str) -> str:
-        """How people know the peer: name and the first digits of its id."""
+        """Return a peer's label: its name and the first digits of its id."""
         member = self.roster.get(peer)
         if member is not None:
-            return said(member)
+            return format_member(member)
         name = self.history.name_of(peer)
         return f"{name} ({peer[:8]})" if name else peer[:8]
 
 
-def said(member: Member) -> str:
+def format_member(member: Member) -> str:
+    """Return a member's label: its name and the first digits of its peer id."""
     return f"{member.name} ({member.peer[:8]})"
 
 
 def quoted(text: str) -> str:
-    """A peer's words, plain and short enough to pass on."""
+    """Return a peer's text without control characters, and short enough to pass on."""
     text = escaped(text)
     return text if len(text) <= REASON_CHARS_MAX else text[: REASON_CHARS_MAX - 1] + "…"

@@ -1,6 +1,6 @@
-"""Who has been silent for too long, by the receiver's clock.
+"""The failure detector: members that have been silent for too long, by the master's clock.
 
-Any message counts as life; what it says does not matter. The sender's clock is never looked at.
+Any message is a sign of life, whatever its content. The sender's clock is not used.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import math
 
 
 class Detector:
-    """Last signs of life by peer.
+    """Times of the last sign of life, by peer.
 
     Args:
-      deadline_s: silent for so long is dead.
+      deadline_s: a peer that is silent for this long is dead.
     """
 
     def __init__(self, deadline_s: float) -> None:
@@ -23,7 +23,7 @@ class Detector:
         self._heard_s[peer] = now_s
 
     def excuse(self, now_s: float) -> None:
-        """We were not listening ourselves: everybody's silence begins anew."""
+        """Restart all silences: the master was not listening."""
         for peer in self._heard_s:
             self._heard_s[peer] = now_s
 
@@ -31,11 +31,11 @@ class Detector:
         self._heard_s.pop(peer, None)
 
     def silent_s(self, peer: str, now_s: float) -> float:
-        """Seconds since the peer's last sign of life."""
+        """Return the seconds since the peer's last sign of life."""
         return now_s - self._heard_s[peer]
 
     def silent(self, now_s: float) -> list[str]:
-        """Peers that are over the deadline, in the order in which they attached."""
+        """Return the peers that are over the deadline, in the order in which they attached."""
         return [peer for peer, at_s in self._heard_s.items() if now_s >= at_s + self.deadline_s]
 
     def next_deadline_s(self) -> float:

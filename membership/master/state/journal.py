@@ -1,12 +1,11 @@
-"""What the master must remember over its own death: the journal's records and their sum.
+"""The journal's records, and the history that they add up to: state that survives the master's death.
 
-The records are the only way in which lasting state changes, in a live master as in one that
-restarts: both apply the same records to the same ``RunHistory``, so there is no second path that could
-disagree. Where the records are written is the daemon's business.
+Lasting state changes only through records, in a live master as in one that restarts. Both apply the same
+records to a ``RunHistory``, so there is no second path that could disagree. The daemon stores the records.
 
-    decision --> record --> History.apply --> effects that others see
+    decision --> record --> RunHistory.apply --> effects that peers see
                     |
-                 journal ---- after a restart ----> History.replay
+                 journal ---- after a restart ----> RunHistory.replay
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from ....protocol.errors import LocalProtocolError
 from ....protocol.messages import Commit, FragmentHead, FragmentSize, ModelLayout, Ready, Reduce
 from ...manifest import went_in
 
-# Versions per fragment whose root is kept: so far back can the run go when all who held newer ones
-# are gone for good (see ``lineage``).
+# Versions per fragment whose root is kept. The run can go back this far if all members with newer
+# versions are gone for good (see ``lineage``).
 ROOTS_KEPT_MAX = 256
-# A journal that was cut, or is a copy, may lack what its master recorded last. Its next master
-# begins beyond all numbers that anybody can have heard of: so many terms and rounds further.
+# A journal that was cut, or is a copy, may lack its last records. Its next master skips this many terms
+# and rounds, to begin beyond all numbers that can have been used.
 TERMS_SKIPPED = 1_000
 ROUNDS_SKIPPED = 1_000_000
 BRANCHES_PER_TERM = 1_000_000
-ADMITTED_MAX = 4_096  # peers whose number is remembered; an older one gets a new number
-REVOKED_MAX = 65_536  # beyond it the oldest are forgotten; by then their certificates ran out
+ADMITTED_MAX = 4_096  # peers whose member number is kept; an older one gets a new number
+REVOKED_MAX = 65_536  # the oldest are forgotten; their certificates have expired by then
 
 
 class JournalRecord:
-    """Base of everything that the journal holds."""
+    """Base of all records."""
 
     __slots__ = ()
 
@@ -49,12 +48,12 @@ class RunCreated(JournalRecord):
 
 @frozen
 class TermStarted(JournalRecord):
-    """A master process took over; written by the daemon, before anybody may attach.
+    """A master process took over; written by the daemon, before any peer may attach.
 
     Attributes:
-      nonce: random; tells two masters apart that began the same term from copies of one journal.
-      behind: the journal may lack its last records: it was cut, or is a copy. Until a round is
-        opened, members may know better than the journal (see ``succession``).
+      nonce: random; distinguishes masters that began the same term from copies of one journal.
+      behind: the journal may lack its last records, because it was cut or is a copy. Until a round is
+        opened, members may have newer versions than the journal (see ``succession``).
     """
 
     term: int
@@ -64,21 +63,21 @@ class TermStarted(JournalRecord):
 
 @frozen
 class SpecChanged(JournalRecord):
-    """The owner started the master with another run.toml; written by the daemon."""
+    """The operator started the master with another run.toml; written by the daemon."""
 
     spec_toml: str
 
 
 @frozen
 class MastersKnown(JournalRecord):
-    """Addresses at which the run's masters may be: this one's, and those of standby machines."""
+    """Addresses of the run's masters: this one's, and those of standby machines."""
 
     addresses: tuple[str, ...]
 
 
 @frozen
 class VersionAdopted(JournalRecord):
-    """Contributors hold this version, whose commit the journal has lost, and it is the run's."""
+    """The run takes over a version that contributors hold and whose commit the journal has lost."""
 
     head: FragmentHead
     step: int
@@ -86,9 +85,10 @@ class VersionAdopted(JournalRecord):
 
 @frozen
 class RunRewound(JournalRecord):
-    """The run goes on from these older versions: everybody who held newer ones is gone.
+    """The run goes back to older versions: all members that held newer ones are gone.
 
-    ``heads``: one for each fragment, as the run was after some earlier commit.
+    Attributes:
+      heads: one for each fragment, the state after an earlier commit.
     """
 
     heads: tuple[FragmentHead, ...]
@@ -113,7 +113,7 @@ class PlaceTaken(JournalRecord):
 
 @frozen
 class PlaceVacated(JournalRecord):
-    """A contributor is gone; its place is a vacancy until somebody takes it."""
+    """A contributor gave up its place, which is a vacancy until another peer takes it."""
 
     peer: str
 
@@ -130,15 +130,18 @@ class RunFounded(JournalRecord):
 
 @frozen
 class RoundNumbered(JournalRecord):
-    """A round was opened. Its number is spent, whatever becomes of it."""
+    """A round was opened. Its number is not used again, even if it is aborted."""
 
     round: int
 
 
 @frozen
 class RoundOrdered(JournalRecord):
-    """A reduction was ordered, of what these had posted, in the order of the order's contributors.
-    The next master may go on with it (see ``adoption``)."""
+    """A reduction was ordered; the next master may go on with it (see ``adoption``).
+
+    Attributes:
+      ready: what the contributors had posted, in the order's order.
+    """
 
     order: Reduce
     at_step: int
@@ -147,21 +150,21 @@ class RoundOrdered(JournalRecord):
 
 @frozen
 class RoundCommitted(JournalRecord):
-    """The decision itself."""
+    """The result of a round is part of the run."""
 
     commit: Commit
 
 
 @frozen
 class RootKnown(JournalRecord):
-    """The members agree on the digest of this version."""
+    """The members agree on the root of a version."""
 
     head: FragmentHead
 
 
 @frozen
 class PeerRevoked(JournalRecord):
-    """Removed by the run's owner, for good; a place that it had is a vacancy."""
+    """The operator removed a peer for good; its place becomes a vacancy."""
 
     peer: str
     reason: str
@@ -169,7 +172,7 @@ class PeerRevoked(JournalRecord):
 
 @frozen
 class PeerQuarantined(JournalRecord):
-    """Convicted of a lie: out until the run's owner clears it."""
+    """A peer was convicted of a lie and may not enter until the operator clears it."""
 
     peer: str
     reason: str
@@ -177,21 +180,21 @@ class PeerQuarantined(JournalRecord):
 
 @frozen
 class PeerCleared(JournalRecord):
-    """The run's owner trusts it again."""
+    """The operator lifted a quarantine."""
 
     peer: str
 
 
 @frozen
 class RunPaused(JournalRecord):
-    """The owner stopped (or resumed) the opening of rounds."""
+    """The operator paused or resumed the opening of rounds."""
 
     paused: bool
 
 
 @frozen
 class RunFinished(JournalRecord):
-    """All rounds are committed; ``round`` was the last one."""
+    """All rounds are committed, ``round`` as the last one."""
 
     round: int
 
@@ -220,47 +223,49 @@ RECORDS: dict[str, type[JournalRecord]] = {
         RunFinished,
     )
 }
-"""Every kind of record by the name under which the journal stores it."""
+"""All kinds of records, by the names under which the journal stores them."""
 
 
 @define
 class RunHistory:
-    """What the records amount to. Changed by ``apply`` alone."""
+    """The state that the records add up to. Changed only by ``apply``."""
 
     run_id: str = ""
     term: int = 0
     nonce: bytes = b""
-    behind: bool = False  # see ``TermStarted``; no round was opened since
+    behind: bool = False  # see ``TermStarted``; until a round is opened
     masters: tuple[str, ...] = ()
-    layout: ModelLayout | None = None  # None: the run has no weights yet
+    layout: ModelLayout | None = None  # None before the run is founded
     sizes: tuple[FragmentSize, ...] = ()
     lineage: bytes = b""
     versions: list[int] = Factory(list)  # committed version by fragment
     roots: list[dict[int, bytes]] = Factory(list)  # by fragment: version -> root, where known
     commits: dict[int, Commit] = Factory(dict)  # the last commit by fragment
-    orders: dict[int, RoundOrdered] = Factory(dict)  # the last one since, by fragment
+    orders: dict[int, RoundOrdered] = Factory(dict)  # the last one since that commit, by fragment
     commit_count: int = 0  # rounds whose results are in the present versions
-    token_count: int = 0  # that went into committed rounds, of all fragments together
-    turns: list[int] = Factory(list)  # rounds that each fragment has had; they never go back
-    # Fragments of the last commits, oldest first: undone one by one, they lead to earlier states.
-    trail: deque[int] = Factory(deque)
+    token_count: int = 0  # in committed rounds, of all fragments together
+    turns: list[int] = Factory(list)  # rounds that each fragment has had; never reduced by a rewind
+    trail: deque[int] = Factory(deque)  # fragments of the last commits, oldest first
     rewind_count: int = 0
-    branch: int = 0  # changes whenever commits that somebody heard of may be void
+    branch: int = 0  # changes whenever commits that a peer has heard of may be void
     step: int = 0  # the run's global step
     last_round: int = 0
     next_round: int = 1
     next_number: int = 1
-    number_at_commit: int = 1  # at the last commit: whose number is less may still be applying it
+    number_at_commit: int = (
+        1  # at the last commit; members with smaller numbers may still be applying it
+    )
     admitted: dict[str, PeerAdmitted] = Factory(dict)  # by peer, oldest first
     places: set[str] = Factory(set)  # peers that are contributors
-    vacancies: int = 0  # places given up by the dead and the departed, not taken again yet
+    vacancies: int = 0  # places given up and not taken again
     revoked: dict[str, str] = Factory(dict)  # by peer: the reason
-    quarantined: dict[str, str] = Factory(dict)  # likewise
+    quarantined: dict[str, str] = Factory(dict)  # by peer: the reason
     paused: bool = False
     finished: bool = False
 
     @classmethod
     def replay(cls, records: Iterable[JournalRecord]) -> RunHistory:
+        """Return the history that these records add up to."""
         history = cls()
         for record in records:
             history.apply(record)
@@ -268,6 +273,7 @@ class RunHistory:
 
     @property
     def founded(self) -> bool:
+        """Return whether the run has weights."""
         return self.layout is not None
 
     @property
@@ -275,23 +281,24 @@ class RunHistory:
         return len(self.versions)
 
     def root(self, fragment: int, version: int) -> bytes:
-        """The agreed digest of a version, or ``b""``."""
+        """Return the agreed root of a version; empty if there is none."""
         return self.roots[fragment].get(version, b"")
 
     def head(self, fragment: int) -> FragmentHead:
-        """The committed version; its root is empty while nobody has confirmed it."""
+        """Return the committed version; its root is empty until the members agree on it."""
         version = self.versions[fragment]
         return FragmentHead(fragment, version, self.root(fragment, version))
 
     def heads(self) -> tuple[FragmentHead, ...]:
+        """Return the committed versions of all fragments."""
         return tuple(self.head(fragment) for fragment in range(self.fragment_count))
 
     def apply(self, record: JournalRecord) -> None:
-        """Take the record in.
+        """Apply a record.
 
         Raises:
-          LocalProtocolError: the record cannot follow the ones before it: the journal is damaged
-            or the master has a bug; going on would fork the run.
+          LocalProtocolError: the record cannot follow the ones before it. The journal is damaged or
+            the master has a bug; going on would fork the run.
         """
         match record:
             case RunCreated():
@@ -342,12 +349,12 @@ class RunHistory:
                 raise LocalProtocolError(f"the journal knows no {type(record).__name__}")
 
     def name_of(self, peer: str) -> str:
-        """What it called itself; empty: nobody remembers."""
+        """Return a peer's name; empty if it is not known any more."""
         admitted = self.admitted.get(peer)
         return admitted.name if admitted else ""
 
     def is_out(self, peer: str) -> bool:
-        """Whether this peer may not enter."""
+        """Return whether a peer may not enter."""
         return peer in self.revoked or peer in self.quarantined
 
     def _shut_out(self, table: dict[str, str], peer: str, reason: str) -> None:
@@ -366,13 +373,13 @@ class RunHistory:
             self.behind = True
             self.orders.clear()  # it may have been committed
             self.branch = record.term * BRANCHES_PER_TERM
-            # The second one grows with terms alone: it holds though an earlier skip is lost, too.
+            # The second term holds even if the record of an earlier skip is lost, too.
             self.next_round = max(
                 self.next_round + ROUNDS_SKIPPED, record.term // TERMS_SKIPPED * ROUNDS_SKIPPED
             )
 
     def earlier(self, versions: Sequence[int]) -> int | None:
-        """How many commits ago the run had these versions; None: never, or too long ago."""
+        """Return how many commits ago the run had these versions; None if never, or too long ago."""
         if len(versions) != self.fragment_count:
             return None
         ahead = [ours - theirs for ours, theirs in zip(self.versions, versions, strict=True)]
@@ -398,7 +405,7 @@ class RunHistory:
         self.commit_count += gained
         self.turns[head.fragment] += gained
         self.step = max(self.step, record.step)
-        self.trail.clear()  # in which order the lost commits came nobody knows
+        self.trail.clear()  # the order of the lost commits is not known
         self._forget_roots(head.fragment)
         self.roots[head.fragment][head.version] = head.root
 
@@ -415,7 +422,7 @@ class RunHistory:
             if head.version == self.versions[head.fragment]:
                 continue
             self.versions[head.fragment] = head.version
-            # Whoever comes back with the result of one of these is not told that it counts.
+            # A peer that returns with such a result must not be told that it was committed.
             self.commits.pop(head.fragment, None)
             roots = self.roots[head.fragment]
             for version in [v for v in roots if v > head.version]:

@@ -1,7 +1,7 @@
-"""What a state machine wants done: frozen records, carried out in order by the daemon.
+"""Effects of the master's rules: frozen records that the daemon carries out in order.
 
-The order is a promise. Everything after a ``RecordDurably`` may be seen by others only when that record is
-durable, so a decision that somebody has heard of survives the master's death.
+The order is a guarantee. Effects after a ``RecordDurably`` may be seen by peers only when that record is
+durable, so a decision that a peer has heard of survives the master's death.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ EVENT_CHARS_MAX = 1_000  # longer texts (they quote peers) are cut here
 
 
 class EventKind(enum.Enum):
-    """What an event is about; the dashboard filters by it."""
+    """Subject of an event; the dashboard filters by it."""
 
     RUN = "run"  # founded, paused, finished
-    JOIN = "join"  # somebody attached or was refused
-    LEAVE = "leave"  # somebody left, died, was removed
-    ROLE = "role"  # a place was taken or given up, a trainer came or went
+    JOIN = "join"  # a peer attached or was refused
+    LEAVE = "leave"  # a member left, died or was removed
+    ROLE = "role"  # a place was taken or given up, a trainer attached or was lost
     SYNC = "sync"  # copies: roots that differ, transfers that failed
-    ROUND = "round"  # rounds that did not go by the book
-    ROUTE = "route"  # how members that cannot dial each other reach each other
-    BAD = "bad"  # somebody sent what must not be added
+    ROUND = "round"  # rounds that were aborted, repaired or run again
+    ROUTE = "route"  # routes between members that cannot dial each other
+    BAD = "bad"  # a member sent what must not be added
 
 
 @frozen
@@ -36,12 +36,12 @@ class Event:
     kind: EventKind
     peer: str | None
     text: str
-    at_s: float  # the master's clock, as given to the machine
+    at_s: float  # ``now_s`` of the call
 
 
 @frozen
 class SendMessage:
-    """Put the message into the peer's outbox; a peer that is not connected is skipped."""
+    """Put the message into the peer's message queue; skip a peer that is not connected."""
 
     peer: str
     message: Message
@@ -59,8 +59,8 @@ class DropPeer:
     """Send ``Refused`` and close.
 
     Attributes:
-      previous: False: the peer's connection (in the effects of ``attach``: the newcomer). True, only
-        in the effects of ``attach``: the connection that the peer had before this one.
+      previous: close the connection that the peer had before the one that attaches; only in the
+        effects of ``attach``. Otherwise the peer's connection (in ``attach``, the new one) is closed.
     """
 
     peer: str
@@ -71,18 +71,18 @@ class DropPeer:
 
 @frozen
 class AnnounceEvent:
-    """Tell people: log it, show it."""
+    """Log an event and show it on the dashboard."""
 
     event: Event
 
 
 @frozen
 class CheckProof:
-    """Find out whether a proof is one, and say so by ``Coordinator.judged``.
+    """Check a proof, and report the result by ``Coordinator.proof_checked``.
 
     Attributes:
-      attempt: under which the result was reported.
-      chunk, owner: what is called wrong, and who made it.
+      attempt: the number under which the result was reported.
+      chunk, owner: the chunk that is called wrong, and the member that added it up.
       digest, manifest: of the result that the receivers agree on.
     """
 
@@ -98,7 +98,7 @@ class CheckProof:
 
 @frozen
 class StandDown:
-    """Another master is obeyed: do nothing more, neither what is queued, and end the process."""
+    """End the process without carrying out queued effects: another master is obeyed."""
 
     reason: str
 

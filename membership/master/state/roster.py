@@ -4,11 +4,10 @@
                   ^                            |                             |
                   +------- a copy differs -----+-----------------------------+
 
-A *place* belongs to a peer, not to a connection: it is given up (and leaves a vacancy) when the
-member is removed, is late again and again, or somebody else has a trainer where it has none (see
-``trainers``), and it survives a copy that must be healed and a reconnect.
-Peers whose token says *contributor* take free places; those whose token says *spare* take only
-vacancies, which the dead and the departed leave behind.
+A *place* belongs to a peer, not to a connection. It is given up, and leaves a vacancy, when the member
+is removed, is late again and again, or has no trainer while another member has one (see ``trainers``).
+It survives a reconnect, and a copy that must be fetched again. Peers whose invite says *contributor*
+take free places. Peers whose invite says *spare* take only vacancies.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ VIEWS_PER_TERM = 1_000_000  # view numbers of a term start at a multiple of this
 
 @frozen
 class Grant:
-    """What the peer's token (or the owner's approval) allows.
+    """The rights that the peer's invite, or the operator's approval, gives.
 
     Attributes:
       role: CONTRIBUTOR takes free places, SPARE only vacancies, RELAY neither.
       founder: may give an empty run its first weights.
-      invite: the id of that by which it came; empty: not known.
+      invite: id of the peer's invite; empty if it is not known.
     """
 
     role: Role
@@ -56,25 +55,34 @@ class Grant:
 
 
 class CopyState(enum.Enum):
-    """What we know of one member's copy of one fragment."""
+    """State of one member's copy of one fragment, as the master knows it."""
 
     STALE = "stale"  # missing, too old, or different: must be fetched
-    FETCHING = "fetching"  # on its way from donors
-    UNCHECKED = "unchecked"  # there, but the version's root is not agreed yet
-    HELD = "held"  # there, and its root is the run's
+    FETCHING = "fetching"  # being fetched from donors
+    UNCHECKED = "unchecked"  # complete, but the version's root is not agreed yet
+    HELD = "held"  # complete, and its root is the run's
 
 
 @define
 class Fetch:
-    """One transfer to one member."""
+    """One transfer of a fragment to one member.
+
+    Attributes:
+      donors: the members that still have the version pinned.
+      moved_s: time of the last progress.
+      began_s: time from which the following are counted.
+      received_before: bytes that the member had received by then; None if not known yet.
+      needed_bytes: results that the member was to receive since, of all fragments.
+      log_bytes, log_count: results of this fragment, which the member keeps for replay.
+    """
 
     head: FragmentHead
-    donors: list[str]  # those that still have the version pinned
-    moved_s: float  # when it last got further
-    began_s: float = 0.0  # since when this is counted:
-    received_before: int | None = None  # what the member had received by then; None: not known yet
-    needed_bytes: int = 0  # of results that it was to get, of all fragments
-    log_bytes: int = 0  # and of this one, which it keeps for replay
+    donors: list[str]
+    moved_s: float
+    began_s: float = 0.0
+    received_before: int | None = None
+    needed_bytes: int = 0
+    log_bytes: int = 0
     log_count: int = 0
 
 
@@ -85,15 +93,15 @@ class Copy:
     state: CopyState = CopyState.STALE
     version: int = 0
     root: bytes = b""  # as the member reported it
-    due_s: float = math.inf  # by then it must have applied the newest commit
+    due_s: float = math.inf  # when it must have applied the newest commit
     fetch: Fetch | None = None  # while FETCHING
     why: str = "the state has not been fetched yet"  # while STALE
-    mute: bool = False  # it was sent the newest result and never said what became of it
+    mute: bool = False  # the member was sent the newest result and has not reported on it
 
 
 @define
 class Member:
-    """Somebody who is attached right now."""
+    """A peer that is attached."""
 
     peer: str
     name: str
@@ -102,45 +110,43 @@ class Member:
     incarnation: int
     grant: Grant
     attached_s: float
-    layout: ModelLayout | None = None  # of its trainer; None while there is no trainer
-    trainerless_s: float | None = None  # since when there is none
-    failed: TrainerFailed | None = None  # why not, and what is done about it; said at ``failed_s``
+    layout: ModelLayout | None = None  # of its trainer; None while it has no trainer
+    trainerless_s: float | None = None  # since when it has none
+    failed: TrainerFailed | None = None  # why it has none, and the remedy; received at ``failed_s``
     failed_s: float = 0.0
     copies: list[Copy] = Factory(list)  # by fragment; empty before the run is founded
     in_sync: bool = False
-    upload_bytes_per_s: float = 0.0  # what its person allows it to send; 0: no cap
-    download_bytes_per_s: float = 0.0  # and to receive
-    host: str = ""  # the address that the master sees it come from; empty: unknown
-    port: int = (
-        0  # from which it has dialled, if the master sees the same; 0: a router draws others
-    )
+    upload_bytes_per_s: float = 0.0  # limit set by its machine's owner; 0: none
+    download_bytes_per_s: float = 0.0  # likewise
+    host: str = ""  # the source address that the master sees; empty if unknown
+    port: int = 0  # its source port if the master sees the same; 0 if a router maps ports
     reachable: bool = True  # the master can dial it
     offer: RelayOffer | None = None  # what it would forward for others
-    relayed: Relayed | None = None  # and what it forwards
-    site: str = ""  # what its person calls the site; empty: its address tells
-    software: str = ""  # the version of holdfast that its daemon is of
-    late_count: int = 0  # rounds in a row that went on without it
-    rest_count: int = 0  # how often it gave up its place for that
-    rests_until_s: float = -math.inf  # before, it takes none
+    relayed: Relayed | None = None  # what it has forwarded
+    site: str = ""  # name given by its machine's owner; if empty, its address decides
+    software: str = ""  # its daemon's version of holdfast
+    late_count: int = 0  # rounds in a row that closed without it
+    rest_count: int = 0  # how often it gave up its place for being late
+    rests_until_s: float = -math.inf  # it takes no place before
     draining_s: float | None = None  # since when it wants to leave
-    draining_why: str = ""  # as it says
+    draining_why: str = ""  # its reason
     progress: Progress | None = None
-    told: dict[int, FragmentHead] = Factory(dict)  # by fragment: what it last said that it holds
+    told: dict[int, FragmentHead] = Factory(dict)  # by fragment: the version it last reported
     kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
-    bad_donors: set[str] = Factory(set)  # who served this member wrong blocks
+    bad_donors: set[str] = Factory(set)  # members that served this one wrong blocks
     bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
-    called_bad_donor: set[str] = Factory(set)  # who says so; one alone may lie
+    called_bad_donor: set[str] = Factory(set)  # members that report it; one alone may lie
     sync_failures: int = 0  # transfers that failed in a row
-    direction: float | None = None  # of its last update: cosine with the outer momentum
-    against: bool = False  # whether that was against, while most were along
+    direction: float | None = None  # cosine of its last update with the outer momentum
+    against: bool = False  # that update pointed against the momentum while most pointed along it
 
     def has_on_disk(self, head: FragmentHead) -> bool:
-        """It needs no donor for this version."""
+        """Return whether the member needs no donor for this version."""
         return any(heads[head.fragment] == head for heads in self.kept)
 
     @property
     def relay(self) -> bool:
-        """It takes no other part in the run."""
+        """Return whether the member only forwards for others."""
         return self.grant.role is Role.RELAY or (self.offer is not None and self.offer.only)
 
     @property
@@ -149,7 +155,7 @@ class Member:
 
 
 class Roster:
-    """Everybody who is attached, and the last view that was published."""
+    """The members, and the last view that was published."""
 
     def __init__(self, term: int) -> None:
         self.members: dict[str, Member] = {}
@@ -169,10 +175,11 @@ class Roster:
         return self.members.get(peer)
 
     def by_number(self) -> list[Member]:
+        """Return the members in the order of their numbers."""
         return sorted(self.members.values(), key=_BY_NUMBER)
 
     def next_view(self, places: set[str], *, force: bool) -> bool:
-        """Number a new view if anything in it changed (or ``force``); True if there is one."""
+        """Make a view if anything in it changed, or if ``force``. Returns True if there is a new one."""
         told = {member.number: member for member in self.view_members}
         members = tuple(
             _info(member, places, told.get(member.number)) for member in self.by_number()
@@ -196,6 +203,7 @@ def new_member(
     port: int = 0,
     reachable: bool = True,
 ) -> Member:
+    """Return the member that a ``Hello`` describes, with no copy checked yet."""
     return Member(
         peer=peer,
         name=hello.name,
@@ -219,7 +227,7 @@ def new_member(
 
 
 def caps_of(members: Iterable[Member]) -> dict[str, Bandwidth]:
-    """What the members' persons allow them to carry; those who set no cap are left out."""
+    """Return the bandwidth limits set by the machines' owners, for the members that have any."""
     return {
         member.peer: Bandwidth(
             member.upload_bytes_per_s or math.inf, member.download_bytes_per_s or math.inf
@@ -230,7 +238,7 @@ def caps_of(members: Iterable[Member]) -> dict[str, Bandwidth]:
 
 
 def sites_of(members: Sequence[Member]) -> list[tuple[str, ...]]:
-    """Those of these members that share a line with others of them: as they say, or by address."""
+    """Group the members that share a site with others, by its name or by their addresses."""
     named: dict[str, list[str]] = {}
     for member in members:
         if member.site:
@@ -243,16 +251,17 @@ def sites_of(members: Sequence[Member]) -> list[tuple[str, ...]]:
 
 
 def role_of(member: Member, places: set[str]) -> Role:
+    """Return what the member is now; its grant says what it may become."""
     if member.relay:
         return Role.RELAY
     return Role.CONTRIBUTOR if member.peer in places else Role.SPARE
 
 
 def _info(member: Member, places: set[str], told: MemberInfo | None) -> MemberInfo:
-    """What all must know of a member: what they were told, as long as it is still right.
+    """Return a member's entry in the view: the published one (``told``) while it is still right.
 
-    Every conclusion that the master draws asks for it of everybody; to make it anew and check all
-    its fields each time was most of what a master of many members did.
+    Every conclusion of the master asks for the entries of all members. To make and check new ones each
+    time was most of the work of a master with many members.
     """
     role = role_of(member, places)
     if (
@@ -277,7 +286,7 @@ def _info(member: Member, places: set[str], told: MemberInfo | None) -> MemberIn
 
 
 def holds_newest(member: Member, versions: list[int]) -> bool:
-    """Every copy is the committed version, with the agreed root."""
+    """Return whether every copy is the committed version, with the agreed root."""
     return bool(member.copies) and all(
         copy.state is CopyState.HELD and copy.version == version
         for copy, version in zip(member.copies, versions, strict=True)
@@ -292,7 +301,7 @@ def next_to_seat(
     versions: list[int],
     now_s: float,
 ) -> Member | None:
-    """Who takes a place now, if anybody may. ``place_count`` 0: there is no limit."""
+    """Return the member that takes a place now, if any may. A ``place_count`` of 0 is no limit."""
     if place_count and len(places) >= place_count:
         return None
     waiting = [
@@ -317,11 +326,10 @@ def next_to_seat(
 def waiting_in_line(
     roster: Roster, places: set[str], vacancies: int, place_count: int, spare_count: int
 ) -> set[str]:
-    """Members that get no state for now: all places and all ``spare_count`` spares are taken.
+    """Return the members that get no state while all places and ``spare_count`` spares are taken.
 
-    Whoever is on the way to a free place needs no spare's: a contributor with a trainer to any, a
-    spare to one that somebody has left. Who has come furthest goes first, and of equals who is
-    here longest.
+    A member that can take a free place is not counted as a spare: a contributor with a trainer can take
+    any, a spare only a vacancy. Members that are further in sync go first, and of equals the older.
     """
     if spare_count < 0:
         return set()
@@ -351,7 +359,7 @@ def waiting_in_line(
 
 
 def can_contribute(member: Member, places: set[str]) -> bool:
-    """It has a place, the state and a trainer, and it means to stay."""
+    """Return whether a member has a place, the state and a trainer, and does not leave."""
     return (
         member.peer in places
         and member.in_sync
@@ -361,7 +369,7 @@ def can_contribute(member: Member, places: set[str]) -> bool:
 
 
 def layout_difference(ours: ModelLayout, theirs: ModelLayout) -> str | None:
-    """The first difference, as the end of a sentence about their layout; None if equal."""
+    """Return the first difference, as the end of a sentence about ``theirs``; None if they are equal."""
     for index, (mine, other) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
         if mine == other:
             continue
@@ -370,7 +378,7 @@ def layout_difference(ours: ModelLayout, theirs: ModelLayout) -> str | None:
         for name in ("shape", "dtype", "kind", "aliases"):
             has, wants = getattr(other, name), getattr(mine, name)
             if has != wants:
-                return f"{mine.name!r} has {name} {_say(has)} where the run has {_say(wants)}"
+                return f"{mine.name!r} has {name} {_format(has)} where the run has {_format(wants)}"
     have, want = len(theirs.tensors), len(ours.tensors)
     if have > want:
         return f"it has {theirs.tensors[want].name!r}, which the run has not"
@@ -379,7 +387,7 @@ def layout_difference(ours: ModelLayout, theirs: ModelLayout) -> str | None:
     return None
 
 
-def _say(value: object) -> str:
+def _format(value: object) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 

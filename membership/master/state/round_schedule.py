@@ -1,15 +1,15 @@
-"""When the next round is due: every fragment once per ``sync_every`` steps, evenly spread.
+"""The schedule of rounds: each fragment once per ``sync_every`` steps, evenly spread.
 
     fragment     0      1      0      1      0   ...      (P = 2 fragments, H = 100)
     turn         0      0      1      1      2            of that fragment
     at_step     50    100    150    200    250
 
-A run that ends after so many rounds takes the last turn of every fragment at its last step, so that
-nothing that was trained before is missing in the end.
+A run with a limit of rounds takes the last turn of every fragment at its last step, so that the final
+weights include all training.
 
-A round that was aborted is tried again with the same fragment and step. Aborts in a row wait longer
-and longer, so that a fault which comes back at once cannot keep everybody busy with nothing else.
-Rounds of several fragments may be in flight at once; none gets a whole turn ahead of another.
+An aborted round is tried again with the same fragment and step, after a wait that doubles with each
+abort in a row, so that a persistent fault does not keep all members busy. Rounds of several fragments may
+be in flight at once; no fragment gets a whole turn ahead of another.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-RETRY_S = 1.0  # before the round after one that was aborted
+RETRY_S = 1.0  # wait after the first abort
 RETRY_S_MAX = 30.0  # doubling stops here
 
 
 def due_step(
     fragment: int, turn: int, sync_every: int, fragment_count: int, rounds: int = 0
 ) -> int:
-    """The step at which a fragment is due for the ``turn``-th time, both counted from 0.
+    """Return the step at which a fragment is due for the ``turn``-th time, both counted from 0.
 
     Args:
-      rounds: of all fragments, after which the run ends; 0: it has no end.
+      rounds: of all fragments, after which the run ends; 0 for a run without an end.
     """
     step = ((turn * fragment_count + fragment + 1) * sync_every) // fragment_count
     last_step = rounds * sync_every // fragment_count
@@ -35,23 +35,26 @@ def due_step(
 
 
 def next_fragment(turns: Sequence[int], busy: Collection[int]) -> int | None:
-    """Whose round is due next; None: everybody else waits for one in flight.
+    """Return the fragment whose round is due next.
 
     Args:
       turns: rounds that each fragment has had.
       busy: fragments that have a round in flight.
+
+    Returns:
+      None if all fragments have to wait for a round in flight.
     """
     first = min(range(len(turns)), key=lambda fragment: (turns[fragment], fragment))
     free = [fragment for fragment in range(len(turns)) if fragment not in busy]
     if not free:
         return None
     found = min(free, key=lambda fragment: (turns[fragment], fragment))
-    behind = (turns[first] + 1, first)  # where the one that is last would be a turn later
+    behind = (turns[first] + 1, first)  # the last fragment, one turn later
     return found if (turns[found], found) < behind else None
 
 
 class Backoff:
-    """Seconds to wait after aborts in a row; a commit ends the row."""
+    """The wait after aborts in a row; a commit ends the row."""
 
     def __init__(self) -> None:
         self.abort_count = 0

@@ -1,6 +1,6 @@
-"""What a run has cost and gained since its master started: sums that no single member can tell.
+"""Totals of a run since its master started: bytes sent, bytes saved, utilisation.
 
-Members come and go, and count since their daemons' starts; a member number is that of one such life.
+Members report counters that begin with their daemon processes; each process has its own member number.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from ....protocol.messages import MEMBERS_MAX, Progress
 from .journal import RunHistory
 from .roster import Member
 
-RECENT_ROUNDS = 4  # commits over which utilisation is told
+RECENT_ROUNDS = 4  # commits over which utilisation is computed
 BFLOAT16_BYTES = 2
 
 
 class RunTotals:
-    """One per master.
+    """Sums over all members.
 
     Attributes:
-      sent_bytes: by all members to each other, as far as they have told.
-      parallel_bytes: what data parallel training with bfloat16 gradients would have sent for the same
-        steps: a ring sends each gradient 2 (n - 1) times.
+      sent_bytes: by all members to each other, as reported.
+      parallel_bytes: bytes that data parallel training with bfloat16 gradients would have sent for the
+        same steps: a ring sends each gradient 2 (n - 1) times.
     """
 
     def __init__(self, history: RunHistory) -> None:
@@ -30,18 +30,16 @@ class RunTotals:
         self.parallel_bytes = 0
         self._history = history
         self._steps = {fragment: commit.at_step for fragment, commit in history.commits.items()}
-        self._sent: dict[
-            int, int
-        ] = {}  # by member number: what it had sent when we heard of it last
-        # At the last commits, by member number: seconds in steps, and waited.
+        self._sent: dict[int, int] = {}  # by member number: bytes sent, as last reported
+        # At each of the last commits, by member number: seconds in steps, and seconds waited.
         self._seconds: deque[dict[int, tuple[float, float]]] = deque(maxlen=RECENT_ROUNDS + 1)
 
     def attached(self, member: Member, *, known: bool) -> None:
-        """Somebody is here.
+        """Begin to count a member's bytes.
 
         Args:
-          known: it was in the run before, perhaps under another master: what it has sent by now was
-            counted then.
+          known: its process attached before, perhaps to another master; its bytes so far are not
+            counted again.
         """
         if not known:
             self._sent[member.number] = 0
@@ -49,6 +47,7 @@ class RunTotals:
                 del self._sent[next(iter(self._sent))]
 
     def progress(self, member: Member, message: Progress) -> None:
+        """Add the bytes that a member has sent since its last report."""
         before = self._sent.get(member.number, message.bulk_sent_bytes)
         self._sent[member.number] = message.bulk_sent_bytes
         self.sent_bytes += max(0, message.bulk_sent_bytes - before)
@@ -56,6 +55,7 @@ class RunTotals:
     def committed(
         self, fragment: int, at_step: int, contributor_count: int, members: Iterable[Member]
     ) -> None:
+        """Add a committed round."""
         steps = at_step - self._steps.get(fragment, 0)
         self._steps[fragment] = at_step
         values_count = self._history.sizes[fragment].value_count
@@ -64,7 +64,7 @@ class RunTotals:
         self._seconds.append(_seconds_of(members))
 
     def utilisation(self, contributors: Iterable[Member]) -> float | None:
-        """The share of the last rounds' time that these spent on steps; None: not known yet."""
+        """Return the share of the last rounds' time spent in steps; None if not known yet."""
         before = self._seconds[0] if self._seconds else {}
         stepped_s = waited_s = 0.0
         for number, (stepped, waited) in _seconds_of(contributors).items():

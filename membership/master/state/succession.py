@@ -1,16 +1,16 @@
-"""Which of several masters is obeyed, and whether a new one may decide yet.
+"""Succession of masters: which of several is obeyed, and when a new one may decide.
 
-*Fencing.* Every master process begins a term of its own and draws a nonce. A peer obeys the highest
-term that it has met, and of one term only the nonce that it met first; its ``Hello`` says both. A
-master that hears of a higher term, or of its own term with another nonce, has been superseded:
-from that call on it decides nothing, and its process ends.
+*Fencing.* Every master process begins a term of its own and draws a nonce. A peer obeys the highest term
+that it has met, and of one term only the nonce that it met first; its ``Hello`` says both. A master that
+hears of a higher term, or of its own term with another nonce, is superseded: from that call on it decides
+nothing, and its process ends.
 
-*Succession.* A master that starts on the journal of the one before it, whole, goes on where that one
-stopped. One whose journal was cut, or is a copy from another machine, may lack the last decisions:
-it is *behind* until it opens a round. It begins beyond all terms and rounds that can have been
-heard of, and decides nothing before more than half of the contributors that its journal names have
-attached: they obey nobody older from then on, and they say what they hold (see ``lineage``). The
-owner decides otherwise by ``kick``: who was removed is not waited for.
+*Succession.* A master that starts on the complete journal of its predecessor goes on where that one
+stopped. A journal that was cut, or copied from another machine, may lack the last decisions: its master
+is *behind* until it opens a round. It begins with a term and a round number beyond all that can have been
+used. It decides nothing before more than half of the contributors named by its journal have attached:
+from then on they obey no older master, and they say what they hold (see ``lineage``). The operator can
+shorten the wait by ``kick``: a removed peer is not waited for.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .context import Context
 from .journal import MastersKnown
 from .master_effects import EventKind
 
-NAMES_SAID_MAX = 8  # of those who are waited for, in one sentence
+NAMES_SAID_MAX = 8  # names in one sentence
 
 
 class Succession:
-    """One per master.
+    """The place of this master among the masters of its run.
 
     Attributes:
       superseded: why this master must not go on; empty while it may.
-      electorate: contributors (if the journal names none: members) by the journal of a master that
-        is behind. Empty for others.
-      attached: those of them who have attached to this master.
+      electorate: contributors named by the journal of a master that is behind, or all members if it
+        names none. Empty if the master is not behind.
+      attached: members of the electorate that have attached to this master.
     """
 
     def __init__(self, context: Context) -> None:
@@ -47,7 +47,11 @@ class Succession:
     # ------------------------------------------------------------ fencing
 
     def met(self, term: int, nonce: bytes, who: str) -> bool:
-        """Somebody has obeyed, or is, the master of this term; True: our time is over."""
+        """Compare with a master of this term that ``who`` is, or has obeyed.
+
+        Returns:
+          True if this master is superseded.
+        """
         ours = self.context.term, self.context.history.nonce
         if not term or (term, nonce) == ours or term < ours[0]:
             return False
@@ -59,11 +63,11 @@ class Succession:
         return True
 
     def outranks(self, term: int, nonce: bytes) -> bool:
-        """Whether we go on, of two masters that meet. Of one term, the higher nonce does."""
+        """Return whether this master goes on when two meet. Of one term, the higher nonce does."""
         return (term, nonce) <= (self.context.term, self.context.history.nonce)
 
     def know(self, addresses: tuple[str, ...]) -> None:
-        """Where this master and its standbys are; others that the journal names stay known."""
+        """Record the addresses of this master and its standbys, before those already known."""
         known = tuple(dict.fromkeys((*addresses, *self.context.history.masters)))[:MASTERS_MAX]
         if known != self.context.history.masters:
             self.context.record(MastersKnown(known))
@@ -71,14 +75,14 @@ class Succession:
     # ------------------------------------------------------------ taking over
 
     def came(self, peer: str) -> bool:
-        """A peer has attached; True: with it, more than half of the electorate have."""
+        """Note that a peer has attached. Returns True if with it more than half of the electorate have."""
         before = self.waiting
         if peer in self.electorate:
             self.attached.add(peer)
         return self._announce_if_over(before)
 
     def kicked(self, peer: str) -> bool:
-        """The owner does not want to wait for this one; True: nor for anybody else now."""
+        """Take a peer out of the electorate. Returns True if no others need to be waited for now."""
         before = self.waiting
         self.electorate.discard(peer)
         self.attached.discard(peer)
@@ -97,7 +101,7 @@ class Succession:
 
     @property
     def waiting(self) -> bool:
-        """Whether too few have attached for this master to decide anything."""
+        """Return whether too few members have attached for this master to decide anything."""
         return (
             self.context.history.behind
             and bool(self.electorate)
@@ -105,6 +109,7 @@ class Succession:
         )
 
     def why_waiting(self) -> str:
+        """Return a sentence about the members that are waited for."""
         absent = sorted(self.context.name(peer) for peer in self.electorate - self.attached)
         names = ", ".join(absent[:NAMES_SAID_MAX])
         if len(absent) > NAMES_SAID_MAX:

@@ -1,9 +1,9 @@
-"""Views as differences: what a member is told once it knows a view.
+"""Views as differences, for members that know an earlier view.
 
-A view names everybody, and every join is a view to everybody; as whole views a thousand joins would
-be gigabytes. The coordinator decides and the replica obeys whole views. Between them, on a
-connection that has carried one whole view, each further one travels as its difference to the one
-before: streams keep order, so both ends know which that is.
+A view names all members, and every join sends a view to all members; as whole views a thousand joins
+would be gigabytes. The coordinator and the replica use whole views. Between them, after one whole view on
+a connection, each further view is sent as its difference from the one before: streams keep order, so both
+ends know which one that is.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from ....protocol.messages import View, ViewChange
 
 
 class ViewWriter:
-    """Differences for all of a master's connections; most of them need the same one.
+    """Makes the differences for all connections of a master.
 
-    One that was made is kept until another is wanted, so that it is also encoded only once.
+    Most connections need the same one, so the last is kept; it is then encoded only once, too.
     """
 
     def __init__(self) -> None:
         self._made: tuple[View, View, ViewChange] | None = None
 
     def difference(self, before: View, after: View) -> ViewChange:
-        """What makes ``after`` out of ``before``."""
+        """Return the change from ``before`` to ``after``."""
         made = self._made
         if made is None or made[0] is not before or made[1] is not after:
             made = self._made = (before, after, _difference(before, after))
@@ -42,18 +42,22 @@ def _difference(before: View, after: View) -> ViewChange:
 
 
 def changed_view(before: View | None, change: ViewChange) -> View:
-    """The whole view after a change.
+    """Return the whole view after a change.
 
     Raises:
-      RemoteProtocolError: it is a change of another view than the one that we know.
+      RemoteProtocolError: the change is based on another view.
     """
     if before is None or before.number != change.base:
-        known = "none" if before is None else f"view {before.number}"
-        raise RemoteProtocolError(f"a change of view {change.base}, and we know {known}")
+        known = "none" if before is None else str(before.number)
+        raise RemoteProtocolError(
+            f"the change is based on view {change.base}, but the known view is {known}"
+        )
     members = {member.number: member for member in before.members}
     for number in change.gone:
         if members.pop(number, None) is None:
-            raise RemoteProtocolError(f"member {number} is gone, and was not in the view")
+            raise RemoteProtocolError(
+                f"the change removes member {number}, which is not in the view"
+            )
     members.update((member.number, member) for member in change.changed)
     in_order = tuple(members[number] for number in sorted(members))
     return View(change.number, in_order, change.step)

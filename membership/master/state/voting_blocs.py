@@ -1,11 +1,11 @@
-"""Whose word counts as one: votes go by invite and line, not by identity, of which anybody may have many.
+"""Voting blocs: votes are counted by invite and line, because one person may hold many identities.
 
-Members that came with one invite from one line are one *voice*; each of them has an equal part of it. Where
-all are one voice (a lab behind one router), that is one vote for each, as it must be.
+Members that came with one invite from one line are one *voice*, of which each has an equal part. If all
+members are one voice (a lab behind one router), each has one vote.
 
-Neither way of counting is safe alone: an address may be had for little, and so may an identity behind one. What
-wins by voices and by heads wins. If the two differ, what the member says wins that is here longest:
-whoever comes to outvote a run comes later. ``status`` warns of invites that hold many places.
+Neither way of counting is safe alone: addresses are cheap, and so are identities behind one address. What
+wins both by voices and by heads wins. If the two differ, the vote of the oldest member decides: an
+attacker who wants to outvote a run comes later. ``status`` warns of invites that hold many places.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from .roster import Member, Roster
 T = TypeVar("T", bound=Hashable)
 Voice = tuple[str, str]  # invite and line
 
-INVITE_SHARE = 3  # an invite that holds a third of the places can come to outvote the rest
-INVITE_MEMBERS_MIN = 2  # what one machine alone holds is its own
+INVITE_SHARE = (
+    3  # the holder of an invite with a third of the places could come to outvote the rest
+)
+INVITE_MEMBERS_MIN = 2  # one machine by one invite is the normal case
 
 
 @frozen
 class Election(Generic[T]):
-    """What members' words come to.
+    """Result of a vote.
 
     Attributes:
-      winner: what most say.
-      majority: more than half do, by voices and by heads, also of those who say nothing yet; once all
-        have said something, by either.
+      winner: the value with the most votes.
+      majority: more than half voted for it, by voices and by heads, counting those that have not voted
+        yet; once all have voted, by voices or by heads.
     """
 
     winner: T
@@ -41,11 +43,12 @@ class Election(Generic[T]):
 
 
 def voice_of(member: Member) -> Voice:
+    """Return the voice that a member is part of."""
     return member.grant.invite, line_of(member.host)
 
 
 def voices_of(roster: Roster, peers: Iterable[str]) -> dict[str, Voice]:
-    """Of those of these that are here, in the same order."""
+    """Return the voices of the attached ones among these peers, in the same order."""
     members = [(peer, roster.get(peer)) for peer in peers]
     return {peer: voice_of(member) for peer, member in members if member is not None}
 
@@ -53,13 +56,15 @@ def voices_of(roster: Roster, peers: Iterable[str]) -> dict[str, Voice]:
 def elect(
     votes: Mapping[str, T], voices: Mapping[str, Voice], absent_count: int = 0
 ) -> Election[T] | None:
-    """Count; None: nobody has said anything.
+    """Count votes.
 
     Args:
-      votes: by member; those of others do not count.
-      voices: of those who may vote and are here, who is here longest first.
-      absent_count: those who may vote, too. By which line they will come nobody knows: they count as
-        heads only.
+      votes: by member; only those of members in ``voices`` count.
+      voices: of the attached members that may vote, the oldest first.
+      absent_count: further members that may vote. Their lines are not known: they count as heads only.
+
+    Returns:
+      None if there are no votes.
     """
     sizes: dict[Voice, int] = {}
     for voice in voices.values():
@@ -82,7 +87,7 @@ def elect(
 
 
 def large_invites(members: Sequence[Member]) -> dict[str, int]:
-    """Of those that have a place: invites by which a third of them came, and how many that is."""
+    """Return the invites by which a third of the contributors or more came, with their numbers."""
     counts: dict[str, int] = {}
     for member in members:
         if member.grant.invite:
@@ -95,8 +100,8 @@ def large_invites(members: Sequence[Member]) -> dict[str, int]:
 
 
 def format_invite_warning(invite: str, count: int) -> str:
-    """For the run's owner."""
+    """Return a warning for the run's operator."""
     return (
-        f"{count} contributors came by one invite ({invite}), at least a third: whoever has it could come "
-        "to outvote the others; `holdfast invite` makes one for each machine, or for each owner"
+        f"{count} contributors came by one invite ({invite}), at least a third: its holder could "
+        "outvote the others; `holdfast invite` makes one for each machine, or for each owner"
     )

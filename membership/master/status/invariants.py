@@ -1,4 +1,4 @@
-"""What must hold after every call of the master, whatever happened. For tests."""
+"""Invariants that must hold after every call of the master. For tests."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _check_rounds(coordinator: Coordinator) -> None:
             assert attempt.unanswered(), "all have answered and nothing was decided"
             continue
         if not attempt.unreported():
-            look = attempt.look
+            look = attempt.audit
             assert look is not None, "everybody has reported and nothing was decided"
             assert look.open, "everything is looked at and nothing was decided"
             assert set(look.open.values()) <= set(survivors), "nobody looks who should"

@@ -91,7 +91,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         audited=scheduler.driver.audits.passed_count,
         warnings=tuple(
             format_invite_warning(invite, count)
-            for invite, count in large_invites(coordinator.contributing()).items()
+            for invite, count in large_invites(coordinator.places.contributing()).items()
         ),
         past_rounds=tuple(map(past_round_row, round_table.past)) if past else None,
         events=tuple(
@@ -196,7 +196,7 @@ def _routes(coordinator: Coordinator) -> tuple[RouteRow, ...]:
         RouteRow(
             peers=ends,
             names=(context.name(ends[0]), context.name(ends[1])),
-            route="none" if pair.route is None else routes.word(pair.route),
+            route="none" if pair.route is None else routes.format_kind(pair.route),
             dials=None if pair.route is None else pair.route.dials,
             relay=None if pair.route is None else pair.route.relay or None,
             works=pair.works,

@@ -50,9 +50,9 @@ def state_of_run(coordinator: Coordinator, now_s: float) -> tuple[RunState, str]
 
 def _why_no_weights(coordinator: Coordinator) -> str:
     context = coordinator.context
-    if coordinator.founder is not None:
-        return f"initial weights: {context.name(coordinator.founder)} supplies them"
-    if founders := coordinator.founders():
+    if coordinator.founding.founder is not None:
+        return f"initial weights: {context.name(coordinator.founding.founder)} supplies them"
+    if founders := coordinator.founding.founders():
         names = ", ".join(context.name(member.peer) for member in founders)
         return f"initial weights: waiting for the trainer of {names}"
     return "initial weights: waiting for a peer with a founder invite"
@@ -119,7 +119,7 @@ def why_member_waits(coordinator: Coordinator, member: Member) -> str:
     context = coordinator.context
     history = context.history
     if not history.founded:
-        if coordinator.founder == member.peer:
+        if coordinator.founding.founder == member.peer:
             return "it supplies the initial weights"
         return "waiting for the initial weights"
     if member.draining:

@@ -1,1 +1,1 @@
-"""Copies of the state: which root a version has, and who fetches from whom."""
+"""Copies of the state: votes on roots, and transfers from donors."""

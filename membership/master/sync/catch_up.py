@@ -1,12 +1,11 @@
-"""Whether a member's line carries what the run commits, beside a copy of the state.
+"""Members whose lines are too slow for the run's commits beside a copy of the state.
 
 A joiner gets the results of all rounds of a fragment from the moment its copy begins, keeps them, and
-replays them when the copy is whole. With a line of ``d`` bytes per second and commits of ``r``, the
+replays them when the copy is complete. With a line of ``d`` bytes per second and commits of ``r``, the
 copy of a state of ``S`` bytes takes ``S / (d - r)``, and ``r * S / (d - r)`` bytes have to be kept:
 no more than the state itself as long as ``d >= 2 r``. That is the bound (small states may use more).
-Who needs more than that cannot be brought in sync now: its copy is given up, it is told why, it costs
-nobody anything, and it is tried again when the run commits less, or after a while, in case its line
-has become better.
+A member that needs more cannot be brought in sync now. The master ends its copy and tells it why. It
+tries again when the run commits less, or after a delay, in case the line has become better.
 """
 
 from __future__ import annotations
@@ -18,28 +17,33 @@ from attrs import define
 
 from ....protocol.messages import ROUNDS_HELD_MAX
 from ...planning.plan import wire_bytes_per_value
-from ..state.context import Context, said
+from ..state.context import Context, format_member
 from ..state.master_effects import EventKind
 from ..state.roster import Fetch, Member
 
-# Results that a joiner keeps for replay: as much as the state takes, or this if that is more, and no
-# more of them than a peer keeps in any case.
+# Results that a joiner keeps for replay take at most the size of the state, or this if that is more.
+# Their number is limited to what a peer keeps in any case.
 LOG_BYTES_MIN = 256 * 2**20
-HEADROOM = 2.0  # what a line must carry, by what the commits need; follows from the line above
-COMMITS_MAX = 16  # the run's pace is that of so many commits
+HEADROOM = 2.0  # ``d / r`` at least, see above
+COMMITS_MAX = 16  # recent commits by which the run's pace is measured
 RETRY_DEADLINES = 4  # until a member that could not keep up is tried again; doubled each time
 RETRY_MAX_S = 3_600.0
-RESTARTS_MAX = 3  # copies in a row that were outrun by rounds; then the member waits, too
-JUDGED_S_MIN = 5.0  # of a copy; before, nobody can say what the line carries
+RESTARTS_MAX = 3  # copies in a row that were overtaken by rounds; then the member waits, too
+MEASURED_S_MIN = 5.0  # a copy that is younger says nothing about what the line carries
 
 
 @define
 class CatchUpDelay:
-    """Why a member is not copied to at present, and until when.
+    """A member that could not keep up, and when it is tried again.
 
     Attributes:
-      tries: how often it was tried in vain.
-      waiting: it is; else it is being tried again.
+      text: the reason, for people.
+      carried_bytes_per_s: what its line carried; 0: unknown.
+      since_s, until_s: the delay.
+      tries: failed attempts to bring it in sync.
+      restarts: copies in a row that rounds have overtaken.
+      outrun: the copy before this one, if rounds have overtaken it.
+      waiting: the delay lasts; else the member is being tried again.
     """
 
     text: str = ""
@@ -48,12 +52,12 @@ class CatchUpDelay:
     until_s: float = -math.inf
     tries: int = 0
     restarts: int = 0
-    outrun: Fetch | None = None  # the copy before this one, if it was
+    outrun: Fetch | None = None
     waiting: bool = False
 
 
 class CatchUp:
-    """See the top of this file."""
+    """Copies that go on beside the run's commits, and members whose copies cannot."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -63,7 +67,7 @@ class CatchUp:
     # ------------------------------------------------------------ facts
 
     def began(self, member: Member, fetch: Fetch) -> None:
-        """A copy begins; one that follows on a copy that was outrun is judged together with it."""
+        """Start measuring a copy; one that follows an overtaken copy is measured together with it."""
         behind = self._behind.get(member.peer)
         if behind is not None and behind.outrun is not None:
             fetch.began_s, fetch.received_before = (
@@ -77,13 +81,13 @@ class CatchUp:
         fetch.received_before = progress.bulk_received_bytes if progress else None
 
     def heard(self, member: Member, fetch: Fetch) -> None:
-        """The member has said what it received; the first time, that is where counting starts."""
+        """Start counting what the member receives, at its first report."""
         if fetch.received_before is None and member.progress is not None:
             fetch.began_s = self.context.now_s
             fetch.received_before = member.progress.bulk_received_bytes
 
     def committed(self, fragment: int, receivers: set[str]) -> None:
-        """A result was committed that these receive."""
+        """Count a committed result against the copies of its receivers."""
         size = self.result_bytes(fragment)
         self._commits.append((self.context.now_s, size))
         for member in self.context.roster:
@@ -97,23 +101,23 @@ class CatchUp:
                         copy.fetch.log_count += 1
 
     def in_sync(self, member: Member) -> None:
-        """It has made it."""
+        """Forget the delays of a member that is in sync."""
         self._behind.pop(member.peer, None)
 
     def removed(self, peer: str) -> None:
         self._behind.pop(peer, None)
 
-    # ------------------------------------------------------------ judging
+    # ------------------------------------------------------------ decisions
 
     def result_bytes(self, fragment: int) -> int:
-        """Of one round of the fragment, encoded, at each receiver."""
+        """Return the encoded size of one round's result of the fragment, at each receiver."""
         size = self.context.history.sizes[fragment]
         _up, down = self.context.spec.reduce.codecs(fragment)
         per_value = wire_bytes_per_value(down)
         return math.ceil(size.value_count * per_value) + 8 * size.counter_count
 
     def log_full(self, fetch: Fetch) -> bool:
-        """More results have been committed than a joiner keeps."""
+        """Return whether more results have been committed than a joiner keeps."""
         state_bytes = sum(
             4 * (size.value_count + size.momentum_count) + 8 * size.counter_count
             for size in self.context.history.sizes
@@ -122,12 +126,16 @@ class CatchUp:
         return fetch.log_bytes > most_bytes or fetch.log_count >= ROUNDS_HELD_MAX
 
     def give_up(self, member: Member, fetch: Fetch) -> str:
-        """A copy cannot succeed as it goes. Why the member must wait; empty: it is begun anew."""
+        """End a copy that cannot succeed.
+
+        Returns:
+          Why the member must wait, or "" if the copy may start again at once.
+        """
         behind = self._behind.setdefault(member.peer, CatchUpDelay())
         behind.restarts += 1
         behind.outrun = fetch
         carried, needed = self._rates(member, fetch)
-        if self.context.now_s - fetch.began_s < JUDGED_S_MIN:
+        if self.context.now_s - fetch.began_s < MEASURED_S_MIN:
             return ""
         if carried < HEADROOM * needed:
             behind.carried_bytes_per_s = carried
@@ -143,7 +151,9 @@ class CatchUp:
         behind.waiting, behind.outrun = True, None
         again = f"tried again in {wait_s:g} s, or when the run needs less"
         self.context.announce(
-            EventKind.SYNC, member.peer, f"{said(member)} cannot keep up: {behind.text}; {again}"
+            EventKind.SYNC,
+            member.peer,
+            f"{format_member(member)} cannot keep up: {behind.text}; {again}",
         )
         self.context.tell(member.peer, f"you cannot keep up with the run: {behind.text}; {again}")
         return behind.text
@@ -153,11 +163,14 @@ class CatchUp:
         return RETRY_DEADLINES * self.context.spec.membership.deadline_s
 
     def carries(self, member: Member, fetch: Fetch) -> bool:
-        """Whether anything came since the copy began: else the line is cut, which is not slow."""
+        """Return whether anything arrived since the copy began; if not, the line is cut, not slow."""
         return self._rates(member, fetch)[0] > 0
 
     def _rates(self, member: Member, fetch: Fetch) -> tuple[float, float]:
-        """What the member received since its copy began, and what it should have of results."""
+        """Return what the member received since its copy began, and what the results needed.
+
+        Both in bytes per second.
+        """
         seconds = self.context.now_s - fetch.began_s
         if fetch.received_before is None or member.progress is None or seconds <= 0:
             return math.inf, 0.0
@@ -165,7 +178,7 @@ class CatchUp:
         return max(0, received_bytes) / seconds, fetch.needed_bytes / seconds
 
     def waits(self, member: Member) -> str:
-        """Why no copy to this member may begin now; empty: one may."""
+        """Return why no copy to this member may begin now, or "" if one may."""
         behind = self._behind.get(member.peer)
         if behind is None or not behind.waiting:
             return ""
@@ -175,17 +188,17 @@ class CatchUp:
         return ""
 
     def _until_s(self, behind: CatchUpDelay) -> float:
-        """When it is tried again, if nothing is committed meanwhile."""
+        """Return when the member is tried again if nothing is committed meanwhile."""
         if len(self._commits) < 2 or not behind.carried_bytes_per_s:
             return behind.until_s
         first_s, first_bytes = self._commits[0]
         since_bytes = sum(size for _when_s, size in self._commits) - first_bytes
-        # Then the run's pace is what the member's line carries.
+        # By then, without a commit, the run's measured pace has fallen to what the line carries.
         slower_s = first_s + HEADROOM * since_bytes / behind.carried_bytes_per_s
         return min(behind.until_s, max(slower_s, behind.since_s + self._retry_first_s))
 
     def next_deadline_s(self) -> float:
-        """When somebody who waits may be tried again."""
+        """Return when the next waiting member may be tried again."""
         times = [self._until_s(behind) for behind in self._behind.values() if behind.waiting]
         return min((t for t in times if t > self.context.settled_s), default=math.inf)
 
@@ -201,6 +214,6 @@ def format_slow(carried_bytes_per_s: float, needed_bytes_per_s: float) -> str:
 
 
 def format_rate(bytes_per_s: float) -> str:
-    """For people."""
+    """Return a rate for people."""
     mb = bytes_per_s / 1e6
     return f"{mb:.1f} MB/s" if mb >= 0.1 else f"{bytes_per_s / 1e3:.1f} kB/s"

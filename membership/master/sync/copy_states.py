@@ -1,8 +1,8 @@
-"""What becomes of one copy (a member's fragment), as a table.
+"""The states of one copy (a member's fragment), and its transitions as a table.
 
 STALE ---- a transfer starts ----> FETCHING ---- Synced ----> HELD | UNCHECKED
   ^                                   |                        |        |
-  |<------ failed, donors gone -------+                        |        | the version's root
+  |<------ failed, donors gone -------+                        |        | when the version's root
   |<------ differs, or did not apply a commit in time ---------+--------+ is agreed: HELD | STALE
 """
 
@@ -14,7 +14,7 @@ from ..state.roster import CopyState
 
 
 class CopyEvent(enum.Enum):
-    """What can happen to a copy."""
+    """Events of one copy."""
 
     FETCH = "fetch"  # a transfer began
     AGREES = "agrees"  # it has the run's root

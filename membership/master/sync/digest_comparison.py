@@ -1,8 +1,8 @@
-"""Who holds other bytes than the run: pure comparison of what peers' memories come to.
+"""Comparison of the digests of peers' memories: finds copies that differ from the run's. Pure.
 
 Peers digest while rounds go on, so they may be a version apart: only copies of one version are
-compared, with the root that the journal has of it. A version that the journal knows no root of is as
-more than half of its holders have it; if no half agrees, they all differ from each other.
+compared, with the journal's root of that version. Where the journal has no root, the root that more
+than half of the holders report counts; if there is none, all holders differ from each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attrs import frozen
 from ....protocol.messages import FragmentHead
 
 DIGEST_BYTES = 32
-RUNS_SAID_MAX = 12  # of blocks, in a sentence
+RUNS_SAID_MAX = 12  # runs of blocks that a sentence names
 
 
 @frozen
@@ -23,9 +23,9 @@ class DifferingCopy:
     """A copy that is not the run's.
 
     Attributes:
-      expected: the run's root of that version; empty: nobody can say.
-      against: a peer whose copy of the same version has that root, or at least another one; empty:
-        there is none.
+      expected: the run's root of that version; empty: unknown.
+      against: a peer whose copy of the same version has that root, or at least a different one;
+        empty: there is none.
     """
 
     peer: str
@@ -37,10 +37,10 @@ class DifferingCopy:
 def differences(
     told: Mapping[str, Sequence[FragmentHead]], known_root: Callable[[int, int], bytes]
 ) -> list[DifferingCopy]:
-    """The copies that differ, by peer and fragment.
+    """Return the copies that differ, sorted by peer and fragment.
 
     Args:
-      told: by peer, what its memory comes to.
+      told: the heads that each peer's memory has, by peer.
       known_root: the journal's root of a fragment's version, or ``b""``.
     """
     holders: dict[tuple[int, int], dict[str, bytes]] = defaultdict(dict)
@@ -68,9 +68,9 @@ def _majority(roots: Mapping[str, bytes]) -> bytes:
 
 
 def differing_blocks(ours: bytes, theirs: bytes) -> list[int] | None:
-    """Indices of digests that differ; None: they are not of one fragment's version.
+    """Return the indices of digests that differ, or None if the two are not of one fragment's version.
 
-    As in ``checkpoint.blocks``, but without numpy, which a master does without.
+    This is ``checkpoint.blocks`` without numpy, which a master does not need.
     """
     if len(ours) != len(theirs) or not ours:
         return None
@@ -82,12 +82,12 @@ def differing_blocks(ours: bytes, theirs: bytes) -> list[int] | None:
 
 
 def format_blocks(blocks: Sequence[int]) -> str:
-    """``3, 7 to 9``: rising indices for people, not all of them if there are many runs."""
+    """Format rising indices as ``3, 7 to 9``, with ``...`` in place of many."""
     runs: list[list[int]] = []
     for block in blocks:
         if runs and block == runs[-1][-1] + 1:
             runs[-1][1:] = [block]
         else:
             runs.append([block])
-    said = [" to ".join(map(str, run)) for run in runs[:RUNS_SAID_MAX]]
-    return ", ".join(said) + (", ..." if len(runs) > RUNS_SAID_MAX else "")
+    texts = [" to ".join(map(str, run)) for run in runs[:RUNS_SAID_MAX]]
+    return ", ".join(texts) + (", ..." if len(runs) > RUNS_SAID_MAX else "")

@@ -1,7 +1,7 @@
-"""Who gives a version to somebody that lacks it: those whose lines have most to give.
+"""The choice of donors for a copy of the state: the members with the most spare uplink.
 
-What a donor can give one receiver more is taken as its uplink shared by all that it gives to. So a
-fast line is chosen before a slow one, and a busy one loses to a slower one that is idle.
+A donor's spare uplink is its uplink, divided by the receivers it would have then. So a fast line is
+chosen before a slow one, and an idle slow line before a busy fast one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
 def choose_donors(
     roster: Roster, member: Member, head: FragmentHead, bandwidths: Bandwidths, routes: Routes
 ) -> list[Member]:
-    """Those who hold exactly this version or are about to, the best first.
+    """Return the members that hold exactly this version or are about to, best first.
 
-    None: nobody holds it, or nobody to whom the member has a route.
+    The list is empty if no member that this one can reach holds it.
     """
     held = [other for other in roster if _holds(other, head, head.version)]
     if not held:
         return []
-    # A commit has just been sent to these; they keep what they are about to make of it.
+    # A commit has just been sent to these; they keep the version that they are about to reach.
     coming = [other for other in roster if other.in_sync and _holds(other, head, head.version - 1)]
     able = [
         other
@@ -36,14 +36,14 @@ def choose_donors(
     ]
     trusted = [other for other in able if other.peer not in member.bad_donors]
     if able and not trusted:
-        # If everybody seems bad, the one who says so may be the odd one; its failures count.
+        # A member to which all donors seem bad may be at fault itself; its failures count.
         member.bad_donors.clear()
         trusted = able
-    return ranked(roster, trusted, bandwidths)[:DONORS_MAX]
+    return rank_donors(roster, trusted, bandwidths)[:DONORS_MAX]
 
 
-def ranked(roster: Roster, able: Sequence[Member], bandwidths: Bandwidths) -> list[Member]:
-    """By what they could give to one receiver more; those that leave come last."""
+def rank_donors(roster: Roster, able: Sequence[Member], bandwidths: Bandwidths) -> list[Member]:
+    """Sort members by their uplink for one more receiver; members that are leaving come last."""
     lines = bandwidths.lines([other.peer for other in able], caps_of(able))
     receivers: Counter[str] = Counter()
     for receiver in roster:

@@ -1,9 +1,9 @@
-"""Which root a version has: what the members that reached it report, more than half of them.
+"""Votes on the root of a version: the root that more than half of the members that reached it report.
 
-What the journal knows is not voted on any more. Votes are counted by ``voting_blocs``. All have reported and no
-half agrees: the largest group, and of equal ones that with the oldest member.
-After a restart of the master, contributors from before count as silent voters until they report or the
-deadline is over, so the first to return cannot decide alone.
+A root in the journal is not voted on any more. Votes are counted by ``voting_blocs``. If all have
+reported and there is no majority, the largest group wins, and of equal groups the one with the oldest
+member. After a restart of the master, contributors from before count as silent voters until they
+report or the deadline is over, so the first member to return cannot decide alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VOTED_VERSIONS = 3  # newest versions of a fragment whose roots are still voted 
 
 
 class RootVotes:
-    """One per master.
+    """The votes of all members; one object per master.
 
     Attributes:
       unheard: contributors from before the master's restart that have not voted.
@@ -25,26 +25,27 @@ class RootVotes:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.unheard: set[str] = set()
+        self.unheard = set(context.history.places)
         self._cast: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
 
     def cast(self, member: Member, head: FragmentHead) -> None:
+        """Count a member's vote; a later one replaces it."""
         newest = self.context.history.versions[head.fragment]
         if head.version == newest:
             self.unheard.discard(member.peer)
         if newest - VOTED_VERSIONS < head.version <= newest:
             self._cast.setdefault((head.fragment, head.version), {})[member.peer] = head.root
 
-    def of(self, fragment: int, version: int) -> dict[str, bytes]:
-        """By peer."""
+    def by_peer(self, fragment: int, version: int) -> dict[str, bytes]:
+        """Return the roots voted for, by peer."""
         return self._cast.get((fragment, version), {})
 
-    def asked(self) -> list[tuple[int, int]]:
-        """Fragments and versions that somebody has voted on."""
+    def voted_on(self) -> list[tuple[int, int]]:
+        """Return the fragments and versions that have votes."""
         return list(self._cast)
 
     def winner(self, fragment: int, version: int, *, force: bool) -> bytes:
-        """The root that the votes come to; ``b""``: not agreed yet.
+        """Return the root that the votes agree on, or ``b""`` while they do not.
 
         Args:
           force: do not wait for members that have not reported.
@@ -52,15 +53,15 @@ class RootVotes:
         voters = sorted(self._voters(fragment), key=lambda member: member.number)
         voices = {member.peer: voice_of(member) for member in voters}
         unheard = self.unheard - voices.keys()
-        found = elect(self.of(fragment, version), voices, len(unheard))
+        found = elect(self.by_peer(fragment, version), voices, len(unheard))
         if found is None:
             return b""
-        votes = self.of(fragment, version)
+        votes = self.by_peer(fragment, version)
         all_have = not unheard and all(peer in votes for peer in voices)
         return found.winner if found.majority or all_have or force else b""
 
     def _voters(self, fragment: int) -> list[Member]:
-        """Members in sync; while there is none, whoever holds a copy that nothing speaks against."""
+        """Return the members in sync, or while there are none, the holders of unchecked copies."""
         in_sync = [member for member in self.context.roster if member.in_sync]
         if in_sync:
             return in_sync
@@ -73,17 +74,17 @@ class RootVotes:
     # ------------------------------------------------------------ forgetting
 
     def forget_peer(self, peer: str) -> None:
-        """It is no longer in the roster."""
+        """Forget the votes of a peer that is no longer in the roster."""
         for votes in self._cast.values():
             votes.pop(peer, None)
 
     def forget_beyond(self, fragment: int, newest: int) -> None:
-        """The run has gone back to this version."""
+        """Forget votes on later versions: the run has gone back to this one."""
         for key in [key for key in self._cast if key[0] == fragment and key[1] > newest]:
             del self._cast[key]
 
     def prune(self) -> None:
-        """Nobody asks for old versions' roots any more."""
+        """Forget votes on versions too old to be asked for."""
         versions = self.context.history.versions
         for fragment, version in list(self._cast):
             if version <= versions[fragment] - VOTED_VERSIONS:

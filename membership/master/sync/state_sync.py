@@ -1,12 +1,12 @@
-"""Copies of the state: which root a version has, who differs from it, who fetches from whom.
+"""Copies of the state: roots of versions, members that differ from them, transfers between members.
 
-*Roots.* Members report the digest of each version that they reach, and vote on it thereby: see
-``root_votes``.
+*Roots.* Members report the digest of each version that they reach; each report is a vote on the
+version's root, see ``root_votes``.
 
 *Transfers.* A joiner receives the result of every reduction that begins after it attached. So it may
-fetch the committed version as soon as no reduction of that fragment runs without it: whatever is
-committed later, it gets and replays. ``Donate`` goes to the donors before any later ``Commit``, on
-ordered streams, so what they pin is exactly that version.
+fetch the committed version as soon as no reduction of that fragment runs without it: it gets every
+later result and replays it. ``Donate`` goes to the donors before any later ``Commit``, on ordered
+streams, so they pin exactly that version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ....protocol.messages import (
 )
 from ...planning.bandwidth import Bandwidths
 from ..routes.routes import Routes
-from ..state.context import Context, quoted, said
+from ..state.context import Context, format_member, quoted
 from ..state.journal import RootKnown
 from ..state.master_effects import EventKind
 from ..state.roster import Copy, CopyState, Fetch, Member, holds_newest
@@ -37,22 +37,26 @@ from .copy_states import NEXT_STATE, RECEIVED_STATES, CopyEvent
 from .donor_choice import choose_donors
 from .root_votes import RootVotes
 
-SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to come back anew
-# Fragments that one member fetches at a time: one that is coming to its end and the next. Of each the
-# results of all rounds since have to be kept meanwhile.
+SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to start over
+# Fragments that one member fetches at a time: one that is nearly complete and the next. For each it
+# has to keep the results of all rounds since.
 FETCHES_MAX = 2
-# The same over a valid copy of another version: its blocks wait beside that, in memory.
+# The limit where the member holds a valid copy of another version: new blocks wait in memory beside it.
 BESIDE_MAX = 1
 ROOT_BYTES = 32  # a head without a root says nothing about what is held
-STALL_DEADLINES = 4  # a transfer that has not moved for so many deadlines has failed
+STALL_DEADLINES = 4  # a transfer without any bytes for this long has failed
 
 
 Excluded = Callable[[Member, int], bool]
-"""Whether a reduction of the fragment is running whose result the member will not get."""
+"""Return whether a reduction of the fragment is running whose result the member will not get."""
 
 
 class StateSync:
-    """Votes on roots, and all copies' transitions."""
+    """The members' copies of the state: their transitions, and transfers between members.
+
+    Attributes:
+      missing: contributors from before the master's restart that are not back yet.
+    """
 
     def __init__(
         self,
@@ -67,13 +71,12 @@ class StateSync:
         self.routes = routes
         self.catch_up = CatchUp(context)
         self.votes = RootVotes(context)
-        # Contributors from before the master's restart that are not back yet.
-        self.missing: set[str] = set()
+        self.missing = set(context.history.places)
 
     # ------------------------------------------------------------ coming and going
 
     def attached(self, member: Member, hello: Hello, committed: Iterable[Commit]) -> None:
-        """Judge what a newly attached member says it holds."""
+        """Compare what a newly attached member reports to hold with the run."""
         history = self.context.history
         self.missing.discard(member.peer)
         if not history.founded or hello.lineage != history.lineage:
@@ -92,13 +95,13 @@ class StateSync:
         for head in hello.heads:
             if head.fragment < len(member.copies) and len(head.root) == ROOT_BYTES:
                 member.told[head.fragment] = head
-                self._judge(member, head, about_to_apply=told.get(head.fragment) == head.version)
+                self._compare(member, head, about_to_apply=told.get(head.fragment) == head.version)
 
-    def _judge(self, member: Member, head: FragmentHead, *, about_to_apply: bool = False) -> None:
-        """Is a stale copy that a member says it holds the run's?
+    def _compare(self, member: Member, head: FragmentHead, *, about_to_apply: bool = False) -> None:
+        """Compare a stale copy that a member reports to hold with the run's version.
 
         Args:
-          about_to_apply: it holds the next result, too, and applies it when it reads the Welcome.
+          about_to_apply: the member holds the next result, too, and applies it on its Welcome.
         """
         copy = member.copies[head.fragment]
         version = self.context.history.versions[head.fragment]
@@ -111,8 +114,8 @@ class StateSync:
             if head.version + 1 < version:  # it cannot be about to apply the newest one
                 self.votes.unheard.discard(member.peer)
 
-    def judge_again(self, fragment: int) -> None:
-        """The committed version is another one than it was, without a round: who holds it?"""
+    def compare_again(self, fragment: int) -> None:
+        """Compare all copies of a fragment again: its committed version changed without a round."""
         newest = self.context.history.versions[fragment]
         self.votes.forget_beyond(fragment, newest)
         for member in self.context.roster.by_number():
@@ -124,11 +127,11 @@ class StateSync:
                 self._move(member, fragment, CopyEvent.FAILED, "the run has changed its version")
             copy.version, copy.root = 0, b""
             if head is not None:
-                self._judge(member, head)
+                self._compare(member, head)
 
     def beyond(self, member: Member, head: FragmentHead) -> None:
-        """A member holds a version that this master knows nothing of: a branch not taken, or lost
-        with the journal's end.
+        """Take a copy as stale whose version is unknown here: of a branch not taken, or lost with the
+        journal's end.
         """
         member.told[head.fragment] = head
         copy = member.copies[head.fragment]
@@ -138,7 +141,7 @@ class StateSync:
             self._move(member, head.fragment, CopyEvent.LATE, why)
 
     def founded(self, founder: Member | None) -> None:
-        """Every member gets copies; the founder's are right by definition."""
+        """Give every member its copies; the founder's are the run's state by definition."""
         history = self.context.history
         for member in self.context.roster:
             member.copies = [Copy() for _ in history.versions]
@@ -157,25 +160,26 @@ class StateSync:
                 if copy.fetch is None or member.peer not in copy.fetch.donors:
                     continue
                 copy.fetch.donors.remove(member.peer)
-                if not copy.fetch.donors:  # nobody's fault: it is tried again at once
+                if not copy.fetch.donors:  # no failure of the member: it may try again at once
                     self._move(other, fragment, CopyEvent.FAILED, "its donors are gone")
 
     # ------------------------------------------------------------ what members report
 
     def report(self, member: Member, head: FragmentHead) -> None:
-        """A member says that it holds this version with this root."""
+        """Take a member's report that it holds this version with this root."""
         copy = member.copies[head.fragment]
         if copy.state is CopyState.FETCHING:
-            return  # what it holds is being replaced; its Synced will say
+            return  # what it holds is being replaced; its Synced will report the copy
         member.told[head.fragment] = head
         self.votes.cast(member, head)
         copy.version, copy.root, copy.mute = head.version, head.root, False
         newest = self.context.history.versions[head.fragment]
         if copy.state is not CopyState.STALE or head.version == newest:
-            # A stale copy that is still behind may lack a result: it cannot catch up by itself.
+            # A stale copy that is still behind may lack a result and could not catch up by itself.
             self._check(member, head.fragment)
 
     def synced(self, member: Member, message: Synced) -> None:
+        """Take the end of a transfer as the member reports it."""
         head = message.head
         copy = member.copies[head.fragment]
         if copy.fetch is None:
@@ -196,6 +200,7 @@ class StateSync:
             self.votes.cast(member, head)
 
     def failed(self, member: Member, message: SyncFailed) -> None:
+        """Take a transfer's failure as the member reports it."""
         if message.fragment >= len(member.copies):
             return
         copy = member.copies[message.fragment]
@@ -216,15 +221,17 @@ class StateSync:
             member.bad_donors.add(peer)
             donor.bad_blocks_count += 1
             donor.called_bad_donor.add(member.peer)
-            text = f"{said(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+            text = (
+                f"{format_member(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+            )
             if len(donor.called_bad_donor) > 1:
-                self.context.announce(EventKind.BAD, peer, f"{text}{said(member)}")
+                self.context.announce(EventKind.BAD, peer, f"{text}{format_member(member)}")
             else:
-                who = f"{text}{said(member)}, which alone says so"
-                self.context.announce(EventKind.SYNC, peer, who)
+                text = f"{text}{format_member(member)}, which alone says so"
+                self.context.announce(EventKind.SYNC, peer, text)
 
     def moved(self, member: Member, *, state: bool) -> None:
-        """Bytes arrive at the member: of a state transfer (``state``), or of a reduction."""
+        """Note that bytes arrive at the member: of a state transfer (``state``), or of a reduction."""
         now_s = self.context.now_s
         for copy in member.copies:
             if copy.fetch is not None:
@@ -235,11 +242,11 @@ class StateSync:
                 copy.due_s = now_s + self.context.spec.membership.deadline_s
 
     def late(self, member: Member, fragment: int, why: str, version: int | None = None) -> None:
-        """The member did not get, or did not apply, what was committed.
+        """Take a copy as stale that did not get, or did not apply, what was committed.
 
         Args:
-          version: before the round that it lacks. A transfer of a later version brings it further
-            than that; one of this version or an earlier one does not, and is broken off.
+          version: before the round that it lacks. A transfer of a later version contains that
+            round; a transfer of this version or an earlier one does not, and is ended.
         """
         copy = member.copies[fragment]
         if copy.fetch is None:
@@ -248,10 +255,10 @@ class StateSync:
             self._outrun(member, fragment, why)
 
     def committed(self, commit: Commit, receivers: Iterable[str], wrong: dict[str, str]) -> None:
-        """A version was committed: who gets its result has a deadline, who does not is stale.
+        """Give receivers of a committed result a deadline; copies of all others become stale.
 
         Args:
-          receivers: who was sent the result.
+          receivers: the peers that were sent the result.
           wrong: receivers that are known not to hold it, and why.
         """
         deadline_s = self.context.now_s + self.context.spec.membership.deadline_s
@@ -266,7 +273,7 @@ class StateSync:
             if member.peer in wrong:
                 self.late(member, commit.fragment, wrong[member.peer], commit.version)
             elif member.peer not in got and (copy.state in RECEIVED_STATES or copy.fetch):
-                # Of a copy that is on its way the result could not be replayed.
+                # A copy that is under way could not replay this result.
                 why = f"it was not among the receivers of round {commit.round}"
                 if copy.fetch is None:
                     self.late(member, commit.fragment, why)
@@ -276,10 +283,10 @@ class StateSync:
                 copy.due_s = deadline_s
         self.votes.prune()
 
-    # ------------------------------------------------------------ deciding
+    # ------------------------------------------------------------ decisions
 
     def decide(self, fragment: int, version: int, *, force: bool = False) -> bytes:
-        """The version's root, agreed now if it can be; ``b""`` while it cannot.
+        """Return the version's root, agreed on now if possible, or ``b""``.
 
         Args:
           force: do not wait for members that have not reported.
@@ -299,12 +306,12 @@ class StateSync:
         return best
 
     def settle(self, excluded: Excluded) -> bool:
-        """Agree on roots and settle who is in sync. True if anything changed."""
+        """Agree on roots and settle which members are in sync. Return whether anything changed."""
         history = self.context.history
         if not history.founded:
             return False
         changed = False
-        for fragment, version in self.votes.asked():
+        for fragment, version in self.votes.voted_on():
             if not history.root(fragment, version):
                 changed |= bool(self.decide(fragment, version))
         for member in self.context.roster.by_number():
@@ -313,7 +320,7 @@ class StateSync:
         return changed
 
     def transfer(self, excluded: Excluded) -> bool:
-        """Start every transfer that may start. True if one did."""
+        """Start every transfer that may start. Return whether any did."""
         if not self.context.history.founded:
             return False
         stale = [m for m in self.context.roster.by_number() if self._may_fetch(m)]
@@ -330,7 +337,7 @@ class StateSync:
         )
 
     def _settle_in_sync(self, member: Member, excluded: Excluded) -> bool:
-        """In sync: from holding the newest of everything until a copy is found wanting."""
+        """Update whether a member is in sync: from holding all newest versions until a copy is stale."""
         if member.in_sync:
             in_sync = all(copy.state in RECEIVED_STATES for copy in member.copies)
         else:
@@ -345,11 +352,15 @@ class StateSync:
             member.kept.clear()
             member.sync_failures = 0
             self.catch_up.in_sync(member)
-            self.context.announce(EventKind.SYNC, member.peer, f"{said(member)} is in sync")
+            self.context.announce(
+                EventKind.SYNC, member.peer, f"{format_member(member)} is in sync"
+            )
         else:
             whys = [copy.why for copy in member.copies if copy.state not in RECEIVED_STATES]
             self.context.announce(
-                EventKind.SYNC, member.peer, f"{said(member)} is no longer in sync: {whys[0]}"
+                EventKind.SYNC,
+                member.peer,
+                f"{format_member(member)} is no longer in sync: {whys[0]}",
             )
         return True
 
@@ -382,7 +393,7 @@ class StateSync:
                 continue
             newer = told is not None and told.version > head.version
             if newer and self.context.history.behind and (self.succession.waiting or self.missing):
-                continue  # what it holds may turn out to be the run's: see ``lineage``
+                continue  # its version may turn out to be the run's, see ``lineage``
             if not head.root:
                 continue
             donors = choose_donors(self.context.roster, member, head, self.bandwidths, self.routes)
@@ -391,7 +402,7 @@ class StateSync:
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
             self.catch_up.began(member, copy.fetch)
             self._move(member, fragment, CopyEvent.FETCH)
-            member.told.pop(fragment, None)  # it gives up what it has
+            member.told.pop(fragment, None)  # it discards what it has
             for donor in donors:
                 self.context.send(donor.peer, Donate(head, member.peer))
             self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors), newer))
@@ -402,20 +413,20 @@ class StateSync:
     # ------------------------------------------------------------ one copy
 
     def _outrun(self, member: Member, fragment: int, why: str) -> None:
-        """The rounds have left a copy behind: it cannot end in sync any more."""
+        """End a copy that rounds have overtaken: it cannot end in sync any more."""
         fetch = member.copies[fragment].fetch
         assert fetch is not None
         slow = self.catch_up.give_up(member, fetch)
         self._end_fetch(member, fetch, slow or why)
 
     def _end_fetch(self, member: Member, fetch: Fetch, why: str) -> None:
-        """The receiver is told, too: what it has fetched is of no use."""
+        """End a transfer and tell its receiver to drop what it has fetched."""
         head = fetch.head
         self.context.send(member.peer, Release(head.fragment, head.version, member.peer))
         self._move(member, head.fragment, CopyEvent.FAILED, why)
 
     def _stalled(self, member: Member, fragment: int, why: str) -> None:
-        """No block has come for long; perhaps because results take all of the line."""
+        """End a transfer without new blocks; results may take all of the line."""
         fetch = member.copies[fragment].fetch
         assert fetch is not None
         if fetch.log_count and self.catch_up.carries(member, fetch):
@@ -431,7 +442,7 @@ class StateSync:
         behind = history.versions[fragment] - copy.version
         if known and known != copy.root:
             why = f"its version {copy.version} of fragment {fragment} differs from the run's"
-            self.context.announce(EventKind.SYNC, member.peer, f"{said(member)}: {why}")
+            self.context.announce(EventKind.SYNC, member.peer, f"{format_member(member)}: {why}")
             if copy.fetch is not None:
                 self._fail(member, fragment, why)
             else:
@@ -444,12 +455,12 @@ class StateSync:
     def _fail(self, member: Member, fragment: int, why: str) -> None:
         member.sync_failures += 1
         fetch = member.copies[fragment].fetch
-        if fetch is not None and not fetch.donors:  # what it had on its disk was no good
+        if fetch is not None and not fetch.donors:  # the copy on its own disk was wrong
             member.kept = [heads for heads in member.kept if heads[fragment] != fetch.head]
         self.context.announce(
             EventKind.SYNC,
             member.peer,
-            f"{said(member)} could not fetch fragment {fragment}: {why} "
+            f"{format_member(member)} could not fetch fragment {fragment}: {why} "
             f"(failure {member.sync_failures} of {SYNC_ATTEMPTS_MAX})",
         )
         self._move(member, fragment, CopyEvent.FAILED, why)
@@ -470,10 +481,10 @@ class StateSync:
                 self.context.send(donor, Release(head.fragment, head.version, member.peer))
             copy.fetch = None
 
-    # ------------------------------------------------------------ for the others
+    # ------------------------------------------------------------ questions
 
     def hopeless(self) -> list[tuple[Member, RefusalCode, str]]:
-        """Members whose transfers failed too often; they have to come back anew."""
+        """Return the members whose transfers failed too often, with the refusal; they must start over."""
         return [
             (member, RefusalCode.LAGGING, f"{SYNC_ATTEMPTS_MAX} state transfers in a row failed")
             for member in self.context.roster.by_number()
@@ -481,7 +492,7 @@ class StateSync:
         ]
 
     def is_only_donor(self, member: Member) -> bool:
-        """Somebody's transfer would have to start over if this member left."""
+        """Return whether some transfer would have to start over if this member left."""
         return any(
             copy.fetch is not None and copy.fetch.donors == [member.peer]
             for other in self.context.roster
@@ -489,6 +500,7 @@ class StateSync:
         )
 
     def next_deadline_s(self) -> float:
+        """Return when the next copy is late or stalled, or a member may try again."""
         stall_s = STALL_DEADLINES * self.context.spec.membership.deadline_s
         stalled_s = min(
             (

@@ -1,0 +1,100 @@
+"""The effects of decisions, carried out one after the other in the order decided."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from ...membership.master.state.journal import JournalRecord
+from ...membership.master.state.master_effects import (
+    AnnounceEvent,
+    CheckProof,
+    DropPeer,
+    Effect,
+    Event,
+    RecordDurably,
+    SendMessage,
+)
+from ...protocol.messages import Refused
+from .peer_sessions import PeerSession, PeerSessions
+
+log = logging.getLogger("holdfast.master")
+
+
+class EffectQueue:
+    """Perform effects: records on disk before the messages that follow from them.
+
+    Args:
+      write: returns when a record is on disk.
+      check_proof: handles a peer's accusation of another one; it runs beside the queue.
+      superseded: set when another master is obeyed; nothing is carried out after that.
+    """
+
+    def __init__(
+        self,
+        sessions: PeerSessions,
+        write: Callable[[JournalRecord], Awaitable[None]],
+        check_proof: Callable[[CheckProof], Awaitable[None]],
+        superseded: trio.Event,
+    ) -> None:
+        self._sessions = sessions
+        self._write = write
+        self._check_proof = check_proof
+        self._superseded = superseded
+        self._listeners: list[Callable[[Event], None]] = []
+        # Each with the session that it is for. A trio.Event is set when its turn comes.
+        self._queue: deque[tuple[Effect | trio.Event, PeerSession | None]] = deque()
+        self._work = trio.Event()
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        """Call this with every event once the records before it are on disk."""
+        self._listeners.append(listener)
+
+    def add(self, effects: list[Effect]) -> None:
+        """Append effects; the sessions that they are for are chosen now.
+
+        A peer may be back on another connection by the time that they are carried out.
+        """
+        for effect in effects:
+            self._queue.append((effect, self._sessions.addressee(effect)))
+        self._work.set()
+
+    def clear(self) -> None:
+        self._queue.clear()
+
+    async def drained(self) -> None:
+        """Wait until everything that is queued now was carried out."""
+        reached = trio.Event()
+        self._queue.append((reached, None))
+        self._work.set()
+        await reached.wait()
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Carry out effects until cancelled; proofs are checked in the nursery."""
+        while True:
+            while self._queue and not self._superseded.is_set():
+                effect, session = self._queue.popleft()
+                match effect:
+                    case RecordDurably(record=record):
+                        await self._write(record)
+                    case SendMessage(message=message) if session is not None:
+                        self._sessions.send(session, message)
+                    case DropPeer(code=code, reason=reason) if session is not None:
+                        self._sessions.dismiss(session, Refused(code, reason))
+                    case AnnounceEvent(event=event):
+                        self._announce(event)
+                    case CheckProof():
+                        nursery.start_soon(self._check_proof, effect)
+                    case trio.Event():
+                        effect.set()
+            self._work = trio.Event()
+            await self._work.wait()
+
+    def _announce(self, event: Event) -> None:
+        kind = event.kind.value
+        log.info("%s: %s", kind, event.text, extra={"kind": kind, "peer": event.peer})
+        for listener in self._listeners:
+            listener(event)

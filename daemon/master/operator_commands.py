@@ -1,0 +1,173 @@
+"""The operator's commands, as the master's HTTP API takes them: one method for each POST.
+
+A command that changes the run answers when the change is on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from ...protocol.errors import UserError
+from ...protocol.messages import Role
+from ..exit_codes import ExitCode
+from ..web.app import Action, Json
+from .admission import match_peers
+from .journal_store import JournalStore
+from .master_service import MasterService
+
+USES_MAX = 1_000_000  # of an invite
+HOURS_MAX = 87_600.0  # of an invite: ten years
+REASON_CHARS_MAX = 900
+STOP_DELAY_S = 0.2  # the answer is sent first
+
+
+class MakeInvite(Protocol):
+    """Make an invite and return it as text."""
+
+    def __call__(
+        self, role: Role, founder: bool, uses: int, hours: float, *, approve: bool
+    ) -> str: ...
+
+
+class OperatorCommands:
+    """Check and carry out commands; a bad request raises UserError.
+
+    Args:
+      stop: ends the master's process.
+    """
+
+    def __init__(
+        self,
+        service: MasterService,
+        store: JournalStore,
+        make_invite: MakeInvite,
+        stop: Callable[[], None],
+    ) -> None:
+        self._service = service
+        self._coordinator = service.coordinator
+        self._store = store
+        self._make_invite = make_invite
+        self._stop = stop
+
+    def actions(self) -> Mapping[str, Action]:
+        """Return the commands by their names in the API."""
+        return {
+            "invite": self._invite,
+            "withdraw": self._withdraw,
+            "approve": self._approve,
+            "kick": self._kick,
+            "checkpoint": self._checkpoint,
+            "clear": self._clear,
+            "verify": self._verify,
+            "pause": self._pause,
+            "resume": self._resume,
+            "stop": self._stop_process,
+        }
+
+    # ------------------------------------------------------------ invites
+
+    async def _invite(self, body: Json) -> Json:
+        try:
+            role = Role(body.get("role", "contributor"))
+            uses, hours = int(str(body.get("uses", 1))), float(str(body.get("hours", 24.0)))
+        except ValueError as error:
+            raise UserError(f"invalid invite: {error}", exit_code=ExitCode.USAGE) from error
+        founder, approve = body.get("founder", False), body.get("approve", False)
+        flags = isinstance(founder, bool) and isinstance(approve, bool)
+        if not (1 <= uses <= USES_MAX and 0 < hours <= HOURS_MAX and flags):
+            raise UserError(
+                f"invalid invite: uses are 1 to {USES_MAX}, hours at most {HOURS_MAX:.0f}, "
+                "founder and approve true or false",
+                exit_code=ExitCode.USAGE,
+            )
+        invite = self._make_invite(role, founder is True, uses, hours, approve=approve is True)
+        told = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
+        return {"invite": invite, **told}
+
+    async def _withdraw(self, body: Json) -> Json:
+        invite_id = str(body.get("id", ""))
+        if not self._store.withdraw(invite_id):
+            raise UserError(
+                f"there is no invite {invite_id!r}",
+                exit_code=ExitCode.USAGE,
+                hint="`holdfast invites` lists them with their ids",
+            )
+        return {"id": invite_id, "withdrawn": True}
+
+    async def _approve(self, body: Json) -> Json:
+        wanted, refuse = str(body.get("peer", "")), body.get("refuse", False)
+        if not isinstance(refuse, bool):
+            raise UserError("refuse must be true or false", exit_code=ExitCode.USAGE)
+        if not refuse:
+            return await self._service.admission.approve(wanted)
+        return await self._service.admission.refuse(wanted, _reason(body))
+
+    # ------------------------------------------------------------ members
+
+    async def _kick(self, body: Json) -> Json:
+        peer = self._find_peer(str(body.get("peer", "")))
+        await self._service.see_through(partial(self._coordinator.kick, peer, _reason(body)))
+        return {"peer": peer, "kicked": True}
+
+    async def _clear(self, body: Json) -> Json:
+        wanted = str(body.get("peer", ""))
+        quarantined = self._coordinator.context.history.quarantined
+        audits = self._coordinator.scheduler.driver.audits
+        peer = self._find_peer(wanted)
+        if peer not in quarantined and peer not in audits.barred():
+            raise UserError(
+                f"{wanted!r} is not in quarantine",
+                exit_code=ExitCode.USAGE,
+                hint="`holdfast peers` lists the peers in quarantine",
+            )
+        await self._service.see_through(partial(self._coordinator.clear, peer))
+        return {"peer": peer, "cleared": True}
+
+    def _find_peer(self, wanted: str) -> str:
+        names = {peer: grant.name for peer, grant in self._store.granted().items()}
+        history = self._coordinator.context.history
+        names |= {peer: admitted.name for peer, admitted in history.admitted.items()}
+        names |= {member.peer: member.name for member in self._coordinator.context.roster}
+        for peer in history.revoked:
+            names.pop(peer, None)
+        matches = match_peers(wanted, names)
+        if len(matches) != 1:
+            raise UserError(
+                f"{'no peer is' if not matches else 'several peers are'} called {wanted!r}"
+                + (f": {', '.join(peer[:8] for peer in matches[:8])}" if matches else ""),
+                exit_code=ExitCode.USAGE,
+                hint="`holdfast status` lists the members; use the peer id's first digits",
+            )
+        return matches[0]
+
+    # ------------------------------------------------------------ the run
+
+    async def _checkpoint(self, _body: Json) -> Json:
+        return await self._service.checkpoint_asker.run()
+
+    async def _verify(self, _body: Json) -> Json:
+        return await self._service.verifier.run()
+
+    async def _pause(self, _body: Json) -> Json:
+        await self._service.see_through(self._coordinator.pause)
+        return {"paused": True}
+
+    async def _resume(self, _body: Json) -> Json:
+        await self._service.see_through(self._coordinator.resume)
+        return {"paused": False}
+
+    async def _stop_process(self, _body: Json) -> Json:
+        trio.lowlevel.spawn_system_task(self._stop_soon)
+        return {"stopping": True}
+
+    async def _stop_soon(self) -> None:
+        await trio.sleep(STOP_DELAY_S)
+        self._stop()
+
+
+def _reason(body: Json) -> str:
+    return str(body.get("reason") or "no reason was given")[:REASON_CHARS_MAX]

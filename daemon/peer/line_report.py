@@ -1,0 +1,32 @@
+"""The report to the master on the load of this peer's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...collectives.links.hub import LinkHub
+from ...collectives.links.rate_meter import Reading
+from ...protocol.messages import LinkLoad, Measured
+
+LINKS_TOLD_MAX = 64  # links in a report; those that carried most
+
+
+def measured(hub: LinkHub) -> Measured:
+    """Return what the lines carried since the last report, and for how long they were busy."""
+    seen = hub.take_measurements()
+    return Measured(
+        sent_bytes=seen.sent.carried_bytes,
+        sending_s=seen.sent.busy_s,
+        received_bytes=seen.received.carried_bytes,
+        receiving_s=seen.received.busy_s,
+        links=tuple(
+            LinkLoad(peer, reading.carried_bytes, reading.busy_s)
+            for peer, reading in heaviest(seen.sent_to)
+        ),
+    )
+
+
+def heaviest(sent_to: Mapping[str, Reading]) -> list[tuple[str, Reading]]:
+    """Return the links that carried most: reports of all links would grow with the members' square."""
+    links = sorted(sent_to.items(), key=lambda each: -each[1].carried_bytes)
+    return links[:LINKS_TOLD_MAX]

@@ -1,0 +1,64 @@
+"""A peer's configuration, its status report, and the run's spec once it is known."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import define, field
+
+from ...membership.spec.spec import RunSpec
+from ...protocol.addresses import Address
+from ...protocol.messages import RelayOffer
+from ...protocol.trust.notary import Notary
+from .volunteer_limits import DiskQuota
+
+TOLD_MAX = 20  # newest notices to the operator that the status page shows
+
+
+@define
+class PeerConfig:
+    """Settings of a peer, from its command line and its certificate."""
+
+    me: str  # this peer's id
+    name: str
+    run_id: str
+    masters: Sequence[Address]
+    bind: Sequence[Address]
+    advertise: Sequence[Address] = ()  # port 0: the bound one; empty: guessed from ``bind``
+    incarnation: int = 0
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
+    patience_s: float | None = 120.0  # give up after this time without a master; None: never
+    local_checkpoint: str = ""  # file for the trainer's local checkpoint; empty: none
+    always_writes: bool = False  # write checkpoints whatever the spec's ``peers`` is
+    notary: Notary | None = None  # signs contributions; None: they stay unsigned
+    site: str = ""  # members of one site share a line; empty: derived from addresses
+    partial: Path | None = None  # folder for partial copies; None: none are kept
+    memory_bytes: int | None = None  # of this machine; None: no state is too large
+    disk_quota: DiskQuota | None = None  # for checkpoints on this disk; None: no limit
+    partial_bytes: int | None = None  # for partial copies; None: no limit
+    relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
+
+
+@define
+class PeerReport:
+    """The part of the status page that the services write."""
+
+    phase: str = "starting"
+    why: str = ""
+    told: deque[str] = field(factory=lambda: deque(maxlen=TOLD_MAX))
+
+
+@define(eq=False)
+class CurrentSpec:
+    """The run's spec: None until the first ``Welcome``. The session sets it, everything else reads it."""
+
+    known: RunSpec | None = None
+
+    @property
+    def value(self) -> RunSpec:
+        """Return the spec; nothing that needs it begins before the first ``Welcome``."""
+        assert self.known is not None
+        return self.known

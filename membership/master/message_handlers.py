@@ -1,0 +1,173 @@
+"""Members' messages, by kind, and the rule that each of them goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.messages import (
+    Applied,
+    Audited,
+    Diagnosis,
+    FragmentHead,
+    Held,
+    Leaving,
+    LinkBroken,
+    Measured,
+    Message,
+    NotReady,
+    Probed,
+    Progress,
+    ProofPiece,
+    Ready,
+    Reduced,
+    ReduceFailed,
+    Relayed,
+    RouteWanted,
+    RouteWorks,
+    Synced,
+    SyncFailed,
+    TrainerAttached,
+    TrainerFailed,
+    TrainerLost,
+    WeightsSupplied,
+)
+from . import trainers
+from .adoption import Adoption
+from .departures import Departures
+from .founding import Founding
+from .hello_checks import layout_refusal
+from .removal import Removal
+from .rounds.round_scheduler import RoundScheduler
+from .routes.probing import Probing
+from .routes.routes import Routes
+from .state.context import Context, format_member, quoted
+from .state.master_effects import EventKind
+from .state.roster import Member
+from .sync.state_sync import ROOT_BYTES, StateSync
+
+
+class MessageHandlers:
+    """Hands each message to its handler, which only notes what the message says.
+
+    Attributes:
+      table: the handler of each kind of message that a member may send.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        scheduler: RoundScheduler,
+        state_sync: StateSync,
+        routes: Routes,
+        adoption: Adoption,
+        probing: Probing,
+        founding: Founding,
+        departures: Departures,
+        removal: Removal,
+    ) -> None:
+        self.context = context
+        self.scheduler = scheduler
+        self.state_sync = state_sync
+        self.adoption = adoption
+        self.founding = founding
+        self.removal = removal
+        driver = scheduler.driver
+        self.table: dict[type[Message], Callable[[Member, Any], None]] = {
+            Progress: self._on_progress,
+            TrainerAttached: self._on_trainer_attached,
+            TrainerLost: self._on_trainer_lost,
+            TrainerFailed: self._on_trainer_failed,
+            WeightsSupplied: founding.supplied,
+            Ready: scheduler.ready,
+            NotReady: scheduler.not_ready,
+            Reduced: self._on_reduced,
+            Held: driver.repairer.held,
+            Diagnosis: driver.inquirer.diagnosed,
+            ReduceFailed: self._on_reduce_failed,
+            Audited: driver.audits.audited,
+            ProofPiece: driver.audits.proof,
+            Measured: scheduler.measured,
+            Probed: probing.probed,
+            LinkBroken: routes.broken,
+            RouteWanted: routes.wanted,
+            RouteWorks: routes.works,
+            Relayed: routes.relayed,
+            Applied: self._on_applied,
+            Synced: self._on_synced,
+            SyncFailed: state_sync.failed,
+            Leaving: departures.leave,
+        }
+
+    def handle(self, member: Member, message: Message) -> None:
+        """Note what a message says; evict a member that sent a kind that only masters send."""
+        handler = self.table.get(type(message))
+        if handler is None:
+            what = f"it sent {type(message).__name__}, which peers never send"
+            self.removal.violation(member, what)
+        else:
+            handler(member, message)
+
+    def _on_progress(self, member: Member, message: Progress) -> None:
+        before = member.progress
+        member.progress = message
+        self.context.totals.progress(member, message)
+        received = before is None or message.bulk_received_bytes > before.bulk_received_bytes
+        if received or (before and message.bulk_sent_bytes > before.bulk_sent_bytes):
+            self.scheduler.driver.moved(member)
+        state = before is None or message.state_received_bytes > before.state_received_bytes
+        if received or state:
+            self.state_sync.moved(member, state=state)
+
+    def _on_trainer_attached(self, member: Member, message: TrainerAttached) -> None:
+        refused = layout_refusal(self.context, message.layout)
+        if refused is not None:
+            self.removal.evict(member.peer, *refused)
+            return
+        if member.layout is None:  # peers repeat the message after a reconnect
+            self.context.announce(
+                EventKind.ROLE, member.peer, f"{format_member(member)} has a trainer"
+            )
+        member.layout, member.trainerless_s, member.failed = message.layout, None, None
+
+    def _on_trainer_failed(self, member: Member, message: TrainerFailed) -> None:
+        trainers.failed(self.context, member, message)
+
+    def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
+        trainers.lost(self.context, member)
+        self.scheduler.trainer_lost(member)
+        self.founding.withdraw(member.peer)
+        self.context.announce(
+            EventKind.ROLE,
+            member.peer,
+            f"{format_member(member)} has lost its trainer: {quoted(message.reason)}",
+        )
+
+    def _on_reduced(self, member: Member, message: Reduced) -> None:
+        if not self.adoption.hears(member, message):
+            self.scheduler.driver.reduced(member, message)
+
+    def _on_reduce_failed(self, member: Member, message: ReduceFailed) -> None:
+        if not self.adoption.hears(member, message):
+            self.scheduler.driver.reduce_failed(member, message)
+
+    def _on_applied(self, member: Member, message: Applied) -> None:
+        if self._known_head(member, message.head):
+            self.state_sync.report(member, message.head)
+
+    def _on_synced(self, member: Member, message: Synced) -> None:
+        if self._known_head(member, message.head):
+            self.state_sync.synced(member, message)
+
+    def _known_head(self, member: Member, head: FragmentHead) -> bool:
+        """Return whether the run has had this version; if not, evict the member or note its claim."""
+        history = self.context.history
+        valid = head.fragment < history.fragment_count and len(head.root) == ROOT_BYTES
+        if valid and head.version <= history.versions[head.fragment]:
+            return True
+        if valid and history.branch > 0:  # commits were lost or undone: it may be of another branch
+            self.state_sync.beyond(member, head)
+            return False
+        what = f"it reports version {head.version} of fragment {head.fragment}"
+        self.removal.violation(member, what)
+        return False

@@ -1,0 +1,148 @@
+"""Flushes and repairs: the chunks of a lost owner go to other members (see ``attempt``, ``repair``)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ....protocol.messages import OWNER_RUNS_MAX, Assignment, Flush, Held, RefusalCode, Repair
+from ..routes.routes import Routes
+from ..state.context import Context
+from ..state.master_effects import EventKind
+from ..state.roster import Member
+from .attempt import Attempt
+from .outcome import ReductionOutcome
+from .repair import plan_repair
+from .round import Round, RoundEvent
+from .round_table import RoundTable
+
+SUCCESSORS_NAMED_MAX = 4  # in an event
+
+
+class Repairer:
+    """Has members shut out a lost one and say what they hold, then redistributes its chunks."""
+
+    def __init__(self, context: Context, round_table: RoundTable, routes: Routes) -> None:
+        self.context = context
+        self.round_table = round_table
+        self.routes = routes
+
+    # ------------------------------------------------------------ flush
+
+    def flush(self, round_: Round) -> None:
+        """Tell all members in the attempt to accept nothing more from the lost."""
+        attempt = round_.running()
+        attempt.begin_flush(self.context.now_s)
+        message = Flush(round_.number, attempt.flush_number, tuple(attempt.lost))
+        for peer in attempt.served():
+            self.context.send(peer, message)
+
+    def held(self, member: Member, message: Held) -> None:
+        """Note which chunks' results a receiver holds, now that it has shut out the lost."""
+        round_ = self.round_table.rounds.get(message.round)
+        attempt = round_.attempt if round_ is not None else None
+        if attempt is None or not attempt.flushing or attempt.flush_number != message.attempt:
+            return
+        if member.peer not in attempt.served():
+            return
+        if len(message.results) != (len(attempt.owners) + 7) // 8:
+            why = "it holds chunks that the round does not have"
+            self.round_table.evict(member.peer, RefusalCode.PROTOCOL, why)
+            return
+        attempt.held[member.peer] = message.results
+
+    def flush_limit_s(self, attempt: Attempt) -> float:
+        """Return when a needed member that has not answered the flush is removed."""
+        return attempt.flush_s + self.context.spec.membership.deadline_s
+
+    def listeners_limit_s(self, attempt: Attempt) -> float:
+        """Return until when listeners that may hold lost chunks are waited for."""
+        if not attempt.flushing or attempt.unheard():
+            return math.inf  # needed members are waited for, not listeners
+        return attempt.flush_s + self.context.spec.settle_s
+
+    def remove_mute(self, round_: Round) -> None:
+        """Remove the needed members that are alive and have not answered the flush."""
+        for peer in round_.running().unheard():
+            self.round_table.evict(
+                peer, RefusalCode.LAGGING, f"it did not answer a flush of round {round_.number}"
+            )
+
+    # ------------------------------------------------------------ repair
+
+    def may_repair(self, attempt: Attempt) -> bool:
+        """Return whether all answers to the flush that matter are in."""
+        if attempt.unheard():
+            return False
+        return self.context.now_s >= self.listeners_limit_s(attempt) or not (
+            attempt.may_learn_more()
+        )
+
+    def repair(self, round_: Round) -> bool:
+        """Give the chunks of the lost to others. Returns False if the message would be too large."""
+        attempt = round_.running()
+        assignments = self._assignments(attempt, attempt.survivors(), attempt.held)
+        if len(assignments) > OWNER_RUNS_MAX:
+            return False
+        round_.turn(RoundEvent.REPAIR)
+        round_.repair_count += 1
+        self.round_table.repair_count += 1
+        self.context.announce(EventKind.ROUND, None, self._format_repair(round_, assignments))
+        attempt.begin_repair(assignments, self.context.now_s)
+        self._send(round_, assignments)
+        return True
+
+    def serve_listeners(self, round_: Round, outcome: ReductionOutcome) -> None:
+        """Have the results that a lost owner did not send to listeners spread by other members.
+
+        This needs no flush: all members that are asked hold the result that is being committed.
+        """
+        attempt = round_.running()
+        if attempt.sites:
+            return  # a member that lacks a tree's result is synced again
+        having = [p for p in attempt.survivors() if attempt.outcomes.get(p) == outcome]
+        waiting = [p for p in attempt.served() if p not in attempt.outcomes]
+        if not (having and waiting and attempt.lost.keys() & set(attempt.owners)):
+            return
+        everything = b"\xff" * ((len(attempt.owners) + 7) // 8)
+        held = dict.fromkeys([p for p in attempt.reached() if p not in waiting], everything)
+        assignments = self._assignments(attempt, having, held)
+        if len(assignments) > OWNER_RUNS_MAX:
+            return  # they are synced again, like all members that miss a result
+        outcomes = dict(attempt.outcomes)
+        attempt.begin_flush(self.context.now_s)
+        attempt.begin_repair(assignments, self.context.now_s)
+        attempt.outcomes = outcomes
+        self._send(round_, assignments)
+
+    def _assignments(
+        self, attempt: Attempt, survivors: Sequence[str], held: Mapping[str, bytes]
+    ) -> tuple[Assignment, ...]:
+        apart = self.routes.apart(attempt.receivers)
+        return plan_repair(attempt.owners, attempt.lost, survivors, attempt.receivers, held, apart)
+
+    def _send(self, round_: Round, assignments: tuple[Assignment, ...]) -> None:
+        attempt = round_.running()
+        message = Repair(round_.number, attempt.number, tuple(attempt.lost), assignments)
+        for peer in attempt.served():
+            self.context.send(peer, message)
+
+    def _format_repair(self, round_: Round, assignments: Sequence[Assignment]) -> str:
+        attempt = round_.running()
+        lost = ", ".join(self.context.name(peer) for peer in attempt.lost)
+        counts: Counter[str] = Counter()
+        for assignment in assignments:
+            counts[assignment.owner] += assignment.chunk_count
+        again_count = sum(a.chunk_count for a in assignments if a.from_scratch)
+        successors = [
+            f"{self.context.name(p)} ({n})" for p, n in counts.most_common(SUCCESSORS_NAMED_MAX)
+        ]
+        if len(counts) > len(successors):
+            successors.append(f"{len(counts) - len(successors)} more")
+        taken = f" by {', '.join(successors)}" if successors else ""
+        return (
+            f"repaired round {round_.number}: {lost} lost, {counts.total()} of "
+            f"{len(attempt.owners)} chunks taken over{taken}, {again_count} of them added up again, "
+            f"nothing else rerun ({attempt.why_lost()})"
+        )

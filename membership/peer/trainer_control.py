@@ -1,0 +1,224 @@
+"""Control of a peer's trainer: its state, its rounds, and how far it may run.
+
+A trainer never runs past its step limit, the first step at which a round may be due that it was
+not told of. Without a master the limit is extended: the run goes on, and what the trainer learns
+meanwhile comes with the next round.
+"""
+
+from __future__ import annotations
+
+from attrs import define
+
+from ...protocol.messages import (
+    COUNT_MAX,
+    ExtendStepLimit,
+    Role,
+    RoundEnded,
+    RoundOpened,
+    SetContributing,
+)
+from .local_fragment import LocalFragment
+from .local_round import LocalRound, RoundState
+from .peer_effects import PeerEffect, ReloadTrainer, TellTrainer
+
+# A trainer posts for its next round no earlier than after this share of the steps between two rounds
+# of a fragment. This matters only to a trainer that is past the next round's step: it went on while
+# the master was away, or the run was rewound. Its rounds then come at most twice as often, until the
+# steps agree.
+WORTH_SHARE = 0.5
+
+
+def next_boundary(step: int, sync_every: int, fragment_count: int) -> int:
+    """Return the first step after ``step`` at which a fragment is due: a multiple of H / P, floored."""
+    turn = step * fragment_count // sync_every + 1
+    while turn * sync_every // fragment_count <= step:
+        turn += 1
+    return turn * sync_every // fragment_count
+
+
+@define
+class TrainerControl:
+    """One peer's trainer: what it was told, and its step limit.
+
+    Attributes:
+      rounds, fragments: the replica's; a round's ``offered`` and ``told_step`` and a fragment's
+        ``worth_step`` are written here only.
+      sync_every, fragment_count: of the spec (H, P).
+      run_step: the step that the run has reached, as the master told it.
+      role, in_sync: this peer's, by the newest view.
+      finished: the run is over.
+      attached: a trainer with the run's layout is connected.
+      loaded: the trainer has the shared state and may contribute.
+      trained: all that the trainer did since its last ``Load`` is a contributor's training.
+      told_training: the trainer was last told that its steps count.
+      away: there is no session with the master.
+      extended_limit: the step limit since the master was lost; None again as soon as the trainer was
+        told of a round.
+      extension_count: extensions so far.
+    """
+
+    rounds: dict[int, LocalRound]
+    fragments: list[LocalFragment]
+    sync_every: int = 1
+    fragment_count: int = 1
+    run_step: int = 0
+    role: Role = Role.SPARE
+    in_sync: bool = False
+    finished: bool = False
+    attached: bool = False
+    loaded: bool = False
+    trained: bool = False
+    told_training: bool = False
+    away: bool = False
+    extended_limit: int | None = None
+    extension_count: int = 0
+
+    @property
+    def training(self) -> bool:
+        """The trainer's steps count.
+
+        A master that has just come back takes no contributor for in sync until enough of them are
+        connected. They need not stand still for that.
+        """
+        resumed = self.extended_limit is not None and self.trained
+        return self.role is Role.CONTRIBUTOR and (self.in_sync or resumed)
+
+    # ------------------------------------------------------------ how far it may run
+
+    def step_limit(self) -> int:
+        """Return the first step at which a round is due that the trainer was not told of.
+
+        A round that only this peer knows of does not count: the trainer would run past its step
+        while the message is on its way.
+        """
+        offered = [max(r.at_step, r.told_step) for r in self.rounds.values() if r.offered]
+        return next_boundary(max([self.run_step, *offered]), self.sync_every, self.fragment_count)
+
+    def extend_limit(self) -> list[PeerEffect]:
+        """Let the trainer go on without a master, with no limit for now."""
+        self.away = True
+        if self.extended_limit is None:
+            self.extended_limit = COUNT_MAX
+            self.extension_count += 1
+        return self._tell_extension()
+
+    def bound_extension(self, extension: int) -> list[PeerEffect]:
+        """Leave the trainer ``sync_every`` steps past its limit, if that extension still lasts."""
+        if self.extended_limit != COUNT_MAX or extension != self.extension_count:
+            return []
+        self.extended_limit = self.step_limit() + self.sync_every
+        return self._tell_extension()
+
+    def _tell_extension(self) -> list[PeerEffect]:
+        if self.extended_limit is None or self.finished:
+            return []
+        if not (self.loaded and self.training):
+            return []
+        return [TellTrainer(ExtendStepLimit(self.extended_limit))]
+
+    def _end_extension(self) -> list[PeerEffect]:
+        """End an extension, as the trainer was told of a round; it lasts while the master is away."""
+        if self.away:
+            return self._tell_extension()
+        self.extended_limit = None
+        return []
+
+    def _limit_after_abort(self, aborted: LocalRound) -> int:
+        """Return the step limit after an abort: the step at which the round will be opened again.
+
+        The master has one round open at a time. If that is a later one already, it comes first, and
+        a trainer that waited before its step would wait for ever.
+        """
+        at_step = max(aborted.at_step, aborted.told_step)
+        later = any(
+            other.offered and other.phase is RoundState.OPEN and other.at_step > aborted.at_step
+            for other in self.rounds.values()
+        )
+        return at_step if at_step > self.run_step and not later else self.step_limit()
+
+    # ------------------------------------------------------------ the shared state
+
+    def reload(self) -> list[PeerEffect]:
+        """Load the shared state into an attached trainer, then offer it every open round."""
+        if not self.attached:
+            return []
+        self.loaded, self.trained = True, self.training
+        worth_step = self.run_step + _worth_steps(self.sync_every // self.fragment_count)
+        for fragment in self.fragments:
+            fragment.worth_step = worth_step
+        for each in self.rounds.values():
+            each.offered = False  # this may be another trainer than before
+        effects: list[PeerEffect] = [
+            ReloadTrainer(self.run_step, self.step_limit()),
+            self._tell_role(),
+        ]
+        for each in self.rounds.values():
+            if each.unposted:
+                effects += self.offer(each)
+        return [*effects, *self._end_extension()]
+
+    def set_role(self, role: Role, *, in_sync: bool, valid: bool) -> list[PeerEffect]:
+        """Take this peer's role from a new view; ``valid``: it holds a state to load."""
+        self.role, self.in_sync = role, in_sync
+        if self.training == self.told_training:
+            return []
+        if self.training and valid and not self.finished and not self.trained:
+            return self.reload()  # what a spare's trainer did is not a contribution: start afresh
+        return [self._tell_role()] if self.loaded else []
+
+    def _tell_role(self) -> PeerEffect:
+        self.told_training = self.training
+        why = "" if self.training else f"this peer is a {self.role.value}, kept in sync"
+        return TellTrainer(SetContributing(self.training, why))
+
+    # ------------------------------------------------------------ rounds
+
+    def offer(self, opened: LocalRound) -> list[PeerEffect]:
+        """Tell the trainer of an open round, once its fragment is at the round's base version."""
+        fragment = self.fragments[opened.fragment]
+        if fragment.version != opened.version:
+            return []
+        opened.offered = True
+        opened.told_step = 0 if opened.nudged else max(opened.at_step, fragment.worth_step)
+        message = RoundOpened(
+            opened.round, opened.fragment, opened.version, opened.told_step, self.step_limit()
+        )
+        return [TellTrainer(message), *self._end_extension()]
+
+    def nudge(self, opened: LocalRound) -> list[PeerEffect]:
+        """Ask for what the trainer has by now: the master told an open round with an earlier step."""
+        opened.nudged = True
+        return self.offer(opened) if opened.unposted and opened.offered else []
+
+    def tell_ended(
+        self, ended: LocalRound, *, committed: bool, contributed: bool, share: float
+    ) -> PeerEffect:
+        """Tell the trainer that a round is over; ``share``: of the mean's weight, its own."""
+        held = self.fragments[ended.fragment] if ended.fragment < len(self.fragments) else None
+        version = ended.version if held is None or held.version is None else held.version
+        step_limit = self.step_limit() if committed else self._limit_after_abort(ended)
+        return TellTrainer(
+            RoundEnded(
+                ended.round,
+                ended.fragment,
+                committed,
+                contributed,
+                version,
+                self.run_step,
+                step_limit,
+                share=share,
+            )
+        )
+
+    def note_committed(self, ended: LocalRound, *, contributed: bool) -> list[PeerEffect]:
+        """Go on after a committed round that the trainer was told of."""
+        if contributed and ended.posted is not None:
+            worth_step = ended.posted.step + _worth_steps(self.sync_every)
+            self.fragments[ended.fragment].worth_step = worth_step
+        self.trained &= self.training  # a spare's trainer drops its own steps at the new version
+        return self._end_extension()
+
+
+def _worth_steps(between_steps: int) -> int:
+    """Return the steps to train since the last round before another one is worth its bytes."""
+    return int(WORTH_SHARE * between_steps)
