@@ -1,6 +1,6 @@
 """Routes between two members whose default route fails. Pure.
 
-Every pair has a default route that follows from the view (``protocol.routes``): of two members that
+Every pair has a default route that follows from the view (``protocol.dial_order``): of two members that
 can be dialled the later joiner dials, otherwise the member that cannot be dialled. The route is taken
 to work until a member reports that it does not (``RouteWanted``); two members that cannot be dialled
 have none to begin with. Then the master arranges one route after the other, best first, and tells both
