@@ -103,7 +103,7 @@ def test_the_example_specs_are_valid() -> None:
 # ---------------------------------------------------------------- ARCHITECTURE
 
 
-@pytest.mark.parametrize("paper", ["docs/reference/faults.md", "SECURITY.md"])
+@pytest.mark.parametrize("paper", ["docs/reference/faults.md", "docs/security.md"])
 def test_quoted_tests_exist(paper: str) -> None:
     quoted = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / paper).read_text()))
     assert len(quoted) > 20
