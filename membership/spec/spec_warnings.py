@@ -1,6 +1,6 @@
 """Warnings: settings of a ``run.toml`` that are allowed but probably not intended.
 
-Each is based on a figure in the README's table, or on a measurement.
+Each is based on a figure in the reference's table, or on a measurement.
 """
 
 from __future__ import annotations

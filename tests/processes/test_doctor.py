@@ -425,7 +425,10 @@ def test_a_firewall_before_this_machine(fleet: Fleet, tmp_path: Path) -> None:
             assert report.faults == {}, "it can dial the others"
             (found,) = report["reachable"]
             assert found["verdict"] == "warning"
-            assert "cannot reach this machine at 10.99.0.2:29701: this machine did not answer" in found["text"]
+            assert (
+                "cannot reach this machine at 10.99.0.2:29701: this machine did not answer"
+                in found["text"]
+            )
             assert "open TCP port 29701" in found["fix"]
             assert "sees this machine as 10.99.0.2" in found["fix"]
         finally:
