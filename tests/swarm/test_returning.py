@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
@@ -96,8 +97,11 @@ async def test_the_state_of_another_lineage_is_not_used(tmp_path: Path) -> None:
         swarm.crash("c")
         await trio.sleep(1.0)
         # The same run id, another founder's weights: as after the loss of the master's journal.
-        replica = swarm.restart("c", disk=tmp_path).service.replica
-        replica.lineage = b"\x01" * 32
+        returned = swarm.restart("c", disk=tmp_path).service
+        manifest = returned.state_service.restored
+        assert manifest is not None
+        returned.replica.lineage = b"\x01" * 32
+        returned.state_service.restored = attrs.evolve(manifest, lineage="01" * 32)
         await settled(swarm, "abc")
         assert state_service is not swarm.peers["c"].service.state_service
         service = swarm.peers["c"].service
