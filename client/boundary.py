@@ -168,7 +168,7 @@ class BoundaryMachine:
     # ------------------------------------------------------------ the daemon's messages
 
     def open_round(self, message: RoundOpened) -> None:
-        """Record a round; an open one again, at an earlier step, waits for this trainer's post."""
+        """Record an open round. If it is known, and now due at an earlier step, the other peers wait: post now."""
         self._limit(message.step_limit)
         known = self._rounds.get(message.fragment)
         if known is None or known.number != message.round or message.at_step >= known.at_step:

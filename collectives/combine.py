@@ -1,6 +1,7 @@
 """The result of a chunk's contributions: their mean, or a robust rule's result.
 
-``combine_chunk`` is all that an owner does to a chunk's numbers. It is a pure function of the encoded
+``combine_chunk`` is all that an owner of a star's chunk does to its values (in a tree the site leaders add first:
+see ``chunk_adder``; counters take their maximum). It is a pure function of the encoded
 contributions, of the order (contributors, weights, clip factors) and of the plan. So every peer that
 has the same contributions gets the same bytes, on any machine, in whatever order they came. Auditors
 call ``combined``, which does the same without an owner's buffers.

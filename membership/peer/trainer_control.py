@@ -88,8 +88,8 @@ class TrainerControl:
     def step_limit(self) -> int:
         """Return the first step at which a round is due that the trainer was not told of.
 
-        A round that only this peer knows of does not count: the trainer would run past its step
-        while the message is on its way.
+        A round that the trainer has not been told of does not count: the trainer would run past the
+        round's step while ``RoundOpened`` is on its way.
         """
         offered = [max(r.at_step, r.told_step) for r in self.rounds.values() if r.offered]
         return next_boundary(max([self.run_step, *offered]), self.sync_every, self.fragment_count)

@@ -34,8 +34,8 @@ class Election(Generic[T]):
 
     Attributes:
       winner: the value with the most votes.
-      majority: more than half voted for it, by voices and by heads, counting those that have not voted
-        yet; once all have voted, by voices or by heads.
+      majority: it has the votes of more than half of the members and of more than half of the voting
+        blocs, of all that may vote. Once all have voted, one of the two is enough.
     """
 
     winner: T
