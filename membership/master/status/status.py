@@ -29,7 +29,7 @@ from .records import (
     RunStatus,
 )
 from .round_rows import past_round_row, round_row
-from .why_waiting import format_copy, state_of_run, wanted_copies, why_member_waits
+from .why_waiting import WaitReasons, format_copy, wanted_copies
 
 if TYPE_CHECKING:
     from ..coordinator import Coordinator
@@ -46,7 +46,8 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
     context = coordinator.context
     history, scheduler = context.history, coordinator.scheduler
     round_table = scheduler.round_table
-    state, why_waiting = state_of_run(coordinator, now_s)
+    reasons = WaitReasons(coordinator, now_s)
+    state, why_waiting = reasons.of_run()
     last = next((r for r in reversed(round_table.past) if r.phase is RoundPhase.COMMITTED), None)
     return RunStatus(
         run=RunName(id=context.run_id, name=context.spec.run.name),
@@ -64,7 +65,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         view=context.roster.view_number,
         counts=MemberCounts(
             live=len(context.roster),
-            participating=len({member.peer for member in scheduler.contributors()}),
+            participating=len(scheduler.contributors()),
             contributed=len(last.went_in.added) if last and last.went_in else 0,
         ),
         places=PlaceCounts(
@@ -73,7 +74,9 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
             vacant=history.vacancies,
         ),
         fragments=tuple(head_row(head) for head in history.heads()),
-        members=tuple(_member(coordinator, member, now_s) for member in context.roster.by_number()),
+        members=tuple(
+            _member(coordinator, member, reasons, now_s) for member in context.roster.by_number()
+        ),
         departed=tuple(
             DepartedRow(**_facts(coordinator, member), why=reason)
             for member, reason in context.departed
@@ -103,10 +106,12 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
     )
 
 
-def _member(coordinator: Coordinator, member: Member, now_s: float) -> MemberRow:
+def _member(
+    coordinator: Coordinator, member: Member, reasons: WaitReasons, now_s: float
+) -> MemberRow:
     return MemberRow(
         **_facts(coordinator, member),
-        why=why_member_waits(coordinator, member),
+        why=reasons.of_member(member),
         attached_s=now_s - member.attached_s,
         silent_s=coordinator.context.detector.silent_s(member.peer, now_s),
     )

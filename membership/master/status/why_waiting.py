@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ....protocol.messages import CopyProgress
@@ -19,172 +20,181 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-def state_of_run(coordinator: Coordinator, now_s: float) -> tuple[RunState, str]:
-    """Return the run's state, and why nothing happens; empty while the run goes on."""
-    context, scheduler = coordinator.context, coordinator.scheduler
-    history = context.history
-    if coordinator.succession.superseded:
-        return "superseded", coordinator.succession.superseded
-    if history.finished:
-        return "finished", ""
-    if coordinator.succession.waiting:
-        return "waiting for members", coordinator.succession.why_waiting()
-    if not history.founded:
-        return "waiting for weights", _why_no_weights(coordinator)
-    for round_ in scheduler.rounds.values():
-        return "training", _why_round(coordinator, round_)
-    if history.paused:
-        return "paused", "paused by the operator; `holdfast resume` lets the run go on"
-    if coordinator.state_sync.missing:
-        names = ", ".join(sorted(context.name(p) for p in coordinator.state_sync.missing))
-        return "waiting for members", f"the master has restarted and waits for {names}"
-    needed = context.spec.membership.min_members
-    here = len(scheduler.contributors())
-    if here < needed:
-        return "waiting for members", _why_few(coordinator, here, needed, now_s)
-    if now_s < scheduler.round_table.backoff.until_s:
-        wait_s = scheduler.round_table.backoff.until_s - now_s
-        return "training", f"the last round was aborted; the next opens in {wait_s:.1f} s"
-    return "training", ""
+class WaitReasons:
+    """Reasons as they are now; made once for a status, because most members wait for the same round."""
 
+    def __init__(self, coordinator: Coordinator, now_s: float) -> None:
+        self._coordinator = coordinator
+        self._now_s = now_s
+        self._names = Counter(member.name for member in coordinator.context.roster)
+        self._rounds: dict[int, str] = {}  # by round number
 
-def _why_no_weights(coordinator: Coordinator) -> str:
-    context = coordinator.context
-    if coordinator.founding.founder is not None:
-        return f"initial weights: {context.name(coordinator.founding.founder)} supplies them"
-    if founders := coordinator.founding.founders():
-        names = ", ".join(context.name(member.peer) for member in founders)
-        return f"initial weights: waiting for the trainer of {names}"
-    return "initial weights: waiting for a peer with a founder invite"
+    def of_run(self) -> tuple[RunState, str]:
+        """Return the run's state, and why nothing happens; empty while the run goes on."""
+        context, scheduler = self._coordinator.context, self._coordinator.scheduler
+        history = context.history
+        if self._coordinator.succession.superseded:
+            return "superseded", self._coordinator.succession.superseded
+        if history.finished:
+            return "finished", ""
+        if self._coordinator.succession.waiting:
+            return "waiting for members", self._coordinator.succession.why_waiting()
+        if not history.founded:
+            return "waiting for weights", self._no_weights()
+        for round_ in scheduler.rounds.values():
+            return "training", self._of_round(round_)
+        if history.paused:
+            return "paused", "paused by the operator; `holdfast resume` lets the run go on"
+        if self._coordinator.state_sync.missing:
+            names = ", ".join(sorted(context.name(p) for p in self._coordinator.state_sync.missing))
+            return "waiting for members", f"the master has restarted and waits for {names}"
+        needed = context.spec.membership.min_members
+        here = len(scheduler.contributors())
+        if here < needed:
+            return "waiting for members", self._few(here, needed)
+        if self._now_s < scheduler.round_table.backoff.until_s:
+            wait_s = scheduler.round_table.backoff.until_s - self._now_s
+            return "training", f"the last round was aborted; the next opens in {wait_s:.1f} s"
+        return "training", ""
 
+    def _no_weights(self) -> str:
+        context = self._coordinator.context
+        if self._coordinator.founding.founder is not None:
+            return (
+                f"initial weights: {context.name(self._coordinator.founding.founder)} supplies them"
+            )
+        if founders := self._coordinator.founding.founders():
+            names = ", ".join(context.name(member.peer) for member in founders)
+            return f"initial weights: waiting for the trainer of {names}"
+        return "initial weights: waiting for a peer with a founder invite"
 
-def _why_few(coordinator: Coordinator, here: int, needed: int, now_s: float) -> str:
-    context, missing = coordinator.context, needed - here
-    text = (
-        f"waiting for {missing} more contributor{'s' if missing > 1 else ''}: "
-        f"{here} of {needed} are connected, in sync and have a trainer"
-    )
-    coming = [
-        f"{context.name(m.peer)} ({why_member_waits(coordinator, m) or 'no place yet'})"
-        for m in context.roster.by_number()
-        if not m.relay and not can_contribute(m, context.history.places)
-    ]
-    last = {c.peer for commit in context.history.commits.values() for c in commit.contributors}
-    gone = [context.name(p) for p in sorted(last) if p not in context.roster]
-    if coming:
-        text += f"; connected but not ready: {', '.join(coming[:NAMES_SAID_MAX])}"
-    if gone:
-        text += f"; not connected: {', '.join(gone[:NAMES_SAID_MAX])}"
-    lost = coordinator.lineage.why_waiting(now_s)
-    return f"{text}; {lost}" if lost and len(context.roster) else text
-
-
-def _why_round(coordinator: Coordinator, round_: Round) -> str:
-    if round_.phase is RoundPhase.OPEN:
-        waiting = [
-            peer
-            for peer in coordinator.scheduler.expected(round_)
-            if peer not in round_.ready and peer not in round_.declined
+    def _few(self, here: int, needed: int) -> str:
+        context, missing = self._coordinator.context, needed - here
+        text = (
+            f"waiting for {missing} more contributor{'s' if missing > 1 else ''}: "
+            f"{here} of {needed} are connected, in sync and have a trainer"
+        )
+        coming = [
+            f"{context.name(m.peer)} ({self.of_member(m) or 'no place yet'})"
+            for m in context.roster.by_number()
+            if not m.relay and not can_contribute(m, context.history.places)
         ]
-        return _sentence(coordinator, f"next: round {round_.number}", waiting, "still training")
-    attempt = round_.running()
-    if attempt.flushing:
-        waiting = attempt.unheard() or [p for p in attempt.served() if p not in attempt.held]
-        lost = ", ".join(_short_name(coordinator, peer) for peer in attempt.lost)
-        what = f"round {round_.number} goes on without {lost}"
-        return _sentence(coordinator, what, waiting, "still to report the chunks they hold")
-    what = f"reducing round {round_.number}"
-    return _sentence(coordinator, what, attempt.unreported(), "still reducing")
+        last = {c.peer for commit in context.history.commits.values() for c in commit.contributors}
+        gone = [context.name(p) for p in sorted(last) if p not in context.roster]
+        if coming:
+            text += f"; connected but not ready: {', '.join(coming[:NAMES_SAID_MAX])}"
+        if gone:
+            text += f"; not connected: {', '.join(gone[:NAMES_SAID_MAX])}"
+        lost = self._coordinator.lineage.why_waiting(self._now_s)
+        return f"{text}; {lost}" if lost and len(context.roster) else text
 
+    def _of_round(self, round_: Round) -> str:
+        if round_.number not in self._rounds:
+            self._rounds[round_.number] = self._round(round_)
+        return self._rounds[round_.number]
 
-def _sentence(coordinator: Coordinator, what: str, waiting: list[str], why: str) -> str:
-    if not waiting:
+    def _round(self, round_: Round) -> str:
+        if round_.phase is RoundPhase.OPEN:
+            waiting = [
+                peer
+                for peer in self._coordinator.scheduler.expected(round_)
+                if peer not in round_.ready and peer not in round_.declined
+            ]
+            return self._sentence(f"next: round {round_.number}", waiting, "still training")
+        attempt = round_.running()
+        if attempt.flushing:
+            waiting = attempt.unheard() or [p for p in attempt.served() if p not in attempt.held]
+            lost = ", ".join(self._short_name(peer) for peer in attempt.lost)
+            what = f"round {round_.number} goes on without {lost}"
+            return self._sentence(what, waiting, "still to report the chunks they hold")
+        what = f"reducing round {round_.number}"
+        return self._sentence(what, attempt.unreported(), "still reducing")
+
+    def _sentence(self, what: str, waiting: list[str], why: str) -> str:
+        if not waiting:
+            return ""
+        names = [self._short_name(peer) for peer in waiting]
+        listed = ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]
+        return f"{what} ({listed} {why})"
+
+    def _short_name(self, peer: str) -> str:
+        """Return a member's name, with the beginning of its id only if another one has the same name."""
+        member = self._coordinator.context.roster.get(peer)
+        if member is None or self._names[member.name] > 1:
+            return self._coordinator.context.name(peer)
+        return member.name
+
+    def of_member(self, member: Member) -> str:
+        """Return why a member does not do what it is here for; empty if it does."""
+        context = self._coordinator.context
+        history = context.history
+        if not history.founded:
+            if self._coordinator.founding.founder == member.peer:
+                return "it supplies the initial weights"
+            return "waiting for the initial weights"
+        if member.draining:
+            why_leaving = f": {quoted(member.draining_why)}" if member.draining_why else ""
+            return f"leaving as soon as no other member needs it{why_leaving}"
+        if history.finished:
+            return "the run is finished"
+        if member.relay:
+            return _format_relay(member)
+        if not member.in_sync and member.peer in context.in_line():
+            return "waiting: all places and spares are taken"
+        if not member.in_sync:
+            return self._not_in_sync(member)
+        if member.layout is None:
+            state = state_of(member, context.now_s)
+            return "waiting for its trainer" + ("" if state == "none" else f": {state}")
+        if member.progress is not None and member.progress.phase.startswith(NO_STEP):
+            return member.progress.phase
+        if not can_contribute(member, history.places):
+            return self._no_place(member)
+        for round_ in self._coordinator.scheduler.rounds.values():
+            if round_.phase is RoundPhase.OPEN and member.peer in round_.ready:
+                others = [
+                    p for p in self._coordinator.scheduler.expected(round_) if p != member.peer
+                ]
+                if not answered(round_, others):
+                    return self._of_round(round_)
+            if member.peer in round_.declined:
+                return f"not in round {round_.number}: {round_.declined[member.peer]}"
         return ""
-    names = [_short_name(coordinator, peer) for peer in waiting]
-    listed = ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]
-    return f"{what} ({listed} {why})"
 
+    def _no_place(self, member: Member) -> str:
+        context = self._coordinator.context
+        rest_s = member.rests_until_s - context.now_s
+        if rest_s > 0.0:
+            return f"a spare: it was late again and again; it is tried again in {rest_s:.0f} s"
+        limit = context.spec.membership.contributors
+        if limit and len(context.history.places) >= limit:
+            return f"all {limit} places are taken; it steps in when one becomes vacant"
+        return "a spare: it steps in when a contributor is lost"
 
-def _short_name(coordinator: Coordinator, peer: str) -> str:
-    """Return a member's name, with the beginning of its id only if another one has the same name."""
-    roster = coordinator.context.roster
-    member = roster.get(peer)
-    if member is None or sum(each.name == member.name for each in roster) > 1:
-        return coordinator.context.name(peer)
-    return member.name
-
-
-def why_member_waits(coordinator: Coordinator, member: Member) -> str:
-    """Return why a member does not do what it is here for; empty if it does."""
-    context = coordinator.context
-    history = context.history
-    if not history.founded:
-        if coordinator.founding.founder == member.peer:
-            return "it supplies the initial weights"
-        return "waiting for the initial weights"
-    if member.draining:
-        why_leaving = f": {quoted(member.draining_why)}" if member.draining_why else ""
-        return f"leaving as soon as no other member needs it{why_leaving}"
-    if history.finished:
-        return "the run is finished"
-    if member.relay:
-        return _format_relay(member)
-    if not member.in_sync and member.peer in context.in_line():
-        return "waiting: all places and spares are taken"
-    if not member.in_sync:
-        return _why_not_in_sync(coordinator, member)
-    if member.layout is None:
-        state = state_of(member, context.now_s)
-        return "waiting for its trainer" + ("" if state == "none" else f": {state}")
-    if member.progress is not None and member.progress.phase.startswith(NO_STEP):
-        return member.progress.phase
-    if not can_contribute(member, history.places):
-        return _why_no_place(coordinator, member)
-    for round_ in coordinator.scheduler.rounds.values():
-        if round_.phase is RoundPhase.OPEN and member.peer in round_.ready:
-            others = [p for p in coordinator.scheduler.expected(round_) if p != member.peer]
-            if not answered(round_, others):
-                return _why_round(coordinator, round_)
-        if member.peer in round_.declined:
-            return f"not in round {round_.number}: {round_.declined[member.peer]}"
-    return ""
-
-
-def _why_no_place(coordinator: Coordinator, member: Member) -> str:
-    context = coordinator.context
-    rest_s = member.rests_until_s - context.now_s
-    if rest_s > 0.0:
-        return f"a spare: it was late again and again; it is tried again in {rest_s:.0f} s"
-    limit = context.spec.membership.contributors
-    if limit and len(context.history.places) >= limit:
-        return f"all {limit} places are taken; it steps in when one becomes vacant"
-    return "a spare: it steps in when a contributor is lost"
-
-
-def _why_not_in_sync(coordinator: Coordinator, member: Member) -> str:
-    history = coordinator.context.history
-    fetching = [copy.fetch for copy in member.copies if copy.fetch is not None]
-    if fetching:
-        if told := [format_copy(copy) for copy in wanted_copies(member)]:
-            return "; ".join(told)
-        donors = {donor for fetch in fetching for donor in fetch.donors}
-        source = f"{len(donors)} donors" if donors else "its disk"
-        return f"fetching {len(fetching)} fragments from {source}"
-    if slow := coordinator.state_sync.catch_up.waits(member):
-        return slow
-    for fragment, copy in enumerate(member.copies):
-        version = history.versions[fragment]
-        if copy.state is CopyState.STALE:
-            if coordinator.scheduler.excluded(member, fragment):
-                return "waiting for the end of a reduction that began before it joined"
-            if not history.root(fragment, version):
-                return f"waiting until the members agree on version {version}: {copy.why}"
-            return f"no connected peer has version {version} to copy from yet: {copy.why}"
-        if copy.state is CopyState.UNCHECKED:
-            return f"waiting until the members agree on version {copy.version}"
-        if copy.version < version:
-            return f"applying version {version} of fragment {fragment}"
-    return "waiting for the end of a reduction that began before it joined"
+    def _not_in_sync(self, member: Member) -> str:
+        history = self._coordinator.context.history
+        fetching = [copy.fetch for copy in member.copies if copy.fetch is not None]
+        if fetching:
+            if told := [format_copy(copy) for copy in wanted_copies(member)]:
+                return "; ".join(told)
+            donors = {donor for fetch in fetching for donor in fetch.donors}
+            source = f"{len(donors)} donors" if donors else "its disk"
+            return f"fetching {len(fetching)} fragments from {source}"
+        if slow := self._coordinator.state_sync.catch_up.waits(member):
+            return slow
+        for fragment, copy in enumerate(member.copies):
+            version = history.versions[fragment]
+            if copy.state is CopyState.STALE:
+                if self._coordinator.scheduler.excluded(member, fragment):
+                    return "waiting for the end of a reduction that began before it joined"
+                if not history.root(fragment, version):
+                    return f"waiting until the members agree on version {version}: {copy.why}"
+                return f"no connected peer has version {version} to copy from yet: {copy.why}"
+            if copy.state is CopyState.UNCHECKED:
+                return f"waiting until the members agree on version {copy.version}"
+            if copy.version < version:
+                return f"applying version {version} of fragment {fragment}"
+        return "waiting for the end of a reduction that began before it joined"
 
 
 def _format_relay(member: Member) -> str:
