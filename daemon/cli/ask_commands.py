@@ -7,23 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-import attrs
 import click
-import msgspec
 
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import only_loopback
 from ..exit_codes import ExitCode
 from ..paths import DaemonAddress, find_control, find_state, locked
-from ..status_records import MasterStatus
-from .daemon_client import (
-    HTTP_S,
-    call,
-    format_pending,
-    read_status,
-    rounds_of,
-    status_of_master,
-)
+from .daemon_client import HTTP_S, call
 from .options import HOURS_MAX, NumberInRange, json_option, state_option, tell
 
 ONLY_HERE = (
@@ -120,6 +110,10 @@ def status(state: Path | None, as_json: bool) -> None:
       holdfast status
       holdfast status --json | jq .members
     """
+    import attrs
+
+    from ..status_records import MasterStatus
+    from .run_client import read_status, rounds_of
     from .status_screen import show_status
 
     control = find_control(state, None)
@@ -178,6 +172,10 @@ def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_
     """
     control = find_control(state, "master")
     if peer is None:
+        import msgspec
+
+        from .run_client import format_pending, status_of_master
+
         rows = status_of_master(control).pending
         if as_json:
             click.echo(json.dumps({"pending": msgspec.to_builtins(rows)}, indent=2))

@@ -8,27 +8,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
-import msgspec
 
 from ...membership.master.state.master_effects import EventKind
-from ..metrics_store import PastEvent
 from ..paths import DaemonAddress, find_control
-from .daemon_client import (
-    EVENTS_SEEN,
-    LOOK_S,
-    NewRows,
-    Poller,
-    RunSnapshot,
-    events_of,
-    format_pending,
-    rounds_of,
-    see_json,
-    status_of_master,
-)
+from .daemon_client import LOOK_S, Poller, see_json
 from .options import json_option, state_option, tell
+
+if TYPE_CHECKING:
+    from ..metrics_store import PastEvent
 
 T = TypeVar("T")
 
@@ -50,6 +40,9 @@ def peers(state: Path | None, gone: bool, as_json: bool) -> None:
       holdfast peers
       holdfast peers --gone
     """
+    import msgspec
+
+    from .run_client import format_pending, status_of_master
     from .run_tables import show_peers, show_quarantined
 
     status = status_of_master(find_control(state, "master"))
@@ -82,6 +75,9 @@ def rounds(state: Path | None, limit: int, as_json: bool) -> None:
       holdfast rounds
       holdfast rounds --limit 50 --json
     """
+    import msgspec
+
+    from .run_client import rounds_of
     from .run_tables import show_rounds
 
     rows = rounds_of(find_control(state, "master"), limit)
@@ -131,6 +127,9 @@ def events(
       holdfast events --kind leave --kind join
       holdfast events --follow --text "does not fit"
     """
+    import msgspec
+
+    from .run_client import EVENTS_SEEN, NewRows, events_of
     from .run_tables import format_event
 
     def see(control: DaemonAddress, count: int = limit) -> list[PastEvent]:
@@ -178,6 +177,7 @@ def watch(state: Path | None, as_json: bool) -> None:
       holdfast watch | tee run.log
     """
     from . import watch as watching
+    from .run_client import RunSnapshot
 
     if as_json:
         last = ""

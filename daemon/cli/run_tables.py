@@ -1,4 +1,4 @@
-"""Members, rounds and events as text: tables of the rows from ``daemon_client``."""
+"""Members, rounds and events as text: tables of the rows from ``run_client``."""
 
 from __future__ import annotations
 

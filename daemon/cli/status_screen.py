@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ...membership.master.status.records import PastRoundRow, RoundRow
 from ..status_records import MasterStatus, PeerStatus
-from .daemon_client import Status, format_pending
+from .run_client import Status, format_pending
 from .run_tables import add, format_loss, plain_console, plain_table, show_members
 
 ROUTES_SHOWN_MAX = 12  # pairs; those without a link come first

@@ -25,7 +25,8 @@ from rich.text import Text
 
 from ...membership.master.status.records import MemberRow
 from ..status_records import MasterStatus, PeerStatus
-from .daemon_client import LOOK_S, Json, NewRows, Poller, Snapshot, Status
+from .daemon_client import LOOK_S, Json, Poller
+from .run_client import NewRows, Snapshot, Status
 from .run_tables import add, format_bytes, format_event, format_loss, format_round, member_cells
 
 HEAD_LINES = 3

@@ -19,10 +19,10 @@ from rich.console import Console
 
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.daemon import logs, paths
-from holdfast.daemon.cli import ask_commands, command_line, daemon_client, look_commands
-from holdfast.daemon.cli.daemon_client import Snapshot
+from holdfast.daemon.cli import ask_commands, command_line, daemon_client, look_commands, run_client
 from holdfast.daemon.cli.doctor_report import show_findings
 from holdfast.daemon.cli.options import tell
+from holdfast.daemon.cli.run_client import Snapshot
 from holdfast.daemon.cli.watch import ChangeLines, draw
 from holdfast.daemon.doctor.findings import fault
 from holdfast.daemon.master.event_log import line_of
@@ -203,7 +203,7 @@ def test_who_waits_is_told_by_id_and_host_first() -> None:
     row = PendingRow(
         peer=A, host="203.0.113.7", role="spare", founder=False, waits_s=3.0, name=poser
     )
-    said = daemon_client.format_pending(row)
+    said = run_client.format_pending(row)
     assert said.startswith(f"{A[:8]} at 203.0.113.7 asks to join as spare")
     assert said.endswith(f"it calls itself '{poser}'")
 
@@ -213,9 +213,9 @@ def test_who_waits_is_told_by_id_and_host_first() -> None:
 def test_watch_draws_no_more_than_text(daemon: list[Any], kind: str, text: str) -> None:
     daemon[:] = [kind, text]
     control = DaemonAddress(kind, "http://127.0.0.1:1", "t", 1)
-    status = daemon_client.read_status(daemon_client.call(control, "status", None))
-    rounds = daemon_client.rounds_of(control, 1) if kind == "master" else ()
-    events = daemon_client.events_of(control, 1) if kind == "master" else ()
+    status = run_client.read_status(daemon_client.call(control, "status", None))
+    rounds = run_client.rounds_of(control, 1) if kind == "master" else ()
+    events = run_client.events_of(control, 1) if kind == "master" else ()
     snapshot = Snapshot(status, rounds, events)
     console = Console(width=200, record=True, color_system=None)
     with console.capture() as drawn:

@@ -14,15 +14,9 @@ from rich.console import Console
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from holdfast.daemon.cli import daemon_client
-from holdfast.daemon.cli.daemon_client import (
-    NewRows,
-    RunSnapshot,
-    Snapshot,
-    events_of,
-    rounds_of,
-    see_json,
-)
+from holdfast.daemon.cli import daemon_client, run_client
+from holdfast.daemon.cli.daemon_client import see_json
+from holdfast.daemon.cli.run_client import NewRows, RunSnapshot, Snapshot, events_of, rounds_of
 from holdfast.daemon.cli.watch import ChangeLines, draw, essence
 from holdfast.daemon.metrics_store import MetricsStore, PastEvent
 from holdfast.daemon.paths import DaemonAddress
@@ -155,8 +149,8 @@ MASTER = DaemonAddress("master", "http://nowhere", "", 0)
 def history(monkeypatch: pytest.MonkeyPatch) -> MetricsStore:
     """A run's history served in place of a daemon's, a few rows at a time."""
     history = MetricsStore(":memory:")
-    monkeypatch.setattr(daemon_client, "EVENTS_ANSWER_MAX", 2)
-    monkeypatch.setattr(daemon_client, "ROUNDS_ANSWER_MAX", 2)
+    monkeypatch.setattr(run_client, "EVENTS_ANSWER_MAX", 2)
+    monkeypatch.setattr(run_client, "ROUNDS_ANSWER_MAX", 2)
 
     def call(_control: DaemonAddress, name: str, _body: None, **more: Any) -> Json:
         query = more["query"]
@@ -167,7 +161,7 @@ def history(monkeypatch: pytest.MonkeyPatch) -> MetricsStore:
         rows = history.events(count, before, kinds, query["text"])
         return {"events": [attrs.asdict(row) for row in rows]}
 
-    monkeypatch.setattr(daemon_client, "call", call)
+    monkeypatch.setattr(run_client, "call", call)
     return history
 
 

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import trio
 
-from holdfast.daemon.cli.daemon_client import shown_round
+from holdfast.daemon.cli.run_client import shown_round
 from holdfast.daemon.cli.run_tables import format_round, show_rounds
 from holdfast.daemon.master import event_log, run_recorder
 from holdfast.daemon.master.event_log import EVENT_LOG_FILE, EventLog, line_of
