@@ -56,6 +56,8 @@ class BoundaryMachine:
       contributing: False for a spare, which waits at its step boundary.
       loaded: the model holds the shared state; False: the trainer waits for ``Load``.
       finished: the run is over.
+      leads: this peer evaluates and saves for the run.
+      total_steps: the step at which the run's last round is due; 0: the run has no end.
     """
 
     def __init__(self) -> None:
@@ -65,6 +67,8 @@ class BoundaryMachine:
         self.contributing = True
         self.loaded = False
         self.finished = False
+        self.leads = False
+        self.total_steps = 0
         self._rounds: dict[int, OpenRound] = {}  # by fragment
         # By fragment, the tokens when it last contributed; if it has not since the load, those then.
         self._contributed_tokens: dict[int, int] = {}

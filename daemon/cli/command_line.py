@@ -47,7 +47,14 @@ P = ParamSpec("P")
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 # Set by the daemon for its trainer, or read elsewhere. Every other variable must belong to an option.
-OTHER_VARIABLES = {"HOLDFAST_SOCKET", "HOLDFAST_MEMBER", "HOLDFAST_HOME"}
+OTHER_VARIABLES = {
+    "HOLDFAST_HOME",
+    "HOLDFAST_MEMBER",
+    "HOLDFAST_SOCKET",
+    "HOLDFAST_STANDALONE",
+    "HOLDFAST_STANDALONE_STEPS",
+    "HOLDFAST_START",
+}
 
 
 def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:

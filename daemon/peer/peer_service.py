@@ -374,7 +374,10 @@ class PeerService:
             self._use_layout(message.layout)
         for commit in message.committed:
             self.reducer.settle(commit)
-        self._perform(self.replica.welcome(message, spec.diloco.sync_every, spec.diloco.fragments))
+        diloco, total_steps = spec.diloco, spec.total_steps
+        self._perform(
+            self.replica.welcome(message, diloco.sync_every, diloco.fragments, total_steps)
+        )
         if self.relay is not None:
             self.relay.welcome()
         if self.training.layout is not None:

@@ -28,7 +28,7 @@ from ...protocol.messages import (
     Remedy,
     RoundEnded,
     RoundOpened,
-    SetContributing,
+    SetRole,
     TensorSpec,
     TrainerFailed,
 )
@@ -258,7 +258,7 @@ class SimTrainer:
                 self._in_flight.clear()
             case ExtendStepLimit():
                 self._step_limit, self._limit_extended = message.step_limit, True
-            case SetContributing():
+            case SetRole():
                 self._contributing = message.contributing
             case RoundOpened():
                 if message.round not in self._in_flight:  # else this is a nudge for a posted round

@@ -35,6 +35,7 @@ from ...protocol.messages import (
     Finish,
     Flush,
     FragmentHead,
+    MemberInfo,
     Message,
     NotReady,
     Open,
@@ -184,14 +185,16 @@ class Replica:
         for head in heads:
             self.fragments[head.fragment] = LocalFragment(head.fragment, head.version, head.root)
 
-    def welcome(self, message: Welcome, sync_every: int, fragment_count: int) -> list[PeerEffect]:
+    def welcome(
+        self, message: Welcome, sync_every: int, fragment_count: int, total_steps: int = 0
+    ) -> list[PeerEffect]:
         """Begin a session with the master, also once the run was founded.
 
-        ``sync_every`` and ``fragment_count`` are the spec's.
+        ``sync_every``, ``fragment_count`` and ``total_steps`` are the spec's.
         """
         trainer = self.trainer
         trainer.away, trainer.sync_every = False, sync_every
-        trainer.fragment_count = fragment_count
+        trainer.fragment_count, trainer.total_steps = fragment_count, total_steps
         self.term, self.nonce = message.term, message.nonce
         known = self.lineage == message.lineage
         trainer.run_step = max(trainer.run_step, message.step) if known else message.step
@@ -210,7 +213,7 @@ class Replica:
             self.fragments[:] = map(LocalFragment, range(fragment_count))
         for commit in message.committed:
             effects += self.receive(commit)
-        return [*effects, *self._load_trainer()]
+        return [*effects, *self._load_trainer(), *trainer.update_role()]
 
     def _end_unknown(self, message: Welcome) -> list[PeerEffect]:
         """End the rounds that the master does not know any more, or does not continue."""
@@ -284,7 +287,8 @@ class Replica:
         self._reach(message.step)
         mine = next((member for member in message.members if member.peer == self.me), None)
         role, in_sync = (Role.SPARE, False) if mine is None else (mine.role, mine.in_sync)
-        return self.trainer.set_role(role, in_sync=in_sync, valid=self.valid)
+        leads = mine is not None and mine == leader_of(message)
+        return self.trainer.set_role(role, in_sync=in_sync, leads=leads, valid=self.valid)
 
     def _reach(self, step: int) -> None:
         self.trainer.run_step = max(self.trainer.run_step, step)
@@ -392,7 +396,7 @@ class Replica:
 
     def trainer_lost(self) -> list[PeerEffect]:
         """Tell the master not to wait for the trainer; rounds that it has posted for go on."""
-        self.trainer.attached = self.trainer.loaded = self.trainer.trained = False
+        self.trainer.lost()
         return [
             TellMaster(NotReady(each.round, "the trainer is gone"))
             for each in self.rounds.values()
@@ -545,3 +549,12 @@ def _lost_result(commit: Commit) -> PeerEffect:
     """Tell the master that a committed result is not held here: it brings this peer in sync."""
     reason = "the committed result is not here"
     return TellMaster(ReduceFailed(commit.round, commit.attempt, (), False, reason))
+
+
+def leader_of(view: View) -> MemberInfo | None:
+    """Return the member that evaluates and saves for the run: the contributor that joined first.
+
+    Contributors that are in sync come before those that are not. None without a contributor.
+    """
+    contributors = [each for each in view.members if each.role is Role.CONTRIBUTOR]
+    return min(contributors, key=lambda each: (not each.in_sync, each.number), default=None)

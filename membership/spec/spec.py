@@ -404,6 +404,11 @@ class RunSpec:
         for contradiction in contradictions(self.diloco, self.membership, self.reduce):
             raise ValueError(contradiction.text)
 
+    @property
+    def total_steps(self) -> int:
+        """The step at which the last round is due; 0 for a run without an end."""
+        return self.run.rounds * self.diloco.sync_every // self.diloco.fragments
+
     @classmethod
     def parse(cls, toml_text: str) -> RunSpec:
         """Parse and check ``run.toml``.

@@ -1,0 +1,92 @@
+"""A run without a daemon: the same training script, alone on one machine.
+
+``StandaloneRun`` shares nothing and never waits. It takes every call of ``Run``, so that a script can be
+tried, debugged or timed before it joins a run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Self, cast
+
+import torch
+
+from ..protocol.errors import UserError
+from ..protocol.messages import COUNT_MAX, Message
+from .callbacks import Callback
+from .daemon_connection import DaemonConnection
+from .hook import Run
+from .tensors import SharedTensor
+
+STANDALONE_VARIABLE = "HOLDFAST_STANDALONE"  # set by a person: attach without a daemon
+STEPS_VARIABLE = "HOLDFAST_STANDALONE_STEPS"  # the step at which such a run is finished
+
+
+class _NoConnection:
+    """In the place of a connection to a daemon: it takes every message, and none comes."""
+
+    received_count = 0
+
+    def send(self, message: Message) -> None:
+        pass
+
+    def send_last(self, message: Message) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class StandaloneRun(Run):
+    """A run of one trainer and no daemon. ``finished`` is true from its ``total_steps`` on."""
+
+    @classmethod
+    def begin(
+        cls,
+        tensors: tuple[SharedTensor, ...],
+        optimizer: torch.optim.Optimizer | None,
+        callbacks: Sequence[Callback] = (),
+        total_steps: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Self:
+        """Begin at step 0.
+
+        Args:
+          total_steps: the step at which the run is finished; None: it has no end.
+
+        Raises:
+          ValueError: ``total_steps`` is less than 1.
+        """
+        if total_steps is not None and total_steps < 1:
+            raise ValueError(f"total_steps must be 1 or more, got {total_steps}")
+        run = cls(cast(DaemonConnection, _NoConnection()), tensors, optimizer, clock, callbacks)
+        run._machine.leads = run._machine.loaded = True
+        run._machine.total_steps = total_steps or 0
+        run._due_step = total_steps or COUNT_MAX
+        run._poll_at_s = math.inf
+        if run._callbacks is not None:
+            run._callbacks.begin(clock(), 0.0)
+        return run
+
+    def _boundary(self) -> None:
+        self._machine.finished = True
+
+    def _spoil(self) -> None:
+        """Go on: there is nobody to take other weights from."""
+
+
+def steps_from_environment() -> int | None:
+    """Return the length of a standalone run from ``HOLDFAST_STANDALONE_STEPS``.
+
+    Raises:
+      UserError: the variable is no whole number.
+    """
+    text = os.environ.get(STEPS_VARIABLE, "")
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise UserError(f"{STEPS_VARIABLE} must be a whole number of steps, got {text!r}")
+    return int(text)
