@@ -73,6 +73,15 @@ class PeerRoundRow:
 
 
 @frozen(kw_only=True)
+class FellowRow:
+    """A member of the run as its other members know it."""
+
+    peer: PeerId
+    name: str
+    role: RoleName
+
+
+@frozen(kw_only=True)
 class CheckpointStatus:
     """A peer's checkpoints."""
 
@@ -95,6 +104,7 @@ class PeerStatus:
     run_id: str
     number: int | None
     role: RoleName | Literal["away"]
+    role_why: Annotated[str, about("Why it is a spare; empty for a contributor.")]
     in_sync: bool
     phase: str
     why: str
@@ -112,6 +122,8 @@ class PeerStatus:
     copies: tuple[CopyRow, ...]
     heads: tuple[HeadRow, ...]
     rounds: tuple[PeerRoundRow, ...]
+    rounds_wanted: Annotated[int, about("0: no end, or not known yet.")]
+    members: Annotated[tuple[FellowRow, ...], about("Of the newest view, itself included.")]
     checkpoints: CheckpointStatus
     finished: bool
     trainer_pid: int | None

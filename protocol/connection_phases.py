@@ -76,6 +76,7 @@ MEMBER = ConnectionPhase(
             messages.Held,
             messages.Leaving,
             messages.LinkBroken,
+            messages.LogTold,
             messages.Measured,
             messages.NotReady,
             messages.Probed,

@@ -55,6 +55,8 @@ PROOF_BYTES_MAX = (
     2**28
 )  # a proof: one chunk from each of its contributors; the master holds one proof
 PROOF_PIECE_BYTES_MAX = 2**16  # of a proof in one message: half a second at 1 Mbit/s
+LOG_LINES_MAX = 1_000  # lines of a peer's log in one answer
+LOG_CHARS_MAX = 2**16  # of an answer's lines together: as long as a piece of a proof
 
 
 _count: Any = and_(ge(0), le(COUNT_MAX))
@@ -101,6 +103,11 @@ def _each(validator: Any, count_max: int) -> Any:
 
 
 _peers = _each(_peer, MEMBERS_MAX)
+
+
+def _log_chars(_instance: object, attribute: Any, value: tuple[SentLine, ...]) -> None:
+    if (count := sum(len(line.text) for line in value)) > LOG_CHARS_MAX:
+        raise ValueError(f"{attribute.name} has {count} characters, more than {LOG_CHARS_MAX}")
 
 
 class Message:
@@ -783,6 +790,26 @@ class CheckpointTold(Message):
 
 
 @frozen
+class SentLine:
+    """A line of a peer's log, from its daemon (a notice) or from its trainer's output."""
+
+    at: float = field(validator=_finite)  # unix seconds
+    trainer: bool
+    text: str = field(validator=_text)
+
+
+@frozen
+class LogTold(Message):
+    """Peer, after ``LogWanted``: the newest lines of its log, oldest first, or why it sends none."""
+
+    number: int = field(validator=_count)
+    lines: tuple[SentLine, ...] = field(
+        default=(), validator=and_(max_len(LOG_LINES_MAX), _log_chars)
+    )
+    refusal: str = field(default="", validator=_text)
+
+
+@frozen
 class BlocksVerified(Message):
     """Peer, after ``VerifyBlocks``: 32 bytes per block, or none if the peer has another version."""
 
@@ -1060,6 +1087,15 @@ class WriteCheckpoint(Message):
     """Master, on the operator's command: write a checkpoint now, whatever the schedule says."""
 
     number: int = field(validator=_count)
+
+
+@frozen
+class LogWanted(Message):
+    """Master, on the operator's command: send the newest lines of the peer's log."""
+
+    number: int = field(validator=_count)
+    lines: int = field(validator=and_(ge(1), le(LOG_LINES_MAX)))
+    after: float = field(default=0.0, validator=_finite)  # unix seconds: only later lines
 
 
 @frozen

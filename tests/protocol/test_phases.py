@@ -12,6 +12,7 @@ TO_THE_DAEMON = {  # what it hears itself
     messages.CheckpointTold,
     messages.Heartbeat,
     messages.LinkBroken,
+    messages.LogTold,
     messages.Renew,
     messages.Verified,
 }

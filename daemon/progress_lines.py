@@ -1,0 +1,250 @@
+"""A run in one line, its changes as sentences, and a summary at the end: what ``join`` and ``master`` print.
+
+    peer_line, master_line    the living line of a terminal; also a log's progress line
+    PeerChanges               one sentence for each change between two statuses of a peer
+    ProgressClock             when a log's next progress line is due
+    peer_summary              what a peer has done, and where the weights are
+
+All of it is formatting of status records; nothing here reads a clock or writes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from attrs import Factory, define, field, frozen
+
+from ..membership.master.state.master_effects import EventKind
+from ..membership.master.status.records import Headline, MemberCounts
+from .status_records import PeerStatus
+
+PROGRESS_S = 30.0  # between two progress lines in a log, at least
+PACE_ROUNDS = 10  # of the last rounds the mean time between two tells how long the others take
+# Events of a run that a master prints; those of rounds, copies and routes are in `holdfast events`.
+PRINTED_EVENTS = (EventKind.RUN, EventKind.JOIN, EventKind.LEAVE, EventKind.ROLE, EventKind.BAD)
+
+AWAY = "no master"  # in a peer's line
+
+
+# ---------------------------------------------------------------- one line
+
+
+def peer_line(status: PeerStatus, left_s: float | None = None) -> str:
+    """Return what a peer does, in one line.
+
+    Args:
+      left_s: seconds until the run's end; None: not known, or there is none.
+    """
+    busy_s = status.stepped_s + status.waited_s
+    parts = [
+        status.role if status.attached else AWAY,
+        format_rounds(committed_rounds(status), status.rounds_wanted or None),
+        *_figures(
+            status.loss, status.tokens_per_s, status.stepped_s / busy_s if busy_s > 0.0 else None
+        ),
+        format_left(left_s),
+        status.why or ("" if status.attached else status.phase),
+    ]
+    return "  ".join(filter(None, parts))
+
+
+def master_line(state: str, why: str, figures: Headline, counts: MemberCounts) -> str:
+    """Return what a run does, in one line.
+
+    Args:
+      why: why it waits; empty if it does not.
+    """
+    parts = [
+        state,
+        format_rounds(figures.rounds, figures.rounds_wanted),
+        *_figures(figures.loss, figures.tokens_per_s, figures.utilisation),
+        f"{counts.live} member{'s' * (counts.live != 1)}",
+        format_left(figures.eta_s),
+        why,
+    ]
+    return "  ".join(filter(None, parts))
+
+
+def _figures(loss: float | None, tokens_per_s: float, utilisation: float | None) -> Iterator[str]:
+    if loss is not None:
+        yield f"loss {loss:.3f}"
+    if tokens_per_s > 0.0:
+        yield f"{tokens_per_s:,.0f} tokens/s"
+    if utilisation is not None:
+        yield f"{utilisation:.0%} utilised"
+
+
+def committed_rounds(status: PeerStatus) -> int:
+    """Return the rounds that the state at a peer contains: each made a version of one fragment."""
+    return sum(head.version for head in status.heads)
+
+
+def format_rounds(rounds: int, wanted: int | None) -> str:
+    return f"round {rounds}/{wanted}" if wanted else f"round {rounds}"
+
+
+def format_left(left_s: float | None) -> str:
+    """Return the time that is left as text; empty if it is not known or over."""
+    return f"{format_duration(left_s)} left" if left_s else ""
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in its two largest units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, s = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {s} s" if s and minutes < 10 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} days {hours} h" if hours else f"{days} days"
+
+
+# ---------------------------------------------------------------- in time
+
+
+@define
+class Pace:
+    """The time between a run's last rounds, as one of its peers sees them."""
+
+    _ends: deque[tuple[int, float]] = field(factory=lambda: deque(maxlen=PACE_ROUNDS + 1))
+
+    def left_s(self, rounds: int, wanted: int, now_s: float) -> float | None:
+        """Return the seconds that the missing rounds take; None if that is not known."""
+        if not self._ends or rounds != self._ends[-1][0]:
+            if self._ends and rounds < self._ends[-1][0]:
+                self._ends.clear()  # the run was rewound
+            self._ends.append((rounds, now_s))
+        (first, first_s), (last, last_s) = self._ends[0], self._ends[-1]
+        if not wanted or last == first:
+            return None
+        return max(0, wanted - last) * (last_s - first_s) / (last - first)
+
+
+@define
+class ProgressClock:
+    """The times of progress lines in a log: at most one for each round and each ``PROGRESS_S``."""
+
+    _at_s: float = 0.0
+    _rounds: int = -1
+
+    def is_due(self, rounds: int, now_s: float) -> bool:
+        """Return whether a line is due now; it then counts as printed."""
+        if self._rounds < 0:
+            self._at_s, self._rounds = now_s, rounds
+        if rounds == self._rounds or now_s - self._at_s < PROGRESS_S:
+            return False
+        self._at_s, self._rounds = now_s, rounds
+        return True
+
+
+# ---------------------------------------------------------------- a peer's changes
+
+
+@define
+class PeerChanges:
+    """A peer's statuses turned into a sentence for each change that its operator should know of."""
+
+    _role: str = ""
+    _attached: bool = False
+    _was_attached: bool = False
+    _trainer: bool = False
+    _members: Mapping[str, str] | None = None
+
+    def of(self, status: PeerStatus) -> Iterator[str]:
+        """Yield the sentences for what changed since the last status."""
+        yield from self._session(status)
+        trains = status.trainer_state == "running"
+        if trains and not self._trainer:
+            yield "the trainer has attached"
+        self._trainer = trains
+        if not status.attached:
+            return
+        yield from self._fellows(status)
+        if status.in_sync and status.role != self._role:
+            verb = "is now" if self._role else "joined as"
+            self._role = status.role
+            why = f": {status.role_why}" if status.role_why else ""
+            yield f"{status.name} {verb} a {status.role}{why}"
+
+    def _session(self, status: PeerStatus) -> Iterator[str]:
+        if self._attached and not status.attached and not status.finished:
+            yield "the master is gone; the trainer goes on as far as it may"
+        if status.attached and self._was_attached and not self._attached:
+            yield "the master is back"
+        self._attached = status.attached
+        self._was_attached |= status.attached
+
+    def _fellows(self, status: PeerStatus) -> Iterator[str]:
+        now = {member.peer: member.name for member in status.members if member.peer != status.peer}
+        before, self._members = self._members, now
+        if before is None:
+            return
+        yield from (f"{name} has left the run" for peer, name in before.items() if peer not in now)
+        yield from (
+            f"{name} has joined the run" for peer, name in now.items() if peer not in before
+        )
+
+
+# ---------------------------------------------------------------- the end
+
+
+@define
+class PeerRecord:
+    """What a peer has done since it came: fed with its statuses, for the summary.
+
+    Attributes:
+      first_loss, last_loss: of its trainer; None: it reported none.
+      rounds: committed since the peer came.
+    """
+
+    first_loss: float | None = None
+    last_loss: float | None = None
+    tokens: int = 0
+    rounds: int = 0
+    _first_rounds: int | None = None
+
+    def see(self, status: PeerStatus) -> None:
+        if status.loss is not None:
+            self.last_loss = status.loss
+            if self.first_loss is None:
+                self.first_loss = status.loss
+        self.tokens = max(self.tokens, status.tokens)
+        if status.in_sync:
+            if self._first_rounds is None:
+                self._first_rounds = committed_rounds(status)
+            self.rounds = max(self.rounds, committed_rounds(status) - self._first_rounds)
+
+
+@frozen
+class SavedWeights:
+    """The checkpoint that a peer leaves behind.
+
+    Attributes:
+      place: folder or URL of the checkpoints.
+      option: with which ``holdfast export`` finds it, as arguments.
+    """
+
+    place: str
+    step: int
+    option: tuple[str, ...] = Factory(tuple)
+
+
+def peer_summary(record: PeerRecord, took_s: float, saved: SavedWeights | None) -> Iterator[str]:
+    """Yield the lines that end a peer's part in a run."""
+    parts = [
+        f"took part for {format_duration(took_s)}",
+        f"{record.rounds} round{'s' * (record.rounds != 1)}",
+        f"{record.tokens:,} tokens",
+    ]
+    if record.first_loss is not None and record.last_loss is not None:
+        parts.append(f"loss {record.first_loss:.3f} -> {record.last_loss:.3f}")
+    yield ", ".join(parts)
+    if saved is not None:
+        command = shlex.join(["holdfast", "export", *saved.option, "model.safetensors"])
+        yield f"weights of step {saved.step} are in {saved.place}; to use them: {command}"
