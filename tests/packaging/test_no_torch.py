@@ -79,6 +79,14 @@ def test_who_asks_the_command_line_for_little_waits_for_nothing_large() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_the_trainer_of_the_process_tests_loads_no_torch() -> None:
+    trainer = str(ROOT / "tests" / "processes" / "tiny_trainer.py")
+
+    done = run_guarded("import runpy\nrunpy.run_path(sys.argv[1])", trainer)
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_guard_itself_works() -> None:
     done = run_guarded("try:\n    import torch\nexcept ImportError:\n    pass")
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import httpx
 
-TRAINER = Path(__file__).with_name("tiny_trainer.py")
+TRAINER = Path(__file__).with_name("tiny_trainer.py")  # without torch
+WITH_TORCH = (sys.executable, str(TRAINER.with_name("torch_trainer.py")))
 POLL_S = 0.03
 START_S = 60.0  # of one daemon; it does not import torch
-WAIT_S = 120.0  # for whatever a test waits for: torch alone takes many seconds on a busy machine
+WAIT_S = 120.0  # for whatever a test waits for: importing torch takes long on a busy machine
 EXIT_S = 60.0
 LOG_TAIL_CHARS = 3_000
 
@@ -209,7 +210,7 @@ class Fleet:
         env: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
     ) -> Node:
-        """Start a peer, normally with the tiny trainer; ``script`` are the trainer's arguments.
+        """Start a peer, normally with the trainer that needs no torch; ``script`` are the trainer's arguments.
 
         A name that was there before comes back with its identity and its old invite.
         """

@@ -24,7 +24,7 @@ from tests.processes.harness import (
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 3.0  # as the harness's spec says
-PAUSE = ("--pause", "0.005")  # a step of the tiny trainer takes no time; rounds are 50 ms then
+PAUSE = ("--pause", "0.005")  # a step of the trainer takes no time; rounds are 50 ms then
 
 
 def start_three_and_a_spare(fleet: Fleet, **scripts: tuple[str, ...]) -> None:
@@ -171,7 +171,8 @@ def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     assert fleet.master()["term"] > 1_000
     assert {name: fleet.peer(name)["state_received_bytes"] for name in "ab"} == received
 
-    old = fleet.spawn("old", "master", "--state", str(fleet.folder / "master"), *http, *standby)
+    anywhere = ("--listen", "127.0.0.1:0", *http, *standby)
+    old = fleet.spawn("old", "master", "--state", str(fleet.folder / "master"), *anywhere)
     assert old.wait() == ExitCode.SUPERSEDED, old.log
     assert "another master has taken this run over" in old.log
     fleet.until_committed(2)
