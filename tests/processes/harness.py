@@ -341,14 +341,14 @@ def member(status: Status, name: str) -> Status | None:
     return next((m for m in status["members"] if m["name"] == name), None)
 
 
-def gone_after_s(before: Status, after: Status, name: str) -> float:
-    """By the master's clock: from ``before`` to the event that says that this member is gone."""
+def why_gone(status: Status, name: str) -> str:
+    """Return the text of the last event that says that this member is gone."""
     left = [
-        event["at_s"] - before["now_s"]
-        for event in after["events"]
+        event["text"]
+        for event in status["events"]
         if event["kind"] == "leave" and event["text"].startswith(f"{name} (")
     ]
-    return float(left[-1])
+    return str(left[-1])
 
 
 def role(status: Status, name: str) -> str:
