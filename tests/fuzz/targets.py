@@ -80,7 +80,7 @@ from holdfast.protocol.network.lane import (
 from holdfast.protocol.trust.authority import Authority, Party, holder_of, load_certificate
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import CHECKSUM_BYTES, PREFIX, Invite, generate_token
-from tests.collectives.test_ledger import CHUNK_BYTES, a_ledger
+from tests.collectives.test_chunk_tracker import CHUNK_BYTES, a_ledger
 from tests.fuzz.conversation import talk
 from tests.membership.table import DIGEST, RUN_ID, A, B, C, hello_of
 
