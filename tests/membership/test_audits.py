@@ -390,7 +390,7 @@ def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None
     assert table.hear(left[0], Reduce).attempt > repair.attempt
 
 
-def test_what_an_heir_adds_up_is_looked_at_as_its_work() -> None:
+def test_chunks_that_a_successor_adds_are_audited_as_its_own() -> None:
     table = a_table()
     order = table.reduce(*PEERS)
     owner = owner_of(order)

@@ -433,7 +433,7 @@ def test_a_joiner_that_lost_a_result_while_it_fetched_fetches_again() -> None:
     assert table.roles()["c"] == "contributor*"
 
 
-def test_a_joiner_that_a_round_leaves_out_while_it_fetches_begins_anew() -> None:
+def test_a_joiner_that_a_round_leaves_out_while_it_fetches_starts_from_scratch() -> None:
     """It has no link to whoever adds up, so nothing leads from what it fetches to the next version."""
     table = Table()
     table.start(A, B)

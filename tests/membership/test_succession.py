@@ -280,7 +280,7 @@ def test_one_holder_of_an_older_state_is_enough_if_there_are_members_to_go_on() 
 
 
 @pytest.mark.fault("all holders of the newest version are gone")
-def test_nobody_is_waited_for_when_all_have_begun_anew_and_the_newest_counts() -> None:
+def test_nobody_is_waited_for_when_all_have_restarted_and_the_newest_counts() -> None:
     table = Table("[membership]\nquorum = 0.1\nrewind_s = 600\n")
     table.start(A, B, C)
     for _ in range(3):
@@ -295,7 +295,7 @@ def test_nobody_is_waited_for_when_all_have_begun_anew_and_the_newest_counts() -
     assert table.hear(A, SyncFragment) == SyncFragment(head_of(0, 2), (B,))
 
 
-def test_who_did_not_begin_anew_may_still_be_applying_what_nobody_holds_yet() -> None:
+def test_a_member_that_did_not_restart_may_still_apply_what_nobody_holds_yet() -> None:
     table = Table("[membership]\nquorum = 0.1\nrewind_s = 600\n")
     table.start(A, B)
     order = table.reduce(A, B)

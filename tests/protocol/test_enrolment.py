@@ -236,12 +236,12 @@ async def test_the_next_address_is_tried(desk: Desk, tmp_path: Path) -> None:
         await closed.bind(("127.0.0.1", 0))
         nobody = Address("127.0.0.1", closed.getsockname()[1])
         async with trio.open_nursery() as nursery:
-            stranger = await serve(nursery, Desk(tmp_path / "other"))
+            other_master = await serve(nursery, Desk(tmp_path / "other"))
             address = await serve(nursery, desk)
-            pem, _ = await enrol(desk.invite(nobody, stranger, address), identity, "x")
+            pem, _ = await enrol(desk.invite(nobody, other_master, address), identity, "x")
             assert holder_of(load_certificate(pem)).peer == identity.peer_id
             with pytest.raises(RemoteProtocolError):
-                await enrol(desk.invite(nobody, stranger), identity, "x")
+                await enrol(desk.invite(nobody, other_master), identity, "x")
             with pytest.raises(OSError, match="connect"):
                 await enrol(desk.invite(nobody), identity, "x")
             nursery.cancel_scope.cancel()

@@ -234,7 +234,7 @@ async def test_who_speaks_no_tls_is_no_node_of_this_run(run: Run) -> None:
         nursery.cancel_scope.cancel()
 
 
-# ---------------------------------------------------------------- strangers
+# ---------------------------------------------------------------- unidentified connections
 
 
 @pytest.mark.fault(
@@ -263,13 +263,13 @@ async def test_unidentified_connections_are_closed_and_members_do_not_notice(
         address = await serve(nursery, network)
         member = await run.network().dial(address, party=Party.PEER)
         monkeypatch.setattr(network, "_greeting_s", 0.6)
-        stranger = await sockets.open_tcp(address)
+        unidentified = await sockets.open_tcp(address)
         if data:
-            await stranger.send_all(data)
+            await unidentified.send_all(data)
         with trio.fail_after(HANGS_S):
-            await expect_hang_up(stranger)
+            await expect_hang_up(unidentified)
         await say(member)
-        await stranger.aclose()
+        await unidentified.aclose()
         await member.stream.aclose()
         nursery.cancel_scope.cancel()
 
