@@ -1,4 +1,4 @@
-"""When a donor compresses: on lines that are slow, and fragments that give way."""
+"""Compression by a donor: on slow lines, and for fragments that compress well."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def save(
 
 
 def back(place: CheckpointStore, *sizes: FragmentSize) -> SharedState:
-    """What the newest holds."""
+    """Return the state in the newest checkpoint."""
     state = make_state(*sizes)
     checkpoints.open_checkpoint(place, checkpoints.names(place)[0]).load(state)
     return state

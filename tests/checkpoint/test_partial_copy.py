@@ -1,4 +1,4 @@
-"""What has come of a copy is on disk: found again after any end, and believed by its digest only."""
+"""Partial copies on disk: found again after any end, and used only if their digest is right."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_was_put_is_found_by_the_next_process(path: Path) -> None:
 
 
 def test_no_more_is_kept_than_its_machines_owner_gives(tmp_path: Path) -> None:
-    """Of all fragments together, also beside what an earlier process left."""
+    """The limit is for all fragments together, with the blocks that an earlier process left."""
     limit_bytes = 2 * 36 + len(BLOCKS[0]) + len(BLOCKS[1])
     copies = PartialCopies(tmp_path / "partial", limit_bytes=limit_bytes)
     copies.fragment(0).put(DIGESTS[0], BLOCKS[0])

@@ -335,7 +335,7 @@ def test_an_empty_peer_gets_the_whole_state() -> None:
 
 
 def test_while_a_fragment_comes_its_trainer_is_told_that_it_is_not_whole() -> None:
-    """It may take minutes, and a trainer that waited for its end would hear nothing."""
+    """The transfer may take minutes, and a trainer that waited for its end would get no message."""
     source, target = founded(SIZE), make_state(SIZE)
     head = source.heads()[0]
     incoming = target.begin(head, source.index(0, 0))

@@ -98,7 +98,7 @@ def content(state: SharedState) -> bytes:
 
 @define
 class Faults:
-    """What one donor, or the way to it, does wrong.
+    """The faults of one donor, or of the line to it.
 
     Attributes:
       corrupt: blocks that it serves with a flipped bit.

@@ -53,7 +53,7 @@ SIZES = (FragmentSize(3, 3, 0),)
 
 
 class Events:
-    """What the bridge reports, in order."""
+    """The events that the bridge reports, in order."""
 
     def __init__(self) -> None:
         self.seen: list[ModelLayout | Message | str] = []

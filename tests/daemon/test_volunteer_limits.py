@@ -1,4 +1,4 @@
-"""When a machine is lent: decided from a time and a plug, both given; and what of its disk."""
+"""Limits of a volunteer: hours, battery and disk; the time and the power supply are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who keeps from others what it owes them, or gives them different things: asked for, found, left out."""
+"""Members that withhold data from others or send them different data: inquiry, finding, exclusion."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_the_command_line_loads_no_torch() -> None:
 
 
 def test_who_asks_the_command_line_for_little_waits_for_nothing_large() -> None:
-    """What only some commands need, these import themselves."""
+    """Large packages are imported by the commands that need them."""
     done = run_guarded(
         "import holdfast.daemon.cli\n"
         "print(sorted({'numpy', 'zstandard', 'fsspec', 'scipy'} & set(sys.modules)))"

@@ -32,7 +32,7 @@ def losses(path: Path) -> list[tuple[int, float]]:
 
 
 def loss_of(weights: Path | None, rank: int, step: int) -> float:
-    """Of the plain model with these weights, or its first, on a rank's data for a step."""
+    """Return the loss of the plain model with these or its initial weights, on a rank's data for a step."""
     model = make_model(width=16)
     if weights is not None:
         model.load_state_dict(load_file(weights))

@@ -1,4 +1,4 @@
-"""Real training processes that fail in every way: the run goes on, and everybody is told why."""
+"""Real training processes that fail in every way: the run goes on, and the reason is reported."""
 
 from __future__ import annotations
 

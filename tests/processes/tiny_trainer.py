@@ -133,7 +133,7 @@ class Fragment:
 
 
 class TinyRun:
-    """What ``hook.Run`` is to a model, for ``Fragment``."""
+    """A trainer's part in the run; does for ``Fragment`` what ``hook.Run`` does for a model."""
 
     def __init__(self, layout: ModelLayout) -> None:
         self.machine = BoundaryMachine()

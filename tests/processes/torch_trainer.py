@@ -62,7 +62,7 @@ def make_optimizer(model: nn.Module, kind: str, rate: float) -> torch.optim.Opti
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a rank trains on in a step of the run: inputs ``(16, 8)`` and targets ``(16, 1)``."""
+    """Return a rank's data for a step of the run: inputs ``(16, 8)`` and targets ``(16, 1)``."""
     inputs = np.random.default_rng((rank, step)).standard_normal((BATCH, INPUTS), np.float32)
     targets = np.sin(inputs.sum(axis=1, keepdims=True))
     return torch.from_numpy(inputs), torch.from_numpy(targets)
