@@ -197,7 +197,7 @@ def test_an_error_leaves_neither_namespaces_nor_processes() -> None:
 def test_a_stopped_lab_cleans_up(stop: signal.Signals) -> None:
     with started_lab() as lab:
         lab.send_signal(stop)
-        assert lab.wait(20) == 130
+        assert lab.wait(HANGS_S) == 130
 
     assert not made_by(lab.pid)
 

@@ -141,7 +141,7 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self.ended: list[Node] = []  # earlier lives of nodes that were started again
         self.invites: dict[str, str] = {}
-        self._client = httpx.Client(timeout=10.0)
+        self._client = httpx.Client(timeout=EXIT_S)
         self._master_arguments: list[str] = []
 
     # ------------------------------------------------------------ processes
