@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -17,7 +18,7 @@ from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.daemon.cli.simulate_command import simulate
 from holdfast.daemon.exit_codes import ExitCode
 
-STARTED_S = 60.0
+STARTED_S = 120.0
 
 
 def say(*arguments: str) -> Result:
@@ -96,7 +97,10 @@ def test_ctrl_c_reports_what_was_done(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        time.sleep(6.0)  # a few seeds; it may as well be none
+        until_s = time.monotonic() + STARTED_S
+        while len(psutil.Process(process.pid).children()) < 2:  # its workers start
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         out, error = process.communicate(timeout=STARTED_S)
     finally:

@@ -118,7 +118,7 @@ from tests.membership import (
     test_repair,
     test_rounds,
     test_succession,
-    test_voices,
+    test_voting_blocs,
 )
 from tests.membership.machine import MasterMachine
 from tests.membership.model import ModelPeer
@@ -466,14 +466,14 @@ def _(patch: Patch) -> None:
 
 @conversation(
     "heads are votes",
-    test_voices.test_four_of_one_invite_and_line_do_not_replace_everybodys_weights,
+    test_voting_blocs.test_four_of_one_invite_and_line_do_not_replace_everybodys_weights,
 )
 def _(patch: Patch) -> None:
     patch.setattr(root_votes, "voice_of", lambda member: (member.peer, ""))
 
 
 @conversation(
-    "anybody founds", test_voices.test_of_those_who_came_by_one_invite_the_first_one_founds
+    "anybody founds", test_voting_blocs.test_of_those_who_came_by_one_invite_the_first_one_founds
 )
 def _(patch: Patch) -> None:
     def founders(self: Founding) -> list[roster.Member]:

@@ -248,7 +248,7 @@ async def test_when_the_only_relay_comes_back_the_run_goes_on() -> None:
         await settled(swarm, "abc")
 
 
-async def test_a_master_that_starts_again_arranges_the_routes_anew() -> None:
+async def test_a_master_that_starts_again_arranges_the_routes_again() -> None:
     async with a_relayed_swarm() as swarm:
         await see(swarm, lambda: len(routes(swarm)) == 3)
         swarm.crash_master()
