@@ -98,7 +98,7 @@ class PeerStatus:
     in_sync: bool
     phase: str
     why: str
-    told: Annotated[tuple[str, ...], about("Notices of the master.")]
+    notices: Annotated[tuple[str, ...], about("The newest notices to the operator.")]
     step: int
     tokens: int
     tokens_per_s: float

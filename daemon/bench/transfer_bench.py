@@ -8,17 +8,13 @@ Rank 0 copies from the other ranks. This is the command line; ``transfer_rank`` 
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
-import trio
 
 from .allreduce_bench import parse_size
-from .rank_processes import put_json, rank_options, run_ranks_here, seat_of
+from .rank_processes import RankCommand, RankStart, Report
 
 
-@click.command("transfer")
+@click.command("transfer", cls=RankCommand)
 @click.option(
     "--donors",
     type=click.IntRange(1, 16),
@@ -50,17 +46,8 @@ from .rank_processes import put_json, rank_options, run_ranks_here, seat_of
     show_default=True,
     help="Repetitions before those, not counted.",
 )
-@rank_options
 def transfer(
-    donors: int,
-    size: int,
-    fragments: int,
-    repeat: int,
-    warm_up: int,
-    json_path: Path | None,
-    rank: int | None,
-    master: str | None,
-    token: str,
+    start: RankStart, donors: int, size: int, fragments: int, repeat: int, warm_up: int
 ) -> None:
     """Time a copy of the shared state, and the check of a copy that is already equal.
 
@@ -76,30 +63,16 @@ def transfer(
     # Imported here so that --help need not wait for numpy.
     from .transfer_rank import TransferOptions, run_rank
 
-    seat = seat_of(rank, master, token, donors + 1)
-    report: dict[str, Any] | None
-    if seat is None:
-        given = [
-            f"--donors={donors}",
-            f"--size={size}",
-            f"--fragments={fragments}",
-            f"--repeat={repeat}",
-            f"--warm-up={warm_up}",
-        ]
-        report = run_ranks_here("transfer", donors + 1, given)
-    else:
-        options = TransferOptions(
-            donors, seat.rank, seat.master, seat.token, size, fragments, repeat, warm_up
-        )
-        report = trio.run(run_rank, options, restrict_keyboard_interrupt_to_checkpoints=True)
+    report = start.run(
+        donors + 1,
+        lambda seat: run_rank(TransferOptions(seat, size, fragments, repeat, warm_up)),
+    )
     if report is not None:
-        show(report, json_path)
+        show(report)
 
 
-def show(report: dict[str, Any], json_path: Path | None) -> None:
-    """Print the results, or write them to the file of ``--json``."""
-    if put_json(report, json_path):
-        return
+def show(report: Report) -> None:
+    """Print the results."""
     click.echo(
         f"{report['bytes'] / 1e6:.0f} MB in {report['fragments']} fragments "
         f"from {report['donors']} donors"

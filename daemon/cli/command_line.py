@@ -33,7 +33,7 @@ from ... import __version__
 from ...protocol.errors import UserError
 from .. import logs
 from ..exit_codes import ExitCode
-from ..tasks import told_error
+from ..tasks import only_error
 from . import ask_commands, look_commands, run_commands
 from .checkpoint_commands import checkpoint, export
 from .config_commands import completion, config, init
@@ -71,7 +71,7 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
             if group.split(KeyboardInterrupt)[1] is None:
                 click.echo("holdfast: stopped", err=True)
                 sys.exit(ExitCode.INTERRUPTED)
-            error = told_error(group)
+            error = only_error(group)
             if error is None:
                 raise
         click.echo(f"holdfast: {error}", err=True)

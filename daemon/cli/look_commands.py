@@ -48,8 +48,8 @@ def peers(state: Path | None, gone: bool, as_json: bool) -> None:
     status = status_of_master(find_control(state, "master"))
     rows = status.departed[::-1] if gone else status.members
     if as_json:
-        told = {"peers": rows, "quarantined": status.quarantined, "pending": status.pending}
-        click.echo(json.dumps(msgspec.to_builtins(told), indent=2))
+        answer = {"peers": rows, "quarantined": status.quarantined, "pending": status.pending}
+        click.echo(json.dumps(msgspec.to_builtins(answer), indent=2))
         return
     show_peers(rows, gone=gone)
     show_quarantined(status)

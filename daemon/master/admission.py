@@ -38,7 +38,7 @@ from ..exit_codes import ExitCode
 from ..status_records import PendingRow
 from ..web.app import Json
 from .decisions import Decide
-from .journal_store import GrantRow, JournalStore, TokenError
+from .journal_store import GrantRow, JournalStore, TokenError, storing
 
 log = logging.getLogger("holdfast.master")
 
@@ -211,17 +211,15 @@ class Admission:
         pending = self._find(wanted)
         del self._pending[pending.peer]  # before the first await: two approvals use the token once
         try:
-            grant = await self._network.run_sync(lambda: self._store.redeem(pending.token))
-            row = evolve(grant, name=pending.name)
-            await self._network.run_sync(lambda: self._store.admit(pending.peer, row))
+            with storing("the approval"):
+                grant = await self._network.run_sync(lambda: self._store.redeem(pending.token))
+                row = evolve(grant, name=pending.name)
+                await self._network.run_sync(lambda: self._store.admit(pending.peer, row))
         except TokenError:
-            raise  # the newcomer is told the same when it asks again
-        except sqlite3.Error as error:
+            raise  # the newcomer gets the same answer when it asks again
+        except UserError:
             self._pending[pending.peer] = pending
-            raise UserError(
-                f"the approval cannot be stored: {error}",
-                hint="free some space on the disk of the master's state",
-            ) from error
+            raise
         self._take(pending, "was approved by the run's operator")
         return {"peer": pending.peer, "name": pending.name, "approved": True}
 

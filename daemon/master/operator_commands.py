@@ -16,7 +16,7 @@ from ...protocol.messages import Role
 from ..exit_codes import ExitCode
 from ..web.app import Action, Json
 from .admission import match_peers
-from .journal_store import JournalStore
+from .journal_store import JournalStore, storing
 from .master_service import MasterService
 
 USES_MAX = 1_000_000  # of an invite
@@ -85,12 +85,14 @@ class OperatorCommands:
                 exit_code=ExitCode.USAGE,
             )
         invite = self._make_invite(role, founder is True, uses, hours, approve=approve is True)
-        told = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
-        return {"invite": invite, **told}
+        terms = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
+        return {"invite": invite, **terms}
 
     async def _withdraw(self, body: Json) -> Json:
         invite_id = str(body.get("id", ""))
-        if not self._store.withdraw(invite_id):
+        with storing("the withdrawal"):
+            found = self._store.withdraw(invite_id)
+        if not found:
             raise UserError(
                 f"there is no invite {invite_id!r}",
                 exit_code=ExitCode.USAGE,

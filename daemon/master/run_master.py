@@ -46,7 +46,7 @@ from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
-from .journal_store import JOURNAL_FILE, JournalStore
+from .journal_store import JOURNAL_FILE, JournalStore, storing
 from .master_service import MasterService
 from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder
@@ -325,15 +325,10 @@ class Master:
         Raises:
           UserError: the disk is full.
         """
-        try:
+        with storing("the invite"):
             token, expires_s = self.store.make_token(
                 role, founder=founder, uses=uses, hours=hours, by_hand=approve
             )
-        except sqlite3.Error as error:
-            raise UserError(
-                f"the invite cannot be stored: {error}",
-                hint="free some space on the disk of the master's state",
-            ) from error
         return Invite(
             run_id=self.run_id,
             addresses=self._masters(),

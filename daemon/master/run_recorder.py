@@ -256,31 +256,31 @@ class RunRecorder:
 
     # ------------------------------------------------------------ the curve
 
-    def headline(self, told: Headline) -> Headline:
+    def headline(self, figures: Headline) -> Headline:
         """Return this master's headline with the bytes of earlier masters added."""
         before = self._before
         if before is None:
-            return told
+            return figures
         return attrs.evolve(
-            told,
-            sent_bytes=told.sent_bytes + (before.sent_bytes or 0),
-            saved_bytes=told.saved_bytes + (before.saved_bytes or 0),
+            figures,
+            sent_bytes=figures.sent_bytes + (before.sent_bytes or 0),
+            saved_bytes=figures.saved_bytes + (before.saved_bytes or 0),
         )
 
     def _take_point(self, now: float) -> None:
-        told = self.headline(headline(self._service.coordinator))
+        figures = self.headline(headline(self._service.coordinator))
         point = Point(
             now,
-            told.step,
-            told.rounds,
-            told.loss,
-            told.loss_min,
-            told.loss_max,
-            told.tokens_per_s,
-            told.utilisation,
+            figures.step,
+            figures.rounds,
+            figures.loss,
+            figures.loss_min,
+            figures.loss_max,
+            figures.tokens_per_s,
+            figures.utilisation,
             len(self._context.roster),
-            told.sent_bytes,
-            told.saved_bytes,
+            figures.sent_bytes,
+            figures.saved_bytes,
         )
         if self._last is not None and now - self._last.at > 2 * POINT_S:
             # Nothing changed in between: keep the curve flat until just before this point.

@@ -113,7 +113,7 @@ class Volunteer:
             in_sync=False,
             phase="away",
             why=self._why,
-            told=(),
+            notices=(),
             step=0,
             tokens=0,
             tokens_per_s=0.0,

@@ -195,7 +195,7 @@ class MasterSession:
         """
         backoff_s = BACKOFF_FIRST_S
         last_contact_s = trio.current_time()
-        failure, clock_told = "", False
+        failure, clock_logged = "", False
         while True:
             hint = IS_IT_THERE
             for address in list(self._masters):
@@ -207,7 +207,7 @@ class MasterSession:
                     elif hint == IS_IT_THERE:  # else another address gave a better reason
                         failure = why_not(error)
                     continue
-                clock_told = False
+                clock_logged = False
                 began_s = trio.current_time()
                 await self._hold(channel)
                 while self._conversation is not None:
@@ -220,9 +220,9 @@ class MasterSession:
             patience_s = self._config.patience_s
             if patience_s is not None and trio.current_time() - last_contact_s > patience_s:
                 raise no_master(self._masters, failure, hint)
-            if hint == WRONG_CLOCK_HINT and not clock_told:
+            if hint == WRONG_CLOCK_HINT and not clock_logged:
                 log.warning("%s: %s", failure, hint)  # the clock may yet be set, as after a boot
-                clock_told = True
+                clock_logged = True
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 

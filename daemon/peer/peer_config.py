@@ -14,7 +14,7 @@ from ...protocol.messages import RelayOffer
 from ...protocol.trust.notary import Notary
 from .volunteer_limits import DiskQuota
 
-TOLD_MAX = 20  # newest notices to the operator that the status page shows
+NOTICES_MAX = 20  # newest notices to the operator that the status page shows
 
 
 @define
@@ -48,7 +48,7 @@ class PeerReport:
 
     phase: str = "starting"
     why: str = ""
-    told: deque[str] = field(factory=lambda: deque(maxlen=TOLD_MAX))
+    notices: deque[str] = field(factory=lambda: deque(maxlen=NOTICES_MAX))
 
 
 @define(eq=False)

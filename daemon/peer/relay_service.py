@@ -42,17 +42,17 @@ class RelayWork:
     """A relay forwarder with its orders from the master and its reports.
 
     Args:
-      handle: takes messages for the master.
+      tell: sends a message to the master.
     """
 
-    def __init__(self, desk: RelayForwarder, handle: Callable[[Message], None]) -> None:
+    def __init__(self, desk: RelayForwarder, tell: Callable[[Message], None]) -> None:
         self.desk = desk
-        self._handle = handle
-        self._told: Relayed | None = None
+        self._tell = tell
+        self._sent: Relayed | None = None
 
     def welcome(self) -> None:
         """Begin a session: report again in full. Pairs may go on using their tickets."""
-        self._told = None
+        self._sent = None
 
     def hear(self, message: Message) -> None:
         """Carry out the master's orders about forwarding; other messages are ignored."""
@@ -65,9 +65,9 @@ class RelayWork:
         while True:
             await trio.sleep(REPORT_S)
             report = self.desk.report()
-            if report != self._told:
-                self._told = report
-                self._handle(report)
+            if report != self._sent:
+                self._sent = report
+                self._tell(report)
 
 
 class RelayService:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from ...protocol.trust.invite import Invite
 from ...protocol.trust.notary import Notary
 from ..exit_codes import ExitCode
 from ..memory_check import machine_bytes
-from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE
+from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE, socket_folder
 from ..status_records import CheckpointStatus, LinkRow, PeerRoundRow, PeerStatus
 from ..tasks import wait_for_signals
 from ..web.app import Json
@@ -44,7 +42,7 @@ from .trainer_supervisor import TrainerEnd, TrainerSupervisor
 from .volunteer_limits import DiskQuota
 
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of fetches that did not finish
-WRITING_TOLD_S = 5.0  # between two progress lines of the last checkpoint
+WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint
 AVAILABILITY_S = 1.0  # between two checks whether the machine is still available
 FAREWELL_S = 120.0  # for the trainer to evaluate, save and exit after the run's end
 
@@ -114,8 +112,7 @@ class Peer:
             options.state, options.invite, options.name, options.patience_s, self.tell
         )
         network = SocketNetwork(credentials, newcomers=False)
-        folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # a socket's path must be short
-        try:
+        with socket_folder() as folder:
             ends = self._end_trainer if options.command else None
             self.bridge = UnixBridge(folder / "trainer.sock", ends)
             if options.command:
@@ -160,8 +157,6 @@ class Peer:
                 await self._serve(self.service)
             finally:
                 await self._write_last(self.service)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         if self._error is not None:
             raise self._error
         self.tell("left the run")
@@ -231,7 +226,7 @@ class Peer:
 
         async def tell() -> None:
             while True:
-                await trio.sleep(WRITING_TOLD_S)
+                await trio.sleep(WRITING_SHOWN_S)
                 self.tell(f"{written_bytes / 1e6:.0f} of {size_bytes / 1e6:.0f} MB written")
 
         with trio.CancelScope(shield=True):
@@ -349,7 +344,7 @@ class Peer:
         """Return this peer's status."""
         service = self.service
         assert service is not None
-        replica, progress = service.replica, service.progress()
+        replica, progress = service.replica, service.training.progress()
         return PeerStatus(
             kind="peer",
             version=__version__,
@@ -364,7 +359,7 @@ class Peer:
             why="; ".join(map(format_copy, progress.copies))
             or service.report.why
             or service.training.why_still(),
-            told=tuple(service.report.told),
+            notices=tuple(service.report.notices),
             step=progress.step,
             tokens=progress.tokens,
             tokens_per_s=progress.tokens_per_s,

@@ -72,7 +72,7 @@ class LiveStream:
         self._stamp = stamp
         self._listeners: set[StreamListener] = set()
         self._wanted = trio.Event()
-        self._told: object = None  # the stamp of ``_frame``
+        self._encoded: object = None  # the stamp of ``_frame``
         self._frame = b""  # the newest status, encoded
 
     @property
@@ -106,8 +106,8 @@ class LiveStream:
     def _look(self) -> None:
         """Encode the status if it may have changed."""
         stamp = self._stamp()
-        if stamp != self._told or not self._frame:
-            self._told, self._frame = stamp, frame_of("status", compact(self._status()))
+        if stamp != self._encoded or not self._frame:
+            self._encoded, self._frame = stamp, frame_of("status", compact(self._status()))
 
     # ------------------------------------------------------------ one listener
 

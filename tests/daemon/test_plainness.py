@@ -68,8 +68,8 @@ def spoilt(value: Any, text: str, key: str = "") -> Any:
 
 def a_status(kind: str) -> dict[str, Any]:
     if kind == "peer":
-        told: dict[str, Any] = msgspec.to_builtins(peer_status(A, "x"))
-        return {**told, "told": ["x", "x"], "limits": {"hours": "x"}}
+        peer: dict[str, Any] = msgspec.to_builtins(peer_status(A, "x"))
+        return {**peer, "notices": ["x", "x"], "limits": {"hours": "x"}}
     table = Table()
     table.start(A, B)
     status: dict[str, Any] = msgspec.to_builtins(master_status(table.master, table.now_s, "x"))
