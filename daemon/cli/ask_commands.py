@@ -14,7 +14,7 @@ from ..advertised_hosts import only_loopback
 from ..exit_codes import ExitCode
 from ..paths import DaemonAddress, find_control, find_state, locked
 from .daemon_client import HTTP_S, call
-from .options import HOURS_MAX, NumberInRange, json_option, state_option, tell
+from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
 
 ONLY_HERE = (
     "note: this invite works only on the master's own machine; for other machines restart the master with "
@@ -255,7 +255,7 @@ def resume(state: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("target", type=FOLDER)
 @state_option
 @click.option(
     "--every",

@@ -14,10 +14,10 @@ from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from ..paths import data_home, peer_state
 from .options import (
+    ADDRESS,
+    FOLDER,
     advertise_option,
     json_option,
-    parse_address_option,
-    parse_addresses,
     parse_invite_option,
 )
 
@@ -27,26 +27,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("invite", required=False, callback=parse_invite_option)
-@click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="As for `join`.",
-)
+@click.option("--state", type=FOLDER, help="As for `join`.")
 @click.option(
     "--listen",
     multiple=True,
     default=("0.0.0.0:0",),
     show_default=True,
-    callback=parse_addresses,
+    type=ADDRESS,
     help="As for `join`.",
 )
 @advertise_option
 @click.option(
-    "--http",
-    default="127.0.0.1:0",
-    show_default=True,
-    callback=parse_address_option,
-    help="As for `join`.",
+    "--http", default="127.0.0.1:0", show_default=True, type=ADDRESS, help="As for `join`."
 )
 @json_option
 def doctor(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..exit_codes import ExitCode
+from .options import FILE
 
 if TYPE_CHECKING:
     from ..simulation.batch import BatchOptions, BatchReport, SeedResult, Violation
@@ -65,16 +66,9 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "other peer may be removed, excluded for long or out-voted, and rounds must continue.",
 )
 @click.option(
-    "--jobs",
-    type=click.IntRange(1, 1_024),
-    help="Number of processes (default: one per core).",
+    "--jobs", type=click.IntRange(1, 1_024), help="Number of processes (default: one per core)."
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the results to this file.",
-)
+@click.option("--json", "json_path", type=FILE, help="Also write the results to this file.")
 @click.option("--quiet", is_flag=True, help="Print only violations.")
 @click.option("--trace", is_flag=True, help="Print every recorded event; needs --seeds 1.")
 def simulate(

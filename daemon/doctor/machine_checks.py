@@ -19,6 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from ... import __version__
 from ...protocol.messages import VERSION_MAX, VERSION_MIN, CheckAnswer
 from ..memory_check import MEMORY_LEFT_BYTES, machine_bytes
@@ -92,7 +94,7 @@ def check_clock_alone() -> Finding:
 def check_memory(needs: CheckAnswer | None) -> Finding:
     """Compare the memory available to this process with the size of the run's state."""
     most = machine_bytes()
-    free = _available_bytes()
+    free = psutil.virtual_memory().available
     text = f"{_gib(most)} for this process, {_gib(min(free, most))} of it free"
     if needs is None or not needs.memory_bytes:
         if most < 2 * MEMORY_LEFT_BYTES:
@@ -118,16 +120,6 @@ def check_memory(needs: CheckAnswer | None) -> Finding:
             "stop other programs before joining",
         )
     return ok("memory", f"{text}; the run's state needs {_gib(needs.memory_bytes)}")
-
-
-def _available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return machine_bytes()
 
 
 # ---------------------------------------------------------------- disk and state

@@ -15,7 +15,7 @@ from ...protocol.errors import UserError
 from ...protocol.messages import Role
 from ..exit_codes import ExitCode
 from ..web.app import Action, Json
-from .admission import match_peers
+from .admission import find_peer
 from .journal_store import JournalStore, storing
 from .master_service import MasterService
 
@@ -136,15 +136,8 @@ class OperatorCommands:
         names |= {member.peer: member.name for member in self._coordinator.context.roster}
         for peer in history.revoked:
             names.pop(peer, None)
-        matches = match_peers(wanted, names)
-        if len(matches) != 1:
-            raise UserError(
-                f"{'no peer is' if not matches else 'several peers are'} called {wanted!r}"
-                + (f": {', '.join(peer[:8] for peer in matches[:8])}" if matches else ""),
-                exit_code=ExitCode.USAGE,
-                hint="`holdfast status` lists the members; use the peer id's first digits",
-            )
-        return matches[0]
+        hint = "`holdfast status` lists the members; use the peer id's first digits"
+        return find_peer(wanted, names, "peer", hint)
 
     # ------------------------------------------------------------ the run
 

@@ -78,6 +78,7 @@ class Peer:
       unavailable: returns why this machine may not take part now; empty while it may.
 
     Attributes:
+      service, bridge: exist from the beginning of ``run``.
       away_reason: the volunteer limit that made this peer leave; empty if it left for another reason.
     """
 
@@ -92,11 +93,11 @@ class Peer:
         self.away_reason = ""
         self._unavailable = unavailable
         self._leaving = False
-        self.service: PeerService | None = None
+        self.service: PeerService
+        self.bridge: UnixBridge
         self.supervisor: TrainerSupervisor | None = None
-        self.bridge: UnixBridge | None = None
         self._signals = 0
-        self._nursery: trio.Nursery | None = None
+        self._nursery: trio.Nursery
         self._error: UserError | None = None
         self._unfit = False  # the master refuses the script's model
 
@@ -283,9 +284,9 @@ class Peer:
             return
         if end is TrainerEnd.STOPPED:
             return
-        if self.service is not None and not self.service.finished.is_set():
+        if not self.service.finished.is_set():
             await self._leave("its training command ended by itself")
-        elif self.service is not None:
+        else:
             await self._leave("the run is finished")
 
     def _end_trainer(self, kind: FailureKind, reason: str, sick_s: float) -> None:
@@ -293,14 +294,12 @@ class Peer:
         self.supervisor.fail(kind, reason, sick_s)
 
     def _trainer_failed(self, failed: TrainerFailed) -> None:
-        assert self.service is not None
         self.service.training.failed_with(failed)
         if failed.remedy is Remedy.NONE:
             self.tell(f"the trainer: {format_failure(failed)}; until then this peer keeps a copy")
 
     async def _see_out(self) -> None:
         """Leave after the run's end, once the trainer had time to finish."""
-        assert self.service is not None
         await self.service.finished.wait()
         self.tell("the run is finished")
         self._leaving = True
@@ -319,7 +318,6 @@ class Peer:
         await self._leave(why)
 
     async def _leave(self, reason: str) -> None:
-        assert self.service is not None
         self._leaving = True
         await self.service.drain(reason)
         if self.supervisor is not None:
@@ -330,10 +328,9 @@ class Peer:
     def _on_signal(self) -> None:
         self._signals += 1
         self.away_reason = ""  # the operator ends this peer: it must not come back
-        if self._signals > 1 or self.service is None or self._nursery is None:
+        if self._signals > 1:
             self._error = UserError("stopped without draining", exit_code=ExitCode.INTERRUPTED)
-            if self.service is not None:
-                self.service.stop()
+            self.service.stop()
             return
         self.tell("leaving after the round in flight (again: stop at once) ...")
         self._nursery.start_soon(self._leave, "stopped by its operator")
@@ -391,7 +388,7 @@ class Peer:
             ),
             checkpoints=_checkpoints(service.checkpointer),
             finished=replica.finished,
-            trainer_pid=None if self.bridge is None else self.bridge.attached_pid,
+            trainer_pid=self.bridge.attached_pid,
             command_pid=None if self.supervisor is None else self.supervisor.pid,
             trainer_restarts=0 if self.supervisor is None else self.supervisor.restarts,
             trainer_state=self._trainer_state(),
@@ -402,11 +399,9 @@ class Peer:
 
     def why_unready(self) -> str:
         """Return why this peer takes no part in its run now; empty if it does."""
-        assert self.service is not None
         return "" if self.service.session.connected else "it is not attached to a master"
 
     def _trainer_state(self) -> str:
-        assert self.service is not None
         training = self.service.training
         if training.layout is not None:
             return "running"
@@ -431,7 +426,6 @@ class Peer:
 
     async def _act_leave(self, _body: Json) -> Json:
         self.away_reason = ""
-        assert self._nursery is not None
         self._nursery.start_soon(self._leave, "asked to leave by its operator")
         return {"leaving": True}
 

@@ -75,13 +75,8 @@ class LiveStream:
         self._encoded: object = None  # the stamp of ``_frame``
         self._frame = b""  # the newest status, encoded
 
-    @property
-    def heard(self) -> bool:
-        """True if there are listeners; otherwise publishing has no effect."""
-        return bool(self._listeners)
-
     def publish(self, kind: str, row: object) -> None:
-        """Queue a row for all listeners."""
+        """Queue a row for all listeners; without any this has no effect."""
         if not self._listeners:
             return
         frame = frame_of(kind, compact(row))
