@@ -35,6 +35,15 @@ from .options import (
 from .relay_command import PAIRS_DEFAULT
 
 MASTER_PORT = 29700
+LIMITS = (
+    "max_upload",
+    "max_download",
+    "pause_on_battery",
+    "max_memory",
+    "max_disk",
+    "nice",
+    "ionice",
+)
 
 
 @click.command()
@@ -235,6 +244,7 @@ def join(
     from ..peer.volunteer_limits import DiskQuota, VolunteerLimits
     from ..this_machine import be_nice, raise_descriptor_limit
 
+    given = click.get_current_context().params
     ticket, folder = entering(invite, state, peer_state)
     be_nice(nice, ionice or "")
     options = PeerOptions(
@@ -254,16 +264,7 @@ def join(
         memory_bytes=None if max_memory is None else int(max_memory * 1e9),
         disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),
         relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
-        limits={
-            "max_upload": max_upload,
-            "max_download": max_download,
-            "hours": None if hours is None else hours.text,
-            "pause_on_battery": pause_on_battery,
-            "max_memory": max_memory,
-            "max_disk": max_disk,
-            "nice": nice,
-            "ionice": ionice,
-        },
+        limits={name: given[name] for name in LIMITS} | {"hours": hours and hours.text},
     )
     with locked(options.state):
         gc.freeze()  # as the master does

@@ -154,11 +154,8 @@ def peer_status(name: str, system: bool, manager: str, as_json: bool) -> None:
       holdfast service status
       holdfast service status --json
     """
-    found = _all(manager, system)
-    if name:
-        found = [path for path in found if _name_of(path) == name]
     rows = []
-    for path in found:
+    for path in _all(manager, system, name):
         if manager == "systemd":
             state = _manage([*_systemctl(system), "is-active", path.name], may_fail=True)
         else:
@@ -219,15 +216,15 @@ def _name_of(path: Path) -> str:
     return path.stem.removeprefix("holdfast").lstrip("-.")
 
 
-def _all(manager: str, system: bool) -> list[Path]:
+def _all(manager: str, system: bool, name: str) -> list[Path]:
+    """Return the files of all services, or of those with a name."""
     pattern = "holdfast-*.service" if manager == "systemd" else "holdfast.*.plist"
-    return sorted(_folder(manager, system).glob(pattern))
+    found = sorted(_folder(manager, system).glob(pattern))
+    return [path for path in found if name in ("", _name_of(path))]
 
 
 def _installed(name: str, manager: str, system: bool) -> Path:
-    found = _all(manager, system)
-    if name:
-        found = [path for path in found if _name_of(path) == name]
+    found = _all(manager, system, name)
     if len(found) == 1:
         return found[0]
     names = ", ".join(map(_name_of, found))

@@ -236,18 +236,11 @@ def _existing(path: Path) -> Path:
 
 def _file_system(folder: Path) -> str:
     """Return the type of the file system that holds a folder, or an empty string if unknown."""
-    best, kind = "", ""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        mount = before.split()[4].replace("\\040", " ")
-        inside = mount == "/" or folder == Path(mount) or Path(mount) in folder.parents
-        if inside and len(mount) >= len(best):
-            best, kind = mount, after.split()[0]
-    return kind
+    mounts = [
+        each for each in psutil.disk_partitions(all=True) if folder.is_relative_to(each.mountpoint)
+    ]
+    # Of two mounts at one point the later one counts.
+    return max(reversed(mounts), key=lambda each: len(each.mountpoint)).fstype if mounts else ""
 
 
 # ---------------------------------------------------------------- limits of the system

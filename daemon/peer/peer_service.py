@@ -118,7 +118,6 @@ class PeerService:
 
     Args:
       checkpoints: where checkpoints are written; None: nowhere.
-      renew, renewed, renew_every_s: see ``MasterSession``.
     """
 
     def __init__(
@@ -128,9 +127,6 @@ class PeerService:
         trainer: TrainerPort,
         *,
         checkpoints: CheckpointStore | None = None,
-        renew: Callable[[], bytes] | None = None,
-        renewed: Callable[[bytes], None] | None = None,
-        renew_every_s: float = 6 * 3600.0,
         factories: PeerFactories | None = None,
     ) -> None:
         factories = factories or PeerFactories()
@@ -149,9 +145,6 @@ class PeerService:
             hello=self._hello,
             obeys=replica.obeys,
             handle=self._hear,
-            renew=renew,
-            renewed=renewed,
-            renew_every_s=renew_every_s,
         )
         tell = self.session.tell
         self.hub = hub = LinkHub(

@@ -73,15 +73,7 @@ class RelayWork:
 class RelayService:
     """A relay of a run, on any ``Network``; ``config.relay`` limits what it forwards."""
 
-    def __init__(
-        self,
-        config: PeerConfig,
-        network: Network,
-        *,
-        renew: Callable[[], bytes] | None = None,
-        renewed: Callable[[bytes], None] | None = None,
-        renew_every_s: float = 6 * 3600.0,
-    ) -> None:
+    def __init__(self, config: PeerConfig, network: Network) -> None:
         assert config.relay is not None
         self.config = config
         self.network = network
@@ -98,9 +90,6 @@ class RelayService:
             hello=self._hello,
             obeys=self._obeys,
             handle=self._hear,
-            renew=renew,
-            renewed=renewed,
-            renew_every_s=renew_every_s,
         )
         self.work = RelayWork(RelayForwarder(config.relay, network.proven), self.session.tell)
 

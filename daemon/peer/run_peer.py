@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import trio
 from attrs import define, field
@@ -20,6 +21,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
 from ...protocol.messages import FailureKind, RefusalCode, RelayOffer, Remedy, TrainerFailed
 from ...protocol.network.sockets import SocketNetwork
+from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.invite import Invite
 from ...protocol.trust.notary import Notary
 from ..exit_codes import ExitCode
@@ -68,6 +70,22 @@ class PeerOptions:
     relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
     limits: Json = field(factory=dict)  # volunteer limits, for the status page
     http_names: Sequence[str] = ()  # host names that HTTP answers to, beside this machine's own
+
+    def config(self, credentials: Credentials, **more: Any) -> PeerConfig:
+        """Return the service's configuration, with more of its fields."""
+        return PeerConfig(
+            me=credentials.identity.peer_id,
+            name=self.name,
+            run_id=self.invite.run_id,
+            masters=self.invite.addresses,
+            bind=self.listen,
+            advertise=self.advertise,
+            incarnation=secrets.randbits(62),
+            patience_s=self.patience_s,
+            site=self.site,
+            credentials=credentials,
+            **more,
+        )
 
 
 class Peer:
@@ -124,19 +142,11 @@ class Peer:
                     crash_report=self.bridge.crash_report,
                     tell=self._trainer_failed,
                 )
-            config = PeerConfig(
-                me=credentials.identity.peer_id,
+            config = options.config(
+                credentials,
                 notary=Notary(options.invite.run_id, credentials.identity),
-                name=options.name,
-                run_id=options.invite.run_id,
-                masters=options.invite.addresses,
-                bind=options.listen,
-                advertise=options.advertise,
-                incarnation=secrets.randbits(62),
                 upload_bytes_per_s=options.upload_bytes_per_s,
                 download_bytes_per_s=options.download_bytes_per_s,
-                patience_s=options.patience_s,
-                site=options.site,
                 always_writes=options.checkpoints is not None,
                 local_checkpoint=str((options.state / OWN_STATE_FILE).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
@@ -145,14 +155,7 @@ class Peer:
                 partial_bytes=self._partial_bytes(place),
                 relay=options.relay,
             )
-            self.service = PeerService(
-                config,
-                network,
-                self.bridge,
-                renew=lambda: credentials.identity.request_pem(options.name),
-                renewed=credentials.replace_certificate,
-                checkpoints=place,
-            )
+            self.service = PeerService(config, network, self.bridge, checkpoints=place)
             await self._restore(self.service, place)
             try:
                 await self._serve(self.service)
@@ -343,7 +346,6 @@ class Peer:
         assert service is not None
         replica, progress = service.replica, service.training.progress()
         return PeerStatus(
-            kind="peer",
             version=__version__,
             attached=service.session.connected,
             peer=service.config.me,
