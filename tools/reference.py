@@ -82,7 +82,7 @@ def command_pages() -> str:
 
 
 def _command(path: str, command: click.Command) -> Iterator[str]:
-    context = click.Context(command, info_name=path)
+    context = click.Context(command, info_name=path, show_default=True)
     arguments = " ".join(
         parameter.make_metavar(context)
         for parameter in command.params

@@ -51,33 +51,18 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
 
 
 @click.command("allreduce", cls=RankCommand)
-@click.option(
-    "--peers", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of ranks."
-)
-@click.option(
-    "--size",
-    callback=parse_size,
-    default="256MiB",
-    show_default=True,
-    help="Size of the float32 values.",
-)
+@click.option("--peers", type=click.IntRange(1, 64), default=2, help="Number of ranks.")
+@click.option("--size", callback=parse_size, default="256MiB", help="Size of the float32 values.")
 @click.option(
     "--codec",
     type=click.Choice(CODECS),
     metavar="CODEC",
     default="fp32",
-    show_default=True,
     help="Codec for both directions.",
 )
+@click.option("--repeat", type=click.IntRange(1), default=5, help="Counted repetitions.")
 @click.option(
-    "--repeat", type=click.IntRange(1), default=5, show_default=True, help="Counted repetitions."
-)
-@click.option(
-    "--warm-up",
-    type=click.IntRange(0),
-    default=1,
-    show_default=True,
-    help="Repetitions before those, not counted.",
+    "--warm-up", type=click.IntRange(0), default=1, help="Repetitions before those, not counted."
 )
 @click.option("--vs", type=click.Choice(["gloo"]), help="Alternate with another library.")
 @click.option(

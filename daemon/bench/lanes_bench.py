@@ -28,39 +28,22 @@ def parse_list(_context: click.Context, _parameter: click.Parameter, value: str)
 
 @click.command("lanes", cls=RankCommand)
 @click.option(
-    "--counts",
-    callback=parse_list,
-    default=",".join(COUNTS),
-    show_default=True,
-    help="Numbers of lanes to try.",
+    "--counts", callback=parse_list, default=",".join(COUNTS), help="Numbers of lanes to try."
 )
 @click.option(
     "--congestion",
     callback=parse_list,
     default=",".join(CONGESTION),
-    show_default=True,
     help="TCP congestion controls to try.",
 )
 @click.option(
-    "--seconds",
-    type=click.FloatRange(0.1),
-    default=3.0,
-    show_default=True,
-    help="Measured time of each row.",
+    "--seconds", type=click.FloatRange(0.1), default=3.0, help="Measured time of each row."
 )
 @click.option(
-    "--warm-up",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="Seconds before the measurement.",
+    "--warm-up", type=click.FloatRange(0), default=1.0, help="Seconds before the measurement."
 )
 @click.option(
-    "--adaptive-warm-up",
-    type=click.FloatRange(0),
-    default=3.0,
-    show_default=True,
-    help="The same for adaptive lanes.",
+    "--adaptive-warm-up", type=click.FloatRange(0), default=3.0, help="The same for adaptive lanes."
 )
 @click.option(
     "--max-mbit",

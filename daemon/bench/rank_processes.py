@@ -121,7 +121,12 @@ class RankCommand(click.Command):
             click.Option(
                 ["--master"], metavar="HOST:PORT", help="Address of rank 0 (with --rank)."
             ),
-            click.Option(["--token"], default="", help="Secret shared by all ranks (with --rank)."),
+            click.Option(
+                ["--token"],
+                default="",
+                show_default=False,
+                help="Secret shared by all ranks (with --rank).",
+            ),
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

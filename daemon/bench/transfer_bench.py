@@ -16,35 +16,20 @@ from .rank_processes import RankCommand, RankStart, Report
 
 @click.command("transfer", cls=RankCommand)
 @click.option(
-    "--donors",
-    type=click.IntRange(1, 16),
-    default=1,
-    show_default=True,
-    help="Number of ranks to copy from.",
+    "--donors", type=click.IntRange(1, 16), default=1, help="Number of ranks to copy from."
 )
 @click.option(
     "--size",
     callback=parse_size,
     default="256MiB",
-    show_default=True,
     help="Size of the state: float32 values and as much momentum.",
 )
 @click.option(
-    "--fragments",
-    type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Number of fragments of the state.",
+    "--fragments", type=click.IntRange(1, 64), default=4, help="Number of fragments of the state."
 )
+@click.option("--repeat", type=click.IntRange(1), default=7, help="Counted repetitions.")
 @click.option(
-    "--repeat", type=click.IntRange(1), default=7, show_default=True, help="Counted repetitions."
-)
-@click.option(
-    "--warm-up",
-    type=click.IntRange(0),
-    default=2,
-    show_default=True,
-    help="Repetitions before those, not counted.",
+    "--warm-up", type=click.IntRange(0), default=2, help="Repetitions before those, not counted."
 )
 def transfer(
     start: RankStart, donors: int, size: int, fragments: int, repeat: int, warm_up: int

@@ -186,7 +186,6 @@ def delete(names: tuple[str, ...], where: str | None, state: Path | None, as_jso
     "form",
     type=click.Choice(["safetensors", "torch"]),
     default="safetensors",
-    show_default=True,
     help="torch: a state dict written by torch.save.",
 )
 @click.option("--name", help="The checkpoint, or any part of its name (default: the newest).")

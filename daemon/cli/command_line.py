@@ -118,21 +118,23 @@ def _variables(prefix: str, group: click.Group) -> set[str]:
 
 @click.group(
     cls=Commands,
-    context_settings={"auto_envvar_prefix": "HOLDFAST", "help_option_names": ["-h", "--help"]},
+    context_settings={
+        "auto_envvar_prefix": "HOLDFAST",
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
+    },
 )
 @click.version_option(__version__, prog_name="holdfast")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
-    show_default=True,
     help="Least severity to log.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
-    show_default=True,
     help="Plain lines, or one JSON object per line.",
 )
 @click.option(

@@ -35,17 +35,10 @@ ORDER = ("ok", "skipped", "warning", "fault")  # faults last, next to the prompt
 @click.argument("invite", required=False, callback=parse_invite_option)
 @click.option("--state", type=FOLDER, help="As for `join`.")
 @click.option(
-    "--listen",
-    multiple=True,
-    default=("0.0.0.0:0",),
-    show_default=True,
-    type=ADDRESS,
-    help="As for `join`.",
+    "--listen", multiple=True, default=("0.0.0.0:0",), type=ADDRESS, help="As for `join`."
 )
 @advertise_option
-@click.option(
-    "--http", default="127.0.0.1:0", show_default=True, type=ADDRESS, help="As for `join`."
-)
+@click.option("--http", default="127.0.0.1:0", type=ADDRESS, help="As for `join`.")
 @json_option
 def doctor(
     invite: str | None,

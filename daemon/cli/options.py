@@ -165,7 +165,6 @@ patience_option = click.option(
     "--patience",
     type=NumberInRange(min=0),
     default=120.0,
-    show_default=True,
     metavar="SECONDS",
     help="Give up after this time without a master; 0: never.",
 )

@@ -44,7 +44,6 @@ RATE_MBYTES_DEFAULT = 10.0
     "--listen",
     multiple=True,
     default=(f"0.0.0.0:{RELAY_PORT}",),
-    show_default=True,
     type=ADDRESS,
     help="Address to bind; repeatable.",
 )
@@ -53,7 +52,6 @@ RATE_MBYTES_DEFAULT = 10.0
     "--max-rate",
     type=POSITIVE,
     default=RATE_MBYTES_DEFAULT,
-    show_default=True,
     metavar="MB/S",
     help="Forwarding limit, all pairs and both directions together.",
 )
@@ -61,7 +59,6 @@ RATE_MBYTES_DEFAULT = 10.0
     "--max-pairs",
     type=click.IntRange(1, PAIRS_MAX),
     default=PAIRS_DEFAULT,
-    show_default=True,
     help="Maximum number of pairs of machines to forward for.",
 )
 @click.option(

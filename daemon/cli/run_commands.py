@@ -64,7 +64,6 @@ LIMITS = (
     "--listen",
     multiple=True,
     default=(f"0.0.0.0:{MASTER_PORT}",),
-    show_default=True,
     type=ADDRESS,
     help="Address to bind; repeatable.",
 )
@@ -72,7 +71,6 @@ LIMITS = (
 @click.option(
     "--http",
     default="127.0.0.1:29780",
-    show_default=True,
     type=ADDRESS,
     help="Address for status and control over HTTP.",
 )
@@ -142,17 +140,12 @@ def master(
     "--listen",
     multiple=True,
     default=("0.0.0.0:0",),
-    show_default=True,
     type=ADDRESS,
     help="Address to bind; port 0 means any free port; repeatable.",
 )
 @advertise_option
 @click.option(
-    "--http",
-    default="127.0.0.1:0",
-    show_default=True,
-    type=ADDRESS,
-    help="Address for this peer's status over HTTP.",
+    "--http", default="127.0.0.1:0", type=ADDRESS, help="Address for this peer's status over HTTP."
 )
 @http_host_option
 @click.option("--max-upload", type=POSITIVE, help="Upload limit to other peers, in MB/s.")
@@ -176,7 +169,6 @@ def master(
     "--nice",
     type=click.IntRange(0, 19),
     default=0,
-    show_default=True,
     help="CPU niceness of this peer and the training command; 19 yields to all other programs.",
 )
 @click.option(
@@ -274,9 +266,7 @@ def join(
 
 @click.command()
 @click.option("--json", "json_path", type=FILE, help="Write the verdict to this file.")
-@click.option(
-    "--rounds", type=click.IntRange(6), default=24, show_default=True, help="Rounds to commit."
-)
+@click.option("--rounds", type=click.IntRange(6), default=24, help="Rounds to commit.")
 @click.option("--keep", type=FOLDER, help="Keep logs and state in this folder.")
 def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
     """Train a small GPT with four peers on this machine and kill one of them.

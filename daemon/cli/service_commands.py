@@ -23,7 +23,7 @@ KEPT_VARIABLES = ("PATH", "HOLDFAST_HOME", "XDG_DATA_HOME", "PYTHONPATH", "VIRTU
 MANAGER_S = 30.0  # for the service manager to answer
 
 name_option = click.option(
-    "--name", default="", help="Name of the service (default: master or peer)."
+    "--name", default="", show_default=False, help="Name of the service (default: master or peer)."
 )
 system_option = click.option(
     "--system", is_flag=True, help="A system service, started at boot, instead of a user service."
@@ -32,7 +32,6 @@ manager_option = click.option(
     "--manager",
     type=click.Choice(["systemd", "launchd"]),
     default="launchd" if sys.platform == "darwin" else "systemd",
-    show_default=True,
     help="The service manager.",
 )
 
@@ -48,7 +47,10 @@ def service() -> None:
 @system_option
 @manager_option
 @click.option(
-    "--run-as", default="", help="User of a --system service (default: the user who called sudo)."
+    "--run-as",
+    default="",
+    show_default=False,
+    help="User of a --system service (default: the user who called sudo).",
 )
 @click.option("--start", is_flag=True, help="Start it now and at every boot.")
 def install(

@@ -25,15 +25,9 @@ LIES_MAX = 8  # chunks that a liar is sure to own
 
 @click.command()
 @click.option(
-    "--seeds",
-    type=click.IntRange(1, SEEDS_MAX),
-    default=100,
-    show_default=True,
-    help="Number of seeds, one run each.",
+    "--seeds", type=click.IntRange(1, SEEDS_MAX), default=100, help="Number of seeds, one run each."
 )
-@click.option(
-    "--start", type=click.IntRange(0), default=0, show_default=True, help="The first seed."
-)
+@click.option("--start", type=click.IntRange(0), default=0, help="The first seed.")
 @click.option(
     "--peers",
     type=click.IntRange(PEERS_MIN, PEERS_MAX),
@@ -43,7 +37,6 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "--audit",
     type=click.FloatRange(0.0, 1.0),
     default=0.0,
-    show_default=True,
     help="Share of all result chunks that is audited.",
 )
 @click.option(
@@ -56,7 +49,6 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "--lies",
     type=click.IntRange(1, LIES_MAX),
     default=1,
-    show_default=True,
     help="Number of chunks per round that the liar falsifies.",
 )
 @click.option(

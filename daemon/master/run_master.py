@@ -42,6 +42,7 @@ from ..paths import make_private
 from ..spec_file import read_spec
 from ..status_records import MasterStatus
 from ..tasks import wait_for_signals
+from ..web.app import read_route
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
@@ -203,9 +204,9 @@ class Master:
             "master",
             self.options.state,
             self.options.http,
-            reads={"invites": lambda: {"invites": self.store.invites()}},
             why_unready=self.why_unready,
             routes=[
+                read_route("invites", lambda: {"invites": self.store.invites()}),
                 status_route(lambda past: self.status(past=past)),
                 Route("/api/live", live, methods=["GET"]),
                 metrics_route(self.status),

@@ -43,6 +43,7 @@ WARNINGS_MAX = 8  # of the files, between two looks
 # While the disk is slow or full; beyond these limits the oldest rows are dropped.
 EVENTS_WAITING_MAX = 10_000
 POINTS_WAITING_MAX = 2_000  # more than an hour
+FIGURES = [name for name in COLUMNS if name not in ("at", "members")]  # of a ``Headline``
 ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
 
 Json = dict[str, Any]
@@ -270,17 +271,9 @@ class RunRecorder:
     def _take_point(self, now: float) -> None:
         figures = self.headline(headline(self._service.coordinator))
         point = Point(
-            now,
-            figures.step,
-            figures.rounds,
-            figures.loss,
-            figures.loss_min,
-            figures.loss_max,
-            figures.tokens_per_s,
-            figures.utilisation,
-            len(self._context.roster),
-            figures.sent_bytes,
-            figures.saved_bytes,
+            at=now,
+            members=len(self._context.roster),
+            **{name: getattr(figures, name) for name in FIGURES},
         )
         if self._last is not None and now - self._last.at > 2 * POINT_S:
             # Nothing changed in between: keep the curve flat until just before this point.

@@ -23,7 +23,7 @@ from ..paths import make_private
 from ..status_records import PeerStatus
 from ..tasks import wait_for_signals
 from ..this_machine import on_battery
-from ..web.app import Json
+from ..web.app import Json, read_route
 from ..web.http_server import control_side
 from .run_peer import Peer, PeerOptions
 from .volunteer_limits import VolunteerLimits
@@ -80,7 +80,7 @@ class Volunteer:
             "peer",
             self.options.state,
             self.options.http,
-            reads={"status": self.status},
+            routes=[read_route("status", self.status)],
             actions={"leave": self._act_leave, "retry": self._act_retry},
             why_unready=lambda: self._why,
             names=self.options.http_names,

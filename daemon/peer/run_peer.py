@@ -43,6 +43,10 @@ from .trainer_service import format_failure
 from .trainer_supervisor import TrainerEnd, TrainerSupervisor
 from .volunteer_limits import DiskQuota
 
+PROGRESS_SHOWN = (  # fields of ``Progress`` that the status repeats
+    *("step", "tokens", "tokens_per_s", "loss", "metrics", "waited_s", "stepped_s"),
+    *("bulk_sent_bytes", "bulk_received_bytes", "state_received_bytes", "state_saved_bytes"),
+)
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of fetches that did not finish
 WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint
 AVAILABILITY_S = 1.0  # between two checks whether the machine is still available
@@ -248,7 +252,6 @@ class Peer:
             "peer",
             self.options.state,
             self.options.http,
-            reads={},
             actions={"leave": self._act_leave, "retry": self._act_retry},
             why_unready=self.why_unready,
             routes=[
@@ -359,11 +362,6 @@ class Peer:
             or service.report.why
             or service.training.why_still(),
             notices=tuple(service.report.notices),
-            step=progress.step,
-            tokens=progress.tokens,
-            tokens_per_s=progress.tokens_per_s,
-            loss=progress.loss,
-            metrics=progress.metrics,
             links=tuple(
                 LinkRow(
                     peer=peer,
@@ -373,10 +371,6 @@ class Peer:
                 )
                 for peer, link in service.hub.links.items()
             ),
-            bulk_sent_bytes=progress.bulk_sent_bytes,
-            bulk_received_bytes=progress.bulk_received_bytes,
-            state_received_bytes=progress.state_received_bytes,
-            state_saved_bytes=progress.state_saved_bytes,
             copies=tuple(map(copy_row, progress.copies)),
             heads=tuple(map(head_row, replica.heads())),
             rounds=tuple(
@@ -394,9 +388,8 @@ class Peer:
             command_pid=None if self.supervisor is None else self.supervisor.pid,
             trainer_restarts=0 if self.supervisor is None else self.supervisor.restarts,
             trainer_state=self._trainer_state(),
-            waited_s=progress.waited_s,
-            stepped_s=progress.stepped_s,
             limits=self.options.limits,
+            **{name: getattr(progress, name) for name in PROGRESS_SHOWN},
         )
 
     def why_unready(self) -> str:
