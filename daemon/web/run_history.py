@@ -58,7 +58,7 @@ class EventsQuery(Struct, forbid_unknown_fields=True):
 
     @property
     def kinds(self) -> list[str]:
-        """Return the wanted kinds; empty: all. Raises QueryError for an unknown one."""
+        """Return the wanted kinds, or nothing for all; raise QueryError for an unknown one."""
         kinds = [word for word in self.kind.split(",") if word]
         for unknown in set(kinds).difference(EVENT_KINDS):
             raise QueryError(f"no such kind: {unknown!r}; there are {', '.join(EVENT_KINDS)}")
