@@ -129,7 +129,7 @@ class SimTrainer:
         """Report a loss that is not finite."""
         assert self._events is not None
         self._loaded = False
-        self._events.trainer_said(Failing(FailureKind.NAN, "the loss was not finite"))
+        self._events.trainer_sent(Failing(FailureKind.NAN, "the loss was not finite"))
 
     def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
         self.crash(TrainerFailed(kind, reason, Remedy.RESTART, 1, RESTART_S))
@@ -226,7 +226,7 @@ class SimTrainer:
             self.witness.saw_contribution(self.peer, opened.round, values)
             self._in_flight[opened.round] = _InFlight(opened.fragment, self._tokens, self._step)
             del self._open[opened.round]
-            self._events.trainer_said(
+            self._events.trainer_sent(
                 Posted(
                     opened.round,
                     opened.fragment,
@@ -249,7 +249,7 @@ class SimTrainer:
                     values = self._posted.values(fragment)
                     values[:] = np.arange(len(values), dtype=np.float32)
                     self._posted.counters(fragment)[:] = 0
-                self._events.trainer_said(InitialPosted())
+                self._events.trainer_sent(InitialPosted())
             case Load():
                 self._loaded, self.finished = True, message.finished
                 self._step = message.step
