@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from attrs import Factory, define, field, frozen
 
 from ..membership.master.state.master_effects import EventKind
-from ..membership.master.status.records import Headline, MemberCounts
+from ..membership.master.status.records import Headline
 from .status_records import PeerStatus
 
 PROGRESS_S = 30.0  # between two progress lines in a log, at least
@@ -50,17 +50,17 @@ def peer_line(status: PeerStatus, left_s: float | None = None) -> str:
     return "  ".join(filter(None, parts))
 
 
-def master_line(state: str, why: str, figures: Headline, counts: MemberCounts) -> str:
+def master_line(state: str, why: str, figures: Headline, member_count: int) -> str:
     """Return what a run does, in one line.
 
     Args:
-      why: why it waits; empty if it does not.
+      state, why: as in ``RunStatus``: why it waits is empty if it does not.
     """
     parts = [
         state,
         format_rounds(figures.rounds, figures.rounds_wanted),
         *_figures(figures.loss, figures.tokens_per_s, figures.utilisation),
-        f"{counts.live} member{'s' * (counts.live != 1)}",
+        f"{member_count} member{'s' * (member_count != 1)}",
         format_left(figures.eta_s),
         why,
     ]
@@ -208,6 +208,11 @@ class PeerRecord:
     tokens: int = 0
     rounds: int = 0
     _first_rounds: int | None = None
+
+    @property
+    def took_part(self) -> bool:
+        """The peer was in sync, or its trainer has trained."""
+        return self._first_rounds is not None or self.tokens > 0
 
     def see(self, status: PeerStatus) -> None:
         if status.loss is not None:

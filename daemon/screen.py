@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.cells import cell_len, set_cell_size
 
@@ -69,7 +69,7 @@ class Screen:
         self._drawn: tuple[str, ...] = ()  # the rows below what scrolls
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._log_handler: logging.StreamHandler[io.TextIOBase] | None = None
+        self._log_handler: logging.StreamHandler[Any] | None = None
         self._ring_handler = RingHandler(self.ring)
 
     # ------------------------------------------------------------ what is shown
@@ -109,6 +109,13 @@ class Screen:
             with self._changed:
                 self._line = escaped(line)
                 self._changed.notify_all()
+
+    def progress(self, line: str, *, due: bool) -> None:
+        """Make this the living line; without a terminal print it with the time, if it is due."""
+        if self.live:
+            self.show(line)
+        elif due:
+            self.scroll(f"{time.strftime('%H:%M:%S')}  {escaped(line)}\n")
 
     def _append(self, text: str) -> None:
         if text:

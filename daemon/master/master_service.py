@@ -41,6 +41,7 @@ from ...protocol.messages import (
     BlocksVerified,
     CheckpointTold,
     Heartbeat,
+    LogTold,
     Measured,
     Message,
     Progress,
@@ -62,6 +63,7 @@ from .decisions import Decision
 from .effect_queue import EffectQueue
 from .journal_store import JournalStore
 from .journal_writer import JournalWriter
+from .log_requests import LogRequests
 from .other_masters import OtherMasters
 from .peer_greeting import PeerGreeting
 from .peer_sessions import PeerSessions
@@ -146,6 +148,7 @@ class MasterService:
         self.checkpoint_asker = CheckpointAsker(
             coordinator.context, self.sessions.tell, self._note_about
         )
+        self.log_requests = LogRequests(coordinator.context, self.sessions.tell)
 
     async def run(
         self, *, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
@@ -251,6 +254,8 @@ class MasterService:
                 self.verifier.hear(peer, message)
             case CheckpointTold():
                 self.checkpoint_asker.hear(peer, message)
+            case LogTold():
+                self.log_requests.hear(peer, message)
             case _:
                 self._hear(peer, message)
 

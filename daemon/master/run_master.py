@@ -25,7 +25,10 @@ from ...membership.master.state.journal import (
     SpecChanged,
     TermStarted,
 )
+from ...membership.master.state.master_effects import Event
+from ...membership.master.status.headline import headline
 from ...membership.master.status.status import describe
+from ...membership.master.status.why_waiting import WaitReasons
 from ...membership.planning.fragment_sizes import sizes_fault
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
@@ -39,12 +42,15 @@ from ...protocol.trust.invite import ADDRESSES_MAX, Invite
 from ..advertised_hosts import WILDCARDS, dialable, only_loopback
 from ..exit_codes import ExitCode
 from ..paths import make_private
+from ..progress_lines import PRINTED_EVENTS, ProgressClock, master_line
+from ..screen import Screen
 from ..spec_file import read_spec
 from ..status_records import MasterStatus
 from ..tasks import wait_for_signals
 from ..web.app import read_route
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
+from ..web.log_reading import log_reading
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
 from .journal_store import JOURNAL_FILE, JournalStore, storing
@@ -56,6 +62,7 @@ from .run_recorder import RunRecorder
 # cannot add enough machines to outvote a larger run.
 INVITE_USES_DEFAULT = 8
 INVITE_HOURS_DEFAULT = 24.0
+SHOWN_S = 1.0  # between two states of the living line
 RENEW_OWN_S = 6 * 3600.0  # between two renewals of the master's own certificate
 
 
@@ -79,11 +86,15 @@ class Master:
 
     Args:
       tell: prints a line for the operator.
+      screen: shows how the run goes; None: nothing shows it.
     """
 
-    def __init__(self, options: MasterOptions, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: MasterOptions, tell: Callable[[str], None], screen: Screen | None = None
+    ) -> None:
         self.options = options
         self.tell = tell
+        self.screen = screen or Screen(None)
         self._check_state()
         given = None if options.spec_path is None else read_spec(options.spec_path)
         make_private(options.state)
@@ -213,6 +224,7 @@ class Master:
                 *past_routes(recorder.history, self.network),
             ],
             actions=self._commands.actions(),
+            private_reads={"logs": log_reading(self.service.log_requests.fetch)},
             names=self.options.http_names,
         )
         with side as (serve_http, url), self._scope:
@@ -225,6 +237,8 @@ class Master:
                 nursery.start_soon(serve_http)
                 nursery.start_soon(self._renew_own)
                 self._announce(bound, url)
+                self.service.subscribe(self._tell_event)
+                nursery.start_soon(self._show_progress)
 
     def _note_start(self) -> None:
         """Have the members told this run's master addresses; note a cut of the journal as an event."""
@@ -258,6 +272,22 @@ class Master:
             )
             self.tell(f"on each machine that takes part ({INVITE_USES_DEFAULT} at most), run:")
             self.tell(f"  holdfast join {invite} -- python train.py")
+
+    def _tell_event(self, event: Event) -> None:
+        if event.kind in PRINTED_EVENTS:
+            self.tell(event.text)
+
+    async def _show_progress(self) -> None:
+        """Keep the living line of a terminal, or print a line from time to time."""
+        clock = ProgressClock()
+        while True:
+            figures = self.recorder.headline(headline(self.coordinator))
+            due = clock.is_due(figures.rounds, trio.current_time())
+            if self.screen.live or due:
+                state, why = WaitReasons(self.coordinator, self.service.now()).of_run()
+                members = len(self.coordinator.context.roster)
+                self.screen.progress(master_line(state, why, figures, members), due=due)
+            await trio.sleep(SHOWN_S)
 
     async def _renew_own(self) -> None:
         """Renew the master's own certificate, which is valid for a day."""

@@ -20,6 +20,7 @@ from ...protocol.errors import UserError
 from ...protocol.trust.identity import Identity
 from ..exit_codes import ExitCode
 from ..paths import make_private
+from ..screen import Screen
 from ..status_records import PeerStatus
 from ..tasks import wait_for_signals
 from ..this_machine import on_battery
@@ -35,11 +36,16 @@ class Volunteer:
     """A peer as a process, under the volunteer limits of the machine's owner."""
 
     def __init__(
-        self, options: PeerOptions, limits: VolunteerLimits, tell: Callable[[str], None]
+        self,
+        options: PeerOptions,
+        limits: VolunteerLimits,
+        tell: Callable[[str], None],
+        screen: Screen | None = None,
     ) -> None:
         self.options = options
         self._limits = limits
         self._tell = tell
+        self._screen = screen
         self._scope = trio.CancelScope()
         self._why = ""
 
@@ -53,7 +59,7 @@ class Volunteer:
             if not await self._wait():
                 self._tell("stopped while it waited")
                 return
-            peer = Peer(self.options, self._tell, unavailable=self.why_not)
+            peer = Peer(self.options, self._tell, unavailable=self.why_not, screen=self._screen)
             await peer.run()
             if not peer.away_reason:
                 return

@@ -50,6 +50,10 @@ class UnixBridge:
 
     Args:
       ends: ends the trainer's process; None: only its connection can be ended.
+
+    Attributes:
+      attached_pid: of the trainer that is attached, or None.
+      was_attached: a trainer has attached, now or earlier.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class UnixBridge:
         self.path = path
         self._ends = ends
         self.attached_pid: int | None = None
+        self.was_attached = False
         self._files: tuple[int, int] | None = None
         self._shared: Arena | None = None
         self._queue: trio.MemorySendChannel[Message] | None = None
@@ -139,7 +144,7 @@ class UnixBridge:
                         stream, "the script uses another version of holdfast than this daemon"
                     )
                     return
-                self.attached_pid = hello.pid
+                self.attached_pid, self.was_attached = hello.pid, True
                 self._crash, self._detached = None, trio.Event()
                 self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
                 came = True

@@ -48,6 +48,7 @@ from ...collectives.reduction import Reduction
 from ...membership.peer import peer_effects
 from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
+from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError
 from ...protocol.messages import (
@@ -65,6 +66,7 @@ from ...protocol.messages import (
     KeptState,
     Leaving,
     Load,
+    LogWanted,
     Message,
     ModelLayout,
     Notice,
@@ -94,6 +96,7 @@ from .master_session import MasterSession, SessionEnded
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .reducer import Reducer
 from .relay_service import RelayWork
+from .sent_log import answer_log
 from .state_service import StateService
 from .trainer_port import TrainerPort
 from .trainer_service import TrainerService
@@ -219,6 +222,11 @@ class PeerService:
         self._progress_sent: Progress | None = None
         self._session_begins = True  # the next view is the first one of a session
         self._view_term = 0  # of the master whose view came last
+
+    @property
+    def spec(self) -> RunSpec | None:
+        """The run's spec; None until the first session."""
+        return self._spec.known
 
     @property
     def state(self) -> SharedState | None:
@@ -410,6 +418,8 @@ class PeerService:
                 self._start(self.state_service.verify, message)
             case WriteCheckpoint(number=number):
                 self.checkpointer.write_now(number)
+            case LogWanted():
+                self.session.tell(answer_log(message, self.config.log))
             case Notice():
                 log.warning("notice from the master: %s", message.text)
                 self.report.notices.append(message.text)

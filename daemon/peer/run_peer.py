@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,14 @@ from ...membership.master.status.status import copy_row, head_row
 from ...membership.master.status.why_waiting import format_copy
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
-from ...protocol.messages import FailureKind, RefusalCode, RelayOffer, Remedy, TrainerFailed
+from ...protocol.messages import (
+    FailureKind,
+    RefusalCode,
+    RelayOffer,
+    Remedy,
+    Role,
+    TrainerFailed,
+)
 from ...protocol.network.sockets import SocketNetwork
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.invite import Invite
@@ -27,11 +35,23 @@ from ...protocol.trust.notary import Notary
 from ..exit_codes import ExitCode
 from ..memory_check import machine_bytes
 from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE, socket_folder
-from ..status_records import CheckpointStatus, LinkRow, PeerRoundRow, PeerStatus
+from ..progress_lines import (
+    Pace,
+    PeerChanges,
+    PeerRecord,
+    ProgressClock,
+    SavedWeights,
+    committed_rounds,
+    peer_line,
+    peer_summary,
+)
+from ..screen import Screen
+from ..status_records import CheckpointStatus, FellowRow, LinkRow, PeerRoundRow, PeerStatus
 from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
+from ..web.log_reading import LogQuery, NoLogError, PeerLog, log_reading
 from ..web.prometheus import metrics_route
 from ..web.run_history import status_route
 from .bridge import UnixBridge
@@ -39,6 +59,7 @@ from .checkpointer import Checkpointer
 from .peer_config import PeerConfig
 from .peer_credentials import as_user_error, obtain_credentials
 from .peer_service import PeerService
+from .trainer_failures import Failure
 from .trainer_service import format_failure
 from .trainer_supervisor import TrainerEnd, TrainerSupervisor
 from .volunteer_limits import DiskQuota
@@ -50,6 +71,10 @@ PROGRESS_SHOWN = (  # fields of ``Progress`` that the status repeats
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of fetches that did not finish
 WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint
 AVAILABILITY_S = 1.0  # between two checks whether the machine is still available
+SHOWN_S = 0.5  # between two states of the living line
+LINES_QUOTED = 20  # of a script's output, with the error that it failed
+MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
+NOT_FOUND = 404
 FAREWELL_S = 120.0  # for the trainer to evaluate, save and exit after the run's end
 
 
@@ -72,6 +97,7 @@ class PeerOptions:
     memory_bytes: int | None = None  # limit for the state; None: this machine's memory
     disk_quota: DiskQuota | None = None  # None: no limit
     relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
+    private_log: bool = False  # the run's operator may not read it
     limits: Json = field(factory=dict)  # volunteer limits, for the status page
     http_names: Sequence[str] = ()  # host names that HTTP answers to, beside this machine's own
 
@@ -98,6 +124,7 @@ class Peer:
     Args:
       tell: takes sentences for the operator.
       unavailable: returns why this machine may not take part now; empty while it may.
+      screen: shows the trainer's output, and how the run goes; None: nothing shows it.
 
     Attributes:
       service, bridge: exist from the beginning of ``run``.
@@ -109,9 +136,11 @@ class Peer:
         options: PeerOptions,
         tell: Callable[[str], None],
         unavailable: Callable[[], str] = lambda: "",
+        screen: Screen | None = None,
     ) -> None:
         self.options = options
         self.tell = tell
+        self.screen = screen or Screen(None)
         self.away_reason = ""
         self._unavailable = unavailable
         self._leaving = False
@@ -122,6 +151,7 @@ class Peer:
         self._nursery: trio.Nursery
         self._error: UserError | None = None
         self._unfit = False  # the master refuses the script's model
+        self._record = PeerRecord()
 
     async def run(self) -> None:
         """Take part until the run is over, or this peer leaves or is refused.
@@ -145,6 +175,8 @@ class Peer:
                     member=credentials.identity.peer_id,
                     crash_report=self.bridge.crash_report,
                     tell=self._trainer_failed,
+                    give_up=self._give_up_untried,
+                    output=self.screen.output,
                 )
             config = options.config(
                 credentials,
@@ -157,17 +189,25 @@ class Peer:
                 memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
                 disk_quota=self._disk_quota(place),
                 partial_bytes=self._partial_bytes(place),
+                log=None if options.private_log else self.screen.ring,
                 relay=options.relay,
             )
             self.service = PeerService(config, network, self.bridge, checkpoints=place)
             await self._restore(self.service, place)
+            began_s = trio.current_time()
             try:
                 await self._serve(self.service)
             finally:
+                self.screen.show("")
                 await self._write_last(self.service)
+        if self._error is None:
+            self.tell("left the run")
+        if self._record.took_part:
+            took_s = trio.current_time() - began_s
+            for line in peer_summary(self._record, took_s, self._saved(self.service)):
+                self.tell(line)
         if self._error is not None:
             raise self._error
-        self.tell("left the run")
 
     def _place(self) -> CheckpointStore:
         """Return the store of this peer's checkpoints."""
@@ -253,6 +293,7 @@ class Peer:
             self.options.state,
             self.options.http,
             actions={"leave": self._act_leave, "retry": self._act_retry},
+            private_reads={"logs": log_reading(self._read_log)},
             why_unready=self.why_unready,
             routes=[
                 status_route(lambda _past: self.status()),  # a peer has no history
@@ -267,6 +308,7 @@ class Peer:
                 nursery.start_soon(wait_for_signals, self._on_signal)
                 nursery.start_soon(serve_http)
                 nursery.start_soon(live.run)
+                nursery.start_soon(self._show_progress)
                 if self.supervisor is not None:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)
@@ -286,11 +328,13 @@ class Peer:
             end = await supervisor.run()
         except UserError as error:
             self._error = error
-            await self._leave("its training command cannot be started")
+            await self._leave("its training command cannot be used")
             return
         if end is TrainerEnd.STOPPED:
             return
         if not self.service.finished.is_set():
+            if not self.bridge.was_attached:
+                self._error = never_attached()
             await self._leave("its training command ended by itself")
         else:
             await self._leave("the run is finished")
@@ -298,6 +342,13 @@ class Peer:
     def _end_trainer(self, kind: FailureKind, reason: str, sick_s: float) -> None:
         assert self.supervisor is not None
         self.supervisor.fail(kind, reason, sick_s)
+
+    def _give_up_untried(self, failure: Failure) -> None:
+        """Raise UserError for a failure of a script that has not worked here yet."""
+        restored = self.service.state_service.restored is not None
+        if not self.bridge.was_attached and not restored:
+            lines = [line.text for line in self.screen.ring.tail(LINES_QUOTED, source="trainer")]
+            raise failed_untried(failure, self.options.command, lines)
 
     def _trainer_failed(self, failed: TrainerFailed) -> None:
         self.service.training.failed_with(failed)
@@ -341,6 +392,38 @@ class Peer:
         self.tell("leaving after the round in flight (again: stop at once) ...")
         self._nursery.start_soon(self._leave, "stopped by its operator")
 
+    # ------------------------------------------------------------ what is shown
+
+    async def _show_progress(self) -> None:
+        """Tell what changes, and keep the living line of a terminal or print a line from time to time."""
+        changes, pace, clock = PeerChanges(), Pace(), ProgressClock()
+        while True:
+            status, now_s = self.status(), trio.current_time()
+            self._record.see(status)
+            for line in changes.of(status):
+                self.tell(line)
+            rounds = committed_rounds(status)
+            left_s = pace.left_s(rounds, status.rounds_wanted, now_s)
+            self.screen.progress(peer_line(status, left_s), due=clock.is_due(rounds, now_s))
+            await trio.sleep(SHOWN_S)
+
+    def _saved(self, service: PeerService) -> SavedWeights | None:
+        """Return where this peer's newest checkpoint is; None if it has none."""
+        newest = service.checkpointer.newest or service.state_service.restored
+        if newest is None:
+            return None
+        where = self.options.checkpoints
+        option = ("--state", str(self.options.state))
+        if where is not None:
+            option = ("--checkpoints", where)
+        return SavedWeights(str(service.checkpointer.place), newest.step, option)
+
+    async def _read_log(self, query: LogQuery) -> PeerLog:
+        name = self.options.name
+        if query.peer not in ("", name) and not self.service.config.me.startswith(query.peer):
+            raise NoLogError(f"this is {name}; its master has the logs of other peers", NOT_FOUND)
+        return PeerLog(name, self.screen.ring.tail(query.lines, after=query.after))
+
     # ------------------------------------------------------------ the HTTP API
 
     def status(self) -> PeerStatus:
@@ -356,6 +439,7 @@ class Peer:
             run_id=service.config.run_id,
             number=service.number,
             role=replica.role.value,
+            role_why=self._why_spare(),
             in_sync=replica.in_sync,
             phase=service.report.phase,
             why="; ".join(map(format_copy, progress.copies))
@@ -382,6 +466,11 @@ class Peer:
                 )
                 for each in replica.rounds.values()
             ),
+            rounds_wanted=0 if service.spec is None else service.spec.run.rounds,
+            members=tuple(
+                FellowRow(peer=each.peer, name=each.name, role=each.role.value)
+                for each in (replica.view.members if replica.view is not None else ())
+            ),
             checkpoints=_checkpoints(service.checkpointer),
             finished=replica.finished,
             trainer_pid=self.bridge.attached_pid,
@@ -395,6 +484,21 @@ class Peer:
     def why_unready(self) -> str:
         """Return why this peer takes no part in its run now; empty if it does."""
         return "" if self.service.session.connected else "it is not attached to a master"
+
+    def _why_spare(self) -> str:
+        """Return why this peer has no place; empty if it has one, or the reason is not known."""
+        spec, view = self.service.spec, self.service.replica.view
+        if spec is None or view is None or self.service.replica.role is not Role.SPARE:
+            return ""
+        if self.options.invite.role is Role.SPARE:
+            return "its invite is a spare's; it takes a place that another peer gives up"
+        if self.service.training.layout is None:
+            return "it has no trainer"
+        limit = spec.membership.contributors
+        taken = sum(member.role is Role.CONTRIBUTOR for member in view.members)
+        if limit and taken >= limit:
+            return f"all {limit} places of contributors are taken"
+        return ""
 
     def _trainer_state(self) -> str:
         training = self.service.training
@@ -423,6 +527,33 @@ class Peer:
         self.away_reason = ""
         self._nursery.start_soon(self._leave, "asked to leave by its operator")
         return {"leaving": True}
+
+
+def failed_untried(failure: Failure, command: Sequence[str], lines: Sequence[str]) -> UserError:
+    """Return the error for a script that failed before it ever attached, with its last lines."""
+    said = "".join(f"\n    {line}" for line in lines)
+    missing = next((found for line in lines if (found := MISSING_MODULE.search(line))), None)
+    hint = "correct it, then join again: nothing is lost, and the invite need not be new"
+    if missing is not None:
+        hint = (
+            f"install {missing[1]} for {command[0]}, or name the Python that has it: "
+            "-- /path/to/python train.py"
+        )
+    return UserError(
+        f"the training command {failure.reason} before it attached"
+        + (f"; its last lines:{said}" if said else ", and printed nothing"),
+        exit_code=ExitCode.TRAINER,
+        hint=hint,
+    )
+
+
+def never_attached() -> UserError:
+    """Return the error for a script that ended well without any part in the run."""
+    return UserError(
+        "the training command ended without holdfast.attach: nothing of it came into the run",
+        exit_code=ExitCode.TRAINER,
+        hint="the script has to call holdfast.attach(model, optimizer) and, after each step, run.step()",
+    )
 
 
 def _checkpoints(checkpointer: Checkpointer) -> CheckpointStatus:

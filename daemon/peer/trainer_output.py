@@ -50,8 +50,8 @@ class OutputPipe:
         os.close(self.write_end)
 
     async def last_lines(self) -> None:
-        """Wait a moment until all that the process wrote was taken."""
-        with trio.move_on_after(LAST_LINES_S):
+        """Wait a moment until all that the process wrote was taken, also if cancelled."""
+        with trio.move_on_after(LAST_LINES_S, shield=True):
             await self._ended.wait()
 
     def _read(self) -> None:

@@ -5,7 +5,8 @@
            |         |  back-off: 1 s, 2 s, ... 30 s     FAILURES_MAX in a row
            '---------'<---------- ``retry`` --------------- waits for the operator
 
-Each failure and its remedy are reported to the operator and to the master.
+Each failure and its remedy are reported to the operator and to the master. A caller may end all at a
+failure: a script that never attached has a fault that no restart mends.
 
 The command runs in its own session, so that Ctrl+C reaches only the daemon, which drains first. It finds
 the daemon by ``HOLDFAST_SOCKET``. If the daemon is killed, ``trainer_watcher`` ends the command.
@@ -32,6 +33,7 @@ from ...protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
 from ...protocol.text import plain
 from ..exit_codes import ExitCode
 from .trainer_failures import Failure, failure_of, memory_kills
+from .trainer_output import OutputPipe, Take
 
 log = logging.getLogger("holdfast.supervisor")
 
@@ -42,6 +44,7 @@ GOOD_RUN_S = 60.0  # after a run of this length the next failure counts as the f
 FAILURES_MAX = 5  # in a row; then the peer stays without a trainer until ``holdfast retry``
 TERM_S = 10.0  # from SIGTERM to SIGKILL
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"
+UNBUFFERED_VARIABLE = "PYTHONUNBUFFERED"  # else Python keeps a pipe's lines back for long
 START_BYTES = 8  # random: tells the starts of trainers under two daemons apart
 WATCHER = str(Path(__file__).with_name("trainer_watcher.py"))
 
@@ -62,6 +65,8 @@ class TrainerSupervisor:
       member: this peer's id, for the command's environment.
       crash_report: waits a moment for the report of the process that has just ended.
       tell: takes every failure with its remedy.
+      give_up: called with every failure; raises UserError if the command must not be started again.
+      output: takes the command's output, see ``OutputPipe``; None: it goes where the daemon's goes.
 
     Attributes:
       pid: of the process that runs, or None.
@@ -77,6 +82,8 @@ class TrainerSupervisor:
         member: str,
         crash_report: Callable[[], Awaitable[Failing | None]] = no_report,
         tell: Callable[[TrainerFailed], None] = lambda _message: None,
+        give_up: Callable[[Failure], None] = lambda _failure: None,
+        output: Take | None = None,
     ) -> None:
         self.command = list(command)
         self.socket_path = socket_path
@@ -87,6 +94,8 @@ class TrainerSupervisor:
         self.failed: TrainerFailed | None = None
         self._crash_report = crash_report
         self._tell = tell
+        self._give_up = give_up
+        self._output = output
         self._scope = trio.CancelScope()
         self._process_scope = trio.CancelScope()
         self._verdict: Failure | None = None  # the reason to end the running process
@@ -98,6 +107,7 @@ class TrainerSupervisor:
         # Without the daemon's own options: one of them is the invite, which admits any machine.
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_") or k in HANDED}
         return {
+            **({} if self._output is None else {UNBUFFERED_VARIABLE: "1"}),
             **kept,
             SOCKET_VARIABLE: str(self.socket_path),
             "HOLDFAST_MEMBER": self.member,
@@ -110,7 +120,7 @@ class TrainerSupervisor:
         Cancellation: the process is asked to end (SIGTERM), then killed.
 
         Raises:
-          UserError: the command cannot be started at all.
+          UserError: the command cannot be started at all, or ``give_up`` raises it.
         """
         try:
             with self._scope:
@@ -151,6 +161,7 @@ class TrainerSupervisor:
             well_s = trio.current_time() - began_s - self._sick_s
             failure_count = 1 if well_s > GOOD_RUN_S else failure_count + 1
             failure = await self._why(status, kernel_killed=memory_kills() > kills)
+            self._give_up(failure)
             if not await self._recover(failure, failure_count):
                 failure_count = 0
             self.restarts += 1
@@ -187,10 +198,14 @@ class TrainerSupervisor:
         return True
 
     async def _run_once(self, *, first: bool) -> int:
+        pipe = None if self._output is None else OutputPipe(self._output)
+        write_end = None if pipe is None else pipe.write_end
         try:
             process = await trio.lowlevel.open_process(
                 self.command,
                 stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
                 env=self.environment(),
                 start_new_session=True,
             )
@@ -204,6 +219,9 @@ class TrainerSupervisor:
                 exit_code=ExitCode.TRAINER,
                 hint="the training command follows `--`, e.g. `-- python train.py`",
             ) from error
+        finally:
+            if pipe is not None:
+                pipe.close()
         self.pid = process.pid
         self._process_scope = trio.CancelScope()
         try:
@@ -215,6 +233,8 @@ class TrainerSupervisor:
                     await _end(process)
         finally:
             self.pid = None
+            if pipe is not None:
+                await pipe.last_lines()
         assert process.returncode is not None
         return process.returncode
 

@@ -1,7 +1,7 @@
 """The HTTP application of a daemon: JSON, the page, and the operator's actions.
 
 Reading needs no token: by default the daemon listens on loopback, and it answers to no foreign host name.
-An action needs the bearer token from the state directory.
+An action needs the bearer token from the state directory, and so does what a training script has printed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ HEADERS = {
 
 Json = dict[str, object]
 Action = Callable[[Json], Awaitable[Json]]
+PrivateRead = Callable[[Mapping[str, str]], Awaitable[Response]]  # from the query's parameters
 
 
 def make_app(
     *,
     token: str,
     actions: Mapping[str, Action],
+    private_reads: Mapping[str, PrivateRead] | None = None,
     why_unready: Callable[[], str] = str,
     routes: Iterable[BaseRoute] = (),
     pages: PageFiles = PAGES,
@@ -52,6 +54,7 @@ def make_app(
     """Make an application with the page, and ``POST /api/NAME`` for each action.
 
     Args:
+      private_reads: answer ``GET /api/NAME``, with the token only.
       why_unready: returns why the daemon cannot do its work now, or an empty string.
       routes: further routes.
       names: the daemon's host names; by default this machine's own names.
@@ -74,6 +77,7 @@ def make_app(
             Route("/api/openapi.json", description, methods=["GET"]),
             *pages.routes(),
             *(_action_route(name, action, token) for name, action in actions.items()),
+            *(_private_route(name, read, token) for name, read in (private_reads or {}).items()),
             *routes,
         ]
     )
@@ -107,13 +111,25 @@ def read_route(name: str, read: Callable[[], object]) -> Route:
     return Route(f"/api/{name}", handle, methods=["GET"])
 
 
+def _private_route(name: str, read: PrivateRead, token: str) -> Route:
+    async def handle(request: Request) -> Response:
+        return _unauthorised(request, token) or await read(request.query_params)
+
+    return Route(f"/api/{name}", handle, methods=["GET"])
+
+
+def _unauthorised(request: Request, token: str) -> Response | None:
+    """Return the answer to a request without the token; None if it has it."""
+    given = request.headers.get("authorization", "")
+    if hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        return None
+    return answer({"error": "this needs the bearer token from the run's state directory"}, 401)
+
+
 def _action_route(name: str, action: Action, token: str) -> Route:
     async def handle(request: Request) -> Response:
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            return answer(
-                {"error": "this needs the bearer token from the run's state directory"}, 401
-            )
+        if (refusal := _unauthorised(request, token)) is not None:
+            return refusal
         body = await _body(request)
         if body is None:
             return answer({"error": "the body must be a small JSON object"}, 400)

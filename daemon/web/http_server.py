@@ -17,7 +17,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from ..paths import DaemonAddress, published
-from .app import Action, make_app
+from .app import Action, PrivateRead, make_app
 from .connections import Connections
 from .host_names import HostNames
 
@@ -53,6 +53,7 @@ def control_side(
     address: Address,
     *,
     actions: Mapping[str, Action],
+    private_reads: Mapping[str, PrivateRead] | None = None,
     why_unready: Callable[[], str],
     routes: Iterable[BaseRoute] = (),
     names: Iterable[str] = (),
@@ -73,6 +74,7 @@ def control_side(
     app = make_app(
         token=token,
         actions=actions,
+        private_reads=private_reads,
         why_unready=why_unready,
         routes=routes,
         names=HostNames(address.host, names),

@@ -46,7 +46,7 @@ from holdfast.protocol.messages import (
     Rejected,
     RoundEnded,
     RoundOpened,
-    SetContributing,
+    SetRole,
     TensorSpec,
     TrainerHello,
 )
@@ -215,7 +215,7 @@ class TinyRun:
                 machine.open_round(message)
             case RoundEnded():
                 self._end_round(message)
-            case SetContributing():
+            case SetRole():
                 machine.contributing = message.contributing
             case ExtendStepLimit():
                 machine.extend_limit(message.step_limit)
