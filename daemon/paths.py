@@ -109,10 +109,13 @@ def locked(directory: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
+        running = read_control(directory / CONTROL_FILE)
+        who = "process" if running is None else f"{running.kind} (process {running.pid})"
         raise UserError(
-            f"{directory} is in use by another holdfast process",
+            f"{directory} is in use by another holdfast {who}",
             exit_code=ExitCode.ADDRESS,
-            hint="stop that process first, or give this one its own --state DIR",
+            hint="for a second one on this machine name another folder with --state DIR; "
+            "otherwise stop that process first",
         ) from None
     try:
         yield

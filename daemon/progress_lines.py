@@ -25,7 +25,8 @@ PACE_ROUNDS = 10  # of the last rounds the mean time between two tells how long 
 # Events of a run that a master prints; those of rounds, copies and routes are in `holdfast events`.
 PRINTED_EVENTS = (EventKind.RUN, EventKind.JOIN, EventKind.LEAVE, EventKind.ROLE, EventKind.BAD)
 
-AWAY = "no master"  # in a peer's line
+ATTACHED_PHASE = "in the run"  # of a peer that has had a session
+AWAY = "no master"  # in the line of such a peer, when the session is lost
 
 
 # ---------------------------------------------------------------- one line
@@ -38,14 +39,16 @@ def peer_line(status: PeerStatus, left_s: float | None = None) -> str:
       left_s: seconds until the run's end; None: not known, or there is none.
     """
     busy_s = status.stepped_s + status.waited_s
+    away = AWAY if status.phase == ATTACHED_PHASE else status.phase
+    known = bool(status.heads or status.rounds_wanted)
     parts = [
-        status.role if status.attached else AWAY,
-        format_rounds(committed_rounds(status), status.rounds_wanted or None),
+        status.role if status.attached else away,
+        format_rounds(committed_rounds(status), status.rounds_wanted or None) if known else "",
         *_figures(
             status.loss, status.tokens_per_s, status.stepped_s / busy_s if busy_s > 0.0 else None
         ),
         format_left(left_s),
-        status.why or ("" if status.attached else status.phase),
+        status.why,
     ]
     return "  ".join(filter(None, parts))
 
@@ -112,17 +115,19 @@ def format_duration(seconds: float) -> str:
 class Pace:
     """The time between a run's last rounds, as one of its peers sees them."""
 
+    _rounds: int | None = None
     _ends: deque[tuple[int, float]] = field(factory=lambda: deque(maxlen=PACE_ROUNDS + 1))
 
     def left_s(self, rounds: int, wanted: int, now_s: float) -> float | None:
         """Return the seconds that the missing rounds take; None if that is not known."""
-        if not self._ends or rounds != self._ends[-1][0]:
-            if self._ends and rounds < self._ends[-1][0]:
+        if self._rounds is not None and rounds != self._rounds:
+            if rounds < self._rounds:
                 self._ends.clear()  # the run was rewound
             self._ends.append((rounds, now_s))
-        (first, first_s), (last, last_s) = self._ends[0], self._ends[-1]
-        if not wanted or last == first:
+        self._rounds = rounds
+        if not wanted or len(self._ends) < 2:
             return None
+        (first, first_s), (last, last_s) = self._ends[0], self._ends[-1]
         return max(0, wanted - last) * (last_s - first_s) / (last - first)
 
 
@@ -220,10 +225,12 @@ class PeerRecord:
             if self.first_loss is None:
                 self.first_loss = status.loss
         self.tokens = max(self.tokens, status.tokens)
-        if status.in_sync:
-            if self._first_rounds is None:
-                self._first_rounds = committed_rounds(status)
-            self.rounds = max(self.rounds, committed_rounds(status) - self._first_rounds)
+        rounds = committed_rounds(status)
+        founding = bool(status.heads) and rounds == 0
+        if self._first_rounds is None and (status.in_sync or founding):
+            self._first_rounds = rounds
+        if self._first_rounds is not None:
+            self.rounds = max(self.rounds, rounds - self._first_rounds)
 
 
 @frozen
@@ -252,4 +259,5 @@ def peer_summary(record: PeerRecord, took_s: float, saved: SavedWeights | None) 
     yield ", ".join(parts)
     if saved is not None:
         command = shlex.join(["holdfast", "export", *saved.option, "model.safetensors"])
-        yield f"weights of step {saved.step} are in {saved.place}; to use them: {command}"
+        yield f"the weights of step {saved.step} are in {saved.place}; to export them:"
+        yield f"  {command}"

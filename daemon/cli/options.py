@@ -18,6 +18,7 @@ from ..peer.volunteer_limits import Hours
 
 if TYPE_CHECKING:
     from ...protocol.trust.invite import Invite
+    from ..screen import Screen
 
 HOURS_MAX = 87_600.0  # ten years; for an invite
 
@@ -169,6 +170,17 @@ patience_option = click.option(
     help="Give up after this time without a master; 0: never.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, help="Print errors only; `holdfast status` tells the rest."
+)
+
+
+def screen(*, quiet: bool) -> Screen:
+    """Return the screen of a daemon that runs in this terminal, to be entered."""
+    from ..screen import Screen
+
+    sys.stdout.flush()
+    return Screen(sys.stdout.fileno(), quiet=quiet)
 
 
 def tell(line: str) -> None:

@@ -30,9 +30,11 @@ from .options import (
     http_host_option,
     parse_invite_option,
     patience_option,
-    tell,
+    quiet_option,
+    screen,
 )
 from .relay_command import PAIRS_DEFAULT
+from .training_command import TakesCommand, check_command
 
 MASTER_PORT = 29700
 LIMITS = (
@@ -78,6 +80,7 @@ LIMITS = (
 @click.option(
     "--invite/--no-invite", default=True, help="Print an invite for the run's first peers."
 )
+@quiet_option
 def master(
     run_toml: Path | None,
     state: Path | None,
@@ -88,6 +91,7 @@ def master(
     http: Address,
     http_host: tuple[str, ...],
     invite: bool,
+    quiet: bool,
 ) -> None:
     """Coordinate a run: admit peers, open rounds, commit them.
 
@@ -119,13 +123,13 @@ def master(
     options = MasterOptions(
         run_toml, folder, listen, advertise, http, invite, journal is not None, standby, http_host
     )
-    with locked(folder):
+    with locked(folder), screen(quiet=quiet) as shown:
         gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
-        trio.run(Master(options, tell).run)
+        trio.run(Master(options, shown.tell, shown).run)
 
 
-@click.command()
+@click.command(cls=TakesCommand)
 @click.argument("invite", callback=parse_invite_option)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -196,6 +200,12 @@ def master(
     help="Location of this peer's checkpoints; a peer with this option always writes them "
     "(default: the state directory, if run.toml selects this peer as a writer).",
 )
+@click.option(
+    "--private-log",
+    is_flag=True,
+    help="Do not let the run's operator read this peer's log and the training command's output.",
+)
+@quiet_option
 def join(
     invite: str,
     command: tuple[str, ...],
@@ -217,12 +227,17 @@ def join(
     patience: float,
     site: str,
     checkpoints: str | None,
+    private_log: bool,
+    quiet: bool,
 ) -> None:
     """Take part in a run with this machine.
 
     INVITE is the string that the run operator gave you, or @FILE to read it from a file. The training
     COMMAND follows `--`; without a command this peer keeps a copy of the state but does not train.
     Ctrl+C finishes the round and leaves; a second Ctrl+C stops at once.
+
+    The command's output is printed here and kept for `holdfast logs`. A command that fails before it
+    has attached ends this peer; later it is started again.
 
     \b
     Examples:
@@ -237,6 +252,7 @@ def join(
     from ..this_machine import be_nice, raise_descriptor_limit
 
     given = click.get_current_context().params
+    check_command(command)
     ticket, folder = entering(invite, state, peer_state)
     be_nice(nice, ionice or "")
     options = PeerOptions(
@@ -256,12 +272,14 @@ def join(
         memory_bytes=None if max_memory is None else int(max_memory * 1e9),
         disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),
         relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
+        private_log=private_log,
         limits={name: given[name] for name in LIMITS} | {"hours": hours and hours.text},
     )
-    with locked(options.state):
+    volunteered = VolunteerLimits(hours, pause_on_battery)
+    with locked(options.state), screen(quiet=quiet) as shown:
         gc.freeze()  # as the master does
         raise_descriptor_limit()
-        trio.run(Volunteer(options, VolunteerLimits(hours, pause_on_battery), tell).run)
+        trio.run(Volunteer(options, volunteered, shown.tell, shown).run)
 
 
 @click.command()

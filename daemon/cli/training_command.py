@@ -1,4 +1,4 @@
-"""A look at a training command before it is started: is there such a program, and such a script?
+"""A look at a training command before it is started: is it where it belongs, is there such a program and script?
 
 Nothing is run. What only the program itself can tell (a missing import) shows when it starts.
 """
@@ -12,6 +12,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import click
 
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
@@ -73,3 +75,37 @@ def _fault(program: str) -> str:
     if not Path(program).exists() or os.sep not in program:
         return f"there is no program {program!r}"
     return f"{program} is not a program that can be run"
+
+
+class TakesCommand(click.Command):
+    """A command whose last argument is another program's command line, after ``--``.
+
+    Without ``--`` the options of that program would be taken for options of this one.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; raise UserError if options follow a command without ``--``."""
+        begin = self._begin_of_command(args)
+        if begin is not None and any(word.startswith("-") for word in args[begin + 1 :]):
+            own = shlex.join("INVITE" if each == args[0] else each for each in args[:begin])
+            raise UserError(
+                "the training command has options, so `--` must stand before it",
+                exit_code=ExitCode.USAGE,
+                hint=f"{ctx.command_path} {own} -- {shlex.join(args[begin:])}",
+            )
+        return super().parse_args(ctx, args)
+
+    def _begin_of_command(self, args: Sequence[str]) -> int | None:
+        """Return the index of the second word that is no option, nor an option's value."""
+        options = [each for each in self.params if isinstance(each, click.Option)]
+        with_value = {name for each in options if not each.is_flag for name in each.opts}
+        words = iter(enumerate(args))
+        positions = []
+        for index, word in words:
+            if word == "--":
+                return None
+            if word in with_value:
+                next(words, None)
+            elif not word.startswith("-"):
+                positions.append(index)
+        return positions[1] if len(positions) > 1 else None

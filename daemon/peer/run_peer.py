@@ -493,7 +493,8 @@ class Peer:
         if self.options.invite.role is Role.SPARE:
             return "its invite is a spare's; it takes a place that another peer gives up"
         if self.service.training.layout is None:
-            return "it has no trainer"
+            starting = self.supervisor is not None and self.supervisor.failed is None
+            return "its trainer is starting" if starting else "it has no trainer"
         limit = spec.membership.contributors
         taken = sum(member.role is Role.CONTRIBUTOR for member in view.members)
         if limit and taken >= limit:
@@ -531,19 +532,18 @@ class Peer:
 
 def failed_untried(failure: Failure, command: Sequence[str], lines: Sequence[str]) -> UserError:
     """Return the error for a script that failed before it ever attached, with its last lines."""
-    said = "".join(f"\n    {line}" for line in lines)
     missing = next((found for line in lines if (found := MISSING_MODULE.search(line))), None)
-    hint = "correct it, then join again: nothing is lost, and the invite need not be new"
+    advice = "correct it, then join again with the same invite"
     if missing is not None:
-        hint = (
+        advice = (
             f"install {missing[1]} for {command[0]}, or name the Python that has it: "
             "-- /path/to/python train.py"
         )
+    said = "\n    ".join(["its last lines:", *lines]) if lines else "it printed nothing"
     return UserError(
-        f"the training command {failure.reason} before it attached"
-        + (f"; its last lines:{said}" if said else ", and printed nothing"),
+        f"the training command {failure.reason} before it attached",
         exit_code=ExitCode.TRAINER,
-        hint=hint,
+        hint=f"{said}\n  {advice}",
     )
 
 

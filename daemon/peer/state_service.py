@@ -291,6 +291,7 @@ class StateService:
         heads = state.heads()
         lineage = state.lineage()
         self._replica.founded(lineage, heads)
+        self._report.why = ""  # it waited for these weights
         self._tell(WeightsSupplied(layout, state.sizes, heads, lineage))
 
     async def verify(self, order: Verify | VerifyBlocks) -> None:
