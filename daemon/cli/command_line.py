@@ -2,6 +2,7 @@
 
     run_commands         run until the work is over: master, join, demo, bench
     look_commands        show a run: peers, rounds, events, watch
+    log_commands         for who sits at a machine: logs, dashboard
     ask_commands         send a request to a local daemon: status, kick, backup, ...
     plan_command         predict a run's performance: plan
     config_commands      help to write run.toml, set up the shell: config, init, completion
@@ -34,7 +35,7 @@ from ...protocol.errors import UserError
 from .. import logs
 from ..exit_codes import ExitCode
 from ..tasks import only_error
-from . import ask_commands, look_commands, run_commands
+from . import ask_commands, log_commands, look_commands, run_commands
 from .checkpoint_commands import checkpoint, export
 from .config_commands import completion, config, init
 from .doctor_command import doctor
@@ -98,6 +99,15 @@ class Commands(click.Group):
         refuse_unknown_variables(os.environ, self)
         return super().invoke(context)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands under the headings of ``SECTIONS``."""
+        width = max(map(len, self.commands))
+        for title, section in SECTIONS.items():
+            limit = formatter.width - 6 - width
+            rows = [(each.name or "", each.get_short_help_str(limit)) for each in section]
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", text) for name, text in rows])
+
 
 def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group) -> None:
     """Raise UserError for a HOLDFAST_* variable that no option reads: it is probably misspelt."""
@@ -153,46 +163,55 @@ def commands(log_level: str, log_format: str, log_file: Path | None) -> None:
     """Train one model together, on machines that may vanish at any time.
 
     \b
+    See it work:        holdfast demo
     On one machine:     holdfast master run.toml
     On every machine:   holdfast join INVITE -- python train.py
-    See it work:        holdfast demo
     """
     logs.configure(log_level, log_format, log_file)
 
 
-for command in (
-    run_commands.master,
-    run_commands.join,
-    relay,
-    doctor,
-    ask_commands.invite,
-    ask_commands.invites,
-    ask_commands.status,
-    look_commands.peers,
-    look_commands.rounds,
-    look_commands.events,
-    look_commands.watch,
-    ask_commands.leave,
-    ask_commands.retry,
-    ask_commands.approve,
-    ask_commands.kick,
-    ask_commands.clear,
-    ask_commands.pause,
-    ask_commands.resume,
-    ask_commands.backup,
-    checkpoint,
-    export,
-    ask_commands.verify,
-    plan,
-    init,
-    config,
-    completion,
-    service,
-    run_commands.demo,
-    simulate,
-    run_commands.bench,
-):
-    commands.add_command(command)
+SECTIONS: dict[str, tuple[click.Command, ...]] = {
+    "Start": (
+        run_commands.demo,
+        init,
+        config,
+        run_commands.master,
+        run_commands.join,
+        doctor,
+        service,
+    ),
+    "Look": (
+        ask_commands.status,
+        look_commands.watch,
+        log_commands.dashboard,
+        log_commands.logs,
+        look_commands.peers,
+        look_commands.rounds,
+        look_commands.events,
+    ),
+    "Machines": (
+        ask_commands.invite,
+        ask_commands.invites,
+        ask_commands.approve,
+        ask_commands.kick,
+        ask_commands.clear,
+        ask_commands.leave,
+        ask_commands.retry,
+        relay,
+    ),
+    "Operate": (
+        ask_commands.pause,
+        ask_commands.resume,
+        ask_commands.backup,
+        ask_commands.verify,
+    ),
+    "Checkpoints": (checkpoint, export),
+    "Measure": (plan, run_commands.bench, simulate),
+    "Shell": (completion,),
+}
+for section in SECTIONS.values():
+    for command in section:
+        commands.add_command(command)
 
 
 @fails_plainly

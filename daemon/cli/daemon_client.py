@@ -43,15 +43,14 @@ def call(
     import httpx  # takes a tenth of a second, which only the commands that send requests need
 
     try:
-        if body is None:
-            response = _client().get(f"{control.url}/api/{name}", params=query, timeout=timeout_s)
-        else:
-            response = _client().post(
-                f"{control.url}/api/{name}",
-                json=dict(body),
-                headers={"authorization": f"Bearer {control.token}"},
-                timeout=timeout_s,
-            )
+        response = _client().request(
+            "GET" if body is None else "POST",
+            f"{control.url}/api/{name}",
+            params=query,
+            json=None if body is None else dict(body),
+            headers={"authorization": f"Bearer {control.token}"},
+            timeout=timeout_s,
+        )
         answer = _escaped(response.json())
     except (httpx.HTTPError, ValueError) as error:
         raise UserError(
