@@ -166,7 +166,7 @@ async def _live(seed: int, tell: Tell | None) -> RunOutcome:
         check.active = False
         nursery.cancel_scope.cancel()
     lies = [f"{name} {kind.value}" for kind in sorted(hostile.kinds, key=lambda k: k.name)]
-    return RunOutcome.of(seed, [*lies, f"{hostile.told} lies"], swarm)
+    return RunOutcome.of(seed, [*lies, f"{hostile.lie_count} lies"], swarm)
 
 
 def _all_in(swarm: Swarm, honest: list[str]) -> bool:

@@ -90,22 +90,22 @@ async def _live(scenario: Scenario, liar: Liar, tell: Tell | None) -> FoundOut:
             if each == name:
                 swarm.liars[name] = liar
             swarm.add_peer(each)
-        await swarm.when(lambda: len(liar.told) >= 1, within_s=FOUND_S)
+        await swarm.when(lambda: len(liar.lied_in) >= 1, within_s=FOUND_S)
         found_out = partial(_found_out, swarm, name, liar)
         rounds_max = int(PATIENCE * expected_rounds(liar.lie, scenario.audit, liar.chunks)) + 1
         try:
             await swarm.when(
-                lambda: found_out() or len(liar.told) > rounds_max,
+                lambda: found_out() or len(liar.lied_in) > rounds_max,
                 within_s=rounds_max * ROUND_S_MAX,
             )
         except trio.TooSlowError:
             raise ViolationError(f"the run makes no progress: {swarm.story()}") from None
         if not found_out():
-            raise ViolationError(f"the liar lied in {len(liar.told)} rounds: {swarm.story()}")
-        told = set(liar.told)
+            raise ViolationError(f"the liar lied in {len(liar.lied_in)} rounds: {swarm.story()}")
+        lied_in = set(liar.lied_in)
         target = swarm.committed + 1
         await swarm.when(lambda: swarm.committed >= target, within_s=FOUND_S)  # the run continues
-        outcome = FoundOut(scenario.seed, len(told), swarm.witness.events)
+        outcome = FoundOut(scenario.seed, len(lied_in), swarm.witness.events)
         nursery.cancel_scope.cancel()
     return outcome
 

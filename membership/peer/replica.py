@@ -51,7 +51,7 @@ from ...protocol.messages import (
     View,
     Welcome,
 )
-from ..manifest import went_in
+from ..manifest import contents_of
 from ..spec.spec import EVERY
 from .local_fragment import LocalFragment
 from .local_round import LocalRound, RoundState, committed_rounds, overtaken_rounds, void_rounds
@@ -530,7 +530,7 @@ class Replica:
         effects: list[PeerEffect] = []
         if ended.phase is RoundState.REDUCING:
             effects.append(StopReduction(ended.round))
-        added = went_in(ended.commit).added if committed and ended.commit is not None else ()
+        added = contents_of(ended.commit).added if committed and ended.commit is not None else ()
         shares = [each.weight_share for each in added if each.contributor.peer == self.me]
         told = self.trainer.tell_ended(
             ended, committed=committed, contributed=bool(shares), share=sum(shares, 0.0)

@@ -110,8 +110,8 @@ def _unknown_fault(
     name: str, known: list[str], what: str, key: str, lines: Mapping[str, int]
 ) -> SpecFault:
     near = next(iter(difflib.get_close_matches(name, known, n=1)), "")
-    told = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
-    return SpecFault(lines.get(key, 0), key, f"unknown {what} ({told})", near)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    return SpecFault(lines.get(key, 0), key, f"unknown {what} ({hint})", near)
 
 
 def _value_faults(

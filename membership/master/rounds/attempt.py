@@ -231,8 +231,8 @@ class Attempt:
         """Return the members that were asked and may still answer."""
         if self.inquiry is None:
             return []
-        asked, told = self.inquiry.asked, self.inquiry.told
-        return [peer for peer in self.served() if peer in asked and peer not in told]
+        asked, answers = self.inquiry.asked, self.inquiry.answers
+        return [peer for peer in self.served() if peer in asked and peer not in answers]
 
     # ------------------------------------------------------------ flush and repair
 

@@ -8,7 +8,7 @@ all survivors reported --results agree, audits passed-----------> commit
 from __future__ import annotations
 
 from ....protocol.messages import Commit
-from ...manifest import format_committed, went_in
+from ...manifest import contents_of, format_committed
 from ..state.context import Context, quoted
 from ..state.journal import RoundCommitted
 from ..state.master_effects import EventKind
@@ -135,7 +135,7 @@ class Decision:
         self._announce_two_faced(round_)
         self.context.record(RoundCommitted(commit))
         round_.digest = outcome.digest
-        round_.went_in = went_in(commit)
+        round_.contents = contents_of(commit)
         wrong = dict(attempt.missed)
         for peer, reported in attempt.outcomes.items():
             if reported != outcome:
@@ -154,8 +154,8 @@ class Decision:
 
 def format_outcome(round_: Round) -> str:
     """Return a sentence about a committed round, for its record."""
-    assert round_.went_in is not None
-    text = format_committed(round_.went_in)
+    assert round_.contents is not None
+    text = format_committed(round_.contents)
     for what, count in (("repaired", round_.repair_count), ("run again", round_.rerun_count)):
         if count:
             text += f", {what} {'once' if count == 1 else f'{count} times'}"

@@ -109,7 +109,7 @@ class Round:
     alone: set[str] = Factory(set)  # accusers on whose word alone the round was run again
     barred: set[str] = Factory(set)  # own nothing in this round: they failed an audit's fetch
     digest: bytes = b""  # of the committed result
-    went_in: MeanContents | None = None  # contributors of the committed mean
+    contents: MeanContents | None = None  # contributors of the committed mean
     stall_count: int = 0  # attempts in which nothing moved
     repair_count: int = 0
     rerun_count: int = 0  # attempts after the first

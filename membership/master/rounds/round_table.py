@@ -106,7 +106,7 @@ class RoundTable:
             self._bad_counts.pop(contributor.peer, None)
         self.backoff.committed()
         self.reductions_s.append(self.context.now_s - round_.closed_s)
-        added_count = len(round_.went_in.added) if round_.went_in is not None else 0
+        added_count = len(round_.contents.added) if round_.contents is not None else 0
         self.context.totals.committed(
             round_.fragment, round_.at_step, added_count, self.context.roster
         )
@@ -115,11 +115,11 @@ class RoundTable:
     def abort(self, round_: Round, reason: str) -> None:
         """End a round without a result, and tell its members."""
         reason = plain(reason)
-        told = set(round_.invited)
+        receivers = set(round_.invited)
         if round_.attempt is not None:
-            told.update(round_.attempt.reached())
+            receivers.update(round_.attempt.reached())
         for member in self.context.roster.by_number():
-            if member.peer in told:
+            if member.peer in receivers:
                 self.context.send(member.peer, Abort(round_.number, reason))
         round_.turn(RoundEvent.VOID)
         self.abort_count += 1

@@ -18,7 +18,7 @@ from attrs import Factory, define, frozen
 
 from ....protocol.errors import LocalProtocolError
 from ....protocol.messages import Commit, FragmentHead, FragmentSize, ModelLayout, Ready, Reduce
-from ...manifest import went_in
+from ...manifest import contents_of
 
 # Versions per fragment whose root is kept. The run can go back this far if all members with newer
 # versions are gone for good (see ``lineage``).
@@ -466,7 +466,7 @@ class RunHistory:
         self.commits[commit.fragment] = commit
         self.orders.pop(commit.fragment, None)
         self.commit_count += 1
-        self.token_count += went_in(commit).tokens
+        self.token_count += contents_of(commit).tokens
         self.turns[commit.fragment] += 1
         self.trail.append(commit.fragment)
         self.step = max(self.step, commit.at_step)

@@ -91,11 +91,13 @@ class StateSync:
             for kept in hello.kept
             if [head.fragment for head in kept.heads] == list(range(len(member.copies)))
         ]
-        told = {commit.fragment: commit.version for commit in committed}
+        next_results = {commit.fragment: commit.version for commit in committed}
         for head in hello.heads:
             if head.fragment < len(member.copies) and len(head.root) == ROOT_BYTES:
-                member.told[head.fragment] = head
-                self._compare(member, head, about_to_apply=told.get(head.fragment) == head.version)
+                member.reported_heads[head.fragment] = head
+                self._compare(
+                    member, head, about_to_apply=next_results.get(head.fragment) == head.version
+                )
 
     def _compare(self, member: Member, head: FragmentHead, *, about_to_apply: bool = False) -> None:
         """Compare a stale copy that a member reports to hold with the run's version.
@@ -119,7 +121,7 @@ class StateSync:
         newest = self.context.history.versions[fragment]
         self.votes.forget_beyond(fragment, newest)
         for member in self.context.roster.by_number():
-            copy, head = member.copies[fragment], member.told.get(fragment)
+            copy, head = member.copies[fragment], member.reported_heads.get(fragment)
             if copy.state in RECEIVED_STATES:
                 why = f"the run has gone to version {newest} of fragment {fragment}"
                 self._move(member, fragment, CopyEvent.LATE, why)
@@ -133,7 +135,7 @@ class StateSync:
         """Take a copy as stale whose version is unknown here: of a branch not taken, or lost with the
         journal's end.
         """
-        member.told[head.fragment] = head
+        member.reported_heads[head.fragment] = head
         copy = member.copies[head.fragment]
         if copy.fetch is None:
             newest = self.context.history.versions[head.fragment]
@@ -170,7 +172,7 @@ class StateSync:
         copy = member.copies[head.fragment]
         if copy.state is CopyState.FETCHING:
             return  # what it holds is being replaced; its Synced will report the copy
-        member.told[head.fragment] = head
+        member.reported_heads[head.fragment] = head
         self.votes.cast(member, head)
         copy.version, copy.root, copy.mute = head.version, head.root, False
         newest = self.context.history.versions[head.fragment]
@@ -192,7 +194,7 @@ class StateSync:
             )
             return
         self._name_bad_donors(member, copy.fetch, message.bad_donors)
-        member.told[head.fragment] = head
+        member.reported_heads[head.fragment] = head
         copy.version, copy.root = head.version, head.root
         self._check(member, head.fragment)
         if copy.state in RECEIVED_STATES:
@@ -387,11 +389,11 @@ class StateSync:
             if copy.state is not CopyState.STALE or excluded(member, fragment):
                 continue
             head = self.context.history.head(fragment)
-            told = member.told.get(fragment)
-            beside = told is not None or bool(copy.root)
+            reported = member.reported_heads.get(fragment)
+            beside = reported is not None or bool(copy.root)
             if beside and running >= BESIDE_MAX:
                 continue
-            newer = told is not None and told.version > head.version
+            newer = reported is not None and reported.version > head.version
             if newer and self.context.history.behind and (self.succession.waiting or self.missing):
                 continue  # its version may turn out to be the run's, see ``lineage``
             if not head.root:
@@ -402,7 +404,7 @@ class StateSync:
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
             self.catch_up.began(member, copy.fetch)
             self._move(member, fragment, CopyEvent.FETCH)
-            member.told.pop(fragment, None)  # it discards what it has
+            member.reported_heads.pop(fragment, None)  # it discards what it has
             for donor in donors:
                 self.context.send(donor.peer, Donate(head, member.peer))
             self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors), newer))
