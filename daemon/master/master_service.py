@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -101,7 +100,6 @@ class MasterService:
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.coordinator = coordinator
-        coordinator.routes.secret = secrets.token_bytes(32)
         self.store = store
         self.network = network
         self.bind = bind

@@ -28,7 +28,7 @@ from .rounds.round_table import Evict
 from .state.context import Context, format_member
 from .state.journal import RunRewound, VersionAdopted
 from .state.master_effects import EventKind
-from .state.roster import CopyState, Member
+from .state.roster import RECEIVED_STATES, CopyState, Member
 from .state.succession import NAMES_MAX, Succession
 from .state.voting_blocs import Voice, elect, voices_of
 from .sync.state_sync import StateSync
@@ -340,7 +340,7 @@ class Lineage:
         for member, _why in reversed(self.context.departed):
             if any(
                 fragment < len(member.copies)
-                and member.copies[fragment].state in (CopyState.HELD, CopyState.UNCHECKED)
+                and member.copies[fragment].state in RECEIVED_STATES
                 and member.copies[fragment].version == history.versions[fragment]
                 for fragment in lost
             ):

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 
-from ....protocol.messages import Contributor, Reduced, ReduceFailed, RefusalCode
+from ....protocol.messages import Reduced, ReduceFailed, RefusalCode
 from ...manifest import fits
 from ...planning.bandwidth import Bandwidths
 from ..routes.routes import Routes
@@ -82,10 +82,6 @@ class ReductionDriver:
             self.inquirer,
             self.repairer,
         )
-
-    def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
-        """Order the first attempt of a round."""
-        self.orders.begin(round_, contributors)
 
     # ------------------------------------------------------------ facts
 

@@ -17,7 +17,7 @@ from ..state.master_effects import EventKind
 from ..state.roster import CopyState, caps_of, sites_of
 from .attempt import Attempt
 from .audits import Auditing
-from .round import Round, RoundEvent
+from .round import Round
 from .round_table import RoundTable
 
 # Attempts from nothing in one round; then it is aborted, and a new round asks all contributors again.
@@ -46,7 +46,11 @@ class ReductionOrders:
         self.audits = audits
 
     def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
-        """Order a reduction of these contributors: the first attempt of the round, or another one."""
+        """Order a reduction of these contributors: the first attempt of the round, or another one.
+
+        All of them must be in ``round_.ready``: a member that is gone or refused is in neither.
+        """
+        assert all(each.peer in round_.ready for each in contributors)
         everybody = [contributor.peer for contributor in contributors]
         wanted = self._receivers(set(everybody), round_.fragment)
         if round_.attempt is None:
@@ -145,7 +149,6 @@ class ReductionOrders:
             f"round {round_.number} starts over with {len(left)} contributors"
             f"{', as a star' if attempt.sites else ''}: {why}",
         )
-        round_.turn(RoundEvent.RERUN)
         self.begin(round_, left)
 
     def abort_below_quorum(self, round_: Round) -> bool:

@@ -200,28 +200,9 @@ class RunFinished(JournalRecord):
 
 
 RECORDS: dict[str, type[JournalRecord]] = {
-    kind.__name__: kind
-    for kind in (
-        RunCreated,
-        TermStarted,
-        SpecChanged,
-        MastersKnown,
-        VersionAdopted,
-        RunRewound,
-        PeerAdmitted,
-        PlaceTaken,
-        PlaceVacated,
-        RunFounded,
-        RoundNumbered,
-        RoundOrdered,
-        RoundCommitted,
-        RootKnown,
-        PeerRevoked,
-        PeerQuarantined,
-        PeerCleared,
-        RunPaused,
-        RunFinished,
-    )
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, JournalRecord) and kind is not JournalRecord
 }
 """All kinds of records, by the names under which the journal stores them."""
 
@@ -252,9 +233,8 @@ class RunHistory:
     last_round: int = 0
     next_round: int = 1
     next_number: int = 1
-    number_at_commit: int = (
-        1  # at the last commit; members with smaller numbers may still be applying it
-    )
+    # ``next_number`` at the last commit; members with smaller numbers may still be applying it.
+    number_at_commit: int = 1
     admitted: dict[str, PeerAdmitted] = Factory(dict)  # by peer, oldest first
     places: set[str] = Factory(set)  # peers that are contributors
     vacancies: int = 0  # places given up and not taken again

@@ -55,12 +55,23 @@ class Grant:
 
 
 class CopyState(enum.Enum):
-    """State of one member's copy of one fragment, as the master knows it."""
+    """State of one member's copy of one fragment, as the master knows it.
+
+    STALE ---- a transfer starts ----> FETCHING ---- Synced ----> HELD | UNCHECKED
+      ^                                   |                        |        |
+      |<------ failed, donors gone -------+                        |        | when the version's root
+      |<------ differs, or did not apply a commit in time ---------+--------+ is agreed: HELD | STALE
+
+    A stale copy that catches up by itself becomes HELD or UNCHECKED, too.
+    """
 
     STALE = "stale"  # missing, too old, or different: must be fetched
     FETCHING = "fetching"  # being fetched from donors
     UNCHECKED = "unchecked"  # complete, but the version's root is not agreed yet
     HELD = "held"  # complete, and its root is the run's
+
+
+RECEIVED_STATES = (CopyState.HELD, CopyState.UNCHECKED)
 
 
 @define

@@ -30,10 +30,9 @@ from ..routes.routes import Routes
 from ..state.context import Context, format_member, quoted
 from ..state.journal import RootKnown
 from ..state.master_effects import EventKind
-from ..state.roster import Copy, CopyState, Fetch, Member, holds_newest
+from ..state.roster import RECEIVED_STATES, Copy, CopyState, Fetch, Member, holds_newest
 from ..state.succession import Succession
 from .catch_up import CatchUp
-from .copy_states import NEXT_STATE, RECEIVED_STATES, CopyEvent
 from .donor_choice import choose_donors
 from .root_votes import RootVotes
 
@@ -124,9 +123,9 @@ class StateSync:
             copy, head = member.copies[fragment], member.reported_heads.get(fragment)
             if copy.state in RECEIVED_STATES:
                 why = f"the run has gone to version {newest} of fragment {fragment}"
-                self._move(member, fragment, CopyEvent.LATE, why)
+                self._move(member, fragment, CopyState.STALE, why)
             elif copy.fetch is not None:
-                self._move(member, fragment, CopyEvent.FAILED, "the run has changed its version")
+                self._move(member, fragment, CopyState.STALE, "the run has changed its version")
             copy.version, copy.root = 0, b""
             if head is not None:
                 self._compare(member, head)
@@ -140,7 +139,7 @@ class StateSync:
         if copy.fetch is None:
             newest = self.context.history.versions[head.fragment]
             why = f"it holds version {head.version}, the run is at {newest}"
-            self._move(member, head.fragment, CopyEvent.LATE, why)
+            self._move(member, head.fragment, CopyState.STALE, why)
 
     def founded(self, founder: Member | None) -> None:
         """Give every member its copies; the founder's are the run's state by definition."""
@@ -163,7 +162,7 @@ class StateSync:
                     continue
                 copy.fetch.donors.remove(member.peer)
                 if not copy.fetch.donors:  # no failure of the member: it may try again at once
-                    self._move(other, fragment, CopyEvent.FAILED, "its donors are gone")
+                    self._move(other, fragment, CopyState.STALE, "its donors are gone")
 
     # ------------------------------------------------------------ what members report
 
@@ -252,7 +251,7 @@ class StateSync:
         """
         copy = member.copies[fragment]
         if copy.fetch is None:
-            self._move(member, fragment, CopyEvent.LATE, why)
+            self._move(member, fragment, CopyState.STALE, why)
         elif version is not None and version >= copy.fetch.head.version:
             self._outrun(member, fragment, why)
 
@@ -403,7 +402,7 @@ class StateSync:
                 continue
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
             self.catch_up.began(member, copy.fetch)
-            self._move(member, fragment, CopyEvent.FETCH)
+            self._move(member, fragment, CopyState.FETCHING)
             member.reported_heads.pop(fragment, None)  # it discards what it has
             for donor in donors:
                 self.context.send(donor.peer, Donate(head, member.peer))
@@ -425,7 +424,7 @@ class StateSync:
         """End a transfer and tell its receiver to drop what it has fetched."""
         head = fetch.head
         self.context.send(member.peer, Release(head.fragment, head.version, member.peer))
-        self._move(member, head.fragment, CopyEvent.FAILED, why)
+        self._move(member, head.fragment, CopyState.STALE, why)
 
     def _stalled(self, member: Member, fragment: int, why: str) -> None:
         """End a transfer without new blocks; results may take all of the line."""
@@ -448,9 +447,9 @@ class StateSync:
             if copy.fetch is not None:
                 self._fail(member, fragment, why)
             else:
-                self._move(member, fragment, CopyEvent.DIFFERS, why)
+                self._move(member, fragment, CopyState.STALE, why)
             return
-        self._move(member, fragment, CopyEvent.AGREES if known else CopyEvent.UNKNOWN)
+        self._move(member, fragment, CopyState.HELD if known else CopyState.UNCHECKED)
         deadline_s = self.context.spec.membership.deadline_s
         copy.due_s = self.context.now_s + deadline_s if behind else math.inf
 
@@ -465,11 +464,12 @@ class StateSync:
             f"{format_member(member)} could not fetch fragment {fragment}: {why} "
             f"(failure {member.sync_failures} of {SYNC_ATTEMPTS_MAX})",
         )
-        self._move(member, fragment, CopyEvent.FAILED, why)
+        self._move(member, fragment, CopyState.STALE, why)
 
-    def _move(self, member: Member, fragment: int, event: CopyEvent, why: str = "") -> None:
+    def _move(self, member: Member, fragment: int, state: CopyState, why: str = "") -> None:
         copy = member.copies[fragment]
-        copy.state, copy.mute = NEXT_STATE[copy.state, event], False
+        assert state is not CopyState.FETCHING or copy.state is CopyState.STALE
+        copy.state, copy.mute = state, False
         if copy.state is not CopyState.FETCHING:
             self._release(member, copy)
         if copy.state in (CopyState.STALE, CopyState.FETCHING):

@@ -17,12 +17,12 @@ from random import Random
 import trio
 from attrs import frozen
 
-from ...membership.master.state.master_effects import EventKind
-from .drifting_trainer import small_layout
-from .scenario import MASTER
-from .swarm import Swarm
-from .virtual_time import run_virtually
-from .witness import ViolationError
+from holdfast.daemon.simulation.drifting_trainer import small_layout
+from holdfast.daemon.simulation.scenario import MASTER
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.virtual_time import run_virtually
+from holdfast.daemon.simulation.witness import ViolationError
+from holdfast.membership.master.state.master_effects import EventKind
 
 PEERS = ("p0", "p1", "p2", "p3")
 PAIRS = tuple(itertools.permutations((*PEERS, MASTER), 2))
