@@ -99,27 +99,6 @@ class Replica:
     # ------------------------------------------------------------ questions
 
     @property
-    def step(self) -> int:
-        """The step that the run has reached."""
-        return self.trainer.run_step
-
-    @property
-    def role(self) -> Role:
-        return self.trainer.role
-
-    @property
-    def in_sync(self) -> bool:
-        return self.trainer.in_sync
-
-    @property
-    def finished(self) -> bool:
-        return self.trainer.finished
-
-    @property
-    def contributing(self) -> bool:
-        return self.role is Role.CONTRIBUTOR and self.in_sync
-
-    @property
     def valid(self) -> bool:
         """Every fragment is held at some committed version."""
         return bool(self.fragments) and all(f.version is not None for f in self.fragments)
@@ -137,7 +116,11 @@ class Replica:
 
         All peers read the same view, so all come to the same answer.
         """
-        if not self.in_sync or self.view is None or not (isinstance(peers, int) or peers == EVERY):
+        if (
+            not self.trainer.in_sync
+            or self.view is None
+            or not (isinstance(peers, int) or peers == EVERY)
+        ):
             return False
         writing = [m.peer for m in sorted(self.view.members, key=lambda m: m.number) if m.in_sync]
         return self.me in (writing[:peers] if isinstance(peers, int) else writing)

@@ -11,9 +11,15 @@ import pytest
 import trio
 
 from holdfast.daemon.master import reachability
-from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.master.journal_store import GrantRow
+from holdfast.daemon.peer.peer_config import PeerConfig
+from holdfast.daemon.peer.relay_service import RelayService
+from holdfast.daemon.simulation.frozen_hosts import on_host
+from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, RUN_ID, Swarm
 from holdfast.protocol.addresses import Address
+from holdfast.protocol.messages import RelayOffer, Role
 from holdfast.protocol.network.resumption import KEPT_MAX
+from holdfast.protocol.trust.authority import Party
 from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
@@ -166,11 +172,47 @@ async def test_whoever_can_be_dialled_again_is_classed_so() -> None:
 # ---------------------------------------------------------------- relays
 
 
+class RelayedSwarm(Swarm):
+    """A swarm with machines that only forward for peers."""
+
+    def __init__(self, nursery: trio.Nursery, toml: str, **options: Any) -> None:
+        super().__init__(nursery, toml, **options)
+        self.relays: dict[str, trio.CancelScope] = {}  # running relays, by name
+
+    def add_relay(self, name: str, *, bytes_per_s: float = 1e7, quota_bytes: int = 0) -> None:
+        """Start a relay."""
+        peer = f"{self.rng.getrandbits(128):032x}"
+        self.store.admit(peer, GrantRow(Role.RELAY, False, name))
+        config = PeerConfig(
+            me=peer,
+            name=name,
+            run_id=RUN_ID,
+            masters=[MASTER_ADDRESS],
+            bind=[Address(name, 29701)],
+            incarnation=self.rng.getrandbits(60),
+            patience_s=None,
+            relay=RelayOffer(bytes_per_s, 8, quota_bytes, only=True),
+        )
+        relay = RelayService(config, self.world.host(name, peer, Party.PEER))
+        scope = self.relays[name] = trio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await relay.run()
+
+        with on_host(name):
+            self.nursery.start_soon(run)
+
+    def crash_relay(self, name: str) -> None:
+        self.world.crash(name)
+        self.relays.pop(name).cancel()
+
+
 @asynccontextmanager
-async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Swarm]:
+async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[RelayedSwarm]:
     """None of the three can be dialled, so all their traffic goes by relay."""
     async with trio.open_nursery() as nursery:
-        swarm = Swarm(nursery, spec(contributors=0, min_members=3), **options)
+        swarm = RelayedSwarm(nursery, spec(contributors=0, min_members=3), **options)
         await swarm.start_master()
         for relay in relays:
             swarm.add_relay(relay)
@@ -274,10 +316,10 @@ async def test_a_relay_whose_quota_is_spent_gives_way_to_another() -> None:
 
 
 @asynccontextmanager
-async def a_swarm_behind_routers(keeps: str, draws: str = "") -> AsyncIterator[Swarm]:
+async def a_swarm_behind_routers(keeps: str, draws: str = "") -> AsyncIterator[RelayedSwarm]:
     """Every peer is behind a router of its own; there is a relay."""
     async with trio.open_nursery() as nursery:
-        swarm = Swarm(nursery, spec(contributors=0, min_members=len(keeps + draws)))
+        swarm = RelayedSwarm(nursery, spec(contributors=0, min_members=len(keeps + draws)))
         await swarm.start_master()
         swarm.add_relay("r")
         for name in keeps + draws:
