@@ -88,11 +88,11 @@ async def test_what_was_arranged_in_a_session_ends_with_it() -> None:
         members = swarm.master.coordinator.context.roster.by_number()
         first, later = members[0].name, members[-1].name
         pair = "".join(sorted((first, later)))
-        swarm.world.refuse_dials(later, first)
+        swarm.world.refused.add((later, first))
         swarm.world.cut(first, later)
         await see(swarm, lambda: routes(swarm).get(pair, ("", False))[1])
         assert routes(swarm)[pair][0].startswith(f"direct, {first} ")
-        swarm.world.refuse_dials(later, first, refuse=False)
+        swarm.world.refused.discard((later, first))
         swarm.world.partition(later, "master")
         await see(swarm, lambda: len(reach(swarm)) == 2)
         swarm.world.heal(later, "master")

@@ -33,7 +33,7 @@ async def a_swarm_behind(
         swarm = Swarm(nursery, toml or spec(contributors=0), **options)
         await swarm.start_master()
         for name in hidden:
-            swarm.world.unreachable(name)
+            swarm.world.unreachable.add(name)
         for name in names:
             swarm.add_peer(name)
         await swarm.until(
@@ -104,7 +104,7 @@ async def test_two_that_cannot_be_dialled_train_with_one_that_can() -> None:
 async def test_where_none_can_be_dialled_the_run_waits_and_goes_on_when_one_can() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         for name in "abc":
-            swarm.world.unreachable(name)
+            swarm.world.unreachable.add(name)
         swarm.crash_master()
         await swarm.start_master()
         for one, other in ("ab", "bc", "ac"):
@@ -114,7 +114,7 @@ async def test_where_none_can_be_dialled_the_run_waits_and_goes_on_when_one_can(
         await trio.sleep(10)
         assert swarm.committed <= before + 1
         assert reach(swarm).keys() == set("abc"), "nobody is blamed for it"
-        swarm.world.unreachable("b", unreachable=False)
+        swarm.world.unreachable.discard("b")
         swarm.crash_master()
         await swarm.start_master()
         await swarm.until(lambda: contributed(swarm, "abc"), within_s=120)
@@ -125,7 +125,7 @@ async def test_where_none_can_be_dialled_the_run_waits_and_goes_on_when_one_can(
 async def test_a_one_way_firewall_between_two_is_gone_round() -> None:
     """Nothing that ``c`` dials at ``b`` arrives; what ``b`` dials at ``c`` does."""
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
-        swarm.world.refuse_dials("c", "b")
+        swarm.world.refused.add(("c", "b"))
         swarm.world.cut("b", "c")
         await swarm.until(lambda: links(swarm, "c") == {"a"})
         target = swarm.committed + 2
@@ -144,14 +144,14 @@ async def test_a_one_way_firewall_between_two_is_gone_round() -> None:
 async def test_a_spare_that_reaches_nobody_stops_nobody() -> None:
     async with a_swarm("abc", "d") as swarm:
         for name in "abc":
-            swarm.world.refuse_dials("d", name)
-            swarm.world.refuse_dials(name, "d")
+            swarm.world.refused.add(("d", name))
+            swarm.world.refused.add((name, "d"))
             swarm.world.cut("d", name)
         target = swarm.committed + 5
         await swarm.until(lambda: swarm.committed >= target, within_s=60)
         for name in "abc":
-            swarm.world.refuse_dials("d", name, refuse=False)
-            swarm.world.refuse_dials(name, "d", refuse=False)
+            swarm.world.refused.discard(("d", name))
+            swarm.world.refused.discard((name, "d"))
         await swarm.until(lambda: swarm.in_sync("d"), within_s=120)
         await settled(swarm, "abcd")
 
@@ -162,7 +162,7 @@ async def test_whoever_can_be_dialled_again_is_classed_so() -> None:
         async with a_swarm_behind("c", "abc") as swarm:
             await swarm.come_to_rest("abc")
             assert reach(swarm)["c"] == "outbound"
-            swarm.world.unreachable("c", unreachable=False)
+            swarm.world.unreachable.discard("c")
             await trio.sleep(4)
             assert reach(swarm)["c"] == "reachable"
             swarm.resume()
@@ -217,7 +217,7 @@ async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Re
         for relay in relays:
             swarm.add_relay(relay)
         for name in "abc":
-            swarm.world.unreachable(name)
+            swarm.world.unreachable.add(name)
             swarm.add_peer(name)
         await swarm.until(lambda: swarm.committed >= 1 and contributed(swarm, "abc"))
         yield swarm
@@ -386,10 +386,10 @@ async def test_a_peer_whose_network_is_away_for_a_moment_keeps_its_session() -> 
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         assert swarm.master is not None
         view = swarm.master.coordinator.context.roster.view_number
-        swarm.world.go_offline("b")
+        swarm.world.offline.add("b")
         swarm.world.cut("b", "master")
         await trio.sleep(1)  # several dials; the deadline is 3 s
-        swarm.world.go_offline("b", offline=False)
+        swarm.world.offline.discard("b")
         await trio.sleep(4)
         assert swarm.master.coordinator.context.roster.view_number == view
         await settled(swarm, "abc")
@@ -421,13 +421,13 @@ async def test_whoever_dies_is_out_as_soon_as_the_others_say_so() -> None:
 )
 async def test_a_control_stream_that_does_not_come_back_is_out_by_the_deadline() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
-        swarm.world.refuse_dials("b", "master")
+        swarm.world.refused.add(("b", "master"))
         swarm.world.cut("b", "master")
         await trio.sleep(1)
         assert "b" in reach(swarm)
         await trio.sleep(3)
         assert "b" not in reach(swarm)
-        swarm.world.refuse_dials("b", "master", refuse=False)
+        swarm.world.refused.discard(("b", "master"))
         await swarm.until(lambda: swarm.in_sync("b") and contributed(swarm, "abc"))
         await settled(swarm, "abc")
 
@@ -443,7 +443,7 @@ async def test_a_member_that_moves_is_dialled_where_it_is_now() -> None:
         assert swarm.master is not None
         view = swarm.master.coordinator.context.roster.view_number
         service = swarm.peers["b"].service
-        swarm.world.move("b", "elsewhere")
+        swarm.world.moved["b"] = "elsewhere"
         for other in ("a", "c", "master"):
             swarm.world.cut("b", other)
         service.config.advertise = [Address("elsewhere", 29701)]

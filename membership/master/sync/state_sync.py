@@ -33,7 +33,7 @@ from ..state.master_effects import EventKind
 from ..state.roster import RECEIVED_STATES, Copy, CopyState, Fetch, Member, holds_newest
 from ..state.succession import Succession
 from .catch_up import CatchUp
-from .donor_choice import choose_donors
+from .donor_choice import choose_donors, note_bad_donors
 from .root_votes import RootVotes
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to start over
@@ -192,7 +192,7 @@ class StateSync:
                 member, head.fragment, f"it reports version {head.version}, not {wanted.version}"
             )
             return
-        self._name_bad_donors(member, copy.fetch, message.bad_donors)
+        note_bad_donors(self.context, member, copy.fetch, message.bad_donors)
         member.reported_heads[head.fragment] = head
         copy.version, copy.root = head.version, head.root
         self._check(member, head.fragment)
@@ -210,26 +210,8 @@ class StateSync:
             return
         if copy.fetch.head.version != message.version:
             return  # about a transfer that was replaced in the meantime
-        self._name_bad_donors(member, copy.fetch, message.bad_donors)
+        note_bad_donors(self.context, member, copy.fetch, message.bad_donors)
         self._fail(member, message.fragment, quoted(message.reason))
-
-    def _name_bad_donors(self, member: Member, fetch: Fetch, bad: Iterable[str]) -> None:
-        """Announce and count donors of a transfer that served blocks with wrong digests."""
-        for peer in bad:
-            donor = self.context.roster.get(peer)
-            if donor is None or peer not in fetch.donors:
-                continue
-            member.bad_donors.add(peer)
-            donor.bad_blocks_count += 1
-            donor.called_bad_donor.add(member.peer)
-            text = (
-                f"{format_member(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
-            )
-            if len(donor.called_bad_donor) > 1:
-                self.context.announce(EventKind.BAD, peer, f"{text}{format_member(member)}")
-            else:
-                text = f"{text}{format_member(member)}, which alone says so"
-                self.context.announce(EventKind.SYNC, peer, text)
 
     def moved(self, member: Member, *, state: bool) -> None:
         """Note that bytes arrive at the member: of a state transfer (``state``), or of a reduction."""
