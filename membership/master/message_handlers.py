@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ...protocol.messages import (
@@ -77,7 +78,7 @@ class MessageHandlers:
             Progress: self._on_progress,
             TrainerAttached: self._on_trainer_attached,
             TrainerLost: self._on_trainer_lost,
-            TrainerFailed: self._on_trainer_failed,
+            TrainerFailed: partial(trainers.failed, context),
             WeightsSupplied: founding.supplied,
             Ready: scheduler.ready,
             NotReady: scheduler.not_ready,
@@ -129,9 +130,6 @@ class MessageHandlers:
                 EventKind.ROLE, member.peer, f"{format_member(member)} has a trainer"
             )
         member.layout, member.trainerless_s, member.failed = message.layout, None, None
-
-    def _on_trainer_failed(self, member: Member, message: TrainerFailed) -> None:
-        trainers.failed(self.context, member, message)
 
     def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
         trainers.lost(self.context, member)

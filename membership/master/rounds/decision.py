@@ -7,6 +7,8 @@ all survivors reported --results agree, audits passed-----------> commit
 
 from __future__ import annotations
 
+from attrs import define
+
 from ....protocol.messages import Commit
 from ...manifest import contents_of, format_committed
 from ..state.context import Context, quoted
@@ -25,29 +27,19 @@ from .round import Round
 from .round_table import RoundTable
 
 
+@define(eq=False)
 class Decision:
     """Commits the result of a round, or has the round run again."""
 
-    def __init__(
-        self,
-        context: Context,
-        state_sync: StateSync,
-        round_table: RoundTable,
-        orders: ReductionOrders,
-        audits: Auditing,
-        accusations: Accusations,
-        inquirer: Inquirer,
-        repairer: Repairer,
-    ) -> None:
-        self.context = context
-        self.state_sync = state_sync
-        self.round_table = round_table
-        self.orders = orders
-        self.audits = audits
-        self.accusations = accusations
-        self.inquirer = inquirer
-        self.repairer = repairer
-        self.contribution_checks = ContributionChecks(context)
+    context: Context
+    state_sync: StateSync
+    round_table: RoundTable
+    orders: ReductionOrders
+    audits: Auditing
+    accusations: Accusations
+    inquirer: Inquirer
+    repairer: Repairer
+    contribution_checks: ContributionChecks
 
     def decide(self, round_: Round) -> bool:
         """Decide on a round whose survivors have all reported.

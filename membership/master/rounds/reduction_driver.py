@@ -40,6 +40,7 @@ from ..sync.state_sync import StateSync
 from .accusations import Accusations
 from .attempt import Attempt
 from .audits import Auditing
+from .contribution_checks import ContributionChecks
 from .decision import Decision
 from .inquirer import Inquirer
 from .inquiry import Question
@@ -81,6 +82,7 @@ class ReductionDriver:
             self.accusations,
             self.inquirer,
             self.repairer,
+            ContributionChecks(context),
         )
 
     # ------------------------------------------------------------ facts

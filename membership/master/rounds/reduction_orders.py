@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import evolve
+from attrs import define, evolve
 
 from ....protocol.messages import Contributor, Reduce
 from ...planning.bandwidth import Bandwidths, LineCapacities
@@ -28,22 +28,15 @@ RERUNS_MAX = 7
 RECORDED_RECEIVERS_MAX = 256
 
 
+@define(eq=False)
 class ReductionOrders:
     """Orders the attempts of a round, from the first to the last."""
 
-    def __init__(
-        self,
-        context: Context,
-        round_table: RoundTable,
-        bandwidths: Bandwidths,
-        routes: Routes,
-        audits: Auditing,
-    ) -> None:
-        self.context = context
-        self.round_table = round_table
-        self.bandwidths = bandwidths
-        self.routes = routes
-        self.audits = audits
+    context: Context
+    round_table: RoundTable
+    bandwidths: Bandwidths
+    routes: Routes
+    audits: Auditing
 
     def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
         """Order a reduction of these contributors: the first attempt of the round, or another one.
