@@ -116,7 +116,9 @@ class MasterService:
         )
         needs = partial(needs_of, coordinator.context)
         checkups = Checkups(network, partial(check_token, store), needs)
-        self.admission = Admission(coordinator, store, network, self.decide, checkups)
+        self.admission = Admission(
+            coordinator, store, network, self.decide, self.recorded, checkups
+        )
         self._reachability = ReachabilityCheck(network, self._member_addresses, self._classed)
         greeting = PeerGreeting(
             coordinator,
@@ -217,6 +219,14 @@ class MasterService:
           UserError: that takes too long. It may still happen later.
         """
         self.decide(decision)
+        await self.recorded()
+
+    async def recorded(self) -> None:
+        """Wait until all decisions are on disk and the peers concerned were told.
+
+        Raises:
+          UserError: that takes too long. It may still happen later.
+        """
         with trio.move_on_after(RECORDED_S):
             await self.effects.drained()
             return
