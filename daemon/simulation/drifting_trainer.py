@@ -1,4 +1,7 @@
-"""A trainer without a process: a numpy vector that drifts and follows the hook's protocol."""
+"""A trainer without a process: a numpy vector that drifts.
+
+What is due at a step boundary is decided by the hook's own ``BoundaryMachine``.
+"""
 
 from __future__ import annotations
 
