@@ -21,11 +21,11 @@ from typing import Protocol
 import trio
 from attrs import frozen
 
+from ..collectives.links.frame_routing import Key, Sink
 from ..collectives.links.send_priority import SendRank
 from ..collectives.links.send_queue import FrameSource
 from ..protocol.errors import StateMismatchError
 from ..protocol.messages import FragmentHead, Message
-from ..protocol.network.lane import FrameHeader
 
 
 class BlockLink(Protocol):
@@ -41,16 +41,6 @@ class BlockLink(Protocol):
     ) -> None: ...
 
 
-class BlockSink(Protocol):
-    """A receiver of frames; see ``collectives.links.frame_routing.Sink``."""
-
-    def place(self, peer: str, header: FrameHeader) -> memoryview | None: ...
-
-    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None: ...
-
-    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None: ...
-
-
 class BlockHub(Protocol):
     """The part of ``collectives.links.hub.LinkHub`` that a transfer uses."""
 
@@ -60,7 +50,7 @@ class BlockHub(Protocol):
     async def link(self, peer: str, deadline_s: float = ...) -> BlockLink: ...
 
     def register(
-        self, key: tuple[int, ...], sink: BlockSink, *, threads: bool = ...
+        self, key: Key, sink: Sink, *, threads: bool = ...
     ) -> AbstractContextManager[None]: ...
 
 

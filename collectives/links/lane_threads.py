@@ -39,8 +39,7 @@ class LaneThreads:
     def __init__(
         self,
         stream: trio.SocketStream,
-        sender: Lane,
-        receiver: Lane,
+        lane: Lane,
         frames: LaneFrames,
         shared: SharedByLanes,
     ) -> None:
@@ -50,8 +49,7 @@ class LaneThreads:
         self._router = shared.node.router
         self._socket_lane = SocketLane(
             stream,
-            sender,
-            receiver,
+            lane,
             upload=self._pace(shared.node.upload),
             download=self._pace(shared.node.download),
         )

@@ -86,7 +86,7 @@ class Link:
         self._control = PacedStream(stream)
         quota = Quota(trio.current_time(), LINK_ITEMS_PER_S)
         self.messages = MessageStream(self._control, LINK_GREETING, quota)
-        self._message_queue: MessageQueue[Message] = MessageQueue()
+        self._message_queue = MessageQueue()
         self._on_message = on_message
         self._stall_s = stall_s
         self._silence_s = silence_s

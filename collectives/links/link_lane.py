@@ -36,7 +36,7 @@ class LinkLane:
 
     Attributes:
       number: used once in a link's life, like the keys that belong to it.
-      sender, receiver: both directions; sending is paced.
+      records: the frames of both directions, until ``run`` carries them.
       facts: what the kernel says about the path, when the lane was opened.
       reason: why it ended.
       finished: set when its stream is closed.
@@ -61,9 +61,7 @@ class LinkLane:
             download=shared.node.download,
             meter=shared.sent_meter,
         )
-        in_threads = isinstance(stream, trio.SocketStream)
-        self.sender = Lane(self._paced, send_key, receive_key)
-        self.receiver = Lane(stream if in_threads else self._paced, send_key, receive_key)
+        self.records = Lane(self._paced, send_key, receive_key)
         self.facts = LaneFacts()
         self.reason = ""
         self.finished = trio.Event()
@@ -97,7 +95,7 @@ class LinkLane:
 
     async def _carry(self, hang_up: trio.Nursery) -> None:
         carrier: LaneTasks | LaneThreads
-        parts = (self.sender, self.receiver, self.frames, self._shared)
+        parts = (self.records, self.frames, self._shared)
         if isinstance(self.stream, trio.SocketStream):
             carrier = self._threads = LaneThreads(self.stream, *parts)
             hang_up.start_soon(carrier.hang_up)

@@ -23,8 +23,8 @@ from holdfast.checkpoint.donor import QUEUED_MAX, Donor
 from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.partial_copy import PartialCopies
 from holdfast.checkpoint.shared_state import SharedState
-from holdfast.checkpoint.state_transfer import BlockSink, FetchFailedError, FetchReport
-from holdfast.collectives.links.frame_routing import FrameRouter
+from holdfast.checkpoint.state_transfer import FetchFailedError, FetchReport
+from holdfast.collectives.links.frame_routing import FrameRouter, Sink
 from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import FrameSource
 from holdfast.daemon.simulation.memory_network import MemoryWorld
@@ -175,7 +175,7 @@ class FakeHub:
         return self.links[peer]
 
     def register(
-        self, key: tuple[int, ...], sink: BlockSink, *, threads: bool = False
+        self, key: tuple[int, ...], sink: Sink, *, threads: bool = False
     ) -> AbstractContextManager[None]:
         return self.router.register(key, sink, threads=threads)
 
