@@ -63,8 +63,8 @@ class FetchFailedError(StateMismatchError):
     """
 
     def __init__(self, head: FragmentHead, bad: Sequence[str], reasons: dict[str, str]) -> None:
-        told = "; ".join(f"{peer[:8]}: {why}" for peer, why in reasons.items()) or "no donors"
-        super().__init__(f"could not fetch version {head.version} of {head.fragment}: {told}")
+        details = "; ".join(f"{peer[:8]}: {why}" for peer, why in reasons.items()) or "no donors"
+        super().__init__(f"could not fetch version {head.version} of {head.fragment}: {details}")
         self.bad_donors = tuple(bad)
         self.reasons = reasons
 

@@ -61,9 +61,9 @@ class NormSums:
         if not self._sums:
             return b""
         sums = [self._sums.get(peer, (0.0, 0.0, 0.0)) for peer in peers]
-        told = np.array(sums, np.float64)
-        np.nan_to_num(told, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
-        return told.clip(-LARGEST, LARGEST).astype("<f4").tobytes()
+        reported = np.array(sums, np.float64)
+        np.nan_to_num(reported, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+        return reported.clip(-LARGEST, LARGEST).astype("<f4").tobytes()
 
 
 def product(one: Values, other: Values) -> float:

@@ -111,12 +111,10 @@ def _hello(link_id: bytes, secret: bytes) -> LinkHello:
     return LinkHello(VERSION_MIN, VERSION_MAX, link_id, secret)
 
 
-async def _receive_answer(stream: MessageStream, expected: type[M]) -> M:
-    message = await stream.receive()
+async def _receive_answer(messages: MessageStream, expected: type[M]) -> M:
+    message = await messages.receive_expected(expected, Refused)
     if isinstance(message, Refused):
         raise RemoteProtocolError(f"it refused the link: {message.reason}")
-    if not isinstance(message, expected):
-        raise RemoteProtocolError(f"{type(message).__name__} instead of {expected.__name__}")
     return message
 
 
