@@ -28,8 +28,8 @@ def pack_set(present: Sequence[bool]) -> bytes:
 
 def unpack_bits(data: Buffer, count: int) -> list[bool]:
     """Unpack ``count`` bits, the lowest of each byte first; bits beyond the data are 0."""
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
-    return [bool(bit) for bit in bits]
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[:count].tolist()
+    return [bool(bit) for bit in bits] + [False] * (count - len(bits))
 
 
 def unpack_set(data: Buffer, contributor_count: int) -> list[bool]:

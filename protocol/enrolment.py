@@ -220,9 +220,9 @@ async def answer_newcomer(
     authority: Authority,
     redeem: Callable[[EnrolRequest, str], Awaitable[Role]],
     *,
-    admitted: Callable[[AdmittedNewcomer], Awaitable[None]] | None = None,
-    check: Callable[[MessageStream, CheckRequest], Awaitable[None]] | None = None,
-    known: Callable[[str], Role | None] = lambda _peer: None,
+    admitted: Callable[[AdmittedNewcomer], Awaitable[None]],
+    check: Callable[[MessageStream, CheckRequest], Awaitable[None]],
+    known: Callable[[str], Role | None],
 ) -> AdmittedNewcomer | None:
     """Run the master's side of the conversation, on a channel of ``Party.NEWCOMER``.
 
@@ -252,13 +252,8 @@ async def answer_newcomer(
             await messages.send_final(Refused(RefusalCode.VERSION, reason))
             return None
         await messages.send(EnrolAuthority(authority.run_id, authority.certificate_pem))
-        request = (
-            await messages.receive_expected(EnrolRequest)
-            if check is None
-            else await messages.receive_expected(EnrolRequest, CheckRequest)
-        )
+        request = await messages.receive_expected(EnrolRequest, CheckRequest)
         if isinstance(request, CheckRequest):
-            assert check is not None
             try:
                 await check(messages, request)
             except Refusal as refusal:
@@ -272,8 +267,7 @@ async def answer_newcomer(
                 return AdmittedNewcomer(peer, request.name, role)
             role = await redeem(request, peer)
             admission = AdmittedNewcomer(peer, request.name, role)
-            if admitted is not None:
-                await admitted(admission)
+            await admitted(admission)
         except Refusal as refusal:
             await messages.send_final(Refused(refusal.code, refusal.reason))
             return None

@@ -22,7 +22,6 @@ finished.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -74,9 +73,9 @@ class Link:
         node: SharedByLinks,
         on_message: OnMessage,
         *,
-        stall_s: float = STALL_S,
-        silence_s: float = math.inf,
-        rules: LaneRules | None = None,
+        stall_s: float,
+        silence_s: float,
+        rules: LaneRules,
     ) -> None:
         self.peer = peer
         self.lost = trio.Event()
@@ -108,9 +107,7 @@ class Link:
             note_received=self._note_received,
             lose_link=self.close,
         )
-        self.lane_pool = LanePool(
-            shared, LaneRules() if rules is None else rules, stall_s, self.send
-        )
+        self.lane_pool = LanePool(shared, rules, stall_s, self.send)
         self._acknowledger = Acknowledger(self.lane_pool, shared.loop, self.send)
 
     # ------------------------------------------------------------ for all users

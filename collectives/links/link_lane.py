@@ -86,7 +86,7 @@ class LinkLane:
                     nursery.cancel_scope.cancel()
         finally:
             if self._threads is not None:
-                self._threads.release()
+                self._threads.socket_lane.release()
             self.frames.unmeter()
             with trio.CancelScope(shield=True):  # forceful closing waits for no peer
                 await trio.aclose_forcefully(self.stream)
@@ -148,13 +148,13 @@ class LinkLane:
 
     @property
     def sent_bytes(self) -> int:
-        return self._paced.sent_bytes + (0 if self._threads is None else self._threads.sent_bytes)
+        in_threads = 0 if self._threads is None else self._threads.socket_lane.sent_bytes
+        return self._paced.sent_bytes + in_threads
 
     @property
     def received_bytes(self) -> int:
-        return self._paced.received_bytes + (
-            0 if self._threads is None else self._threads.received_bytes
-        )
+        in_threads = 0 if self._threads is None else self._threads.socket_lane.received_bytes
+        return self._paced.received_bytes + in_threads
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a direction; end the lane for a fault of the network, the link for one of the peer."""

@@ -276,7 +276,7 @@ async def test_an_empty_peer_fetches_every_block_once_from_all_donors() -> None:
         peers = [await world.add_donor(number, trained()) for number in (1, 2, 3)]
         order = SyncFragment(source.heads()[0], tuple(peers))
         report = await world.joiner.fetch(
-            order, lambda s: seen.append((s.done_blocks, s.done_bytes))
+            order, lambda copy, *_: seen.append((copy.done_blocks, copy.done_bytes))
         )
         nursery.cancel_scope.cancel()
     assert target.heads() == source.heads()

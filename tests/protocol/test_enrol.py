@@ -29,6 +29,7 @@ from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserErro
 from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
+    CheckRequest,
     EnrolAuthority,
     EnrolHello,
     Enrolled,
@@ -78,13 +79,21 @@ class Desk:
             raise Refusal(RefusalCode.TOKEN, "this invite was withdrawn")
         return Role.SPARE
 
+    async def check(self, messages: MessageStream, request: CheckRequest) -> None:
+        raise AssertionError("no newcomer asks for a check here")
+
     def known(self, peer: str) -> Role | None:
         return next((each.role for each in self.admissions if each.peer == peer), None)
 
     async def on_channel(self, channel: Channel) -> None:
         assert channel.party is Party.NEWCOMER
         await answer_newcomer(
-            channel, self.authority, self.redeem, admitted=self.admitted, known=self.known
+            channel,
+            self.authority,
+            self.redeem,
+            admitted=self.admitted,
+            check=self.check,
+            known=self.known,
         )
 
     def invite(self, *addresses: Address, token: str = TOKEN) -> Invite:
