@@ -13,7 +13,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 
 from ..protocol.durable_files import sync_to_disk
 from ..protocol.errors import HoldfastError
@@ -112,13 +112,13 @@ class UrlStore:
     """A store at a URL of fsspec: ``s3://``, ``gs://``, ``memory://``, ...
 
     Args:
-      filesystem: an ``fsspec.AbstractFileSystem``.
+      filesystem: an ``fsspec.AbstractFileSystem``; fsspec has no types.
       root: the path in the file system.
     """
 
-    def __init__(self, url: str, filesystem: object, root: str) -> None:
+    def __init__(self, url: str, filesystem: Any, root: str) -> None:
         self.url = url
-        self._files = cast("_FileSystem", filesystem)
+        self._files = filesystem
         self._root = root.rstrip("/")
 
     def __str__(self) -> str:
@@ -164,18 +164,6 @@ class UrlStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-
-class _FileSystem(Protocol):
-    """The used part of fsspec, which has no types."""
-
-    def invalidate_cache(self) -> None: ...
-    def ls(self, path: str, *, detail: bool) -> list[dict[str, object]]: ...
-    def size(self, path: str) -> int: ...
-    def open(self, path: str, mode: str) -> BinaryIO: ...
-    def makedirs(self, path: str, *, exist_ok: bool) -> None: ...
-    def mv(self, path: str, target: str) -> None: ...
-    def rm_file(self, path: str) -> None: ...
 
 
 def _is_file(entry: dict[str, object]) -> bool:

@@ -22,6 +22,8 @@ from functools import partial
 import trio
 
 from ..collectives.links.event_loop import Loop
+from ..collectives.links.hub import LinkHub
+from ..collectives.links.link import Link
 from ..protocol.errors import PeerLostError, StateMismatchError
 from ..protocol.messages import (
     BlocksRefused,
@@ -39,7 +41,7 @@ from .donor_view import DonorView, Item, owed_since
 from .incoming_fragment import Find, IncomingFragment
 from .partial_copy import FragmentPartialCopy, PartialCopies
 from .shared_state import SharedState
-from .state_transfer import BlockHub, BlockLink, FetchFailedError, FetchReport
+from .state_transfer import FetchFailedError, FetchReport
 
 # A donor that owes blocks and sends none for this time is dropped; longer than a megabyte takes on a slow
 # uplink that a round's chunks keep busy.
@@ -68,7 +70,7 @@ class Joiner:
     def __init__(
         self,
         state: SharedState,
-        hub: BlockHub,
+        hub: LinkHub,
         network: Network,
         *,
         partial_copies: PartialCopies | None = None,
@@ -297,11 +299,11 @@ class _Fetch:
             self._bad.append(donor.peer)
             self._drop(donor, str(errors.exceptions[0]))
 
-    async def _watch(self, link: BlockLink, donor: DonorView) -> None:
+    async def _watch(self, link: Link, donor: DonorView) -> None:
         await link.lost.wait()
         donor.send.send_nowait(PeerLostError(donor.peer, link.reason))
 
-    async def _ask_index(self, link: BlockLink, donor: DonorView) -> None:
+    async def _ask_index(self, link: Link, donor: DonorView) -> None:
         """Request the index; the first donor that answers begins the transfer."""
         donor.asked_index = True
         donor.heard_s = trio.current_time()
@@ -319,7 +321,7 @@ class _Fetch:
             if not donor.gone:
                 donor.send.send_nowait(None)
 
-    async def _ask(self, link: BlockLink, donor: DonorView) -> None:
+    async def _ask(self, link: Link, donor: DonorView) -> None:
         if not self._joiner.has_turn(self, donor.peer):
             return
         if not donor.has_room:

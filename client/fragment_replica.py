@@ -37,7 +37,7 @@ from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
 from ..diloco.merge import MergeRule, merged
 from ..protocol.arena import Arena
 from ..protocol.messages import FragmentSize
-from .copier import CudaCopier, DeviceCopier, Transfer
+from .copier import CudaCopier, Transfer
 from .tensors import SharedTensor
 
 Values = NDArray[np.float32]
@@ -75,7 +75,7 @@ class FragmentReplica:
         shared: Arena,
         posted: Arena,
         overlap: bool,
-        copier: DeviceCopier | None = None,
+        copier: CudaCopier | None = None,
         estimate: OuterEstimate | None = None,
         wait: Callable[[], None] = os.sched_yield,
     ) -> None:
@@ -88,7 +88,7 @@ class FragmentReplica:
         self._posted = posted
         self._wait = wait
         self._overlap = overlap
-        self._copier: DeviceCopier = CudaCopier() if copier is None else copier
+        self._copier = CudaCopier() if copier is None else copier
         self._anchor: Values = np.zeros(sum(tensor.count for tensor in floating), np.float32)
         self._estimate = estimate
         self._snapshot: Parts | None = None

@@ -34,7 +34,7 @@ class NormSums:
         self._sums: dict[str, tuple[float, float, float]] = {}  # as in ``Reduced``
 
     def take(self, peer: str, start: int, values: Values) -> None:
-        """See ``arithmetic.Observer``."""
+        """See ``arithmetic.Observe``."""
         square, sampled, along = self._sums.get(peer, (0.0, 0.0, 0.0))
         found = product(values, values)
         sample = self._momentum[start : start + values.size]

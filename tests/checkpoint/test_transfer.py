@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -188,7 +189,7 @@ class World:
         self.rng = random.Random(seed)
         self.network = MemoryWorld(random.Random(seed)).host("joiner", JOINER)
         self.state = state
-        self.hub = FakeHub()
+        self.hub = cast(Any, FakeHub())
         self.joiner = Joiner(state, self.hub, self.network)
         self.served: dict[str, list[int]] = {}
         self.requests: list[tuple[str, Message]] = []
@@ -198,7 +199,7 @@ class World:
         peer = f"{number:032x}"
         faults = faults if faults is not None else Faults()
         served = self.served.setdefault(peer, [])
-        donor_hub = FakeHub()
+        donor_hub = cast(Any, FakeHub())
         donor = Donor(state, donor_hub, self.network)
         refusals_left = faults.refusals
 
@@ -699,7 +700,7 @@ async def test_an_index_of_an_earlier_fetch_is_not_taken_for_a_lie() -> None:
 async def test_a_donor_refuses_requests_that_make_no_sense() -> None:
     async with trio.open_nursery() as nursery:
         world = World(nursery, make_state())
-        hub = FakeHub()
+        hub = cast(Any, FakeHub())
         donor = Donor(trained(), hub, world.network)
         await nursery.start(donor.run)
         for request in (
@@ -712,7 +713,7 @@ async def test_a_donor_refuses_requests_that_make_no_sense() -> None:
             with pytest.raises(RemoteProtocolError):
                 donor.receive(JOINER, request)
         donor.receive(JOINER, BlocksRequest(0, 2, 1, (0,) * 10))  # no link: dropped
-        assert not donor.busy
+        assert not +donor._unsent
         nursery.cancel_scope.cancel()
 
 
@@ -720,7 +721,7 @@ async def test_what_was_asked_over_a_lost_link_is_not_sent_over_the_next() -> No
     sent: list[int] = []
     async with trio.open_nursery() as nursery:
         world = World(nursery, make_state())
-        hub = FakeHub()
+        hub = cast(Any, FakeHub())
 
         async def hear(_message: Message) -> None:
             raise AssertionError("nothing is refused")
@@ -744,7 +745,7 @@ async def test_what_was_asked_over_a_lost_link_is_not_sent_over_the_next() -> No
         hub.links[JOINER] = FakeLink(JOINER, hear, frames)
         donor.receive(JOINER, BlocksRequest(0, 2, 2, (3, 4)))
         await trio.sleep(5)
-        assert not donor.busy
+        assert not +donor._unsent
         nursery.cancel_scope.cancel()
     assert sent == [1, 2, 2]
 
@@ -754,7 +755,7 @@ async def test_a_version_that_is_gone_is_refused_once() -> None:
     said: list[Message] = []
     async with trio.open_nursery() as nursery:
         world = World(nursery, make_state())
-        hub = FakeHub()
+        hub = cast(Any, FakeHub())
 
         async def hear(message: Message) -> None:
             said.append(message)
