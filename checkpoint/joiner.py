@@ -233,7 +233,7 @@ class _Fetch:
         if (
             new
             and self._partial_copy is not None
-            and self._loop.time_s() >= self._joiner.keep_from_s
+            and self._loop.now_s() >= self._joiner.keep_from_s
         ):
             self._partial_copy.put(incoming.digest(header.index), plain)
         if incoming.in_place and plain is payload:

@@ -194,7 +194,7 @@ class LanePool:
     def close(self) -> None:
         """Take no more lanes: the link is lost."""
         self._closed, self._start_task = True, None
-        self._count.stop()
+        self._count.end_trial()
 
     async def aclose(self) -> None:
         """Close all streams at once, after the link's tasks have ended."""
