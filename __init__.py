@@ -6,12 +6,14 @@ must never do, so they are imported at their first use.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .client.attach import attach
     from .client.attach_errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
     from .client.callbacks import Callback, TensorBoard, Wandb
-    from .client.hook import Run, attach
+    from .client.hook import Run
 
 __version__ = "0.1.0"
 
@@ -30,16 +32,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("Run", "attach"):
-        from .client import hook
-
-        return getattr(hook, name)
-    if name in ("Callback", "TensorBoard", "Wandb"):
-        from .client import callbacks
-
-        return getattr(callbacks, name)
-    if name in __all__:
-        from .client import attach_errors
-
-        return getattr(attach_errors, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = {"attach": "attach", "Run": "hook"}
+    callbacks = dict.fromkeys(("Callback", "TensorBoard", "Wandb"), "callbacks")
+    module = (room | callbacks).get(name, "attach_errors")
+    return getattr(importlib.import_module(f".client.{module}", __name__), name)

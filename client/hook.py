@@ -1,4 +1,4 @@
-"""``attach`` and ``Run``: the interface of holdfast for a training script.
+"""``Run``: the interface of holdfast for a training script, which ``attach`` makes.
 
 A step boundary is a call of ``Run.step``. Nearly always nothing is due there, and it costs about a
 microsecond: three numbers written and one read in memory shared with the daemon. When something is
@@ -34,7 +34,6 @@ from typing import Self, SupportsFloat, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..protocol.arena import MAIL_SLOT, STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, NotWholeError
 from ..protocol.errors import RemoteProtocolError
@@ -60,17 +59,15 @@ from ..protocol.messages import (
     TrainerHello,
 )
 from .arenas import Arenas
-from .attach_errors import AttachRefused, DaemonGone, NoDaemonError
-from .boundary import BoundaryMachine
+from .attach_errors import AttachRefused, DaemonGone
+from .boundary import BoundaryMachine, StepTimes
 from .callbacks import Callback, CallbackRunner, Merge
 from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
 from .inner_optimizer import InnerOptimizer
 from .local_checkpoint import LocalCheckpoint
-from .step_times import StepTimes
-from .tensors import SharedTensor, check_optimizer, find_shared, layout_of
+from .tensors import SharedTensor, layout_of
 
-SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
 MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's number in the run
 
 # Interval at which a quiet step reads the socket itself, to notice that the daemon died.
@@ -121,6 +118,11 @@ class Run:
         self._slots: memoryview[int] = np.zeros(8, np.uint64).data
         self._loss = cast("memoryview[float]", np.zeros(1, np.float64).data)
         self._seconds = cast("memoryview[float]", np.zeros(2, np.float64).data)
+        try:
+            self._attach()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def finished(self) -> bool:
@@ -140,7 +142,7 @@ class Run:
     @property
     def rate_scale(self) -> float:
         """The factor to multiply the learning rate by: 1.0, but less in the first steps of an
-        optimizer without a state that joins a run under way. See ``rate_ramp``."""
+        optimizer without a state that joins a run under way. See ``inner_optimizer``."""
         return self._inner_optimizer.rate_scale(self._machine.own_step)
 
     def step(self, *, loss: float | None = None, tokens: int = 1) -> None:
@@ -274,7 +276,7 @@ class Run:
                 continue  # messages may have come in the meantime
             must_wait = self._machine.must_wait(arenas.overlap_steps)
             arenas.advance(wait=must_wait)
-            if self._tell_posted(arenas):
+            if self._announce_post(arenas):
                 continue
             if not must_wait:
                 break
@@ -295,12 +297,14 @@ class Run:
     def _waiting(self) -> Iterator[None]:
         self._slots[WAITING_SLOT] = self._connection.received_count + 1
         started_s = self._clock()
-        yield
-        waited_s = self._clock() - started_s
-        self._slots[WAITING_SLOT] = 0
-        self.waited_s += waited_s
-        if self.contributing:
-            self._seconds[WAITED] += waited_s
+        try:
+            yield
+        finally:  # Ctrl+C ends the wait, and a script may train on
+            waited_s = self._clock() - started_s
+            self._slots[WAITING_SLOT] = 0
+            self.waited_s += waited_s
+            if self.contributing:
+                self._seconds[WAITED] += waited_s
 
     def _post_due(self, arenas: Arenas) -> bool:
         """Post the fragment of one due round, and return whether there was one."""
@@ -311,16 +315,16 @@ class Run:
         self._machine.post(fragment)
         self._inner_optimizer.mark_used()
         self._measure_steps()
-        self._tell_posted(arenas)
+        self._announce_post(arenas)
         return True
 
-    def _tell_posted(self, arenas: Arenas) -> bool:
+    def _announce_post(self, arenas: Arenas) -> bool:
         """Send ``Posted`` for one round whose data is in the arena; return whether there was one."""
-        for fragment in self._machine.untold_fragments():
+        for fragment in self._machine.unannounced_fragments():
             replica = arenas.replicas[fragment]
             if replica.written:
                 step_s = self._step_times.step_s
-                self._send(self._machine.tell_posted(fragment, replica.version, step_s))
+                self._send(self._machine.announce_post(fragment, replica.version, step_s))
                 return True
         return False
 
@@ -462,64 +466,6 @@ class Run:
         """After a failed send, handle the daemon's last messages, up to ``Finished`` or DaemonGone."""
         while not self.finished:
             self._handle(self._connection.receive())
-
-
-def attach(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    socket_path: str | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Run:
-    """Join the run that this process was started for; returns with the run's weights in the model.
-
-    Every parameter and persistent buffer becomes part of the run's shared state. Gradients and the
-    optimizer's state stay local. They are not touched, with two exceptions. A state that an optimizer
-    without one gathered in dropped steps is cleared (a spare takes a step, to be warm when its turn
-    comes). So is the state after losses that are not finite.
-
-    Args:
-      model: on any device, in float32, float64, bfloat16 or float16; may be wrapped by
-        DistributedDataParallel or torch.compile.
-      optimizer: the inner optimizer; one that has a state of this run already needs no ramp of its
-        rate (``Run.rate_scale``).
-      socket_path: of the daemon; by default the environment variable ``HOLDFAST_SOCKET``.
-      callbacks: called at steps, merges, logged figures and the end: ``TensorBoard``, ``Wandb``, or
-        the script's own ``Callback``.
-
-    Raises:
-      NoDaemonError: the script was not started by ``holdfast join``.
-      AttachRefused: the run does not take this model; the text gives the reason.
-      ModelError: a tensor cannot be shared, or the optimizer trains other tensors.
-      DaemonGone: the daemon ended meanwhile.
-    """
-    path = socket_path or os.environ.get(SOCKET_VARIABLE)
-    if not path:
-        raise NoDaemonError(
-            "this process has no holdfast daemon: "
-            "start the script with `holdfast join INVITE -- python train.py`"
-        )
-    return attach_over(lambda: DaemonConnection.open(path), model, optimizer, callbacks=callbacks)
-
-
-def attach_over(
-    connect: Callable[[], DaemonConnection],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    clock: Callable[[], float] = time.monotonic,
-    callbacks: Sequence[Callback] = (),
-) -> Run:
-    """Join a run as ``attach`` does, over a given connection and clock; raises what it raises."""
-    tensors = find_shared(model)
-    if optimizer is not None:
-        check_optimizer(model, optimizer)
-    run = Run(connect(), tensors, optimizer, clock, callbacks)
-    try:
-        run._attach()
-    except BaseException:
-        run.close()
-        raise
-    return run
 
 
 def _seed() -> int:

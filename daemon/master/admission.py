@@ -27,7 +27,7 @@ from ...membership.master.hello_checks import shut_out
 from ...membership.master.state.context import quoted
 from ...membership.master.state.master_effects import EventKind
 from ...protocol.addresses import host_of
-from ...protocol.enrolment import AdmittedNewcomer, Refusal, answer_newcomer
+from ...protocol.enrolment import Refusal, answer_newcomer
 from ...protocol.errors import UserError
 from ...protocol.machine_check import Checkups
 from ...protocol.messages import CheckRequest, EnrolRequest, RefusalCode, Role
@@ -38,7 +38,7 @@ from ..exit_codes import ExitCode
 from ..status_records import PendingRow
 from ..web.app import Json
 from .decisions import Decide
-from .journal_store import GrantRow, JournalStore, TokenError
+from .journal_store import JournalStore, TokenError
 
 log = logging.getLogger("holdfast.master")
 
@@ -100,43 +100,31 @@ class Admission:
 
     async def enrol(self, channel: Channel, authority: Authority) -> None:
         """Hold a newcomer's whole conversation; raises what ``answer_newcomer`` raises."""
-        grants: list[GrantRow] = []
         host = host_of(channel.remote_address)
 
-        async def redeem(request: EnrolRequest, peer: str) -> Role:
+        async def admit(request: EnrolRequest, peer: str) -> None:
             self.check_not_shut_out(peer)
             try:
                 if self._store.needs_approval(request.token) or self._spec_wants_approval:
                     raise self._keep_waiting(request, peer, host)
-                grants.append(
-                    await self._network.run_sync(lambda: self._store.redeem(request.token))
-                )
+                grant = await self._network.run_sync(lambda: self._store.redeem(request.token))
+                named = evolve(grant, name=request.name)
+                await self._network.run_sync(lambda: self._store.admit(peer, named))
             except TokenError as error:
                 raise Refusal(RefusalCode.TOKEN, str(error)) from error
             except sqlite3.Error as error:
                 raise _cannot_store(error) from error
-            return grants[0].role
-
-        async def admitted(admission: AdmittedNewcomer) -> None:
-            grant = evolve(grants[0], name=admission.name)
-            try:
-                await self._network.run_sync(lambda: self._store.admit(admission.peer, grant))
-            except sqlite3.Error as error:
-                raise _cannot_store(error) from error
-            log.info("admitted %s (%s)", admission.name, admission.peer[:8])
+            log.info("admitted %s (%s)", request.name, peer[:8])
 
         async def check(messages: MessageStream, request: CheckRequest) -> None:
             await self._checkups.answer(messages, request, host)
 
-        await answer_newcomer(
-            channel, authority, redeem, admitted=admitted, check=check, known=self._known_role
-        )
+        await answer_newcomer(channel, authority, admit, check=check, known=self._is_known)
 
-    def _known_role(self, peer: str) -> Role | None:
-        """Return the role of a peer that was admitted before and not shut out since."""
-        grant = self._store.grant(peer)
+    def _is_known(self, peer: str) -> bool:
+        """Return whether a peer was admitted before and not shut out since."""
         out = self._coordinator.context.history.is_out(peer)
-        return None if grant is None or out else grant.role
+        return self._store.grant(peer) is not None and not out
 
     def check_not_shut_out(self, peer: str) -> None:
         """Raise Refusal if this key was shut out, whatever token it shows now."""

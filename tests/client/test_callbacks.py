@@ -13,9 +13,10 @@ from tensorboardX.proto import event_pb2
 from torch import nn
 
 import holdfast
+from holdfast.client.attach import attach_over
 from holdfast.client.callbacks import Callback, Curves, Merge, StepDone
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.client.hook import Run, attach_over
+from holdfast.client.hook import Run
 from holdfast.protocol.arena import WAITING_SLOT
 from tests.client.fake_daemon import FakeDaemon, settled, talking
 

@@ -19,8 +19,9 @@ from torch import nn
 
 import holdfast
 from holdfast.client import hook
+from holdfast.client.attach import attach
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.client.hook import Run, attach
+from holdfast.client.hook import Run
 from holdfast.protocol.arena import (
     LOSS_SLOT,
     STEP_SLOT,
@@ -797,6 +798,7 @@ def test_ctrl_c_works_while_the_trainer_waits() -> None:
     with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(KeyboardInterrupt):
             train(run)
+        assert run._slots[WAITING_SLOT] == 0, "a script that catches it may train on"
 
 
 # ---------------------------------------------------------------- the package

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.client.hook import attach
+from holdfast.client.attach import attach
 from holdfast.client.local_checkpoint import LocalCheckpoint
 from holdfast.protocol.messages import KeepState
 from tests.client.fake_daemon import FakeDaemon, settled, talking

@@ -17,9 +17,9 @@ import torch
 import trio
 from torch import nn
 
+from holdfast.client.attach import attach
 from holdfast.client.attach_errors import AttachRefused, DaemonGone
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.client.hook import attach
 from holdfast.daemon.peer import bridge as module
 from holdfast.daemon.peer.bridge import UnixBridge
 from holdfast.protocol import wire
