@@ -181,7 +181,7 @@ class SimTrainer:
         assert self._posted is not None
         assert self._events is not None
         self._machine.post(fragment)
-        posted = self._machine.tell_posted(fragment, self._versions[fragment], self.step_s)
+        posted = self._machine.announce_post(fragment, self._versions[fragment], self.step_s)
         values = self._posted.values(fragment)
         if self.delta is not None:
             values[:] = self.delta(self.peer, posted.round, len(values))
