@@ -38,7 +38,7 @@ from ..exit_codes import ExitCode
 from ..status_records import PendingRow
 from ..web.app import Json
 from .decisions import Decide
-from .journal_store import JournalStore, TokenError
+from .journal_store import JournalStore, TokenError, storing
 
 log = logging.getLogger("holdfast.master")
 
@@ -202,17 +202,15 @@ class Admission:
         pending = self._find(wanted)
         del self._pending[pending.peer]  # before the first await: two approvals use the token once
         try:
-            grant = await self._network.run_sync(lambda: self._store.redeem(pending.token))
-            row = evolve(grant, name=pending.name)
-            await self._network.run_sync(lambda: self._store.admit(pending.peer, row))
+            with storing("the approval"):
+                grant = await self._network.run_sync(lambda: self._store.redeem(pending.token))
+                row = evolve(grant, name=pending.name)
+                await self._network.run_sync(lambda: self._store.admit(pending.peer, row))
         except TokenError:
-            raise  # the newcomer is told the same when it asks again
-        except sqlite3.Error as error:
+            raise  # the newcomer gets the same answer when it asks again
+        except UserError:
             self._pending[pending.peer] = pending
-            raise UserError(
-                f"the approval cannot be stored: {error}",
-                hint="free some space on the disk of the master's state",
-            ) from error
+            raise
         self._take(pending, "was approved by the run's operator")
         return {"peer": pending.peer, "name": pending.name, "approved": True}
 
@@ -238,30 +236,35 @@ class Admission:
         self._decide(note)
 
     def _find(self, wanted: str) -> Pending:
-        waiting = self._pending
-        matches = [
-            waiting[peer] for peer in match_peers(wanted, {p: waiting[p].name for p in waiting})
-        ]
-        if len(matches) == 1:
-            return matches[0]
-        raise UserError(
-            f"{'no pending newcomer is' if not matches else 'several pending newcomers are'} called "
-            f"{wanted!r}"
-            + (f": {', '.join(each.peer[:8] for each in matches[:8])}" if matches else ""),
-            exit_code=ExitCode.USAGE,
-            hint="`holdfast approve` lists pending newcomers; use the id's first digits",
-        )
+        names = {peer: each.name for peer, each in self._pending.items()}
+        hint = "`holdfast approve` lists pending newcomers; use the id's first digits"
+        return self._pending[find_peer(wanted, names, "pending newcomer", hint)]
 
 
-def match_peers(wanted: str, names: Mapping[str, str]) -> list[str]:
-    """Return the peers that an operator may mean: by the first digits of the id, else by the name.
+def find_peer(wanted: str, names: Mapping[str, str], kind: str, hint: str) -> str:
+    """Return the peer that an operator means: by the first digits of the id, else by the name.
 
     A word of hex digits is always an id. A machine chooses its own name, and must not receive what
     was meant for another one by choosing that one's id.
+
+    Args:
+      names: of all peers, by id.
+      kind: what they are, for the error.
+
+    Raises:
+      UserError: there is none, or more than one.
     """
     if ID_DIGITS.fullmatch(wanted):
-        return [peer for peer in names if peer.startswith(wanted)]
-    return [peer for peer, name in names.items() if name == wanted]
+        matches = [peer for peer in names if peer.startswith(wanted)]
+    else:
+        matches = [peer for peer, name in names.items() if name == wanted]
+    if len(matches) == 1:
+        return matches[0]
+    text = f"several {kind}s are" if matches else f"no {kind} is"
+    text += f" called {wanted!r}"
+    if matches:
+        text += f": {', '.join(peer[:8] for peer in matches[:8])}"
+    raise UserError(text, exit_code=ExitCode.USAGE, hint=hint)
 
 
 async def check_token(store: JournalStore, token: str) -> None:

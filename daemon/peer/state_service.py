@@ -28,6 +28,7 @@ from ...checkpoint.shared_state import SharedState
 from ...checkpoint.state_transfer import FetchFailedError
 from ...collectives.links.hub import LinkHub
 from ...membership.master.state.roster import layout_difference
+from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
 from ...protocol.arena import Arena
 from ...protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
@@ -54,8 +55,8 @@ from ...protocol.messages import (
 from ...protocol.network.interface import Network
 from ..fragment_layout import fragments_of, sizes_of
 from ..memory_check import check_room
+from .line_report import measured
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .peer_events import FetchFailed, FragmentFetched, InitialStateTaken, PeerEvent, StateRestored
 from .trainer_port import TrainerPort
 
 log = logging.getLogger("holdfast.peer")
@@ -67,7 +68,8 @@ class StateService:
 
     Args:
       start: runs a task until the service ends.
-      handle: takes this part's events.
+      tell: sends a message to the master.
+      perform: carries out effects of the replica.
 
     Attributes:
       layout: the run's; None until it is known.
@@ -86,7 +88,8 @@ class StateService:
     _report: PeerReport
     _spec: CurrentSpec
     _start: Callable[..., None] = field(kw_only=True)
-    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _tell: Callable[[Message], None] = field(kw_only=True)
+    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
     layout: ModelLayout | None = field(default=None, init=False)
     known_state: SharedState | None = field(default=None, init=False)
     known_posted: Arena | None = field(default=None, init=False)
@@ -215,7 +218,14 @@ class StateService:
             self._forget()
             return False
         self.restored = manifest
-        self._handle(StateRestored(manifest))
+        self._replica.restored(
+            bytes.fromhex(manifest.lineage),
+            len(manifest.sizes),
+            manifest.fragment_heads(),
+            manifest.step,
+            manifest.term,
+            bytes.fromhex(manifest.nonce),
+        )
         return True
 
     def check_restored(self, layout: ModelLayout | None, lineage: bytes) -> None:
@@ -227,10 +237,10 @@ class StateService:
             return
         text = f"the checkpoint that was loaded here is not the run's: {difference}"
         log.warning("%s", text)
-        self._report.told.append(text)
+        self._report.notices.append(text)
         self._forget()
         self.restored = None
-        self._handle(StateRestored(None))
+        self._replica.restored(b"", 0, (), 0, self._replica.term, self._replica.nonce)
 
     def _difference(self, layout: ModelLayout | None, lineage: bytes) -> str:
         """Return how the restored state differs from the run's; empty if it does not."""
@@ -279,8 +289,8 @@ class StateService:
         await self._network.run_sync(work)
         heads = state.heads()
         lineage = state.lineage()
-        self._handle(InitialStateTaken(lineage, heads))
-        self._handle(WeightsSupplied(layout, state.sizes, heads, lineage))
+        self._replica.founded(lineage, heads)
+        self._tell(WeightsSupplied(layout, state.sizes, heads, lineage))
 
     async def verify(self, order: Verify | VerifyBlocks) -> None:
         """Digest the bytes in memory, one fragment after the other, and report to the master."""
@@ -291,14 +301,14 @@ class StateService:
                 assert state is not None
                 if (found := await run_sync(partial(state.digest_now, fragment))) is not None:
                     heads.append(found[0])
-            self._handle(Verified(order.number, tuple(heads)))
+            self._tell(Verified(order.number, tuple(heads)))
             return
         digests = b""
         if state is not None and order.fragment < len(state.sizes):
             found = await run_sync(partial(state.digest_now, order.fragment))
             if found is not None and found[0].version == order.version:
                 digests = found[1]
-        self._handle(BlocksVerified(order.number, order.fragment, order.version, digests))
+        self._tell(BlocksVerified(order.number, order.fragment, order.version, digests))
 
     # ------------------------------------------------------------ serving other peers
 
@@ -382,11 +392,12 @@ class StateService:
                 if wanted():
                     self._ended(head)
                     bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
-                    self._handle(FetchFailed(head, bad, str(error)))
+                    self._perform(self._replica.fetch_failed(head, bad, str(error)))
                 return
             if wanted():
                 self._ended(head)
-                self._handle(FragmentFetched(head, got.received_bytes, got.bad_donors))
+                self._tell(measured(self._hub))  # the first rate that is known of these lines
+                self._perform(self._replica.fetched(head, got.received_bytes, got.bad_donors))
 
     def _ended(self, head: FragmentHead) -> None:
         self._fetches.pop(head.fragment, None)

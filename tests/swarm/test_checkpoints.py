@@ -271,7 +271,7 @@ async def test_a_disk_that_is_full_costs_checkpoints_and_nothing_else(tmp_path: 
         checkpointer.place = FolderStore(tmp_path / "a")
         await settled(swarm, "bcd", more=6)
         assert "a" in checkpointer.error
-        assert sum("no checkpoint" in text for text in swarm.peers["d"].service.report.told) == 1
+        assert sum("no checkpoint" in text for text in swarm.peers["d"].service.report.notices) == 1
         assert saved(swarm, "b")
 
 
@@ -303,7 +303,7 @@ async def test_who_gives_little_of_its_disk_keeps_few_or_none_and_says_so(tmp_pa
         await swarm.until(look)
         await settled(swarm, "abcde")
         assert most["b"] == 0
-        told = swarm.peers["b"].service.report.told
+        told = swarm.peers["b"].service.report.notices
         assert sum("do not fit into --max-disk" in each for each in told) == 1
         assert (most["c"] <= 2, len(saved(swarm, "c"))) == (True, 1)
         assert (most["d"] <= 4, len(saved(swarm, "d"))) == (True, 3)

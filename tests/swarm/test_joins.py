@@ -158,7 +158,7 @@ async def test_who_cannot_keep_up_waits_and_is_told_why_until_the_run_needs_less
         late = swarm.add_peer("late", founder=False)
         await swarm.until(lambda: "the run's commits need" in str(row(swarm)), within_s=60)
         await trio.sleep(1)  # it hears of it, too, and a round that ran then ends
-        text = next(t for t in late.service.report.told if "cannot keep up" in t)
+        text = next(t for t in late.service.report.notices if "cannot keep up" in t)
         assert "its link carries" in text
         assert late.service.replica.fragments[0].fetching is None
         before = swarm.committed
