@@ -104,11 +104,6 @@ class RelayForwarder:
             parked.over.set()
         route.came.set()
 
-    def clear(self) -> None:
-        """Close all connections: another master has no tickets here."""
-        for ticket in list(self._routes):
-            self.uncarry(ticket)
-
     # ------------------------------------------------------------ connections
 
     async def handle(self, stream: trio.abc.Stream) -> None:

@@ -438,9 +438,9 @@ class Peer:
             name=service.config.name,
             run_id=service.config.run_id,
             number=service.number,
-            role=replica.role.value,
+            role=replica.trainer.role.value,
             role_why=self._why_spare(),
-            in_sync=replica.in_sync,
+            in_sync=replica.trainer.in_sync,
             phase=service.report.phase,
             why="; ".join(map(format_copy, progress.copies))
             or service.report.why
@@ -472,7 +472,7 @@ class Peer:
                 for each in (replica.view.members if replica.view is not None else ())
             ),
             checkpoints=_checkpoints(service.checkpointer),
-            finished=replica.finished,
+            finished=replica.trainer.finished,
             trainer_pid=self.bridge.attached_pid,
             command_pid=None if self.supervisor is None else self.supervisor.pid,
             trainer_restarts=0 if self.supervisor is None else self.supervisor.restarts,
@@ -488,7 +488,7 @@ class Peer:
     def _why_spare(self) -> str:
         """Return why this peer has no place; empty if it has one, or the reason is not known."""
         spec, view = self.service.spec, self.service.replica.view
-        if spec is None or view is None or self.service.replica.role is not Role.SPARE:
+        if spec is None or view is None or self.service.replica.trainer.role is not Role.SPARE:
             return ""
         if self.options.invite.role is Role.SPARE:
             return "its invite is a spare's; it takes a place that another peer gives up"

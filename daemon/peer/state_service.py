@@ -15,13 +15,12 @@ from functools import partial
 from itertools import islice
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ...checkpoint import checkpoints
 from ...checkpoint.blocks import FragmentArrays
 from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
 from ...checkpoint.checkpoints import Checkpoint, CheckpointError, Manifest
-from ...checkpoint.copy_progress import FetchProgress
 from ...checkpoint.donor import Donor
 from ...checkpoint.joiner import Joiner
 from ...checkpoint.partial_copy import PartialCopies
@@ -105,7 +104,7 @@ class StateService:
     _copying: bool = field(default=True, init=False)
     _fetches: dict[int, trio.CancelScope] = field(factory=dict, init=False)
     # (version, progress) by fragment.
-    _progress: dict[int, tuple[int, FetchProgress]] = field(factory=dict, init=False)
+    _progress: dict[int, CopyProgress] = field(factory=dict, init=False)
 
     @property
     def state(self) -> SharedState:
@@ -366,18 +365,8 @@ class StateService:
             here.fragment for here in self._replica.rounds.values() if here.commit is not None
         )
         return tuple(
-            CopyProgress(
-                fragment,
-                version,
-                progress.done_blocks,
-                progress.all_blocks,
-                progress.done_bytes,
-                progress.all_bytes,
-                progress.bytes_per_s,
-                progress.donors,
-                committed[fragment],
-            )
-            for fragment, (version, progress) in sorted(self._progress.items())
+            evolve(progress, rounds_kept=committed[fragment])
+            for fragment, progress in sorted(self._progress.items())
         )
 
     async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
@@ -389,13 +378,13 @@ class StateService:
         def wanted() -> bool:
             return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
 
-        def note(progress: FetchProgress) -> None:
+        def note(progress: CopyProgress, received: int, saved: int) -> None:
             nonlocal received_bytes, saved_bytes
             if wanted():
-                self._progress[head.fragment] = head.version, progress
-            self.received_bytes += progress.received_bytes - received_bytes
-            self.saved_bytes += progress.saved_bytes - saved_bytes
-            received_bytes, saved_bytes = progress.received_bytes, progress.saved_bytes
+                self._progress[head.fragment] = progress
+            self.received_bytes += received - received_bytes
+            self.saved_bytes += saved - saved_bytes
+            received_bytes, saved_bytes = received, saved
 
         with scope:
             try:

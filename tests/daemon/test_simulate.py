@@ -39,6 +39,12 @@ def test_a_few_seeds_are_counted_and_written_as_json(tmp_path: Path) -> None:
     assert one == two, "the number of processes changes nothing"
 
 
+def test_json_can_go_to_stdout_alone() -> None:
+    result = say("--start", "5", "--seeds", "1", "--json", "-")
+    assert json.loads(result.stdout)["seeds"] == 1
+    assert "happened" in result.stderr
+
+
 def test_one_seed_tells_its_story_the_same_one_each_time() -> None:
     once, again = (say("--start", "5", "--seeds", "1").output for _ in range(2))
     assert once.splitlines()[:-1] == again.splitlines()[:-1]

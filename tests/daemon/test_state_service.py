@@ -93,7 +93,7 @@ def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
     assert peer.state_service.state.heads() == manifest.fragment_heads()
     assert (manifest.step, manifest.term, manifest.nonce) == (20, 4, b"n".hex())
     assert peer.replica.heads() == manifest.fragment_heads()
-    assert (peer.replica.term, peer.replica.step) == (4, 20)
+    assert (peer.replica.term, peer.replica.trainer.run_step) == (4, 20)
     assert len(told) == 2
     assert all("damaged" in text for text in told)
 

@@ -21,6 +21,7 @@ from holdfast.daemon.simulation.witnessed_services import WitnessedPeer
 from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Commit
+from tests.checkpoint.pins import pinned
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 
@@ -217,9 +218,9 @@ async def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> Non
         await swarm.until(lambda: service.checkpointer.writing)
         state = service.state
         assert state is not None
-        (version,) = state.pinned(0)
+        (version,) = pinned(state, 0)
         committed = swarm.committed
-        await swarm.until(lambda: version not in state.pinned(0), within_s=20)
+        await swarm.until(lambda: version not in pinned(state, 0), within_s=20)
         assert swarm.committed > committed + 2
         await swarm.until(lambda: version in [m.rounds for m in saved(swarm, "a")], within_s=5)
         await settled(swarm, "abc")
