@@ -47,12 +47,9 @@ class LineReader:
         lines = text.split("\n")
         if "\r" in text:
             lines = [_last_overwritten(line) for line in lines]
-        self.rest = lines.pop()
-        if len(self.rest) > LINE_CHARS_MAX:
-            lines.append(self.rest)
-            self.rest = ""
         if len(text) > LINE_CHARS_MAX:
             lines = [part for line in lines for part in _broken(line)]
+        self.rest = lines.pop()
         return lines
 
     def finish(self) -> list[str]:

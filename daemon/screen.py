@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -81,9 +80,8 @@ class Screen:
 
     def scroll(self, text: str) -> None:
         """Print lines above the living line, with their ends; they are not kept."""
-        if self._out is not None:
-            with self._changed:
-                self._append(text)
+        with self._changed:
+            self._append(text)
 
     def output(self, lines: list[str], rest: str) -> None:
         """Print the trainer's lines, and in a terminal show the one that it has not ended yet.
@@ -97,7 +95,7 @@ class Screen:
         with self._changed:
             self._rest = kept_line(rest) if self.live else ""
             while self._waiting_bytes > QUEUE_BYTES_MAX and not self._stuck:
-                self._stuck = not self._changed.wait_for(self._is_read_from(), STUCK_S)
+                self._wait_for_reader()
             if self._stuck:
                 self._skipped_lines += len(lines)
             else:
@@ -118,15 +116,15 @@ class Screen:
             self.scroll(f"{time.strftime('%H:%M:%S')}  {escaped(line)}\n")
 
     def _append(self, text: str) -> None:
-        if text:
+        if text and self._out is not None:
             block = text.encode("utf-8", "backslashreplace")
             self._blocks.append(block)
             self._waiting_bytes += len(block)
         self._changed.notify_all()
 
-    def _is_read_from(self) -> Callable[[], bool]:
+    def _wait_for_reader(self) -> None:
         before = self._written_bytes
-        return lambda: self._written_bytes != before or self._out is None
+        self._stuck = not self._changed.wait_for(lambda: self._written_bytes != before, STUCK_S)
 
     # ------------------------------------------------------------ beginning and end
 
@@ -178,8 +176,7 @@ class Screen:
                 self._write(text, waited_bytes)
             except OSError:  # nobody reads any more; the run goes on
                 with self._changed:
-                    self._out = None
-                    self._changed.notify_all()
+                    self._out, self._stuck = None, True
                 return
 
     def _has_news(self) -> bool:
@@ -198,6 +195,9 @@ class Screen:
         if skipped := self._skipped_lines:
             self._skipped_lines = 0
             text += f"[holdfast: skipped {skipped} lines of the trainer's output]\n".encode()
+        if self._closing and self._rest:
+            text += f"{self._rest}\n".encode("utf-8", "backslashreplace")
+            self._rest = ""
         before, self._drawn = len(self._drawn), self._rows()
         erased = ERASE + ERASE_ABOVE * (before - 1) if before else ""
         rows = "\n".join(map(self._cut, self._drawn))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import importlib.util
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ from rich.console import Console
 
 from ...membership.master.status.records import MemberRow
 from ...protocol.errors import UserError
+from ..exit_codes import ExitCode
 from ..paths import CONTROL_FILE, DaemonAddress, read_control
 from ..status_records import MasterStatus, read
 from .daemon_client import call
@@ -45,6 +47,7 @@ SECONDS_MAX = 175.0  # two cores need about two minutes
 START_S = 60.0
 EXIT_S = 20.0
 FLOAT_BYTES = 4
+LOG_END_CHARS = 2_000  # of a process that failed, shown
 HERE = ("--listen=127.0.0.1:0", "--http=127.0.0.1:0")
 
 RUN_TOML = """\
@@ -162,8 +165,11 @@ class Demo:
             if self.processes[name].poll() is not None:
                 break
             time.sleep(POLL_S)
-        tail = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
-        raise UserError(f"{name} did not start", hint=f"its log ends with:\n{tail}")
+        raise UserError(f"{name} did not start", hint=self.log_end(name))
+
+    def log_end(self, name: str) -> str:
+        text = (self.folder / f"{name}.log").read_text(errors="replace")
+        return f"its log ends with:\n{text[-LOG_END_CHARS:].strip()}"
 
     def ask(self, name: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return call(self.await_control(name), what, body)
@@ -198,6 +204,7 @@ class Demo:
         self.start()
         while True:
             status = self.poll()
+            self.check_alive()
             if status.state == "finished" and self.peers_exited():
                 return self.verdict(status)
             if time.monotonic() - self.began_s > SECONDS_MAX:
@@ -221,6 +228,14 @@ class Demo:
         self.advance(status)
         self.show(status)
         return status
+
+    def check_alive(self) -> None:
+        """Raise UserError if a process has failed, with the end of its log."""
+        for name, process in self.processes.items():
+            if (process.poll() or 0) > 0:  # the killed peer has a negative status
+                raise UserError(
+                    f"{name} ended with exit status {process.returncode}", hint=self.log_end(name)
+                )
 
     def peers_exited(self) -> bool:
         return all(p.poll() is not None for n, p in self.processes.items() if n != "master")
@@ -381,7 +396,7 @@ class Demo:
                 f"{sent / 1e6:.1f} MB; data parallel: {parallel / 1e6:.0f} MB "
                 f"({parallel / sent if sent else 0:.0f} times as many)",
             ),
-            ("digests", "all equal" if verdict["digests_equal"] else "DIFFERENT"),
+            ("digests", _compared(verdict)),
         ]
         self.console.print()
         for label, value in rows:
@@ -390,6 +405,15 @@ class Demo:
             self.console.print(f"    {name:<24} {digest[:32]}")
         word = "[green]ok[/green]" if verdict["ok"] else "[red]FAILED[/red]"
         self.console.print(f"  {'verdict':<26} {word} after {verdict['seconds']:.0f} s")
+
+
+def _compared(verdict: Mapping[str, Any]) -> str:
+    """Return what the peers' digests say about their states."""
+    if verdict["digests_equal"]:
+        return "all equal"
+    if len(verdict["digests"]) <= len(CONTRIBUTORS):
+        return f"known of {len(verdict['digests'])} of {len(CONTRIBUTORS) + 1} peers only"
+    return "DIFFERENT"
 
 
 @contextlib.contextmanager
@@ -410,6 +434,12 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 def run_demo(json_path: Path | None, rounds: int, keep: Path | None) -> int:
     """Run the demo and return its exit status, which is 0 only if every claim holds."""
     console = Console(highlight=False, soft_wrap=True)
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(
+            f"the demo trains with torch, which {sys.executable} does not have",
+            exit_code=ExitCode.CONFIG,
+            hint="install it: pip install torch (or: pip install 'holdfast[train]')",
+        )
     with _folder(keep) as folder:
         demo = Demo(folder, rounds, console)
         try:

@@ -9,12 +9,14 @@ import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.peer import trainer_supervisor as module
+from holdfast.daemon.peer.trainer_failures import Failure
 from holdfast.daemon.peer.trainer_supervisor import TrainerEnd, TrainerSupervisor
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
@@ -221,6 +223,144 @@ async def test_a_command_that_ran_well_for_long_has_its_tries_back(
     )
     assert await supervisor.run() is TrainerEnd.DONE
     assert supervisor.restarts == lives - 1
+
+
+# ---------------------------------------------------------------- output
+
+
+class Heard:
+    """The lines of a command's output, as a screen would take them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.rest = ""
+
+    def __call__(self, lines: list[str], rest: str) -> None:
+        self.lines += lines
+        self.rest = rest
+
+
+def talking(script: str, tmp_path: Path, heard: Heard, **more: Any) -> TrainerSupervisor:
+    return TrainerSupervisor(
+        ["sh", "-c", script], tmp_path / "sock", member="me", output=heard, **more
+    )
+
+
+async def test_all_that_a_command_prints_is_heard_before_its_end_is_told(tmp_path: Path) -> None:
+    heard, at_failure = Heard(), list[list[str]]()
+    script = (
+        "echo one; echo two >&2; echo three; printf 'no end'; "
+        f"test -e {tmp_path}/again || {{ touch {tmp_path}/again; exit 3; }}"
+    )
+    supervisor = talking(
+        script, tmp_path, heard, give_up=lambda _failure: at_failure.append(list(heard.lines))
+    )
+    assert await supervisor.run() is TrainerEnd.DONE
+    assert at_failure == [["one", "two", "three", "no end"]]
+    assert heard.lines == 2 * ["one", "two", "three", "no end"]
+
+
+async def test_python_prints_at_once_unless_the_user_wants_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    heard = Heard()
+    await talking('echo "[$PYTHONUNBUFFERED]"', tmp_path, heard).run()
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    await talking('echo "[$PYTHONUNBUFFERED]"', tmp_path, heard).run()
+    assert heard.lines == ["[1]", "[]"]
+
+
+async def test_giving_up_ends_it_at_the_first_failure(tmp_path: Path) -> None:
+    def give_up(failure: Failure) -> None:
+        raise UserError(failure.reason)
+
+    heard = Heard()
+    supervisor = talking("echo x; exit 3", tmp_path, heard, give_up=give_up)
+    with pytest.raises(UserError, match="ended with exit status 3"):
+        await supervisor.run()
+    assert heard.lines == ["x"]
+
+
+async def test_a_flood_is_taken_and_stopped_with_its_command(tmp_path: Path) -> None:
+    heard = Heard()
+    counted = 0
+
+    def count(lines: list[str], _rest: str) -> None:
+        nonlocal counted
+        counted += len(lines)
+
+    supervisor = TrainerSupervisor(
+        ["sh", "-c", f"echo > {tmp_path}/ready; exec yes flood"],
+        tmp_path / "sock",
+        member="me",
+        output=count,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        await until_exists(tmp_path / "ready")
+        with trio.fail_after(PATIENCE_S):
+            while counted < 1_000_000:
+                await trio.sleep(0.01)
+        pid = supervisor.pid
+        await supervisor.stop()
+    assert pid is not None
+    assert not alive(pid)
+    assert heard.lines == []
+
+
+@pytest.mark.fault(
+    "a process that the training command left running holds its output open",
+    "none is needed",
+    "nobody waits for the end of the output",
+)
+async def test_a_grandchild_that_keeps_the_output_open_delays_nothing(tmp_path: Path) -> None:
+    script = (
+        f"setsid sh -c 'echo $$ > {tmp_path}/left; echo it writes on; sleep 600' & "
+        f"while test ! -s {tmp_path}/left; do sleep 0.02; done; echo done"
+    )
+    heard = Heard()
+    supervisor = talking(script, tmp_path, heard)
+    with trio.fail_after(PATIENCE_S):
+        assert await supervisor.run() is TrainerEnd.DONE
+    assert sorted(heard.lines) == ["done", "it writes on"]
+    pid = int((tmp_path / "left").read_text())
+    try:
+        assert alive(pid), "it was left there on purpose"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+BUSY_DAEMON = """
+import sys, time, trio
+from pathlib import Path
+from holdfast.daemon.peer.trainer_supervisor import TrainerSupervisor
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        supervisor = TrainerSupervisor(
+            ["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member="me", output=lambda lines, rest: None
+        )
+        nursery.start_soon(supervisor.run)
+        while not Path(sys.argv[3]).exists():
+            await trio.sleep(0.01)
+        while not Path(sys.argv[4]).exists():
+            time.sleep(0.01)  # the event loop stands still
+
+trio.run(main)
+"""
+
+
+@pytest.mark.fault(
+    "a daemon stalls while its trainer prints",
+    "none is needed",
+    "a thread of its own reads what the trainer prints",
+)
+async def test_a_trainer_prints_on_while_its_daemon_stalls(tmp_path: Path) -> None:
+    script = f"echo > {tmp_path}/ready; sleep 0.3; yes | head -c 30000000; echo > {tmp_path}/done"
+    paths = [str(tmp_path / name) for name in ("sock", "ready", "done")]
+    with trio.fail_after(PATIENCE_S):
+        await trio.run_process([sys.executable, "-c", BUSY_DAEMON, script, *paths])
 
 
 async def test_a_signal_is_named(tmp_path: Path) -> None:
