@@ -77,22 +77,26 @@ def logs(peer: str | None, state: Path | None, lines: int, follow: bool, as_json
 
 def _daemon_with_log(state: Path | None, peer: str | None) -> DaemonAddress:
     """Return the daemon to ask: the peer here, or for another peer's lines the master here."""
-    if peer is None:
-        try:
-            return find_control(state, "peer")
-        except UserError as no_peer:
-            with contextlib.suppress(UserError):
-                find_control(state, "master")
-                raise UserError(
-                    "this is a master: whose log?",
-                    exit_code=ExitCode.USAGE,
-                    hint="holdfast logs PEER; `holdfast peers` lists them",
-                ) from no_peer
+    master = _master(state)
+    if peer is not None and master is not None:
+        return master
+    try:
+        return find_control(state, "peer")
+    except UserError as error:
+        if master is None:
             raise
+        raise UserError(
+            "a master has no log of its own: whose log?",
+            exit_code=ExitCode.USAGE,
+            hint="holdfast logs PEER; `holdfast peers` lists them",
+        ) from error
+
+
+def _master(state: Path | None) -> DaemonAddress | None:
     try:
         return find_control(state, "master")
     except UserError:
-        return find_control(state, "peer")
+        return None
 
 
 def _format(line: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ The master keeps none of them. A peer whose owner keeps its log private refuses.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import trio
 
@@ -44,8 +44,9 @@ class LogRequests:
 
     async def fetch(self, query: LogQuery) -> PeerLog:
         """Return lines of a member's log; raises NoLogError."""
-        peer = self._find(query.peer)
-        name = self._context.name(peer)
+        names = {each.peer: each.name for each in self._context.roster if not each.relay}
+        peer = _find(query.peer, names)
+        name = names[peer]
         if len(self._waiting) >= REQUESTS_MAX:
             raise NoLogError(f"{REQUESTS_MAX} logs are being fetched already", UNAVAILABLE)
         key = peer, next(self._numbers)
@@ -64,14 +65,14 @@ class LogRequests:
             raise NoLogError(f"{name}: {told.refusal}", NOT_FOUND)
         return PeerLog(name, [_line(line.at, line.trainer, line.text) for line in told.lines])
 
-    def _find(self, wanted: str) -> str:
-        if not wanted:
-            raise NoLogError("name a member: a master has no trainer and no log", NOT_FOUND)
-        names = {each.peer: each.name for each in self._context.roster if not each.relay}
-        try:
-            return find_peer(wanted, names, "member", "`holdfast peers` lists them")
-        except UserError as error:
-            raise NoLogError(f"{error}; {error.hint}", NOT_FOUND) from error
+
+def _find(wanted: str, names: Mapping[str, str]) -> str:
+    if not wanted:
+        raise NoLogError("name a member: a master has no log of its own", NOT_FOUND)
+    try:
+        return find_peer(wanted, names, "member", "`holdfast peers` lists them")
+    except UserError as error:
+        raise NoLogError(f"{error}; {error.hint}", NOT_FOUND) from error
 
 
 def _line(at: float, trainer: bool, text: str) -> LogLine:

@@ -202,6 +202,7 @@ class Peer:
                 await self._write_last(self.service)
         if self._error is None:
             self.tell("left the run")
+        self._record.see(self.status())
         if self._record.took_part:
             took_s = trio.current_time() - began_s
             for line in peer_summary(self._record, took_s, self._saved(self.service)):

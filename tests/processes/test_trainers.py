@@ -84,11 +84,17 @@ def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
 def test_a_command_that_fails_again_and_again_leaves_a_spare_until_somebody_mends_it(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    mended = tmp_path / "mended"
+    mended, once, crash = (tmp_path / name for name in ("mended", "once", "crash"))
     fleet.start_master(spec(min_members=1))
     fleet.join("a", "--pause", "0.005", founder=True)
-    script = f"test -e {mended} || exit 17; exec {sys.executable} {TRAINER} --rank 1 --pause 0.005"
+    train = f"exec {sys.executable} {TRAINER} --rank 1 --pause 0.005"
+    script = (
+        f"test -e {once} || {{ touch {once}; {train} --crash {crash}; }}; "
+        f"test -e {mended} || exit 17; {train}"
+    )
     fleet.join("b", command=("sh", "-c", script))
+    fleet.until(lambda s: contributing(s, "a", "b"), "b trains")
+    crash.touch()
     status = fleet.until(
         lambda s: in_sync(s, "b") and "given up" in str(member(s, "b")), "b gives its trainer up"
     )
