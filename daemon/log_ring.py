@@ -7,10 +7,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 from attrs import frozen
 
+from ..membership.master.status.records import about
 from .output_lines import kept_line
 
 LINES_KEPT_MAX = 1_000  # of both sources together; at most a few megabytes
@@ -21,16 +22,11 @@ Source = Literal["trainer", "daemon"]
 
 @frozen
 class LogLine:
-    """A line of a peer's log.
+    """A line of a peer's log."""
 
-    Attributes:
-      at: unix seconds; it grows from line to line.
-      text: printable, without colours.
-    """
-
-    at: float
+    at: Annotated[float, about("Unix seconds; no two lines of a peer have the same.")]
     source: Source
-    text: str
+    text: Annotated[str, about("Printable, without colours.")]
 
 
 class LogRing:

@@ -19,6 +19,7 @@ from holdfast.daemon.cli.command_line import commands
 from holdfast.daemon.metrics_store import PastEvent
 from holdfast.daemon.status_records import MasterStatus, PeerStatus
 from holdfast.daemon.web.app import DESCRIPTION
+from holdfast.daemon.web.log_reading import PeerLog
 from holdfast.membership.master.status.records import RecordedRound
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.membership.spec.spec_keys import MEANINGS
@@ -28,7 +29,7 @@ from holdfast.protocol.wire import MESSAGES
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 ROOMS = ("protocol", "diloco", "membership", "collectives", "checkpoint", "client", "daemon")
-RECORDS = [MasterStatus, PeerStatus, RecordedRound, PastEvent]
+RECORDS = [MasterStatus, PeerStatus, RecordedRound, PastEvent, PeerLog]
 # Schemas that no record stands behind.
 BY_HAND = (
     *("Error", "EventKind", "Events", "Health", "History", "InviteRow", "Invites", "Point"),

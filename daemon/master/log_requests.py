@@ -12,7 +12,7 @@ import trio
 
 from ...membership.master.state.context import Context
 from ...protocol.errors import UserError
-from ...protocol.messages import LogTold, LogWanted, Message
+from ...protocol.messages import LogTold, LogWanted, Message, SentLine
 from ..log_ring import LogLine
 from ..web.log_reading import LogQuery, NoLogError, PeerLog
 from .admission import find_peer
@@ -63,7 +63,7 @@ class LogRequests:
             self._waiting.pop(key, None)
         if told.refusal:
             raise NoLogError(f"{name}: {told.refusal}", NOT_FOUND)
-        return PeerLog(name, [_line(line.at, line.trainer, line.text) for line in told.lines])
+        return PeerLog(name, tuple(map(_line, told.lines)))
 
 
 def _find(wanted: str, names: Mapping[str, str]) -> str:
@@ -75,5 +75,5 @@ def _find(wanted: str, names: Mapping[str, str]) -> str:
         raise NoLogError(f"{error}; {error.hint}", NOT_FOUND) from error
 
 
-def _line(at: float, trainer: bool, text: str) -> LogLine:
-    return LogLine(at, "trainer" if trainer else "daemon", text)
+def _line(sent: SentLine) -> LogLine:
+    return LogLine(sent.at, "trainer" if sent.trainer else "daemon", sent.text)

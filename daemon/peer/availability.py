@@ -26,6 +26,7 @@ from ..tasks import wait_for_signals
 from ..this_machine import on_battery
 from ..web.app import Json, read_route
 from ..web.http_server import control_side
+from ..web.log_reading import log_reading, own_log
 from .run_peer import Peer, PeerOptions
 from .volunteer_limits import VolunteerLimits
 
@@ -45,7 +46,7 @@ class Volunteer:
         self.options = options
         self._limits = limits
         self._tell = tell
-        self._screen = screen
+        self._screen = screen or Screen(None)
         self._scope = trio.CancelScope()
         self._why = ""
 
@@ -88,6 +89,7 @@ class Volunteer:
             self.options.http,
             routes=[read_route("status", self.status)],
             actions={"leave": self._act_leave, "retry": self._act_retry},
+            private_reads={"logs": log_reading(own_log(self.options.name, self._screen.ring))},
             why_unready=lambda: self._why,
             names=self.options.http_names,
         )

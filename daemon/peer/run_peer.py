@@ -28,7 +28,7 @@ from ...protocol.messages import (
     Role,
     TrainerFailed,
 )
-from ...protocol.network.sockets import SocketNetwork
+from ...protocol.network.sockets import SocketNetwork, bind_all
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.invite import Invite
 from ...protocol.trust.notary import Notary
@@ -49,9 +49,9 @@ from ..screen import Screen
 from ..status_records import CheckpointStatus, FellowRow, LinkRow, PeerRoundRow, PeerStatus
 from ..tasks import wait_for_signals
 from ..web.app import Json
-from ..web.http_server import control_side
+from ..web.http_server import bind_http, control_side
 from ..web.live_stream import LiveStream
-from ..web.log_reading import LogQuery, NoLogError, PeerLog, log_reading
+from ..web.log_reading import log_reading, own_log
 from ..web.prometheus import metrics_route
 from ..web.run_history import status_route
 from .bridge import UnixBridge
@@ -74,7 +74,6 @@ AVAILABILITY_S = 1.0  # between two checks whether the machine is still availabl
 SHOWN_S = 0.5  # between two states of the living line
 LINES_QUOTED = 20  # of a script's output, with the error that it failed
 MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
-NOT_FOUND = 404
 FAREWELL_S = 120.0  # for the trainer to evaluate, save and exit after the run's end
 
 
@@ -161,6 +160,7 @@ class Peer:
         """
         options = self.options
         place = self._place()
+        await check_ports(options)
         credentials = await obtain_credentials(
             options.state, options.invite, options.name, options.patience_s, self.tell
         )
@@ -294,7 +294,7 @@ class Peer:
             self.options.state,
             self.options.http,
             actions={"leave": self._act_leave, "retry": self._act_retry},
-            private_reads={"logs": log_reading(self._read_log)},
+            private_reads={"logs": log_reading(own_log(self.options.name, self.screen.ring))},
             why_unready=self.why_unready,
             routes=[
                 status_route(lambda _past: self.status()),  # a peer has no history
@@ -353,6 +353,8 @@ class Peer:
 
     def _trainer_failed(self, failed: TrainerFailed) -> None:
         self.service.training.failed_with(failed)
+        for line in self.screen.ring.tail(1, source="trainer"):
+            self.tell(f"the trainer failed ({failed.reason}); its last line: {line.text}")
         if failed.remedy is Remedy.NONE:
             self.tell(f"the trainer: {format_failure(failed)}; until then this peer keeps a copy")
 
@@ -418,12 +420,6 @@ class Peer:
         if where is not None:
             option = ("--checkpoints", where)
         return SavedWeights(str(service.checkpointer.place), newest.step, option)
-
-    async def _read_log(self, query: LogQuery) -> PeerLog:
-        name = self.options.name
-        if query.peer not in ("", name) and not self.service.config.me.startswith(query.peer):
-            raise NoLogError(f"this is {name}; its master has the logs of other peers", NOT_FOUND)
-        return PeerLog(name, self.screen.ring.tail(query.lines, after=query.after))
 
     # ------------------------------------------------------------ the HTTP API
 
@@ -529,6 +525,13 @@ class Peer:
         self.away_reason = ""
         self._nursery.start_soon(self._leave, "asked to leave by its operator")
         return {"leaving": True}
+
+
+async def check_ports(options: PeerOptions) -> None:
+    """Raise UserError for a port that is taken, before the invite is used for it."""
+    for listener in await bind_all([each for each in options.listen if each.port]):
+        listener.socket.close()
+    bind_http(options.http)[0].close()
 
 
 def failed_untried(failure: Failure, command: Sequence[str], lines: Sequence[str]) -> UserError:

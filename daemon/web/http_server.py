@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -38,7 +39,7 @@ def bind_http(address: Address) -> tuple[socket.socket, str]:
         )
     except OSError as error:
         raise UserError(
-            f"cannot serve HTTP at {address}: {error.strerror}",
+            f"cannot serve HTTP at {address}: {os.strerror(error.errno or errno.EINVAL)}",
             exit_code=ExitCode.ADDRESS,
             hint="give another address with --http HOST:PORT (port 0 takes a free one)",
         ) from error

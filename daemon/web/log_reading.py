@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated
 
 from attrs import frozen
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from ...membership.master.status.records import about
 from ...protocol.messages import LOG_LINES_MAX, NAME_CHARS_MAX
-from ..log_ring import LogLine
+from ..log_ring import LogLine, LogRing
 from .app import PrivateRead
 from .json_answers import answer
 from .run_history import QueryError, UnixTime, parse_query
@@ -22,7 +23,7 @@ class LogQuery(Struct, forbid_unknown_fields=True):
     """The parameters of a request.
 
     Attributes:
-      peer: name, or first digits of the id; a peer answers for itself only.
+      peer: name, or first digits of the id.
       after: only later lines.
     """
 
@@ -33,10 +34,10 @@ class LogQuery(Struct, forbid_unknown_fields=True):
 
 @frozen
 class PeerLog:
-    """A peer's name and the lines of its log that were asked for, the oldest first."""
+    """The newest lines of a peer's log."""
 
-    peer: str
-    lines: Sequence[LogLine]
+    peer: Annotated[str, about("Its name.")]
+    lines: Annotated[tuple[LogLine, ...], about("The oldest first.")]
 
 
 class NoLogError(Exception):
@@ -49,6 +50,15 @@ class NoLogError(Exception):
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
         self.status = status
+
+
+def own_log(name: str, ring: LogRing) -> Callable[[LogQuery], Awaitable[PeerLog]]:
+    """Make the ``fetch`` of a peer, which answers for itself, whatever its name in the query."""
+
+    async def fetch(query: LogQuery) -> PeerLog:
+        return PeerLog(name, tuple(ring.tail(query.lines, after=query.after)))
+
+    return fetch
 
 
 def log_reading(fetch: Callable[[LogQuery], Awaitable[PeerLog]]) -> PrivateRead:

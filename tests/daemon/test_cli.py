@@ -383,6 +383,7 @@ def test_a_taken_port_for_a_peer(live: Fleet, taken: str, option: str) -> None:
     node = live.join(f"peer{option}", more=(option, taken), command=())
     assert node.wait() == ExitCode.ADDRESS
     assert taken.rpartition(":")[2] in told(node)
+    assert "asking the master" not in node.log, "the invite is not used up"
 
 
 @pytest.mark.slow
@@ -390,7 +391,8 @@ def test_a_state_directory_in_use(live: Fleet) -> None:
     arguments = (str(live.folder / "run.toml"), "--state", str(live.folder / "master"))
     node = live.spawn("master-again", "master", *arguments, "--listen", "127.0.0.1:0")
     assert node.wait() == ExitCode.ADDRESS
-    assert "in use" in told(node)
+    assert "in use by another holdfast master (process " in told(node)
+    assert "--state DIR" in node.log
 
 
 @pytest.mark.slow

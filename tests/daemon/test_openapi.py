@@ -169,10 +169,17 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
                     continue
                 if method == "GET":
                     here = path.replace("{name}", "nothing")
-                    check(operation, await daemon.ask("GET", here))
+                    first = await daemon.ask("GET", here)
+                    check(operation, first)
+                    more: dict[str, Any] = {}
+                    if "security" in operation:
+                        assert first.status_code == 401, path
+                        more = {"headers": {"authorization": f"Bearer {daemon.token}"}}
+                        check(operation, await daemon.ask("GET", here, **more))
                     if operation.get("parameters") and "/api/" in path:
-                        check(operation, await daemon.ask("GET", f"{path}?nonsense=1"))
-                        assert (await daemon.ask("GET", f"{path}?nonsense=1")).status_code == 400
+                        nonsense = await daemon.ask("GET", f"{path}?nonsense=1", **more)
+                        check(operation, nonsense)
+                        assert nonsense.status_code == 400
                     continue
                 response = await daemon.ask("POST", path, json={})
                 assert response.status_code == 401, path
@@ -194,6 +201,11 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             response = await master.act(name, body)
             assert response.status_code == status, (name, response.text)
             check(operations("master")["POST", f"/api/{name}"], response)
+        authorised = {"authorization": f"Bearer {master.token}"}
+        for query, status in (("alder", 200), ("nobody", 404)):
+            response = await master.ask("GET", f"/api/logs?peer={query}", headers=authorised)
+            assert response.status_code == status, response.text
+            check(operations("master")["GET", "/api/logs"], response)
         for query, status in (("join,route", 200), ("", 200), ("join,joined", 400)):
             response = await master.ask("GET", f"/api/events?kind={query}")
             assert response.status_code == status, query

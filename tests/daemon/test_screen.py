@@ -18,7 +18,8 @@ from tests.terminal import PATIENCE_S, Terminal
 
 
 @pytest.fixture
-def terminal() -> Iterator[Terminal]:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm")
     made = Terminal(columns=40)
     yield made
     made.close()
