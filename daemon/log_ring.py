@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 from attrs import frozen
 
 from ..membership.master.status.records import about
-from .output_lines import kept_line
+from .output_lines import PLAIN_CHARS_MAX, kept_line
 
 LINES_KEPT_MAX = 1_000  # of both sources together; at most a few megabytes
 TICK_S = 1e-6  # between two lines of one moment, so that no two have the same time
@@ -30,26 +30,29 @@ class LogLine:
 
 
 class LogRing:
-    """The newest ``LINES_KEPT_MAX`` lines. Threads may call every method."""
+    """The newest ``LINES_KEPT_MAX`` lines. Threads may call every method.
+
+    Lines are made printable when they are read: a script may print a great many that nobody reads.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._lines: deque[LogLine] = deque(maxlen=LINES_KEPT_MAX)
+        self._lines: deque[LogLine] = deque(maxlen=LINES_KEPT_MAX)  # as they were written
         self._lock = threading.Lock()
         self._last_at = 0.0
 
-    def add(self, source: Source, texts: Iterable[str]) -> None:
-        """Add lines as they were written; they are made printable and cut to length."""
-        newest = deque(texts, maxlen=LINES_KEPT_MAX)
+    def add(self, source: Source, texts: Sequence[str]) -> None:
+        """Add lines as they were written."""
         with self._lock:
-            for text in newest:
-                self._last_at = max(self._clock(), self._last_at + TICK_S)
-                self._lines.append(LogLine(self._last_at, source, kept_line(text)))
+            at = max(self._clock(), self._last_at + TICK_S)
+            for number, text in enumerate(texts[-LINES_KEPT_MAX:]):
+                self._last_at = at + number * TICK_S
+                self._lines.append(LogLine(self._last_at, source, text[: PLAIN_CHARS_MAX + 1]))
 
     def tail(
         self, count: int, *, after: float = 0.0, source: Source | None = None
     ) -> list[LogLine]:
-        """Return the newest lines, the oldest of them first.
+        """Return the newest lines, the oldest of them first, printable and cut to length.
 
         Args:
           after: unix seconds; only lines that came later.
@@ -61,7 +64,8 @@ class LogRing:
                 for line in self._lines
                 if line.at > after and (source is None or line.source == source)
             ]
-        return found[max(0, len(found) - count) :]
+        newest = found[max(0, len(found) - count) :]
+        return [LogLine(line.at, line.source, kept_line(line.text)) for line in newest]
 
 
 class RingHandler(logging.Handler):

@@ -13,7 +13,7 @@ from holdfast.protocol.messages import LOG_CHARS_MAX, LogTold, LogWanted
 
 def test_only_the_newest_lines_are_kept() -> None:
     ring = LogRing()
-    ring.add("trainer", (f"line {number}" for number in range(3 * LINES_KEPT_MAX)))
+    ring.add("trainer", [f"line {number}" for number in range(3 * LINES_KEPT_MAX)])
     ring.add("daemon", ["a notice"])
     lines = ring.tail(10 * LINES_KEPT_MAX)
     assert len(lines) == LINES_KEPT_MAX
@@ -26,7 +26,9 @@ def test_only_the_newest_lines_are_kept() -> None:
 def test_times_grow_even_if_the_clock_stands_or_goes_back() -> None:
     times = iter([100.0, 100.0, 50.0, 101.0])
     ring = LogRing(lambda: next(times))
-    ring.add("trainer", "abcd")
+    for text in ("a", "b", "c", "d"):
+        ring.add("trainer", [text])
+    assert [line.text for line in ring.tail(9)] == ["a", "b", "c", "d"]
     at = [line.at for line in ring.tail(9)]
     assert at == sorted(set(at))
     assert at[-1] == 101.0

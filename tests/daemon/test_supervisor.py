@@ -331,6 +331,30 @@ async def test_a_grandchild_that_keeps_the_output_open_delays_nothing(tmp_path: 
         os.kill(pid, signal.SIGKILL)
 
 
+LISTENING_DAEMON = """
+import functools, sys, trio
+from pathlib import Path
+from holdfast.daemon.peer.trainer_supervisor import TrainerSupervisor
+
+command, socket = ["sh", "-c", sys.argv[1]], Path(sys.argv[2])
+trio.run(TrainerSupervisor(command, socket, member="me", output=lambda lines, rest: None).run)
+"""
+
+
+async def test_an_output_that_is_held_open_does_not_keep_the_daemon_alive(tmp_path: Path) -> None:
+    script = (
+        f"setsid sh -c 'echo $$ > {tmp_path}/left; sleep 600' & "
+        f"while test ! -s {tmp_path}/left; do sleep 0.02; done"
+    )
+    with trio.fail_after(PATIENCE_S):
+        await trio.run_process(
+            [sys.executable, "-c", LISTENING_DAEMON, script, str(tmp_path / "sock")]
+        )
+    pid = int((tmp_path / "left").read_text())
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
 BUSY_DAEMON = """
 import sys, time, trio
 from pathlib import Path
