@@ -22,7 +22,7 @@ import click
 import pytest
 
 import holdfast
-from holdfast.daemon.cli.command_line import commands, main
+from holdfast.daemon.cli.command_line import SECTIONS, commands, main
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import Role
@@ -532,6 +532,65 @@ def test_a_peer_that_nobody_can_dial_takes_part(live: Fleet) -> None:
     assert found["reach"] == "outbound"
     node.signal(signal.SIGINT)
     assert node.wait() == ExitCode.OK
+
+
+# ---------------------------------------------------------------- help and the demo
+
+
+def test_every_command_stands_under_one_heading(run: Run) -> None:
+    said = run("--help")
+    assert said.status == 0
+    listed = [name for section in SECTIONS.values() for name in (each.name for each in section)]
+    assert sorted(str(name) for name in listed) == sorted(commands.commands)
+    lines = said.out.splitlines()
+    for title, section in SECTIONS.items():
+        begin = lines.index(f"{title}:") + 1
+        block = lines[begin : begin + len(section)]
+        assert [line.split()[0] for line in block] == [each.name for each in section]
+
+
+WITHOUT_TORCH = """
+import importlib.machinery, runpy, sys
+found = importlib.machinery.PathFinder.find_spec
+importlib.machinery.PathFinder.find_spec = staticmethod(
+    lambda name, path=None, target=None: None if name == "torch" else found(name, path, target)
+)
+sys.argv = ["holdfast", "demo", "--keep", sys.argv[1]]
+runpy.run_module("holdfast", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_demo_without_torch_says_so_before_it_starts_anything(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "kept")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.CONFIG
+    assert done.stdout == ""
+    assert done.stderr.startswith("holdfast: the demo trains with torch, which ")
+    assert "pip install" in done.stderr
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.slow
+def test_a_demo_whose_peer_fails_ends_with_that_peers_log(tmp_path: Path) -> None:
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('this torch is broken')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "demo"],
+        env=environment({"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.FAILED
+    assert "alder ended with exit status 9" in done.stderr
+    assert "ImportError: this torch is broken" in done.stderr
 
 
 # ---------------------------------------------------------------- Ctrl+C
