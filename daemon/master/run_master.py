@@ -291,6 +291,7 @@ class Master:
             value_count=sum(size.value_count for size in sizes),
             addresses=tuple(self._addresses()),
             pending=self.service.admission.rows(),
+            ending=self.recorder.ending(),
         )
 
     def _stamp(self) -> object:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import trio
@@ -29,6 +29,7 @@ from ...protocol.arena import (
     Values,
 )
 from ...protocol.messages import (
+    METRICS_MAX,
     ArenaOpened,
     Failing,
     FailureKind,
@@ -122,7 +123,7 @@ class TrainerService:
             case Failing(kind=FailureKind.NAN):
                 self._not_finite(message.reason)
             case Metrics():
-                self._metrics.update(message.values)
+                self._log(message.values)
             case _:
                 log.warning("unexpected %s from the trainer", type(message).__name__)
 
@@ -197,6 +198,14 @@ class TrainerService:
         self._report.told.append(f"round {message.round}: {reason}")
         log.warning("round %d: %s", message.round, reason)
         self._handle(PseudoGradientPosted(message, None, reason))
+
+    def _log(self, figures: Mapping[str, float]) -> None:
+        """Take figures of ``run.log``; those that were logged the longest ago make way for new ones."""
+        for name, value in figures.items():
+            self._metrics.pop(name, None)
+            self._metrics[name] = value
+        for name in list(self._metrics)[:-METRICS_MAX]:
+            del self._metrics[name]
 
     # ------------------------------------------------------------ the trainer is told
 

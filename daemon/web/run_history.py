@@ -1,4 +1,4 @@
-"""HTTP routes for a run's status, curve, rounds and events."""
+"""HTTP routes for a run's status, curves, rounds and events."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from starlette.routing import Route
 from ...membership.master.state.master_effects import EventKind
 from ...protocol.network.interface import Network
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
+from ..member_curves import EVERYBODY, LINE_COLUMNS, member_columns
 from ..metrics_store import MetricsStore, as_columns
 from ..status_records import MasterStatus, PeerStatus
 from .json_answers import answer
 
 POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
+LINE_POINTS_DEFAULT = 200
 ROUNDS_DEFAULT = 50
 EVENTS_DEFAULT = 200
 EVENT_KINDS = tuple(kind.value for kind in EventKind)
@@ -101,19 +103,50 @@ def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
     return Route("/api/status", handle, methods=["GET"])
 
 
-def past_routes(history: MetricsStore, network: Network) -> list[Route]:
-    """Make the routes that read the history, in a few threads of their own."""
-    readers = trio.CapacityLimiter(READERS_MAX)
+class _Readers:
+    """Routes whose answers are read from the history, in a few threads of their own."""
 
-    def route(name: str, known: tuple[str, ...], ask: Callable[[Query], Response]) -> Route:
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._limiter = trio.CapacityLimiter(READERS_MAX)
+
+    def route(self, name: str, known: tuple[str, ...], ask: Callable[[Query], Response]) -> Route:
+        """Make the route ``GET /api/NAME``; ``known`` are its parameters."""
+
         async def handle(request: Request) -> Response:
             try:
                 query = Query(request.query_params, known)
-                return await network.run_sync(lambda: ask(query), readers)
+                return await self._network.run_sync(lambda: ask(query), self._limiter)
             except QueryError as error:
                 return answer({"error": str(error)}, 400)
 
         return Route(f"/api/{name}", handle, methods=["GET"])
+
+
+def _member_answer(history: MetricsStore, query: Query, found: tuple[str, str]) -> Response:
+    peer, name = found
+    count = query.count("points", POINTS_DEFAULT, POINTS_MIN, POINTS_MAX)
+    rows = history.member_points(peer, count, query.time("from"), query.time("to"))
+    columns, figures = member_columns(rows)
+    return answer({"peer": peer, "name": name, "columns": columns, "figures": figures})
+
+
+def own_routes(history: MetricsStore, network: Network, me: tuple[str, str]) -> list[Route]:
+    """Make a peer's route ``GET /api/member``, whose answer is that of the master about this peer.
+
+    Args:
+      me: this peer's id and name.
+    """
+
+    def member(query: Query) -> Response:
+        return _member_answer(history, query, me)
+
+    return [_Readers(network).route("member", ("points", "from", "to"), member)]
+
+
+def past_routes(history: MetricsStore, network: Network) -> list[Route]:
+    """Make the routes that read the history."""
+    route = _Readers(network).route
 
     def points(query: Query) -> Response:
         count = query.count("points", POINTS_DEFAULT, POINTS_MIN, POINTS_MAX)
@@ -121,8 +154,33 @@ def past_routes(history: MetricsStore, network: Network) -> list[Route]:
         columns = as_columns(history.points(count, from_at, to_at))
         at = columns["at"]
         return answer(
-            {"columns": columns, "from": at[0] if at else None, "to": at[-1] if at else None}
+            {
+                "columns": columns,
+                "from": at[0] if at else None,
+                "to": at[-1] if at else None,
+                "figures": history.figures(),
+            }
         )
+
+    def member(query: Query) -> Response:
+        wanted = query.text("peer")
+        found = history.member(wanted)
+        if found is None:
+            return answer({"error": f"the history has no member {wanted!r}"}, 404)
+        return _member_answer(history, query, found)
+
+    def lines(query: Query) -> Response:
+        figure, columns = query.text("figure"), query.words("column", LINE_COLUMNS)
+        if bool(figure) == bool(columns) or len(columns) > 1:
+            raise QueryError(f"give figure=NAME, or one column of {', '.join(LINE_COLUMNS)}")
+        count = query.count("points", LINE_POINTS_DEFAULT, POINTS_MIN, POINTS_MAX)
+        of = figure or columns[0]
+        found, left_out = history.lines(
+            of, count, query.time("from"), query.time("to"), figure=bool(figure)
+        )
+        rows = [attrs.asdict(line) for line in found]
+        mean = rows.pop(0) if rows and rows[0]["peer"] == EVERYBODY else None
+        return answer({"of": of, "mean": mean, "lines": rows, "left_out": left_out})
 
     def rounds(query: Query) -> Response:
         count = query.count("limit", ROUNDS_DEFAULT, 1, ROUNDS_ANSWER_MAX)
@@ -132,11 +190,13 @@ def past_routes(history: MetricsStore, network: Network) -> list[Route]:
     def events(query: Query) -> Response:
         count = query.count("limit", EVENTS_DEFAULT, 1, EVENTS_ANSWER_MAX)
         kinds = query.words("kind", EVENT_KINDS)
-        found = history.events(count, query.before(), kinds, query.text("text"))
+        found = history.events(count, query.before(), kinds, query.text("text"), query.text("peer"))
         return answer({"events": [attrs.asdict(event) for event in found]})
 
     return [
         route("history", ("points", "from", "to"), points),
         route("rounds", ("limit", "before"), rounds),
-        route("events", ("limit", "before", "kind", "text"), events),
+        route("events", ("limit", "before", "kind", "text", "peer"), events),
+        route("member", ("peer", "points", "from", "to"), member),
+        route("lines", ("figure", "column", "points", "from", "to"), lines),
     ]

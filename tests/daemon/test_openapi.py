@@ -194,6 +194,17 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             response = await master.act(name, body)
             assert response.status_code == status, (name, response.text)
             check(operations("master")["POST", f"/api/{name}"], response)
+        for query, status in (
+            *(("column=loss", 200), ("figure=accuracy", 200), ("column=name", 400)),
+            *(("column=loss&figure=accuracy", 400), ("column=loss,step", 400)),
+        ):
+            response = await master.ask("GET", f"/api/lines?{query}")
+            assert response.status_code == status, query
+            check(operations("master")["GET", "/api/lines"], response)
+        for query, status in (("alder", 200), ("nobody", 404)):
+            response = await master.ask("GET", f"/api/member?peer={query}")
+            assert response.status_code == status, query
+            check(operations("master")["GET", "/api/member"], response)
         for query, status in (("join,route", 200), ("", 200), ("join,joined", 400)):
             response = await master.ask("GET", f"/api/events?kind={query}")
             assert response.status_code == status, query
@@ -222,16 +233,20 @@ async def test_the_live_stream_carries_the_status_and_events(
             nursery.start_soon(listen, peer, "event: status\ndata: {")
             await trio.sleep(0.3)
             await master.act("pause", {})
-        kinds = {"status": "MasterStatus", "log": "PastEvent", "point": "Point"}
+        kinds = {
+            "status": "MasterStatus",
+            "log": "PastEvent",
+            "point": "Point",
+            "sample": "MemberPoint",
+        }
         frames = [frame.split("\n") for frame in heard["master"].split("\n\n") if "data" in frame]
         said = [(frame[0].removeprefix("event: "), frame[1]) for frame in frames]
         assert said[0][0] == "status"
         assert ("log", True) in {(kind, '"paused"' in data) for kind, data in said}
         for kind, data in said[:-1]:
-            check_schema(
-                {"$ref": f"#/components/schemas/{kinds[kind]}"},
-                json.loads(data.removeprefix("data: ")),
-            )
+            value = json.loads(data.removeprefix("data: "))
+            for each in value if kind == "sample" else [value]:
+                check_schema({"$ref": f"#/components/schemas/{kinds[kind]}"}, each)
 
 
 @pytest.mark.real_time
