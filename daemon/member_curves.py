@@ -31,6 +31,7 @@ FIGURES_MAX = METRICS_MAX  # names that ``run.log`` may use in one run
 FIGURE_NAME_CHARS_MAX = 64  # a longer name is not stored
 FIGURE_DIGITS = 7  # of a stored value
 LINES_MAX = 16  # members in one answer; the mean comes besides
+LINES_TRIED_MAX = 64  # members whose points are read for it: spares have no loss
 GAP_MIN_S = 20.0  # a shorter time without a point is no gap
 GAP_FACTOR = 4.0  # a time without a point is a gap if it is so much longer than those beside it
 
@@ -300,12 +301,15 @@ def lines(
     Args:
       of: one of ``LINE_COLUMNS``, or with ``figure`` the name of a figure.
     """
-    known = db.execute("select peer, name from series order by last_at desc, name").fetchall()
+    known = db.execute(
+        "select peer, name from series order by peer != ?, last_at desc, name", [EVERYBODY]
+    ).fetchall()
     found: list[Line] = []
     left_out = 0
     column = None if figure else MEMBER_COLUMNS.index(of)
-    for peer, name in sorted(known, key=lambda each: each[0] != EVERYBODY):
-        if len(found) - bool(found and found[0].peer == EVERYBODY) >= LINES_MAX:
+    for tried, (peer, name) in enumerate(known):
+        members_count = sum(line.peer != EVERYBODY for line in found)
+        if members_count >= LINES_MAX or tried > LINES_TRIED_MAX:
             left_out += 1
             continue
         rows = member_rows(db, peer, count, from_at, to_at)

@@ -367,7 +367,7 @@ class MetricsStore:
         return []
 
     def member(self, member: str) -> tuple[str, str] | None:
-        """Return id and name of a member with points, by either; None: there is none."""
+        """Return id and name of a member with points, found by either, or None."""
         with self._access():
             return member_curves.find_member(self._db, member)
         return None

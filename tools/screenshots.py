@@ -41,6 +41,7 @@ class Picture:
 
     Attributes:
       node: name of the daemon whose page is shown.
+      member: name of the member whose page is shown; empty: the run's.
       scale: device pixels per page pixel.
       whole: show the whole page, not only the part that fits the window.
       seen: selector of the element to scroll to.
@@ -48,6 +49,7 @@ class Picture:
 
     name: str
     node: str = "master"
+    member: str = ""
     width: int = 1280
     height: int = 960
     scheme: str = "light"
@@ -70,6 +72,8 @@ ALL = (
         seen="#members-title",
     ),
     Picture("dashboard-peer", node=PEER),
+    Picture("dashboard-member", member=PEER),
+    Picture("dashboard-member-dark", member=PEER, scheme="dark"),
 )
 
 
@@ -89,8 +93,9 @@ def pose(browser: Browser, picture: Picture, url: str) -> Page:
         color_scheme="dark" if picture.scheme == "dark" else "light",
         device_scale_factor=picture.scale,
     )
-    page.goto(url)
-    page.wait_for_selector("#loss-chart canvas, #own-loss-chart canvas")
+    own = picture.node != "master" or picture.member
+    page.goto(f"{url}/#member={picture.member}" if picture.member else url)
+    page.wait_for_selector("#own-loss-chart canvas" if own else "#loss-chart canvas")
     return page
 
 

@@ -41,7 +41,8 @@ def show_status(status: Status) -> None:
 
 
 def _show_master(console: Console, status: MasterStatus) -> None:
-    counts = f"{status.committed} rounds committed, {status.aborted} aborted"
+    rounds = "1 round" if status.committed == 1 else f"{status.committed} rounds"
+    counts = f"{rounds} committed, {status.aborted} aborted"
     console.print(_headed(status.name, f"  {status.state}  {counts}"))
     if status.why_waiting:
         console.print(status.why_waiting)
@@ -69,7 +70,7 @@ def _ending(status: MasterStatus, ending: Ending) -> Iterator[str]:
     if ending.duration_s is not None:
         text += f", after {format_duration(ending.duration_s)}"
     losses = f"{format_loss(ending.loss_start)} -> {format_loss(ending.loss_end)}"
-    yield f"{text}: loss {losses}, {status.headline.tokens} tokens, {status.committed} rounds"
+    yield f"{text}: loss {losses}, {status.headline.tokens} tokens"
     if ending.weights_at:
         yield f"final weights: in the checkpoints of {', '.join(ending.weights_at)}"
         yield f"to get a file of them, run there: {EXPORT_COMMAND}"

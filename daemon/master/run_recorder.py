@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import sqlite3
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -287,7 +288,7 @@ class RunRecorder:
         told = self.headline(headline(self._service.coordinator))
         point = Point(
             now,
-            told.step,
+            max(told.step, self._trainers_step()),
             told.rounds,
             told.loss,
             told.loss_min,
@@ -306,6 +307,13 @@ class RunRecorder:
         if self.live is not None:
             self.live.publish("point", point_row(point))
 
+    def _trainers_step(self) -> int:
+        """Return the step of the trainers' middle: that of the last commit says little in a long round."""
+        contributors = self._service.coordinator.scheduler.contributors()
+        return statistics.median_low(
+            [member.progress.step for member in contributors if member.progress] or [0]
+        )
+
     def _take_members(self, now: float) -> None:
         """Collect a point of each member, and of the means."""
         rows = [
@@ -319,8 +327,7 @@ class RunRecorder:
             row if row.peer in logging_members else attrs.evolve(row, figures={}) for row in rows
         ]
         if rows:
-            step = max(row.step or 0 for row in rows)
-            loss = None if self._last is None else self._last.loss
+            step, loss = (None, None) if self._last is None else (self._last.step, self._last.loss)
             rows.insert(0, MemberPoint(EVERYBODY, "mean", now, step, loss, figures=means))
         self._new.members += rows
         if self.live is not None and rows:

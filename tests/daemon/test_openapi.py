@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import jsonschema
 import openapi_spec_validator
 import pytest
 import trio
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
@@ -22,10 +24,12 @@ from holdfast.daemon.master.run_master import Master, MasterOptions
 from holdfast.daemon.peer.run_peer import Peer, PeerOptions
 from holdfast.daemon.web import http_server
 from holdfast.daemon.web.app import DESCRIPTION, make_app
+from holdfast.daemon.web.prometheus import StatusCollector
 from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.invite import Invite
+from tests.plain import peer_status
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT: dict[str, Any] = json.loads(DESCRIPTION.read_text())
@@ -263,10 +267,25 @@ async def test_metrics_are_valid_and_the_grafana_panels_use_existing_ones(
             assert family.documentation
     assert found["holdfast_member_step"] >= {"run", "peer", "name"}
     assert found["holdfast_peer_step"] >= {"run", "peer", "name"}
+    assert found["holdfast_figure"] == set(), "nothing was logged"
     assert "holdfast_info" in found
     asked = metrics_asked_for(json.loads(GRAFANA.read_text()))
     assert len(asked) > 10
     assert asked <= set(found)
+
+
+def test_figures_of_run_log_are_one_family() -> None:
+    """Names are the script's own, so they are labels: a metric's name could not hold them."""
+    status = peer_status("a" * 32, "alder")
+    figures = {"eval/accuracy": 0.5, 'a "quoted" name': 2.0}
+    told = attrs.evolve(status, metrics=figures)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(lambda: told))
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    (found,) = (each for each in families if each.name == "holdfast_figure")
+    assert {sample.labels["figure"]: sample.value for sample in found.samples} == figures
+    for sample in found.samples:
+        assert (sample.labels["member"], sample.labels["peer"]) == ("alder", "a" * 32)
 
 
 def metrics_asked_for(value: object) -> set[str]:

@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("--crash", type=Path, help="kill itself while this file exists; removes it")
     parser.add_argument("--fault", type=Path, help="fail as this file says; removes it")
     parser.add_argument("--every-kind", action="store_true", help="tensors of every type, too")
+    parser.add_argument("--figures", action="store_true", help="log two figures at every step")
     parser.add_argument("--save", type=Path, help="the final parameters")
     parser.add_argument("--losses", type=Path, help="the step and loss of every step, in hex")
     arguments = parser.parse_args()
@@ -130,6 +131,8 @@ def main() -> None:
                 with arguments.losses.open("a") as file:
                     file.write(f"{run.global_step} {float(loss.item()).hex()}\n")
             run.step(loss=loss.item(), tokens=BATCH)
+            if arguments.figures:
+                run.log(error=float(loss.item()) ** 0.5, rank=arguments.rank)
             if arguments.pause:
                 time.sleep(arguments.pause)
             if arguments.crash is not None and arguments.crash.exists():
