@@ -31,14 +31,14 @@ FIGURES_MAX = METRICS_MAX  # names that ``run.log`` may use in one run
 FIGURE_NAME_CHARS_MAX = 64  # a longer name is not stored
 FIGURE_DIGITS = 7  # of a stored value
 LINES_MAX = 16  # members in one answer; the mean comes besides
-LINES_TRIED_MAX = 64  # members whose points are read for it: spares have no loss
+LINES_TRIED_MAX = 64  # members whose points are read for it, not all of which have this figure
 GAP_MIN_S = 20.0  # a shorter time without a point is no gap
 GAP_FACTOR = 4.0  # a time without a point is a gap if it is so much longer than those beside it
 
 SCHEMA = """
 create table if not exists series (
     id integer primary key autoincrement, peer text not null unique, name text not null,
-    last_at real not null);
+    last_at real not null, has_loss integer not null, has_figures integer not null);
 create table if not exists member_points (
     id integer primary key, series integer not null, level integer not null, at real not null,
     step integer, loss real, tokens_per_s real, utilisation real, sent_bytes integer,
@@ -101,9 +101,11 @@ def write_points(db: sqlite3.Connection, points: Sequence[MemberPoint]) -> list[
     series = dict(db.execute("select peer, id from series"))
     for point in points:
         db.execute(
-            "insert into series (peer, name, last_at) values (?, ?, ?) on conflict (peer) do update "
-            "set name = excluded.name, last_at = excluded.last_at",
-            [point.peer, point.name, point.at],
+            "insert into series (peer, name, last_at, has_loss, has_figures) values (?, ?, ?, ?, ?) "
+            "on conflict (peer) do update set name = excluded.name, last_at = excluded.last_at, "
+            "has_loss = max(has_loss, excluded.has_loss), "
+            "has_figures = max(has_figures, excluded.has_figures)",
+            [point.peer, point.name, point.at, point.loss is not None, bool(point.figures)],
         )
         if point.peer not in series:
             found = db.execute("select id from series where peer = ?", [point.peer]).fetchone()
@@ -302,7 +304,9 @@ def lines(
       of: one of ``LINE_COLUMNS``, or with ``figure`` the name of a figure.
     """
     known = db.execute(
-        "select peer, name from series order by peer != ?, last_at desc, name", [EVERYBODY]
+        f"select peer, name from series where {'has_figures' if figure else 'has_loss or peer = ?'} "
+        "order by peer != ?, last_at desc, name",
+        [EVERYBODY] if figure else [EVERYBODY, EVERYBODY],
     ).fetchall()
     found: list[Line] = []
     left_out = 0

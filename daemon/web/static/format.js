@@ -44,7 +44,7 @@ export function loss(value) {
 export function figure(value) {
   if (!known(value)) return UNKNOWN;
   const size = Math.abs(value);
-  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(2);
+  if (size >= 1e6 || (size > 0 && size < 1e-4)) return value.toExponential(2).replace(/\.?0+e/, "e");
   return String(Number(value.toPrecision(4)));
 }
 

@@ -56,7 +56,7 @@ export class Matrix {
     this.none.hidden = some;
     this.legend.hidden = this.box.hidden = !some;
     this.agedKey.hidden = ![...this.#known.values()].some(({ at }) => this.#learnt - at > AGED_S);
-    say(this.scale, some ? `${format.rate(this.#slowest)} to ${format.rate(this.#fastest)}` : "no measurements yet");
+    say(this.scale, some ? `${format.rate(this.#slowest)} to ${format.rate(this.#fastest)}` : "");
     this.drawing.redraw();
   }
 
