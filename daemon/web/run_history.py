@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Annotated, TypeVar
 
 import attrs
+import msgspec
 import trio
+from msgspec import Meta, Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,62 +30,75 @@ TEXT_CHARS_MAX = 200  # of a search text
 READERS_MAX = 4  # queries at once; further ones wait, the run never does
 AT_MAX = 1e11  # unix seconds: the year 5138
 COUNT_MAX = 2**53  # the largest exact integer in JavaScript
-DIGITS_MAX = 16  # of a number
+
+
+Count = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
+UnixTime = Annotated[float, Meta(ge=0, le=AT_MAX)]
+PointCount = Annotated[int, Meta(ge=POINTS_MIN, le=POINTS_MAX)]
+Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+Q = TypeVar("Q", bound=Struct)
+
+
+class StatusQuery(Struct, forbid_unknown_fields=True):
+    past: Annotated[int, Meta(ge=0, le=1)] = 1
+
+
+class HistoryQuery(Struct, forbid_unknown_fields=True):
+    points: PointCount = POINTS_DEFAULT
+    from_at: UnixTime | None = field(name="from", default=None)
+    to_at: UnixTime | None = field(name="to", default=None)
+
+
+class MemberQuery(HistoryQuery, forbid_unknown_fields=True):
+    peer: Text = ""
+
+
+class LinesQuery(Struct, forbid_unknown_fields=True):
+    figure: Text = ""
+    column: Text = ""
+    points: PointCount = LINE_POINTS_DEFAULT
+    from_at: UnixTime | None = field(name="from", default=None)
+    to_at: UnixTime | None = field(name="to", default=None)
+
+    @property
+    def of(self) -> str:
+        """Return the figure or the column; raise QueryError unless there is one of the two."""
+        if bool(self.figure) == bool(self.column) or self.column not in ("", *LINE_COLUMNS):
+            raise QueryError(f"give figure=NAME, or one column of {', '.join(LINE_COLUMNS)}")
+        return self.figure or self.column
+
+
+class RoundsQuery(Struct, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=ROUNDS_ANSWER_MAX)] = ROUNDS_DEFAULT
+    before: Count | None = None
+
+
+class EventsQuery(Struct, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=EVENTS_ANSWER_MAX)] = EVENTS_DEFAULT
+    before: Count | None = None
+    kind: str = ""
+    text: Text = ""
+    peer: Text = ""
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return the wanted kinds, or nothing for all; raise QueryError for an unknown one."""
+        kinds = [word for word in self.kind.split(",") if word]
+        for unknown in set(kinds).difference(EVENT_KINDS):
+            raise QueryError(f"no such kind: {unknown!r}; there are {', '.join(EVENT_KINDS)}")
+        return kinds
 
 
 class QueryError(ValueError):
     """An invalid query; the text is shown to people."""
 
 
-class Query:
-    """The query parameters of a request.
-
-    Raises:
-      QueryError: from every method, for an invalid value.
-    """
-
-    def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            raise QueryError(f"no such parameter: {unknown[0]!r}; there are {', '.join(known)}")
-        self._given = given
-
-    def count(self, name: str, default: int, lowest: int, highest: int) -> int:
-        text = self._given.get(name)
-        if text is None:
-            return default
-        if not text.isdecimal() or len(text) > DIGITS_MAX or not lowest <= int(text) <= highest:
-            raise QueryError(f"{name} must be a number from {lowest} to {highest}")
-        return int(text)
-
-    def before(self) -> int | None:
-        return self.count("before", 0, 1, COUNT_MAX) or None
-
-    def time(self, name: str) -> float | None:
-        text = self._given.get(name)
-        if text is None:
-            return None
-        try:
-            at = float(text)
-        except ValueError:
-            at = math.nan
-        if not 0.0 <= at <= AT_MAX:
-            raise QueryError(f"{name} must be a time in unix seconds")
-        return at
-
-    def text(self, name: str) -> str:
-        text = self._given.get(name, "")
-        if len(text) > TEXT_CHARS_MAX:
-            raise QueryError(f"{name} must have at most {TEXT_CHARS_MAX} characters")
-        return text
-
-    def words(self, name: str, known: Sequence[str]) -> list[str]:
-        """Return the known words of a comma-separated list; an empty list if there is none."""
-        words = [word for word in self.text(name).split(",") if word]
-        unknown = [word for word in words if word not in known]
-        if unknown:
-            raise QueryError(f"no such {name}: {unknown[0]!r}; there are {', '.join(known)}")
-        return words
+def parse_query(given: Mapping[str, str], kind: type[Q]) -> Q:
+    """Return the query parameters of a request; raises QueryError if one is invalid."""
+    try:
+        return msgspec.convert(dict(given), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise QueryError(str(error).replace("`$.", "`")) from error
 
 
 def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
@@ -95,7 +110,7 @@ def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
 
     async def handle(request: Request) -> Response:
         try:
-            past = Query(request.query_params, ("past",)).count("past", 1, 0, 1)
+            past = parse_query(request.query_params, StatusQuery).past
         except QueryError as error:
             return answer({"error": str(error)}, 400)
         return answer(status(bool(past)))
@@ -110,12 +125,12 @@ class _Readers:
         self._network = network
         self._limiter = trio.CapacityLimiter(READERS_MAX)
 
-    def route(self, name: str, known: tuple[str, ...], ask: Callable[[Query], Response]) -> Route:
-        """Make the route ``GET /api/NAME``; ``known`` are its parameters."""
+    def route(self, name: str, kind: type[Q], ask: Callable[[Q], Response]) -> Route:
+        """Make the route ``GET /api/NAME``; ``kind`` are its parameters."""
 
         async def handle(request: Request) -> Response:
             try:
-                query = Query(request.query_params, known)
+                query = parse_query(request.query_params, kind)
                 return await self._network.run_sync(lambda: ask(query), self._limiter)
             except QueryError as error:
                 return answer({"error": str(error)}, 400)
@@ -123,10 +138,9 @@ class _Readers:
         return Route(f"/api/{name}", handle, methods=["GET"])
 
 
-def _member_answer(history: MetricsStore, query: Query, found: tuple[str, str]) -> Response:
+def _member_answer(history: MetricsStore, query: HistoryQuery, found: tuple[str, str]) -> Response:
     peer, name = found
-    count = query.count("points", POINTS_DEFAULT, POINTS_MIN, POINTS_MAX)
-    rows = history.member_points(peer, count, query.time("from"), query.time("to"))
+    rows = history.member_points(peer, query.points, query.from_at, query.to_at)
     columns, figures = member_columns(rows)
     return answer({"peer": peer, "name": name, "columns": columns, "figures": figures})
 
@@ -138,20 +152,18 @@ def own_routes(history: MetricsStore, network: Network, me: tuple[str, str]) -> 
       me: this peer's id and name.
     """
 
-    def member(query: Query) -> Response:
+    def member(query: HistoryQuery) -> Response:
         return _member_answer(history, query, me)
 
-    return [_Readers(network).route("member", ("points", "from", "to"), member)]
+    return [_Readers(network).route("member", HistoryQuery, member)]
 
 
 def past_routes(history: MetricsStore, network: Network) -> list[Route]:
     """Make the routes that read the history."""
-    route = _Readers(network).route
+    readers = _Readers(network)
 
-    def points(query: Query) -> Response:
-        count = query.count("points", POINTS_DEFAULT, POINTS_MIN, POINTS_MAX)
-        from_at, to_at = query.time("from"), query.time("to")
-        columns = as_columns(history.points(count, from_at, to_at))
+    def points(query: HistoryQuery) -> Response:
+        columns = as_columns(history.points(query.points, query.from_at, query.to_at))
         at = columns["at"]
         return answer(
             {
@@ -162,41 +174,32 @@ def past_routes(history: MetricsStore, network: Network) -> list[Route]:
             }
         )
 
-    def member(query: Query) -> Response:
-        wanted = query.text("peer")
-        found = history.member(wanted)
+    def member(query: MemberQuery) -> Response:
+        found = history.member(query.peer)
         if found is None:
-            return answer({"error": f"the history has no member {wanted!r}"}, 404)
+            return answer({"error": f"the history has no member {query.peer!r}"}, 404)
         return _member_answer(history, query, found)
 
-    def lines(query: Query) -> Response:
-        figure, columns = query.text("figure"), query.words("column", LINE_COLUMNS)
-        if bool(figure) == bool(columns) or len(columns) > 1:
-            raise QueryError(f"give figure=NAME, or one column of {', '.join(LINE_COLUMNS)}")
-        count = query.count("points", LINE_POINTS_DEFAULT, POINTS_MIN, POINTS_MAX)
-        of = figure or columns[0]
+    def lines(query: LinesQuery) -> Response:
         found, left_out = history.lines(
-            of, count, query.time("from"), query.time("to"), figure=bool(figure)
+            query.of, query.points, query.from_at, query.to_at, figure=bool(query.figure)
         )
         rows = [attrs.asdict(line) for line in found]
         mean = rows.pop(0) if rows and rows[0]["peer"] == EVERYBODY else None
-        return answer({"of": of, "mean": mean, "lines": rows, "left_out": left_out})
+        return answer({"of": query.of, "mean": mean, "lines": rows, "left_out": left_out})
 
-    def rounds(query: Query) -> Response:
-        count = query.count("limit", ROUNDS_DEFAULT, 1, ROUNDS_ANSWER_MAX)
-        rows = b",".join(history.rounds(count, query.before()))  # they are JSON already
+    def rounds(query: RoundsQuery) -> Response:
+        rows = b",".join(history.rounds(query.limit, query.before))  # they are JSON already
         return Response(b'{"rounds":[%s]}' % rows, media_type="application/json")
 
-    def events(query: Query) -> Response:
-        count = query.count("limit", EVENTS_DEFAULT, 1, EVENTS_ANSWER_MAX)
-        kinds = query.words("kind", EVENT_KINDS)
-        found = history.events(count, query.before(), kinds, query.text("text"), query.text("peer"))
+    def events(query: EventsQuery) -> Response:
+        found = history.events(query.limit, query.before, query.kinds, query.text, query.peer)
         return answer({"events": [attrs.asdict(event) for event in found]})
 
     return [
-        route("history", ("points", "from", "to"), points),
-        route("rounds", ("limit", "before"), rounds),
-        route("events", ("limit", "before", "kind", "text", "peer"), events),
-        route("member", ("peer", "points", "from", "to"), member),
-        route("lines", ("figure", "column", "points", "from", "to"), lines),
+        readers.route("history", HistoryQuery, points),
+        readers.route("rounds", RoundsQuery, rounds),
+        readers.route("events", EventsQuery, events),
+        readers.route("member", MemberQuery, member),
+        readers.route("lines", LinesQuery, lines),
     ]

@@ -100,7 +100,7 @@ class Stage:
     def log(self, name: str, **figures: float) -> None:
         """Log figures, as a training script does with ``run.log``."""
         training = self.swarm.peers[name].service.training
-        training.trainer_said(Metrics(0, figures))
+        training.trainer_sent(Metrics(0, figures))
 
     def member(self, name: str) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Return the recorded columns of a member, or of the means, and its figures."""
@@ -358,7 +358,7 @@ async def test_a_script_that_logs_ever_new_figures_keeps_its_peer_alive(tmp_path
         for number in range(3 * METRICS_MAX):
             stage.log("a", **{f"figure {number}": 1.0}, accuracy=number)
         await stage.commit(2)
-        metrics = stage.swarm.peers["a"].service.progress().metrics
+        metrics = stage.swarm.peers["a"].service.training.progress().metrics
         assert len(metrics) == METRICS_MAX
         assert metrics["accuracy"] == 3 * METRICS_MAX - 1
         assert "figure 0" not in metrics, "those logged the longest ago make way"

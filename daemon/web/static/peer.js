@@ -11,7 +11,7 @@ export class Peer {
 
   constructor() {
     this.figures = new Figures(byId("figures"), ["Loss", "Tokens", "Tokens/s", "Utilisation", "Role", "Sent", "Received", "Trainer"]);
-    this.told = element("ul", { className: "told" });
+    this.notices = element("ul", { className: "notices" });
     this.copies = element("div", {});
     this.links = element("tbody");
     this.heads = element("tbody");
@@ -19,7 +19,7 @@ export class Peer {
     this.checkpoint = element("p", {});
     this.charts = new MemberCharts(() => ({}));
     byId("peer").replaceChildren(
-      this.told,
+      this.notices,
       card("Copying the state", this.copies, "copies"),
       this.charts.box,
       element(
@@ -43,8 +43,8 @@ export class Peer {
     showState(...stateOf(status));
     showWhy(status.why || doing(status), Boolean(status.why));
     this.#showFigures(status);
-    this.told.replaceChildren(...status.told.map((text) => element("li", { textContent: text })));
-    this.told.hidden = status.told.length === 0;
+    this.notices.replaceChildren(...status.notices.map((text) => element("li", { textContent: text })));
+    this.notices.hidden = status.notices.length === 0;
     this.#showCopies(status.copies);
     this.links.replaceChildren(...status.links.map((link) => row([link.name ?? format.short(link.peer), link.lanes, format.duration(link.round_trip_s), link.congestion.join(", ") || format.UNKNOWN])));
     this.heads.replaceChildren(...status.heads.map((head) => row([head.fragment, head.version, head.root.slice(0, 16)])));
