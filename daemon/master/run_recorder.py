@@ -335,7 +335,7 @@ class RunRecorder:
         if not history.finished:
             self._ending = None
             return None
-        if self._ending is None:
+        if self._ending is None or self._ending.finished_at is None:  # the record is being written
             opened_at, finished_at = self._service.store.run_times()
             first, last = self._history.losses()
             known = self._last is not None and self._last.loss is not None

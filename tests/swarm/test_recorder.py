@@ -367,7 +367,9 @@ async def test_a_script_that_logs_ever_new_figures_keeps_its_peer_alive(tmp_path
         assert len(stored) <= METRICS_MAX
 
 
-async def test_a_finished_run_has_an_ending(tmp_path: Path) -> None:
+async def test_a_finished_run_has_an_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with a_stage(tmp_path) as stage:
         assert stage.recorder.ending() is None
         await stage.commit(3)
@@ -377,6 +379,11 @@ async def test_a_finished_run_has_an_ending(tmp_path: Path) -> None:
         rounds = attrs.evolve(spec.run, rounds=coordinator.context.history.commit_count + 1)
         coordinator.context.spec = attrs.evolve(spec, run=rounds)
         await stage.swarm.until(lambda: coordinator.context.history.finished)
+        with monkeypatch.context() as slow_disk:
+            slow_disk.setattr(stage.swarm.store, "run_times", lambda: (0.0, None))
+            early = stage.recorder.ending()
+            assert early is not None
+            assert early.duration_s is None
         await trio.sleep(2 * LOOK_S)
         ending = stage.recorder.ending()
         assert ending is not None
