@@ -72,15 +72,15 @@ ALL = (
         seen="#members-title",
     ),
     Picture("dashboard-peer", node=PEER),
-    Picture("dashboard-member", member=PEER),
-    Picture("dashboard-member-dark", member=PEER, scheme="dark"),
+    Picture("dashboard-member", member=PEER, height=1120, whole=False),
+    Picture("dashboard-member-dark", member=PEER, height=1120, scheme="dark", whole=False),
 )
 
 
 def follow_until(demo: Demo, count: int) -> None:
     """Run the demo until a number of rounds is committed."""
     until_s = time.monotonic() + RUN_S
-    while demo.poll()["committed"] < count:
+    while demo.poll().committed < count:
         if time.monotonic() > until_s:
             raise SystemExit(f"fewer than {count} rounds in {RUN_S:.0f} s; is this machine busy?")
         time.sleep(LOOK_S)
@@ -132,7 +132,7 @@ def main() -> None:
         )
         stack.callback(browser.close)
         follow_until(demo, POSED_AT)
-        urls = {each: str(demo.await_control(each.node)["url"]) for each in ALL}
+        urls = {each: demo.await_control(each.node).url for each in ALL}
         pages = {each: pose(browser, each, urls[each]) for each in ALL}
         follow_until(demo, SHOWN_AT)
         taken = {each: take(page, each) for each, page in pages.items()}

@@ -74,7 +74,10 @@ def show_members(console: Console, members: Iterable[DepartedRow], headings: Seq
 
 
 def show_figures(console: Console, members: Sequence[DepartedRow]) -> None:
-    """Print a table of the figures of ``run.log``; nothing if there are none."""
+    """Print a table of the figures of ``run.log``; nothing if there are none.
+
+    The means are of the contributors, as far as these log a figure.
+    """
     logging = [member for member in members if member.metrics]
     names = sorted({name for member in logging for name in member.metrics})
     if not names:
@@ -86,10 +89,17 @@ def show_figures(console: Console, members: Sequence[DepartedRow]) -> None:
     for name in names:
         values = [member.metrics.get(name) for member in logging]
         known = [value for value in values if value is not None]
+        training = [
+            m.metrics[name] for m in logging if m.role == "contributor" and name in m.metrics
+        ]
         cells = [min(known), max(known)] if many else values
-        add(table, name, *map(format_figure, [sum(known) / len(known), *cells]))
+        add(table, name, *map(format_figure, [_mean(training or known), *cells]))
     console.print()
     console.print(table)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def format_figure(value: float | None) -> str:

@@ -17,7 +17,7 @@ import sqlite3
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -315,7 +315,12 @@ class RunRecorder:
             for member in self._context.roster.by_number()
             if member.progress is not None
         ]
-        means = _means([row.figures for row in rows])
+        training = {member.peer for member in self._service.coordinator.scheduler.contributors()}
+        rows = [row if row.peer in training else attrs.evolve(row, loss=None) for row in rows]
+        means = {
+            **_means(row.figures for row in rows if row.peer not in training),
+            **_means(row.figures for row in rows if row.peer in training),
+        }
         logging_members = [row.peer for row in rows if row.figures][:FIGURE_MEMBERS_MAX]
         rows = [
             row if row.peer in logging_members else attrs.evolve(row, figures={}) for row in rows
@@ -357,7 +362,7 @@ class RunRecorder:
         yield from sorted(history.name_of(peer) for peer in peers)
 
 
-def _means(figures: list[Any]) -> dict[str, float]:
+def _means(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each figure over the members that log it."""
     values: dict[str, list[float]] = {}
     for each in figures:

@@ -9,7 +9,7 @@ import pytest
 from holdfast.daemon import member_curves as module
 from holdfast.daemon.member_curves import EVERYBODY, MemberPoint, member_columns
 from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, Point
-from holdfast.daemon.sampling import Sampler
+from holdfast.daemon.sampling import UTILISATION_S, Sampler
 from holdfast.protocol.messages import COUNT_MAX, Progress
 
 ALDER, BIRCH = "a" * 32, "b" * 32
@@ -215,18 +215,20 @@ def test_a_history_without_these_tables_gets_them(tmp_path: Path) -> None:
     assert kept.warnings == []
 
 
-def test_utilisation_is_of_the_time_since_the_last_point() -> None:
+def test_utilisation_is_of_the_last_seconds() -> None:
     sampler = Sampler()
 
-    def utilisation(number: int, stepped_s: float, waited_s: float) -> float | None:
+    def utilisation(after_s: float, number: int, stepped_s: float, waited_s: float) -> float | None:
         progress = Progress(1, 2, 3.0, 0.5, "training", 4, 5, 6, {"a": 1.0}, waited_s, stepped_s)
-        point = sampler.take(ALDER, "alder", BEGAN_AT, number, progress)
+        point = sampler.take(ALDER, "alder", BEGAN_AT + after_s, number, progress)
         assert (point.step, point.loss, point.tokens_per_s) == (1, 0.5, 3.0)
         assert (point.sent_bytes, point.received_bytes) == (4, 5)
         assert point.figures == {"a": 1.0}
         return point.utilisation
 
-    assert utilisation(7, 3.0, 1.0) == 0.75
-    assert utilisation(7, 4.0, 4.0) == 0.25
-    assert utilisation(7, 4.0, 4.0) is None, "a trainer that is paused"
-    assert utilisation(8, 1.0, 0.0) == 1.0, "another process counts anew"
+    assert utilisation(0.0, 7, 3.0, 1.0) == 0.75, "of all until now"
+    assert utilisation(UTILISATION_S / 2, 7, 3.0, 3.0) == 0.5
+    assert utilisation(UTILISATION_S, 7, 6.0, 6.0) == 3.0 / 8.0, "since the first point"
+    assert utilisation(2 * UTILISATION_S, 7, 7.0, 9.0) == 0.25, "since the point before"
+    assert utilisation(3 * UTILISATION_S, 7, 7.0, 9.0) is None, "a trainer that is paused"
+    assert utilisation(3 * UTILISATION_S, 8, 1.0, 0.0) == 1.0, "another process counts anew"

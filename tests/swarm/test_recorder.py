@@ -310,7 +310,8 @@ async def test_the_curve_goes_with_the_run(tmp_path: Path) -> None:
 
 
 async def test_each_member_has_a_curve_and_figures_have_a_mean(tmp_path: Path) -> None:
-    async with a_stage(tmp_path) as stage:
+    async with a_stage(tmp_path, spares="d") as stage:
+        stage.log("d", accuracy=0.99, rank=7.0)  # before it stood by
         stage.log("a", accuracy=0.25)
         stage.log("b", accuracy=0.75, rate=1e-3)
         await trio.sleep(15)
@@ -323,9 +324,12 @@ async def test_each_member_has_a_curve_and_figures_have_a_mean(tmp_path: Path) -
         assert (figures["accuracy"][-1], figures["rate"][-1]) == (0.75, 1e-3)
         means, mean_figures = stage.member("")
         assert (mean_figures["accuracy"][-1], mean_figures["rate"][-1]) == (0.5, 1e-3)
-        assert means["step"][-1] >= columns["step"][-1]
+        assert mean_figures["rank"][-1] == 7.0, "only the spare has it"
+        assert set(stage.member("d")[0]["loss"]) == {None}, "that of a spare says nothing"
+        assert means["loss"][-1] is not None
+        assert means["step"][-1] >= columns["step"][-1] - 20
         samples = [row for kind, row in stage.published if kind == "sample"]
-        assert {row["name"] for row in samples[-1]} == {"mean", "a", "b", "c"}
+        assert {row["name"] for row in samples[-1]} == {"mean", *"abcd"}
         for row in itertools.chain(*samples):
             check_schema("MemberPoint", row)
 

@@ -9,6 +9,9 @@ const POINTS = 600;
 const POINTS_MAX = 1_200; // with more, the thinned curve is fetched again
 const LINE_POINTS = 300; // of each member
 const LINES_MAX = 16; // members in one chart, as the daemon answers
+// A member that was away has a gap, as in the daemon's answers.
+const GAP_S = 20;
+const GAP_FACTOR = 4;
 const RANGES = [
   ["whole run", null],
   ["last day", 86_400],
@@ -41,7 +44,13 @@ class Lines {
     const line = known ?? { peer, name, at: [], step: [], value: [] };
     if (peer === "") this.mean = line;
     else this.lines.set(peer, line);
-    if (at <= (line.at.at(-1) ?? 0)) return false;
+    const last = line.at.at(-1) ?? at;
+    if (line.at.length && at <= last) return false;
+    if (at - last > Math.max(GAP_S, GAP_FACTOR * (last - (line.at.at(-2) ?? last)))) {
+      line.at.push(last + 0.001);
+      line.step.push(null);
+      line.value.push(null);
+    }
     line.at.push(at);
     line.step.push(step);
     line.value.push(value);

@@ -17,7 +17,7 @@ export class MemberCharts {
   /** `member()` returns what to ask the daemon for: `{ peer }` at a master, `{}` at a peer. */
   constructor(member) {
     this.member = member;
-    this.box = element("div", { className: "pair" });
+    this.box = element("div", { className: "pair filled" });
     this.loss = this.#card("Loss", "own-loss", { log: true });
     this.speed = this.#card("Throughput", "own-speed", { fromZero: true, axis: true });
     this.traffic = this.#card("Bandwidth used", "own-traffic", { fromZero: true });
