@@ -325,7 +325,6 @@ async def test_each_member_has_a_curve_and_figures_have_a_mean(tmp_path: Path) -
         means, mean_figures = stage.member("")
         assert (mean_figures["accuracy"][-1], mean_figures["rate"][-1]) == (0.5, 1e-3)
         assert mean_figures["rank"][-1] == 7.0, "only the spare has it"
-        assert set(stage.member("d")[0]["loss"]) == {None}, "that of a spare says nothing"
         assert means["loss"][-1] is not None
         assert means["step"][-1] >= columns["step"][-1] - 20
         samples = [row for kind, row in stage.published if kind == "sample"]
@@ -339,6 +338,21 @@ async def test_each_member_has_a_curve_and_figures_have_a_mean(tmp_path: Path) -
         assert after["at"][: len(columns["at"]) - 1] == columns["at"][:-1]
         assert after["at"][-1] > columns["at"][-1] + 15.0
         assert after_figures["accuracy"][-1] == 0.75
+
+
+async def test_the_loss_of_a_spare_is_not_drawn(tmp_path: Path) -> None:
+    """Its trainer has one if it was a contributor before: an old one, that does not change."""
+    async with a_stage(tmp_path, spares="d") as stage:
+        assert stage.swarm.master is not None
+        roster = stage.swarm.master.coordinator.context.roster
+        for name in "ad":
+            member = roster.get(stage.swarm.peers[name].peer)
+            assert member is not None
+            assert member.progress is not None
+            member.progress = attrs.evolve(member.progress, loss=9.0)
+        stage.recorder._take_members(wall_clock())
+        losses = {row["name"]: row["loss"] for row in stage.published[-1][1]}
+        assert (losses["a"], losses["d"]) == (9.0, None)
 
 
 async def test_with_many_members_each_has_fewer_points(
