@@ -27,6 +27,13 @@ function library() {
 /** Returns the colour and the dashes of the line number `index` beside the main one. */
 export const shade = (index) => ({ colour: `line-${(index % SHADES) + 1}`, dash: index >= SHADES ? [4, 3] : undefined });
 
+// As in the daemon's answers: a time without a point that is longer than this, and than so many times the one before.
+const GAP_S = 20;
+const GAP_FACTOR = 4;
+
+/** Returns whether a gap is between the last of these times and a new one: the member was away. */
+export const isGap = (times, at) => times.length > 1 && at - times.at(-1) > Math.max(GAP_S, GAP_FACTOR * (times.at(-1) - times.at(-2)));
+
 // ---------------------------------------------------------------- the axis of all charts
 
 const AXIS = "holdfast-axis";

@@ -1,7 +1,7 @@
 // The run's charts: loss, throughput and the figures of run.log; fetched once, then updated live.
 
 import { get } from "./api.js";
-import { Chart, axis, axisSwitch, shade } from "./charts.js";
+import { Chart, axisSwitch, isGap, shade } from "./charts.js";
 import { byId, element, onceAFrame, say, toast } from "./dom.js";
 import * as format from "./format.js";
 
@@ -9,9 +9,6 @@ const POINTS = 600;
 const POINTS_MAX = 1_200; // with more, the thinned curve is fetched again
 const LINE_POINTS = 300; // of each member
 const LINES_MAX = 16; // members in one chart, as the daemon answers
-// A member that was away has a gap, as in the daemon's answers.
-const GAP_S = 20;
-const GAP_FACTOR = 4;
 const RANGES = [
   ["whole run", null],
   ["last day", 86_400],
@@ -21,7 +18,7 @@ const RANGES = [
 ];
 
 /** A column or a figure over time: a line of each member, and their mean. */
-class Lines {
+export class Lines {
   constructor(query) {
     this.query = query;
     this.mean = null;
@@ -44,10 +41,9 @@ class Lines {
     const line = known ?? { peer, name, at: [], step: [], value: [] };
     if (peer === "") this.mean = line;
     else this.lines.set(peer, line);
-    const last = line.at.at(-1) ?? at;
-    if (line.at.length && at <= last) return false;
-    if (at - last > Math.max(GAP_S, GAP_FACTOR * (last - (line.at.at(-2) ?? last)))) {
-      line.at.push(last + 0.001);
+    if (at <= (line.at.at(-1) ?? 0)) return false;
+    if (isGap(line.at, at)) {
+      line.at.push(line.at.at(-1) + 0.001);
       line.step.push(null);
       line.value.push(null);
     }

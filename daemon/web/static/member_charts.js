@@ -1,7 +1,7 @@
 // The curves of one member: its loss, speed, bandwidth, and the figures that it logs.
 
 import { get } from "./api.js";
-import { Chart, axisSwitch } from "./charts.js";
+import { Chart, axisSwitch, isGap } from "./charts.js";
 import { element, onceAFrame, toast } from "./dom.js";
 import * as format from "./format.js";
 
@@ -46,6 +46,11 @@ export class MemberCharts {
   add(row) {
     const columns = this.#columns;
     if (columns === null || row.at <= (columns.at.at(-1) ?? 0)) return;
+    if (isGap(columns.at, row.at)) {
+      const blank = columns.at.at(-1) + 0.001;
+      for (const [name, values] of Object.entries(columns)) values.push(name === "at" ? blank : null);
+      for (const values of Object.values(this.#figures)) values.push(null);
+    }
     const before = columns.at.length;
     for (const [name, values] of Object.entries(columns)) values.push(row[name] ?? null);
     for (const name of Object.keys(row.figures)) this.#figures[name] ??= Array(before).fill(null);
