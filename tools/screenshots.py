@@ -32,7 +32,7 @@ SHOWN_AT = 24  # a kill, a promotion and a return have happened by then
 PEER = "alder"
 RUN_S = 600.0  # limit for one part of the run
 LOOK_S = 0.1
-BYTES_MAX = 300_000  # of a picture: every clone downloads it
+BYTES_MAX = 330_000  # of a picture: every clone downloads it
 
 
 @frozen

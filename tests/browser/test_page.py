@@ -182,6 +182,27 @@ def test_a_member_that_was_away_leaves_a_gap_in_its_line(page: Page) -> None:
     assert line == [[100, 102, 104, None, 164, 166], [*range(50, 1000, 50)]]
 
 
+def test_a_gap_lasts_until_the_members_next_point(page: Page) -> None:
+    """Also where other members have points in between, and by steps, which have no gaps."""
+    expect(page.locator("#loss-chart canvas")).to_be_visible()
+    columns = page.evaluate("""async () => {
+        const { joined } = await import("/static/charts.js");
+        const lines = [
+            { at: [1, 2, 3, 4, 5], step: [10, 20, 30, 40, 50], value: [1, 1, 1, 1, 1] },
+            { at: [1, 1.5, 4, 5], step: [10, null, 20, 15], value: [7, null, 8, 9] },
+        ];
+        const show = () => joined(uPlot, lines).map((each) => [...each].map((value) => value ?? String(value)));
+        const byTime = show();
+        const { axis } = await import("/static/charts.js");
+        axis.now = "step";
+        return [byTime, show()];
+    }""")
+    assert columns == [
+        [[1, 1.5, 2, 3, 4, 5], [1, "undefined", 1, 1, 1, 1], [7, "null", "null", "null", 8, 9]],
+        [[10, 15, 20, 30, 40, 50], [1, "undefined", 1, 1, 1, 1], [7, 9, 8, *["undefined"] * 3]],
+    ]
+
+
 def test_drawings_have_names_for_screen_readers(page: Page) -> None:
     expect(page.locator("#loss-chart canvas")).to_be_visible()
     expect(page.locator("#logged canvas").first).to_be_visible()

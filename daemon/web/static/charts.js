@@ -31,6 +31,8 @@ export const shade = (index) => ({ colour: `line-${(index % SHADES) + 1}`, dash:
 const GAP_S = 20;
 const GAP_FACTOR = 4;
 
+const WHOLE_GAPS = 2; // where lines are joined, a null is one from point to point
+
 /** Returns whether a gap is between the last of these times and a new one: the member was away. */
 export const isGap = (times, at) => times.length > 1 && at - times.at(-1) > Math.max(GAP_S, GAP_FACTOR * (times.at(-1) - times.at(-2)));
 
@@ -144,7 +146,7 @@ export class Chart {
   }
 
   #draw(UPlot, lines) {
-    const data = UPlot.join(lines.map(table));
+    const data = joined(UPlot, lines);
     const form = JSON.stringify([axis.now, this.#log, lines.map(({ label, colour: ink, dash, low }) => [label, ink, dash, Boolean(low)])]);
     if (this.#plot && form === this.#form) {
       this.#plot.setData(data);
@@ -252,6 +254,12 @@ export class Chart {
 }
 
 const STEPS = [1, 2, 5].flatMap((first) => [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map((zeros) => first * 10 ** zeros)).sort((a, b) => a - b);
+
+/** Returns the columns of a plot: x, then the values of each line; null in a gap, undefined between its points. */
+export function joined(UPlot, lines) {
+  const tables = lines.map(table);
+  return UPlot.join(tables, tables.map((columns) => columns.map(() => WHOLE_GAPS)));
+}
 
 /** Returns whether a line has values at two moments or more: one point has no axis. */
 function hasPoints({ at, step, value }) {
