@@ -1,6 +1,6 @@
 // The page of a peer: what this machine does in the run, and what it waits for.
 
-import { byId, element, mark, say } from "./dom.js";
+import { byId, element, mark, say, toast } from "./dom.js";
 import * as format from "./format.js";
 import { Figures, showState, showWhy } from "./headline.js";
 import { MemberCharts } from "./member_charts.js";
@@ -31,8 +31,12 @@ export class Peer {
     );
   }
 
-  load() {
-    return this.charts.load();
+  async load() {
+    try {
+      await this.charts.load();
+    } catch (error) {
+      toast(`Loading the charts failed: ${error.message}`, "bad");
+    }
   }
 
   sample(rows) {
