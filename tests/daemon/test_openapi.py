@@ -205,6 +205,8 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             response = await master.ask("GET", f"/api/lines?{query}")
             assert response.status_code == status, query
             check(operations("master")["GET", "/api/lines"], response)
+        while (await master.ask("GET", "/api/member?peer=alder")).status_code != 200:
+            await trio.sleep(0.05)  # until its first point is written
         for query, status in (("alder", 200), ("nobody", 404)):
             response = await master.ask("GET", f"/api/member?peer={query}")
             assert response.status_code == status, query
