@@ -143,7 +143,9 @@ def _figure_ids(
         if name in ids:
             continue
         unused = next((each for each in ids if each not in logged), None)
-        if len(name) > FIGURE_NAME_CHARS_MAX or (len(ids) >= FIGURES_MAX and unused is None):
+        if not 1 <= len(name) <= FIGURE_NAME_CHARS_MAX or (
+            len(ids) >= FIGURES_MAX and unused is None
+        ):
             refused.append(name)
             continue
         if len(ids) >= FIGURES_MAX and unused is not None:

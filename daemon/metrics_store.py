@@ -254,7 +254,7 @@ class MetricsStore:
                 self._refused.add(name)
                 self._warn(
                     f"the figure {name[: member_curves.FIGURE_NAME_CHARS_MAX]!r} of run.log is not stored: "
-                    f"a run has at most {member_curves.FIGURES_MAX}, with names of at most "
+                    f"a run has at most {member_curves.FIGURES_MAX}, with names of 1 to "
                     f"{member_curves.FIGURE_NAME_CHARS_MAX} characters"
                 )
 

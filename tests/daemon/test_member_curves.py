@@ -163,8 +163,8 @@ def test_a_run_has_so_many_figures_and_new_ones_replace_those_of_old(
     _columns, figures = member_columns(kept.history.member_points(ALDER, 10, None, None))
     assert figures == {"second": [2.0] * 4, "third": [None] * 3 + [3.0]}
     long = "x" * (module.FIGURE_NAME_CHARS_MAX + 1)
-    log(4, **{long: 1.0})
-    assert long not in kept.history.figures()
+    log(4, **{long: 1.0, "": 2.0})
+    assert kept.history.figures() == ["second", "third"]
 
 
 def test_lines_are_the_mean_and_the_members_seen_last(
