@@ -53,9 +53,10 @@ from ..web.http_server import bind_http, control_side
 from ..web.live_stream import LiveStream
 from ..web.log_reading import log_reading, own_log
 from ..web.prometheus import metrics_route
-from ..web.run_history import status_route
+from ..web.run_history import own_routes, status_route
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
+from .own_history import OwnHistory
 from .peer_config import PeerConfig
 from .peer_credentials import as_user_error, obtain_credentials
 from .peer_service import PeerService
@@ -289,6 +290,8 @@ class Peer:
 
     async def _serve(self, service: PeerService) -> None:
         live = LiveStream(self.status, self.status)
+        me = service.config.me, service.config.name
+        history = OwnHistory(*me, service.training.progress, live, service.network)
         side = control_side(
             "peer",
             self.options.state,
@@ -297,9 +300,10 @@ class Peer:
             private_reads={"logs": log_reading(own_log(self.options.name, self.screen.ring))},
             why_unready=self.why_unready,
             routes=[
-                status_route(lambda _past: self.status()),  # a peer has no history
+                status_route(lambda _past: self.status()),  # rounds and events are the master's
                 Route("/api/live", live, methods=["GET"]),
                 metrics_route(self.status),
+                *own_routes(history.store, service.network, me),
             ],
             names=self.options.http_names,
         )
@@ -310,6 +314,7 @@ class Peer:
                 nursery.start_soon(serve_http)
                 nursery.start_soon(live.run)
                 nursery.start_soon(self._show_progress)
+                nursery.start_soon(history.run)
                 if self.supervisor is not None:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)
