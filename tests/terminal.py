@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import re
@@ -14,6 +15,7 @@ from collections.abc import Callable
 
 PATIENCE_S = 120.0  # for what takes a moment, unless the machine is very busy
 PART = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\r\n\x08]|[^\x1b\r\n\x08]+|\x1b")
+UNFINISHED = re.compile(r"\x1b(?:\[[0-9;]*)?$")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -33,6 +35,8 @@ class Terminal:
         self.written = ""
         self.lines = [""]
         self._row = self._column = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._cut = ""  # an escape sequence whose end has not come
 
     def close(self) -> None:
         os.close(self._own)
@@ -46,9 +50,11 @@ class Terminal:
         ready, _, _ = select.select([self._own], [], [], wait_s)
         if not ready:
             return False
-        text = os.read(self._own, 65_536).decode("utf-8", "replace")
+        text = self._decoder.decode(os.read(self._own, 65_536))
         self.written += text
-        for part in PART.findall(text):
+        text = self._cut + text
+        self._cut = found[0] if (found := UNFINISHED.search(text)) else ""
+        for part in PART.findall(text.removesuffix(self._cut)):
             self._obey(part)
         return True
 

@@ -29,7 +29,7 @@ from tests.terminal import Terminal
 pytestmark = pytest.mark.slow
 
 TRAIN = f"exec {sys.executable} {TRAINER} --pause 0.005"
-BAR = "printf '\\r 10%%|#   '; sleep 0.2; printf '\\r 90%%|### '; sleep 0.2; printf '\\n';"
+BAR = "printf '\\r 10%%|#   '; until test -e go; do sleep 0.05; done; printf '\\r 90%%|### \\n';"
 GARBAGE = (
     "printf 'half a'; sleep 0.1; printf ' line\\n\\033[2J\\033]0;title\\007\\377\\376 bin\\n';"
 )
@@ -68,6 +68,7 @@ class Shown:
             stdout=terminal.end,
             stderr=terminal.end,
             env=environment({"TERM": "xterm"}),
+            cwd=fleet.folder,
             start_new_session=True,
         )
         self._terminal = terminal
@@ -81,6 +82,10 @@ class Shown:
             pass
         return self.process.wait(EXIT_S)
 
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
 
 def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
     fleet: Fleet, terminal: Terminal
@@ -89,6 +94,7 @@ def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
     shown = Shown(fleet, terminal, script=f"{GARBAGE} {BAR} {TRAIN}")
     try:
         terminal.until_shown(" 10%|#")
+        (fleet.folder / "go").touch()
         terminal.until_shown("alder joined as a")
         terminal.until(lambda: "contributor  round " in terminal.lines[-1], "the living line")
         terminal.until(lambda: "/1000" in terminal.lines[-1], "with the rounds")
@@ -102,7 +108,7 @@ def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
         terminal.until_shown("birch has left the run")
         assert shown.end() == ExitCode.OK
     finally:
-        shown.process.kill()
+        shown.kill()
     lines = [line for line in terminal.lines if line]
     assert sum(line.startswith("leaving after the round") for line in lines) == 1
     assert not any(line.startswith("contributor  ") for line in lines), "the living line is gone"
@@ -132,7 +138,7 @@ def test_a_lost_master_is_told_and_so_is_its_return(fleet: Fleet, terminal: Term
         terminal.until_shown("the master is back")
         assert shown.end() == ExitCode.OK
     finally:
-        shown.process.kill()
+        shown.kill()
 
 
 def test_a_script_that_floods_the_terminal_does_not_hinder_the_end(
@@ -144,7 +150,7 @@ def test_a_script_that_floods_the_terminal_does_not_hinder_the_end(
         terminal.until(lambda: len(terminal.lines) > 10_000, "the flood")
         assert shown.end() == ExitCode.OK
     finally:
-        shown.process.kill()
+        shown.kill()
     assert any(line.startswith("leaving after the round") for line in terminal.lines)
     assert "left the run" in terminal.lines
     assert terminal.lines[-1] == ""
@@ -154,6 +160,7 @@ def test_a_log_has_a_line_for_each_event_and_no_escape_sequences(
     fleet: Fleet, terminal: Terminal
 ) -> None:
     fleet.start_master(spec(min_members=1, rounds=6))
+    (fleet.folder / "go").touch()
     node = fleet.join("alder", founder=True, command=("sh", "-c", f"{GARBAGE} {BAR} {TRAIN}"))
     assert node.wait() == 0
     lines = node.log.splitlines()
