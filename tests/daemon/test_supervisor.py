@@ -316,7 +316,7 @@ async def test_a_flood_is_taken_and_stopped_with_its_command(tmp_path: Path) -> 
 )
 async def test_a_grandchild_that_keeps_the_output_open_delays_nothing(tmp_path: Path) -> None:
     script = (
-        f"setsid sh -c 'echo $$ > {tmp_path}/left; echo it writes on; sleep 600' & "
+        f"setsid sh -c 'echo $$ > {tmp_path}/left; echo it writes on; exec sleep 600' & "
         f"while test ! -s {tmp_path}/left; do sleep 0.02; done; echo done"
     )
     heard = Heard()
@@ -343,7 +343,7 @@ trio.run(TrainerSupervisor(command, socket, member="me", output=lambda lines, re
 
 async def test_an_output_that_is_held_open_does_not_keep_the_daemon_alive(tmp_path: Path) -> None:
     script = (
-        f"setsid sh -c 'echo $$ > {tmp_path}/left; sleep 600' & "
+        f"setsid sh -c 'echo $$ > {tmp_path}/left; exec sleep 600' & "
         f"while test ! -s {tmp_path}/left; do sleep 0.02; done"
     )
     with trio.fail_after(PATIENCE_S):
