@@ -25,6 +25,9 @@ CONTROL_FILE = "control.json"
 CHECKPOINTS_FOLDER = "checkpoints"  # in a peer's state directory, by default
 OWN_STATE_FILE = "trainer.safetensors"  # the trainer's local state, beside the checkpoints
 LOCK_FILE = "lock"
+SOURCE_FILE = "run_toml.path"  # in a master's state: the run.toml that it was started with
+JOURNAL_FILE = "journal.sqlite"  # in a master's state
+IDENTITY_FILE = "identity.key"  # in a peer's state
 
 
 @frozen
@@ -79,6 +82,41 @@ def make_private(directory: Path) -> Path:
             hint=f"chmod 700 {directory} if it is yours, or give another folder with --state DIR",
         )
     return directory
+
+
+def check_kind(directory: Path, kind: str) -> None:
+    """Raise UserError if a state directory is the other kind of daemon's, ``kind`` being "master" or "peer"."""
+    foreign, other = (IDENTITY_FILE, "peer") if kind == "master" else (JOURNAL_FILE, "master")
+    if (directory / foreign).exists():
+        raise UserError(
+            f"{directory} is the state of a {other}, not of a {kind}",
+            exit_code=ExitCode.CONFIG,
+            hint=f"give this {kind} a folder of its own with --state DIR",
+        )
+
+
+def check_source(state: Path, run_toml: Path) -> None:
+    """Raise UserError if the run in a master's state was started with another run.toml.
+
+    The folder follows from the run's name. A file of that name elsewhere may be another run, or the same
+    one moved: only the operator knows.
+    """
+    try:
+        known = (state / SOURCE_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return
+    if known != str(run_toml.resolve()):
+        raise UserError(
+            f"the run in {state} was started with {known}, not with {run_toml.resolve()}",
+            exit_code=ExitCode.CONFIG,
+            hint="if this is another run, give it another name in its run.toml, or a folder of its own "
+            f"with --state DIR; if the file was moved, go on with --state {state}",
+        )
+
+
+def note_source(state: Path, run_toml: Path) -> None:
+    """Keep the path of a run's run.toml for ``check_source``."""
+    write_private(state / SOURCE_FILE, f"{run_toml.resolve()}\n".encode())
 
 
 def _unusable(directory: Path, error: OSError) -> UserError:
@@ -166,7 +204,7 @@ def find_state() -> Path:
     Raises:
       UserError: there is none, or there are several.
     """
-    found = sorted(path.parent for path in data_home().glob("runs/*/journal.sqlite"))
+    found = sorted(path.parent for path in data_home().glob(f"runs/*/{JOURNAL_FILE}"))
     if len(found) != 1:
         names = ", ".join(str(folder) for folder in found)
         raise UserError(

@@ -29,7 +29,7 @@ from ...protocol.errors import UserError
 from ...protocol.messages import Commit, Role
 from ...protocol.trust.invite import generate_token
 from ..exit_codes import ExitCode
-from ..paths import make_private
+from ..paths import JOURNAL_FILE, make_private
 from .journal_repair import (
     JournalTip,
     Row,
@@ -44,7 +44,6 @@ from .journal_repair import (
 log = logging.getLogger("holdfast.master")
 
 SCHEMA_VERSION = 5
-JOURNAL_FILE = "journal.sqlite"
 COMMITS_BYTES_MAX = 2**26  # of commits that are read at once; with 1,000 members one is 60 kB
 
 SCHEMA = """
@@ -79,6 +78,19 @@ class GrantRow:
     founder: bool
     name: str
     invite: str = ""
+
+
+@frozen
+class UsableInvite:
+    """An invite that still admits machines.
+
+    Attributes:
+      expires_s: unix seconds.
+    """
+
+    id: str
+    uses_left: int
+    expires_s: float
 
 
 @define
@@ -263,6 +275,13 @@ class JournalStore:
             raise UserError(f"the journal is damaged: {found.fault}", exit_code=ExitCode.CONFIG)
         return found.records
 
+    def written_at(self, kind: type[journal.JournalRecord]) -> float | None:
+        """Return when the last record of a kind was written, in unix seconds; None if there is none."""
+        found: float | None = self._db.execute(
+            "select max(at_s) from records where kind = ?", [kind.__name__]
+        ).fetchone()[0]
+        return found
+
     def commits(self, count: int, known: Container[int]) -> list[Committed]:
         """Return the commits among the newest ``count`` whose rounds are not known, oldest first.
 
@@ -361,6 +380,23 @@ class JournalStore:
                 self._db.execute("update tokens set withdrawn = 1 where hash = ?", (key,))
                 self._tokens[key].withdrawn = True
         return bool(found)
+
+    def usable_invites(self, role: Role, *, founder: bool) -> list[UsableInvite]:
+        """Return the invites that would admit a machine in this role now, oldest first.
+
+        Args:
+          founder: only those that let a machine supply the initial weights.
+        """
+        now_s = self._now()
+        return [
+            UsableInvite(_id_of(key), row.uses_left, row.expires_s)
+            for key, row in sorted(self._tokens.items(), key=lambda item: item[1].made_s)
+            if row.uses_left > 0
+            and row.expires_s >= now_s
+            and not row.withdrawn
+            and row.role is role
+            and (row.founder or not founder)
+        ]
 
     def admit(self, peer: str, grant: GrantRow) -> None:
         """Store an identity's grant."""
@@ -462,6 +498,11 @@ def back_up(state: Path, target: Path) -> int:
             hint="is the disk full? the previous copy is unchanged",
         ) from error
     return count
+
+
+def invite_id(token: str) -> str:
+    """Return the id by which people name the invite with this token."""
+    return _id_of(_hash(token))
 
 
 def _id_of(key: bytes) -> str:

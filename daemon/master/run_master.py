@@ -25,9 +25,12 @@ from ...membership.master.state.journal import (
     SpecChanged,
     TermStarted,
 )
+from ...membership.master.state.master_effects import Event
+from ...membership.master.status.headline import headline
 from ...membership.master.status.status import describe
 from ...membership.planning.fragment_sizes import sizes_fault
 from ...membership.spec.spec import RunSpec
+from ...membership.spec.spec_changes import changed_settings
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.messages import MASTERS_MAX, Role
@@ -38,7 +41,7 @@ from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import ADDRESSES_MAX, Invite
 from ..advertised_hosts import WILDCARDS, dialable, only_loopback
 from ..exit_codes import ExitCode
-from ..paths import make_private
+from ..paths import JOURNAL_FILE, make_private, note_source
 from ..spec_file import read_spec
 from ..status_records import MasterStatus
 from ..tasks import wait_for_signals
@@ -46,7 +49,8 @@ from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
-from .journal_store import JOURNAL_FILE, JournalStore
+from .announcements import format_end, format_invites, format_resumed
+from .journal_store import JournalStore
 from .master_service import MasterService
 from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder
@@ -84,10 +88,16 @@ class Master:
         self.options = options
         self.tell = tell
         self._check_state()
+        self._end_told = False  # the operator has read how the run ended
+        self._resumes = False
+        self._changes: list[str] = []  # of the settings, since the last start
+        self._moved = False  # to addresses that earlier invites do not name
         given = None if options.spec_path is None else read_spec(options.spec_path)
         make_private(options.state)
         self.store = JournalStore(options.state / JOURNAL_FILE)
         self.authority, self.spec, self.coordinator = self._restore(given)
+        if options.spec_path is not None:
+            note_source(options.state, options.spec_path)
         self.run_id = self.authority.run_id
         self.credentials = self._credentials()
         self.network = SocketNetwork(self.credentials, newcomers=True)
@@ -99,6 +109,7 @@ class Master:
         self._commands = OperatorCommands(
             self.service, self.store, self.make_invite, self._scope.cancel
         )
+        self.service.subscribe(self._tell_end)
 
     def _check_state(self) -> None:
         """Raise UserError if the journal or its authority's key is missing, before anything is written."""
@@ -130,9 +141,11 @@ class Master:
             run_id = created[0].run_id
             texts = [r.spec_toml for r in records if isinstance(r, RunCreated | SpecChanged)]
             recorded = RunSpec.parse(texts[-1])
+        self._resumes = bool(created)
         spec = recorded if given is None else given
         if spec.toml_text != recorded.toml_text:
             self._check_same_run(recorded, spec)
+            self._changes = changed_settings(recorded, spec)
             self._record(records, SpecChanged(spec.toml_text))
         behind = self.options.takes_over or self.store.cut is not None
         terms = [record.term for record in records if isinstance(record, TermStarted)]
@@ -167,6 +180,14 @@ class Master:
         records.append(record)
 
     def _check_same_run(self, before: RunSpec, now: RunSpec) -> None:
+        if before.run.name != now.run.name:
+            raise UserError(
+                f"{self.options.state} has the run {before.run.name!r}, and {self.options.spec_path} "
+                f"is of {now.run.name!r}",
+                exit_code=ExitCode.CONFIG,
+                hint="a new run needs its own --state DIR; to go on with that one, write "
+                f"name = {json.dumps(before.run.name, ensure_ascii=False)} into the file",
+            )
         for key in ("fragments", "pattern", "groups"):
             recorded, given = getattr(before.diloco, key), getattr(now.diloco, key)
             if recorded != given:
@@ -187,6 +208,7 @@ class Master:
 
     async def run(self) -> None:
         """Serve until a signal or the command ``stop`` comes."""
+        self._tell_what_it_is()
         live = LiveStream(partial(self.status, past=False), self._stamp)
         recorder = self.recorder = await self.network.run_sync(
             lambda: RunRecorder.open(self.service, self.options.state, live=live)
@@ -228,14 +250,43 @@ class Master:
     def _note_start(self) -> None:
         """Have the members told this run's master addresses; note a cut of the journal as an event."""
         masters = (*self._addresses(), *map(str, self.options.standby))[:MASTERS_MAX]
+        self._moved = not set(masters) <= set(self.coordinator.context.history.masters)
         self.service.decide(partial(self.coordinator.know_masters, masters))
         if self.store.cut is not None:
             self.service.decide(partial(self.coordinator.note, str(self.store.cut)))
+        if self._resumes:
+            term = self.coordinator.context.term
+            self.service.decide(
+                partial(self.coordinator.note, f"the master was started again (term {term})")
+            )
+        if self._changes:
+            text = f"settings changed with the restart: {'; '.join(self._changes)}"
+            self.service.decide(partial(self.coordinator.note, text))
+        self.service.decide(self.coordinator.settle)  # a run may be finished by its new settings
+
+    def _tell_what_it_is(self) -> None:
+        """Tell which run this is, before anything can fail that has to do with this machine."""
+        context, name = self.coordinator.context, self.spec.run.name
+        if not self._resumes:
+            self.tell(f"new run {name} ({self.run_id[:8]})")
+            return
+        known = format_resumed(context.history, self.store)
+        self.tell(f"resuming run {name} ({self.run_id[:8]}), term {context.term}: {known}")
+        for change in self._changes:
+            self.tell(f"changed: {change}")
+
+    def _tell_end(self, _event: Event) -> None:
+        """Tell once how the run ended; again if it was resumed and ends again."""
+        history = self.coordinator.context.history
+        if history.finished and not self._end_told:
+            loss = headline(self.coordinator).loss
+            spec = self.coordinator.context.spec
+            loss = self.recorder.history.last_loss() if loss is None else loss
+            for line in format_end(history, self.store, spec, loss):
+                self.tell(line)
+        self._end_told = history.finished
 
     def _announce(self, bound: Sequence[Address], url: str) -> None:
-        self.tell(
-            f"run {self.spec.run.name} ({self.run_id[:8]}), term {self.coordinator.context.term}"
-        )
         self.tell(f"listening on {', '.join(map(str, bound))}; dashboard at {url}")
         self.tell(f"state in {self.options.state}")
         if self.store.cut is not None:
@@ -250,8 +301,17 @@ class Master:
             )
         if self.coordinator.succession.waiting:
             self.tell(self.coordinator.succession.why_waiting())
-        if self.options.invite:
-            founder = not self.coordinator.context.history.founded
+        if self.options.invite and not self.coordinator.context.history.finished:
+            self._tell_invite()
+
+    def _tell_invite(self) -> None:
+        """Print a new invite, unless an earlier one still admits machines at this master's addresses."""
+        founder = not self.coordinator.context.history.founded
+        usable = self.store.usable_invites(Role.CONTRIBUTOR, founder=founder)
+        if usable and not self._moved:
+            for line in format_invites(usable):
+                self.tell(line)
+        else:
             invite = self.make_invite(
                 Role.CONTRIBUTOR, founder, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
             )

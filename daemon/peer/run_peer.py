@@ -307,7 +307,8 @@ class Peer:
         """Leave after the run's end, once the trainer had time to finish."""
         assert self.service is not None
         await self.service.finished.wait()
-        self.tell("the run is finished")
+        rounds = self.service.rounds_wanted
+        self.tell(f"the run is finished: all {rounds} rounds are committed")
         self._leaving = True
         if self.supervisor is not None:
             await trio.sleep(FAREWELL_S)

@@ -41,6 +41,11 @@ class Adoption:
         self._reports: list[tuple[Member, Reduced | ReduceFailed]] = []
 
     @property
+    def undecided_count(self) -> int:
+        """Return the number of rounds that may go on or be aborted."""
+        return len(self._orders)
+
+    @property
     def waiting(self) -> bool:
         """Return whether it is not decided yet what goes on."""
         return bool(self._orders)

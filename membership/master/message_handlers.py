@@ -137,11 +137,11 @@ class MessageHandlers:
         trainers.lost(self.context, member)
         self.scheduler.trainer_lost(member)
         self.founding.withdraw(member.peer)
-        self.context.announce(
-            EventKind.ROLE,
-            member.peer,
-            f"{format_member(member)} has lost its trainer: {quoted(message.reason)}",
-        )
+        if self.context.history.finished:
+            text = f"{format_member(member)}'s trainer has ended after the run's last round"
+        else:
+            text = f"{format_member(member)} has lost its trainer: {quoted(message.reason)}"
+        self.context.announce(EventKind.ROLE, member.peer, text)
 
     def _on_reduced(self, member: Member, message: Reduced) -> None:
         if not self.adoption.hears(member, message):
