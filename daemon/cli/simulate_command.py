@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the results to this file.",
+    help="Also write the results to this file; - for stdout.",
 )
 @click.option("--quiet", is_flag=True, help="Print only violations.")
 @click.option("--trace", is_flag=True, help="Print every recorded event; needs --seeds 1.")
@@ -119,20 +120,23 @@ def simulate(
     if trace and seeds != 1:
         raise click.UsageError("--trace prints one seed: give --seeds 1 as well")
     report, began_s, interrupted = BatchReport(start), time.monotonic(), False
-    try:
-        if seeds == 1:
-            _run_one(report, start, choice, quiet=quiet, trace=trace)
-        else:
-            _run_all(report, seeds, choice, jobs or os.cpu_count() or 1, quiet=quiet)
-    except KeyboardInterrupt:
-        interrupted = True
-    seconds = time.monotonic() - began_s
-    if not quiet:
-        click.echo(summary(report, seconds))
-        if choice.liar is not None and report.lied:
-            click.echo(about_liars(report, choice))
+    to_stdout = json_path is not None and str(json_path) == "-"
+    with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
+        try:
+            if seeds == 1:
+                _run_one(report, start, choice, quiet=quiet, trace=trace)
+            else:
+                _run_all(report, seeds, choice, jobs or os.cpu_count() or 1, quiet=quiet)
+        except KeyboardInterrupt:
+            interrupted = True
+        seconds = time.monotonic() - began_s
+        if not quiet:
+            click.echo(summary(report, seconds))
+            if choice.liar is not None and report.lied:
+                click.echo(about_liars(report, choice))
     if json_path is not None:
-        json_path.write_text(json.dumps(as_json(report, seconds, interrupted), indent=2) + "\n")
+        with click.open_file(str(json_path), "w") as out:
+            out.write(json.dumps(as_json(report, seconds, interrupted), indent=2) + "\n")
     if report.violations:
         sys.exit(ExitCode.VIOLATION)
     if interrupted:

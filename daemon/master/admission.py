@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import trio
@@ -73,6 +73,7 @@ class Admission:
 
     Args:
       decide: lets the coordinator decide something.
+      recorded: waits until all decisions are on disk.
       checkups: answers machines that only want to be checked.
 
     Attributes:
@@ -85,6 +86,7 @@ class Admission:
         store: JournalStore,
         network: Network,
         decide: Decide,
+        recorded: Callable[[], Awaitable[None]],
         checkups: Checkups,
     ) -> None:
         self.change_count = 0
@@ -92,6 +94,7 @@ class Admission:
         self._store = store
         self._network = network
         self._decide = decide
+        self._recorded = recorded
         self._checkups = checkups
         self._pending: dict[str, Pending] = {}
 
@@ -229,11 +232,12 @@ class Admission:
         """Refuse a pending newcomer; its key is never admitted again.
 
         Raises:
-          UserError: no pending newcomer has this name.
+          UserError: no pending newcomer has this name, or the decision is not on disk in time.
         """
         pending = self._find(wanted)
         self._decide(partial(self._coordinator.kick, pending.peer, reason))
         self._take(pending, f"was refused by the run's operator: {quoted(reason)}")
+        await self._recorded()
         return {"peer": pending.peer, "name": pending.name, "approved": False}
 
     def _take(self, pending: Pending, what: str) -> None:

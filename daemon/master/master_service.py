@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -101,7 +100,6 @@ class MasterService:
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.coordinator = coordinator
-        coordinator.routes.secret = secrets.token_bytes(32)
         self.store = store
         self.network = network
         self.bind = bind
@@ -118,7 +116,9 @@ class MasterService:
         )
         needs = partial(needs_of, coordinator.context)
         checkups = Checkups(network, partial(check_token, store), needs)
-        self.admission = Admission(coordinator, store, network, self.decide, checkups)
+        self.admission = Admission(
+            coordinator, store, network, self.decide, self.recorded, checkups
+        )
         self._reachability = ReachabilityCheck(network, self._member_addresses, self._classed)
         greeting = PeerGreeting(
             coordinator,
@@ -219,6 +219,14 @@ class MasterService:
           UserError: that takes too long. It may still happen later.
         """
         self.decide(decision)
+        await self.recorded()
+
+    async def recorded(self) -> None:
+        """Wait until all decisions are on disk and the peers concerned were told.
+
+        Raises:
+          UserError: that takes too long. It may still happen later.
+        """
         with trio.move_on_after(RECORDED_S):
             await self.effects.drained()
             return

@@ -258,7 +258,7 @@ class Checkpointer:
             term=replica.term,
             nonce=replica.nonce,
             branch=replica.branch,
-            step=replica.step,
+            step=replica.trainer.run_step,
             layout=layout,
             spec_toml=toml,
             now_s=self._wall_clock(),

@@ -414,7 +414,7 @@ class PeerService:
                 self._view_term = self.replica.term
                 self.hub.set_members(message.members, back=first and same, new_master=not same)
                 self._perform(self.replica.receive(message))
-                if self.replica.in_sync:
+                if self.replica.trainer.in_sync:
                     self.state_service.clear_partial()
                 self.checkpointer.check()
             case SupplyWeights():
@@ -514,7 +514,7 @@ class PeerService:
                 case peer_effects.TellTrainer(message=message):
                     trainer.tell(message)
                 case peer_effects.ReloadTrainer(step=step, step_limit=step_limit):
-                    trainer.tell(Load(step, step_limit, self.replica.finished))
+                    trainer.tell(Load(step, step_limit, self.replica.trainer.finished))
                 case peer_effects.StartReduction(order=order, contribute=contribute):
                     self._prober.stop()
                     self.reducer.start(order, contribute=contribute)
@@ -541,7 +541,7 @@ class PeerService:
                     self.state_service.unpin(order)
                 case peer_effects.DiscardState():
                     self._discard_state()
-        if self.replica.finished:
+        if self.replica.trainer.finished:
             self._finish_if_done()
 
     async def _apply(self, commit: Commit) -> None:
@@ -558,7 +558,7 @@ class PeerService:
             self._use_layout(layout)
 
     def _finish_if_done(self) -> None:
-        if not self.replica.finished or self.finished.is_set():
+        if not self.replica.trainer.finished or self.finished.is_set():
             return
         if any(here.commit is not None for here in self.replica.rounds.values()):
             return  # committed rounds are still being applied

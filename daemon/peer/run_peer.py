@@ -359,8 +359,8 @@ class Peer:
             name=service.config.name,
             run_id=service.config.run_id,
             number=service.number,
-            role=replica.role.value,
-            in_sync=replica.in_sync,
+            role=replica.trainer.role.value,
+            in_sync=replica.trainer.in_sync,
             phase=service.report.phase,
             why="; ".join(map(format_copy, progress.copies))
             or service.report.why
@@ -396,7 +396,7 @@ class Peer:
                 for each in replica.rounds.values()
             ),
             checkpoints=_checkpoints(service.checkpointer),
-            finished=replica.finished,
+            finished=replica.trainer.finished,
             trainer_pid=None if self.bridge is None else self.bridge.attached_pid,
             command_pid=None if self.supervisor is None else self.supervisor.pid,
             trainer_restarts=0 if self.supervisor is None else self.supervisor.restarts,

@@ -141,7 +141,7 @@ class TrainerService:
     def check_alive(self) -> None:
         """End a trainer that takes no steps. Called every second or so."""
         posted, spec, replica = self._state_service.known_posted, self._spec.known, self._replica
-        if posted is None or spec is None or not replica.trainer.loaded or replica.finished:
+        if posted is None or spec is None or not replica.trainer.loaded or replica.trainer.finished:
             self._watch = StepWatch()
             return
         waiting = int(posted.slots[WAITING_SLOT])

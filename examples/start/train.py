@@ -32,10 +32,9 @@ def load_text() -> torch.Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
-def loss_of(model: nn.Module, text: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss of the bytes that follow the windows at ``starts``, in nats."""
-    windows = text[starts[:, None] + torch.arange(CONTEXT + 1, device=text.device)]
-    return nn.functional.cross_entropy(model(windows[:, :-1]), windows[:, -1])
+def windows_at(text: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """Return the bytes from each start on: ``CONTEXT`` that the model sees, and the one that follows."""
+    return text[starts[:, None] + torch.arange(CONTEXT + 1, device=text.device)]
 
 
 def main() -> None:
@@ -50,6 +49,7 @@ def main() -> None:
         nn.Linear(HIDDEN, 256),
     ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loss_of = nn.CrossEntropyLoss()
     text = load_text().to(device)
     trained, held_out = text[:-HELD_OUT], text[-HELD_OUT:]
 
@@ -65,7 +65,8 @@ def main() -> None:
 
     while not run.finished:
         starts = torch.randint(len(trained) - CONTEXT, (BATCH,), generator=random).to(device)
-        loss = loss_of(model, trained, starts)
+        windows = windows_at(trained, starts)
+        loss = loss_of(model(windows[:, :-1]), windows[:, -1])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -77,7 +78,8 @@ def main() -> None:
             print(f"step {run.global_step}{of}: loss {loss.item():.3f}", flush=True)
 
     with torch.no_grad():  # the same weights at every machine, so the same loss
-        final = loss_of(model, held_out, torch.arange(0, HELD_OUT - CONTEXT, CONTEXT)).item()
+        windows = windows_at(held_out, torch.arange(0, HELD_OUT - CONTEXT, CONTEXT, device=device))
+        final = loss_of(model(windows[:, :-1]), windows[:, -1]).item()
     print(f"finished, loss on the text held back {final:.3f}", flush=True)
     if run.is_leader:  # one machine saves for all
         torch.save(model.state_dict(), "final.pt")

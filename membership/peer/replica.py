@@ -52,7 +52,7 @@ from ...protocol.messages import (
     View,
     Welcome,
 )
-from ..manifest import went_in
+from ..manifest import contents_of
 from ..spec.spec import EVERY
 from .local_fragment import LocalFragment
 from .local_round import LocalRound, RoundState, committed_rounds, overtaken_rounds, void_rounds
@@ -100,27 +100,6 @@ class Replica:
     # ------------------------------------------------------------ questions
 
     @property
-    def step(self) -> int:
-        """The step that the run has reached."""
-        return self.trainer.run_step
-
-    @property
-    def role(self) -> Role:
-        return self.trainer.role
-
-    @property
-    def in_sync(self) -> bool:
-        return self.trainer.in_sync
-
-    @property
-    def finished(self) -> bool:
-        return self.trainer.finished
-
-    @property
-    def contributing(self) -> bool:
-        return self.role is Role.CONTRIBUTOR and self.in_sync
-
-    @property
     def valid(self) -> bool:
         """Every fragment is held at some committed version."""
         return bool(self.fragments) and all(f.version is not None for f in self.fragments)
@@ -138,7 +117,11 @@ class Replica:
 
         All peers read the same view, so all come to the same answer.
         """
-        if not self.in_sync or self.view is None or not (isinstance(peers, int) or peers == EVERY):
+        if (
+            not self.trainer.in_sync
+            or self.view is None
+            or not (isinstance(peers, int) or peers == EVERY)
+        ):
             return False
         writing = [m.peer for m in sorted(self.view.members, key=lambda m: m.number) if m.in_sync]
         return self.me in (writing[:peers] if isinstance(peers, int) else writing)
@@ -534,7 +517,7 @@ class Replica:
         effects: list[PeerEffect] = []
         if ended.phase is RoundState.REDUCING:
             effects.append(StopReduction(ended.round))
-        added = went_in(ended.commit).added if committed and ended.commit is not None else ()
+        added = contents_of(ended.commit).added if committed and ended.commit is not None else ()
         shares = [each.weight_share for each in added if each.contributor.peer == self.me]
         told = self.trainer.tell_ended(
             ended, committed=committed, contributed=bool(shares), share=sum(shares, 0.0)

@@ -78,6 +78,10 @@ class TrainerControl:
     extension_count: int = 0
 
     @property
+    def contributing(self) -> bool:
+        return self.role is Role.CONTRIBUTOR and self.in_sync
+
+    @property
     def training(self) -> bool:
         """The trainer's steps count.
 

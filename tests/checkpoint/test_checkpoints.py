@@ -20,8 +20,8 @@ from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.protocol import wire
 from holdfast.protocol.messages import FragmentHead, FragmentSize, ModelLayout, TensorSpec
-from tests.checkpoint.test_place import LookedAtPlace
-from tests.checkpoint.test_state import SIZE, SMALL, advance, content, founded, make_state
+from tests.checkpoint.test_checkpoint_store import LookedAtPlace
+from tests.checkpoint.test_shared_state import SIZE, SMALL, advance, content, founded, make_state
 
 LAYOUT = ModelLayout((TensorSpec("weight", (7,), "float32", "parameter"),))
 LINEAGE = b"l" * 32
@@ -62,7 +62,7 @@ def save(
 
 
 def back(place: CheckpointStore, *sizes: FragmentSize) -> SharedState:
-    """What the newest holds."""
+    """Return the state in the newest checkpoint."""
     state = make_state(*sizes)
     checkpoints.open_checkpoint(place, checkpoints.names(place)[0]).load(state)
     return state

@@ -53,7 +53,7 @@ SIZES = (FragmentSize(3, 3, 0),)
 
 
 class Events:
-    """What the bridge reports, in order."""
+    """The events that the bridge reports, in order."""
 
     def __init__(self) -> None:
         self.seen: list[ModelLayout | Message | str] = []
@@ -282,12 +282,12 @@ async def test_the_daemon_keeps_no_descriptor_of_those_that_went(folder: Path) -
 )
 async def test_junk_instead_of_a_hello_disturbs_nobody(folder: Path, junk: bytes) -> None:
     async with serving(folder) as (bridge, events):
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(str(bridge.path))
-            stranger.sendall(junk)
-            stranger.shutdown(socket.SHUT_WR)
-            stranger.settimeout(5)
-            assert await on_thread(lambda: read_to_end(stranger)) == b""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(bridge.path))
+            client.sendall(junk)
+            client.shutdown(socket.SHUT_WR)
+            client.settimeout(5)
+            assert await on_thread(lambda: read_to_end(client)) == b""
         good = await on_thread(lambda: dial(bridge, hello()))
         await events.until(ModelLayout)
         assert events.seen == [LAYOUT]

@@ -49,7 +49,7 @@ def a_reducer(network: Any = None, state_service: Any = None) -> Reducer:
 
 
 def settled(manifest: tuple[ContributorRun, ...], contributors: Any = CONTRIBUTORS) -> bool | None:
-    """Whether the residual is settled by such a commit; None: it is forgotten."""
+    """Return whether such a commit settles the residual, or None if the residual is dropped."""
     mine = a_reducer()
     kept = mine._inputs[1] = cast("Any", Input())
     mine._residuals[0] = cast("Any", object())

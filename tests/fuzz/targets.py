@@ -80,7 +80,7 @@ from holdfast.protocol.network.lane import (
 from holdfast.protocol.trust.authority import Authority, Party, holder_of, load_certificate
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import CHECKSUM_BYTES, PREFIX, Invite, generate_token
-from tests.collectives.test_ledger import CHUNK_BYTES, a_ledger
+from tests.collectives.test_chunk_tracker import CHUNK_BYTES, a_tracker
 from tests.fuzz.conversation import talk
 from tests.membership.table import DIGEST, RUN_ID, A, B, C, hello_of
 
@@ -197,7 +197,7 @@ def _frames() -> bytes:
 
 def frames(data: bytes) -> None:
     """Give frames of a reduction from two members with keys to an owner's tracker: six bytes each."""
-    ledger = a_ledger(A)
+    tracker = a_tracker(A)
     for start in range(0, len(data) - 5, 6):
         who, kind, index, attempt, length, what = data[start : start + 6]
         peer = (B, C)[who % 2]
@@ -209,18 +209,18 @@ def frames(data: bytes) -> None:
             7 if who < 250 else who,
             CHUNK_BYTES if length < 200 else length,
         )
-        view = ledger.place(peer, header)
+        view = tracker.place(peer, header)
         if view is None:
             continue
         assert len(view) == header.payload_bytes
         if what % 4 == 0:
-            ledger.abandon(peer, header, view)
+            tracker.abandon(peer, header, view)
         else:
             with suppress(UnwantedFrameError):
-                ledger.deliver(peer, header, view)
+                tracker.deliver(peer, header, view)
         if what % 16 == 15:
-            ledger.shut_out([peer])
-        assert len(ledger.held()) == 1
+            tracker.shut_out([peer])
+        assert len(tracker.held()) == 1
 
 
 def codec(data: bytes) -> None:
@@ -391,7 +391,7 @@ def _checkpoints() -> list[bytes]:
     return [bytes(header) + bytes(8), b'{"format": 1, "run_id": "", "heads": []}']
 
 
-def spool(data: bytes) -> None:
+def partial_copy(data: bytes) -> None:
     """Read the blocks of a partial copy on this machine's disk."""
     with tempfile.TemporaryDirectory(dir=_scratch()) as folder:
         path = Path(folder, "0.blocks")
@@ -411,7 +411,7 @@ def _scratch() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def _spools() -> list[bytes]:
+def _partial_copies() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "0.blocks")
         kept = FragmentPartialCopy(path)
@@ -449,6 +449,6 @@ TARGETS: dict[str, Target] = {
         journal, lambda: [msgpack.packb({"paused": True}), msgpack.packb({"fragment": 1})]
     ),
     "checkpoint": Target(checkpoint, _checkpoints),
-    "spool": Target(spool, _spools),
+    "partial_copy": Target(partial_copy, _partial_copies),
     "conversation": Target(talk, _of(bytes(range(200)), bytes([2, 0, 7, 9] * 60)), 400),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -130,6 +129,9 @@ async def test_records_of_a_frame_cannot_change_places() -> None:
         nursery.cancel_scope.cancel()  # the rest is not read
 
 
+FOR_EVER_S = 10_000.0  # if closing waited for it, pytest would end the test
+
+
 async def test_closing_wakes_a_thread_that_receives_and_one_that_sends() -> None:
     big = bytes(2**23)
 
@@ -142,12 +144,13 @@ async def test_closing_wakes_a_thread_that_receives_and_one_that_sends() -> None
             for_ever(function)
 
     async with lane_pair() as (_near, far), trio.open_nursery() as nursery:
-        for blocking in (partial(far.receive_header, 60.0), partial(far.send, header(big), big)):
+        for blocking in (
+            partial(far.receive_header, FOR_EVER_S),
+            partial(far.send, header(big), big),
+        ):
             nursery.start_soon(trio.to_thread.run_sync, until_closed, blocking)
         await trio.sleep(0.1)
-        started_s = time.monotonic()
         far.close()
-    assert time.monotonic() - started_s < 30, "it was not waited for what would have come in 60 s"
 
 
 async def test_closing_wakes_a_thread_in_the_middle_of_a_frame() -> None:

@@ -47,7 +47,7 @@ def received_bytes(swarm: Swarm) -> int:
 
 
 def is_in_sync(swarm: Swarm) -> bool:
-    return swarm.peers["late"].service.replica.in_sync
+    return swarm.peers["late"].service.replica.trainer.in_sync
 
 
 async def test_a_copy_is_shown_in_blocks_bytes_donors_and_seconds() -> None:

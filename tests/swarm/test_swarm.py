@@ -179,7 +179,7 @@ async def test_a_joiner_over_a_link_slower_than_the_rounds_replays_them() -> Non
             swarm.world.link(name, "late", delay_s=0.05, bytes_per_s=600_000.0)
         before = swarm.committed
         swarm.add_peer("late", founder=False)
-        await swarm.until(lambda: swarm.peers["late"].service.replica.in_sync)
+        await swarm.until(lambda: swarm.peers["late"].service.replica.trainer.in_sync)
         assert swarm.committed > before, "nobody stops for a joiner"
         await settled(swarm, "abc")
         await swarm.until(lambda: swarm.in_sync("late"))

@@ -98,7 +98,7 @@ def content(state: SharedState) -> bytes:
 
 @define
 class Faults:
-    """What one donor, or the way to it, does wrong.
+    """The faults of one donor, or of the line to it.
 
     Attributes:
       corrupt: blocks that it serves with a flipped bit.
@@ -655,16 +655,16 @@ async def test_answers_and_frames_that_nobody_asked_for_change_nothing() -> None
         world = World(nursery, target)
         honest = await world.add_donor(1, source, Faults(delay_s=3))
         head = source.heads()[0]
-        stranger = f"{77:032x}"
+        outsider = f"{77:032x}"
 
         async def interfere() -> None:
             for _ in range(20):
                 await trio.sleep(0.2)
-                for peer in (stranger, honest):
+                for peer in (outsider, honest):
                     world.joiner.receive(peer, Index(head, b"\0" * 64))
                     world.joiner.receive(peer, BlocksRefused(0, 2, 999, "no"))
                     world.joiner.receive(peer, BlocksRefused(1, 2, 1, "no"))
-                world.joiner.receive(stranger, BlocksRefused(0, 2, 1, "no"))
+                world.joiner.receive(outsider, BlocksRefused(0, 2, 1, "no"))
 
         nursery.start_soon(interfere)
         report = await world.fetch(head)
@@ -879,8 +879,8 @@ def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
             event(f"{10 * (len(came) * 10 // BLOCK_COUNT)} % came before the last life")
         async with trio.open_nursery() as nursery:
             world = World(nursery, target, seed + number)
-            spool = PartialCopies(folder / "partial", after_s=0.0)
-            world.joiner = Joiner(target, world.hub, world.network, partial_copies=spool)
+            partial_copies = PartialCopies(folder / "partial", after_s=0.0)
+            world.joiner = Joiner(target, world.hub, world.network, partial_copies=partial_copies)
             for peer, faults in enumerate(donors, 1):
                 await world.add_donor(peer, source, faults)
             with trio.move_on_after(seconds):
@@ -895,10 +895,12 @@ def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
             came.update(
                 block
                 for block in EVERY_BLOCK
-                if spool.fragment(0).find(source.index(0, 2)[32 * block : 32 * (block + 1)])
+                if partial_copies.fragment(0).find(
+                    source.index(0, 2)[32 * block : 32 * (block + 1)]
+                )
             )
             nursery.cancel_scope.cancel()
-        spool.close()
+        partial_copies.close()
 
     async def main() -> None:
         for number, (donors, seconds) in enumerate([*lives, ([Faults()], 600.0)]):

@@ -19,7 +19,7 @@ CHUNK_BYTES = 400
 CONTRIBUTION, RESULT, PARTIAL = FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.PARTIAL
 
 
-def a_ledger(me: str) -> ChunkTracker:
+def a_tracker(me: str) -> ChunkTracker:
     """Three contributors own two chunks each: a 0 and 1, b 2 and 3, c 4 and 5."""
     plan = Plan(100, tuple(OwnerRun(peer, 2) for peer in (A, B, C)), "fp32", "fp32")
     layout = ChunkLayout.of(plan, FragmentSize(600, 0, 0))
@@ -48,7 +48,7 @@ def share_memory(one: memoryview | None, other: memoryview | None) -> bool:
 
 
 def test_the_last_contribution_begins_a_chunk_and_its_result_is_held() -> None:
-    tracker = a_ledger(A)
+    tracker = a_tracker(A)
     assert sorted(tracker.owing()) == [B, C]
     assert give(tracker, B, header(CONTRIBUTION, 0)) is FrameDuty.NOTHING
     assert give(tracker, C, header(CONTRIBUTION, 0)) is FrameDuty.ADD_UP
@@ -62,7 +62,7 @@ def test_the_last_contribution_begins_a_chunk_and_its_result_is_held() -> None:
 
 
 def test_a_peer_that_has_sent_everything_owes_nothing() -> None:
-    tracker = a_ledger(LISTENER)
+    tracker = a_tracker(LISTENER)
     view = tracker.place(B, header(RESULT, 2))
     assert view is not None
     assert tracker.deliver(B, header(RESULT, 2), view) == (FrameDuty.DECODE, False)
@@ -86,7 +86,7 @@ def test_a_peer_that_has_sent_everything_owes_nothing() -> None:
     ],
 )
 def test_a_wrong_frame_is_dropped_and_named(peer: str, head: FrameHeader, said: str) -> None:
-    tracker = a_ledger(A)
+    tracker = a_tracker(A)
     junk = tracker.place(peer, head)
     assert junk is not None
     with pytest.raises(UnwantedFrameError, match=said) as caught:
@@ -96,7 +96,7 @@ def test_a_wrong_frame_is_dropped_and_named(peer: str, head: FrameHeader, said: 
 
 
 def test_a_frame_comes_once() -> None:
-    tracker = a_ledger(A)
+    tracker = a_tracker(A)
     give(tracker, B, header(CONTRIBUTION, 0))
     give(tracker, B, header(RESULT, 2))
     for head in (header(CONTRIBUTION, 0), header(RESULT, 2)):
@@ -105,7 +105,7 @@ def test_a_frame_comes_once() -> None:
 
 
 def test_a_frame_whose_lane_broke_may_come_again() -> None:
-    tracker = a_ledger(A)
+    tracker = a_tracker(A)
     for head in (header(CONTRIBUTION, 0), header(RESULT, 2)):
         first = tracker.place(B, head)
         assert first is not None
@@ -117,7 +117,7 @@ def test_a_frame_whose_lane_broke_may_come_again() -> None:
 
 
 def test_chunks_stop_waiting_for_the_lost_and_keep_what_they_gave() -> None:
-    tracker = a_ledger(A)
+    tracker = a_tracker(A)
     give(tracker, C, header(CONTRIBUTION, 0))
     give(tracker, B, header(CONTRIBUTION, 0))
     give(tracker, C, header(CONTRIBUTION, 1))
@@ -131,7 +131,7 @@ def test_chunks_stop_waiting_for_the_lost_and_keep_what_they_gave() -> None:
 
 def test_memory_that_a_lost_peer_may_write_to_is_not_used_again() -> None:
     """A lane's thread goes on writing what it began to receive before the flush."""
-    tracker = a_ledger(A)
+    tracker = a_tracker(A)
     late_result = tracker.place(B, header(RESULT, 2))
     late_contribution = tracker.place(B, header(CONTRIBUTION, 0))
     tracker.shut_out([B])
@@ -145,7 +145,7 @@ def test_memory_that_a_lost_peer_may_write_to_is_not_used_again() -> None:
 
 
 def test_a_successor_waits_for_the_contributors_that_are_left() -> None:
-    tracker = a_ledger(A)
+    tracker = a_tracker(A)
     tracker.shut_out([B])
     assert list(tracker.take_over(Assignment(2, 2, A, True, b""), 2)) == [2, 3]
     assert tracker.attempt_of(2) == 2
@@ -157,7 +157,7 @@ def test_a_successor_waits_for_the_contributors_that_are_left() -> None:
 
 
 def test_a_result_spread_again_is_dropped_where_it_is_held() -> None:
-    tracker = a_ledger(A)
+    tracker = a_tracker(A)
     give(tracker, B, header(RESULT, 2))
     tracker.shut_out([B])
     tracker.take_over(Assignment(2, 2, C, False, b""), 2)
@@ -166,7 +166,7 @@ def test_a_result_spread_again_is_dropped_where_it_is_held() -> None:
 
 
 def test_a_result_that_is_held_is_never_made_again() -> None:
-    tracker = a_ledger(A)
+    tracker = a_tracker(A)
     give(tracker, B, header(RESULT, 2))
     tracker.shut_out([B])
     with pytest.raises(RemoteProtocolError, match="made again"):

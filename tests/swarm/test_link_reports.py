@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from holdfast.daemon.simulation.swarm import MASTER, Swarm
+from holdfast.daemon.simulation.scenario import MASTER
+from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.protocol.messages import LinkBroken
 from tests.swarm.test_swarm import a_swarm, settled
 

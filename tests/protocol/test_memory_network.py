@@ -399,7 +399,7 @@ async def test_cutting_breaks_both_ends_and_both_may_dial_again() -> None:
 async def test_an_unreachable_host_can_dial_but_not_be_dialled() -> None:
     async with trio.open_nursery() as nursery:
         pair = Pair(nursery)
-        pair.world.unreachable("a")
+        pair.world.unreachable.add("a")
         await pair.connect()
 
         async def on_channel(_: Channel) -> None:

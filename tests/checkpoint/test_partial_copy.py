@@ -1,4 +1,4 @@
-"""What has come of a copy is on disk: found again after any end, and believed by its digest only."""
+"""Partial copies on disk: found again after any end, and used only if their digest is right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.partial_copy import FragmentPartialCopy, PartialCopies
 from holdfast.checkpoint.state_transfer import FetchReport
 from holdfast.daemon.simulation.drifting_trainer import small_layout
-from tests.checkpoint.test_transfer import (
+from tests.checkpoint.test_state_transfer import (
     BLOCK_BYTES,
     BLOCK_COUNT,
     STATE_BYTES,
@@ -63,13 +63,13 @@ def test_what_was_put_is_found_by_the_next_process(path: Path) -> None:
 
 
 def test_no_more_is_kept_than_its_machines_owner_gives(tmp_path: Path) -> None:
-    """Of all fragments together, also beside what an earlier process left."""
+    """The limit is for all fragments together, with the blocks that an earlier process left."""
     limit_bytes = 2 * 36 + len(BLOCKS[0]) + len(BLOCKS[1])
-    spool = PartialCopies(tmp_path / "partial", limit_bytes=limit_bytes)
-    spool.fragment(0).put(DIGESTS[0], BLOCKS[0])
-    spool.fragment(1).put(DIGESTS[1], BLOCKS[1])
-    spool.fragment(1).put(DIGESTS[2], BLOCKS[2])
-    spool.close()
+    copies = PartialCopies(tmp_path / "partial", limit_bytes=limit_bytes)
+    copies.fragment(0).put(DIGESTS[0], BLOCKS[0])
+    copies.fragment(1).put(DIGESTS[1], BLOCKS[1])
+    copies.fragment(1).put(DIGESTS[2], BLOCKS[2])
+    copies.close()
     sizes = [path.stat().st_size for path in (tmp_path / "partial").iterdir()]
     assert sum(sizes) == limit_bytes
     again = PartialCopies(tmp_path / "partial", limit_bytes=limit_bytes)
@@ -99,7 +99,7 @@ def test_a_file_that_was_cut_at_any_byte_gives_the_records_before(tmp_path: Path
 def test_a_bit_changed_anywhere_is_a_block_less_and_never_another_one(
     at: int, bit: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.mktemp("spool") / "0.blocks"
+    path = tmp_path_factory.mktemp("copies") / "0.blocks"
     filled(path)
     data = bytearray(path.read_bytes())
     data[at] ^= 1 << bit

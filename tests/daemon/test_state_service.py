@@ -1,4 +1,4 @@
-"""What a peer takes up when it starts, and what it refuses, with the difference named."""
+"""The state that a peer loads when it starts, and refusals that name the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose votes count: by invite and line, and whom many votes do not help."""
+"""Voting blocs: votes count by invite and line, and many votes of one bloc do not help it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member makes the master dial, and what it learns by that."""
+"""Reachability checks: the addresses that the master dials for a member, and the answers."""
 
 from __future__ import annotations
 

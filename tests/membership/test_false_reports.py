@@ -1,4 +1,4 @@
-"""What a member says that is not so, or not any more: stale roots, another lineage, words said twice."""
+"""False and stale reports of a member: old roots, another lineage, messages sent twice."""
 
 from __future__ import annotations
 

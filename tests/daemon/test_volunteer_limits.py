@@ -1,4 +1,4 @@
-"""When a machine is lent: decided from a time and a plug, both given; and what of its disk."""
+"""Limits of a volunteer: hours, battery and disk; the time and the power supply are given."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def test_a_minute_is_in_a_part_or_in_the_rest(start: int, end: int, minute: int)
 )
 def test_a_day_and_a_night() -> None:
     """Asked every second from noon to noon: away, here, away; and the owner reads why."""
-    lending = VolunteerLimits(NIGHT)
+    limits = VolunteerLimits(NIGHT)
     told: list[tuple[float, str]] = []
     for passed_s in range(24 * 3_600):
         minute = (NOON + passed_s // 60) % DAY_MINUTES
-        why = lending.why_not(passed_s, minute, on_battery=True)  # nobody asked about that
+        why = limits.why_not(passed_s, minute, on_battery=True)  # nobody asked about that
         if not told or told[-1][1] != why:
             told.append((passed_s / 3_600, why))
     assert told == [
@@ -90,22 +90,21 @@ def test_a_day_and_a_night() -> None:
 
 
 def test_a_plug_must_be_out_for_a_while_and_in_for_a_while() -> None:
-    lending = VolunteerLimits(off_battery=True)
+    limits = VolunteerLimits(off_battery=True)
     on = [False, True, True, False, True, True, True, False, True, False, False, False, False]
     told = [
-        lending.why_not(index * STEADY_S / 2, NOON, on_battery=each)
-        for index, each in enumerate(on)
+        limits.why_not(index * STEADY_S / 2, NOON, on_battery=each) for index, each in enumerate(on)
     ]
     battery = "on battery"
     assert told == ["", "", "", "", "", "", battery, battery, battery, battery, battery, "", ""]
 
 
 def test_hours_are_told_before_the_battery() -> None:
-    lending = VolunteerLimits(NIGHT, off_battery=True)
+    limits = VolunteerLimits(NIGHT, off_battery=True)
     for second in range(20):
-        lending.why_not(second, NOON, on_battery=True)
-    assert lending.why_not(20, NOON, on_battery=True).startswith("outside its hours")
-    assert lending.why_not(21, 23 * 60, on_battery=True) == "on battery"
+        limits.why_not(second, NOON, on_battery=True)
+    assert limits.why_not(20, NOON, on_battery=True).startswith("outside its hours")
+    assert limits.why_not(21, 23 * 60, on_battery=True) == "on battery"
 
 
 def supply(folder: Path, name: str, **values: str) -> None:

@@ -239,7 +239,7 @@ def test_nothing_printed_at_a_daemons_start_or_by_doctor_is_more_than_text(
 
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_no_log_has_a_line_of_a_strangers(form: str, text: str) -> None:
+def test_no_untrusted_text_begins_a_line_of_a_log(form: str, text: str) -> None:
     formatter = logs.JsonLines() if form == "json" else logs.TextLines(logs.TEXT_FORMAT)
     try:
         raise ValueError(f"it said {text}")

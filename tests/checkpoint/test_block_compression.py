@@ -1,4 +1,4 @@
-"""When a donor compresses: on lines that are slow, and fragments that give way."""
+"""Compression by a donor: on slow lines, and for fragments that compress well."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_requests_that_are_served_at_once_share_their_time() -> None:
     assert line.bytes_per_s > PAYS_BELOW_BYTES_PER_S
 
 
-async def test_a_line_that_changes_is_judged_anew() -> None:
+async def test_a_line_that_changes_is_measured_again() -> None:
     line = LineRate()
     await send(line, MEASURED_BYTES, 1e6)
     assert line.slow

@@ -97,15 +97,15 @@ async def test_in_a_tree_leaders_find_what_owners_do_not_see() -> None:
 def test_long_chunks_are_compared_by_their_beginning() -> None:
     count = 2 * SAMPLE_VALUES + 77
     values, momentum = np.ones(count, np.float32), np.full(count, 2, np.float32)
-    gauge = NormSums(momentum)
+    sums = NormSums(momentum)
     for start in range(0, count, 50_000):
-        gauge.take("a" * 32, start, values[start : start + 50_000])
-    assert struct.unpack("<3f", gauge.norm_sums(["a" * 32])) == (
+        sums.take("a" * 32, start, values[start : start + 50_000])
+    assert struct.unpack("<3f", sums.norm_sums(["a" * 32])) == (
         count,
         SAMPLE_VALUES,
         2 * SAMPLE_VALUES,
     )
-    assert gauge.momentum_square == 4 * SAMPLE_VALUES
+    assert sums.momentum_square == 4 * SAMPLE_VALUES
 
 
 @pytest.mark.parametrize("count", [0, 1, PIECE_VALUES - 1, PIECE_VALUES, 3 * PIECE_VALUES + 5])
@@ -114,10 +114,10 @@ def test_products_of_any_length(count: int) -> None:
 
 
 def test_what_is_too_large_to_square_can_still_be_told() -> None:
-    gauge = NormSums(np.full(3, -1e30, np.float32))
+    sums = NormSums(np.full(3, -1e30, np.float32))
     with np.errstate(over="ignore", invalid="ignore"):
-        gauge.take("a" * 32, 0, np.full(3, 1e30, np.float32))
-        gauge.take("b" * 32, 0, np.array([1e30, 1e30, -1e30], np.float32))
-    norm_sums = gauge.norm_sums(["a" * 32, "b" * 32])
+        sums.take("a" * 32, 0, np.full(3, 1e30, np.float32))
+        sums.take("b" * 32, 0, np.array([1e30, 1e30, -1e30], np.float32))
+    norm_sums = sums.norm_sums(["a" * 32, "b" * 32])
     assert makes_sense(norm_sums, 2)
     assert min(found.norm for found in found_in([(norm_sums, 1.0)], ["a", "b"]).values()) > 1e19

@@ -44,7 +44,7 @@ def control(kind: str = "master", pid: int | None = None) -> DaemonAddress:
 
 
 def ended_pid() -> int:
-    """Of a process that is gone."""
+    """Return the id of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid

@@ -139,8 +139,8 @@ def test_some_slots_are_for_networks_from_which_members_came() -> None:
         assert one is not None
         assert two is not None
         one.silent = two.silent = False
-        with room.slot(C) as stranger, room.slot(C, known=True) as member:
-            assert stranger is None
+        with room.slot(C) as unidentified, room.slot(C, known=True) as member:
+            assert unidentified is None
             assert member is not None
 
 

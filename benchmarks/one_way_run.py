@@ -17,12 +17,13 @@ from random import Random
 import trio
 from attrs import frozen
 
-from ...membership.master.state.master_effects import EventKind
-from .drifting_trainer import small_layout
-from .scenario import MASTER
-from .swarm import Swarm
-from .virtual_time import run_virtually
-from .witness import ViolationError
+from holdfast.daemon.simulation.drifting_trainer import small_layout
+from holdfast.daemon.simulation.scenario import MASTER
+from holdfast.daemon.simulation.scenario_run import format_state
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.simulation.virtual_time import run_virtually
+from holdfast.daemon.simulation.witness import ViolationError
+from holdfast.membership.master.state.master_effects import EventKind
 
 PEERS = ("p0", "p1", "p2", "p3")
 PAIRS = tuple(itertools.permutations((*PEERS, MASTER), 2))
@@ -122,7 +123,9 @@ async def _live(case: OneWay) -> Recovery:
         try:
             recovery = await _recover(swarm, case)
         except trio.TooSlowError as error:
-            raise ViolationError(f"{case}: the run makes no progress: {swarm.story()}") from error
+            raise ViolationError(
+                f"{case}: the run makes no progress: {format_state(swarm)}"
+            ) from error
         finally:
             swarm.standstill.all_go_on()
         nursery.cancel_scope.cancel()
@@ -143,13 +146,13 @@ async def _recover(swarm: Swarm, case: OneWay) -> Recovery:
     healed_s, during = trio.current_time(), swarm.committed - committed
     await trio.sleep(RECOVER_S)
     if not _whole(swarm):
-        raise ViolationError(f"{case}: not all peers take part again: {swarm.story()}")
+        raise ViolationError(f"{case}: not all peers take part again: {format_state(swarm)}")
     after_s = await _round_s(swarm)
     if _removed(swarm, healed_s + RECOVER_S):
-        raise ViolationError(f"{case}: another peer was removed: {swarm.story()}")
+        raise ViolationError(f"{case}: another peer was removed: {format_state(swarm)}")
     if after_s > SLOWER_MAX * before_s:
         raise ViolationError(
-            f"{case}: rounds take {after_s:.2f} s, before {before_s:.2f} s: {swarm.story()}"
+            f"{case}: rounds take {after_s:.2f} s, before {before_s:.2f} s: {format_state(swarm)}"
         )
     in_cut = _removed(swarm, began_s) - _removed(swarm, healed_s)
     return Recovery(

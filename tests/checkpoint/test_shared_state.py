@@ -335,7 +335,7 @@ def test_an_empty_peer_gets_the_whole_state() -> None:
 
 
 def test_while_a_fragment_comes_its_trainer_is_told_that_it_is_not_whole() -> None:
-    """It may take minutes, and a trainer that waited for its end would hear nothing."""
+    """The transfer may take minutes, and a trainer that waited for its end would get no message."""
     source, target = founded(SIZE), make_state(SIZE)
     head = source.heads()[0]
     incoming = target.begin(head, source.index(0, 0))
@@ -503,14 +503,14 @@ def test_changes_wait_for_each_other() -> None:
 
     def slow(values: Values, momentum: Values, mean: Values) -> None:
         stepping.set()
-        assert go_on.wait(10)
+        assert go_on.wait(120)
         values -= mean
         order.append("stepped")
 
     zeros = np.zeros(2, np.int64)
     one = threading.Thread(target=lambda: state.apply(0, 1, np.ones(7, np.float32), zeros, slow))
     one.start()
-    assert stepping.wait(10)
+    assert stepping.wait(120)
     other = threading.Thread(
         target=lambda: order.append(
             str(state.load_initial(0, np.ones(7, np.float32), zeros).version)

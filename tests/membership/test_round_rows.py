@@ -1,4 +1,4 @@
-"""What people are shown of a run as a whole, and who did what when in a round."""
+"""The status of a run as a whole, and the steps of each member in a round."""
 
 from __future__ import annotations
 
