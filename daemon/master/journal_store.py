@@ -16,7 +16,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 
 import msgpack
@@ -137,6 +137,18 @@ class Committed:
     commit: Commit
     opened_at: float | None
     committed_at: float
+
+
+@frozen
+class Uncommitted:
+    """A round in the journal that was opened and not committed.
+
+    Attributes:
+      opened_at: unix seconds.
+    """
+
+    round: journal.RoundNumbered
+    opened_at: float
 
 
 class JournalStore:
@@ -290,15 +302,7 @@ class JournalStore:
         found: list[Committed] = []
         opened_at: dict[int, float] = {}
         size_bytes = 0
-        with contextlib.ExitStack() as stack:
-            db = self._db
-            if self._path is not None:
-                db = stack.enter_context(contextlib.closing(sqlite3.connect(self._path)))
-                db.execute("pragma query_only = on")
-            rows = db.execute(
-                "select kind, body, at_s from records where kind in (?, ?) order by id desc limit ?",
-                (journal.RoundCommitted.__name__, journal.RoundNumbered.__name__, 2 * count),
-            )
+        with self._newest_rounds(count) as rows:
             for kind, body, at_s in rows:
                 plain = msgpack.unpackb(body)
                 if kind == journal.RoundNumbered.__name__:
@@ -310,6 +314,36 @@ class JournalStore:
         return [
             evolve(each, opened_at=opened_at.get(each.commit.round)) for each in reversed(found)
         ]
+
+    def uncommitted(self, count: int, known: Container[int]) -> list[Uncommitted]:
+        """Return the rounds among the newest ``count`` that have no commit and are not known, oldest first.
+
+        This blocks no writer.
+        """
+        found: dict[int, Uncommitted] = {}
+        committed: set[int] = set()
+        with self._newest_rounds(count) as rows:
+            for kind, body, at_s in rows:
+                plain = msgpack.unpackb(body)
+                if kind == journal.RoundCommitted.__name__:
+                    committed.add(plain["commit"]["round"])
+                elif plain["round"] not in known and plain["round"] not in committed:
+                    record = wire.from_plain(journal.RoundNumbered, plain)
+                    found[record.round] = Uncommitted(record, at_s)
+        return [found[number] for number in sorted(found)]
+
+    @contextlib.contextmanager
+    def _newest_rounds(self, count: int) -> Iterator[Iterable[tuple[str, bytes, float]]]:
+        """Read the kind, body and time of the newest records of rounds, the newest first."""
+        with contextlib.ExitStack() as stack:
+            db = self._db
+            if self._path is not None:
+                db = stack.enter_context(contextlib.closing(sqlite3.connect(self._path)))
+                db.execute("pragma query_only = on")
+            yield db.execute(
+                "select kind, body, at_s from records where kind in (?, ?) order by id desc limit ?",
+                (journal.RoundCommitted.__name__, journal.RoundNumbered.__name__, 2 * count),
+            )
 
     # ------------------------------------------------------------ invites
 
