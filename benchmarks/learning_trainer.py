@@ -205,7 +205,7 @@ class TorchTrainer(SimTrainer):
                 if isinstance(message, Posted) and self._lie is not None:
                     assert self._posted is not None
                     self._lie(message.round, self._posted.values(message.fragment))
-                self._events.trainer_said(message)
+                self._events.trainer_sent(message)
 
     def _put_all(self, line: socket.socket) -> None:
         while True:

@@ -64,7 +64,7 @@ def attach(
     if standalone or os.environ.get(STANDALONE_VARIABLE, "0") not in ("", "0"):
         if total_steps is None:
             total_steps = steps_from_environment()
-        return StandaloneRun.begin(find_shared(model), optimizer, callbacks, total_steps)
+        return StandaloneRun(find_shared(model), optimizer, callbacks, total_steps)
     raise NoDaemonError(
         "this process has no holdfast daemon",
         hint="start the script with `holdfast join INVITE -- python train.py`, or, to try it alone, "
@@ -83,13 +83,7 @@ def attach_over(
     tensors = find_shared(model)
     if optimizer is not None:
         check_optimizer(model, optimizer)
-    run = Run(connect(), tensors, optimizer, clock, callbacks)
-    try:
-        run._attach()
-    except BaseException:
-        run.close()
-        raise
-    return run
+    return Run(connect(), tensors, optimizer, clock, callbacks)
 
 
 def _check_types(model: object, optimizer: object) -> None:

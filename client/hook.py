@@ -25,13 +25,13 @@ from __future__ import annotations
 import math
 import operator
 import os
-import threading
 import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from types import TracebackType
 from typing import Literal, Self, SupportsFloat, SupportsIndex, cast, overload
 
@@ -63,14 +63,13 @@ from ..protocol.messages import (
 )
 from .arenas import Arenas
 from .attach_errors import AttachRefused, DaemonGone, MisuseError
-from .boundary import BoundaryMachine
+from .boundary import BoundaryMachine, StepTimes
 from .callbacks import Callback, CallbackRunner, Merge
 from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
 from .generators import Generators
 from .inner_optimizer import InnerOptimizer
 from .local_checkpoint import LocalCheckpoint
-from .step_times import StepTimes
 from .tensors import SharedTensor, layout_of
 from .trained_parameters import TrainedParameters
 
@@ -81,14 +80,17 @@ POLL_INTERVAL_S = 1.0
 
 WAITED, STEPPED = 0, 1  # indices into ``Arena.seconds``
 
-get_ident = threading.get_ident
-_unforked: weakref.WeakSet[Run] = weakref.WeakSet()  # the runs that this process attached
+NO_THREAD = 0  # no thread's identifier
+_attached: weakref.WeakSet[Run] = weakref.WeakSet()  # the runs of this process
 
 
 def _mark_forked() -> None:
     """Mark all runs in a forked child as the parent's."""
-    for run in _unforked:
-        run._forked = True
+    for run in _attached:
+        run._thread, run._misuse = (
+            NO_THREAD,
+            "in a forked process: it belongs to the one that attached",
+        )
         run._crash_report.withdraw()
 
 
@@ -123,10 +125,9 @@ class Run:
         self._inner_optimizer = InnerOptimizer(optimizer)
         self._trained_parameters = TrainedParameters(tensors, optimizer)
         self._generators = Generators(os.environ.get(MEMBER_VARIABLE, ""))
-        self._thread = threading.get_ident()
-        self._forked = False
-        self._closed = False
-        _unforked.add(self)
+        self._thread = get_ident()  # the one that may call; NO_THREAD after ``close`` and in forks
+        self._misuse = "from another thread than the one that attached"
+        _attached.add(self)
         self._machine = BoundaryMachine()
         self._step_times = StepTimes()
         self._arenas: Arenas | None = None
@@ -144,6 +145,11 @@ class Run:
         self._slots: memoryview[int] = np.zeros(8, np.uint64).data
         self._loss = cast("memoryview[float]", np.zeros(1, np.float64).data)
         self._seconds = cast("memoryview[float]", np.zeros(2, np.float64).data)
+        try:
+            self._attach()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def finished(self) -> bool:
@@ -180,7 +186,7 @@ class Run:
     @property
     def rate_scale(self) -> float:
         """The factor to multiply the learning rate by: 1.0, but less in the first steps of an
-        optimizer without a state that joins a run under way. See ``rate_ramp``."""
+        optimizer without a state that joins a run under way. See ``inner_optimizer``."""
         return self._inner_optimizer.rate_scale(self._machine.own_step)
 
     @overload
@@ -222,7 +228,7 @@ class Run:
         """
         if tokens.__class__ is not int or tokens < 0:
             tokens = _token_count(tokens)
-        if self._thread != get_ident() or self._forked or self._closed:
+        if self._thread != get_ident():
             self._refuse_misuse("step")
         machine = self._machine
         if machine.finished:
@@ -261,7 +267,7 @@ class Run:
           DaemonGone: the daemon closed the connection before the run was over.
           MisuseError: after ``close``, from another thread, or in a forked process.
         """
-        if self._thread != get_ident() or self._forked or self._closed:
+        if self._thread != get_ident():
             self._refuse_misuse("log")
         if len(values) > METRICS_MAX:
             raise ValueError(f"{len(values)} figures at once, at most {METRICS_MAX} are taken")
@@ -273,7 +279,7 @@ class Run:
 
     def close(self) -> None:
         """Leave the daemon; the model keeps its weights. Harmless twice."""
-        self._closed = True
+        self._thread, self._misuse = NO_THREAD, "after run.close()"
         self._crash_report.withdraw()
         self._connection.close()
         self._arenas = None
@@ -284,7 +290,7 @@ class Run:
 
     def __repr__(self) -> str:
         machine = self._machine
-        if self._closed:
+        if self._thread == NO_THREAD:
             state = "closed"
         elif machine.finished:
             state = "finished"
@@ -310,16 +316,9 @@ class Run:
         self.close()
 
     def _refuse_misuse(self, name: str) -> None:
-        if self._closed:
-            raise MisuseError(f"run.{name} was called after run.close()")
-        if self._forked:
-            raise MisuseError(
-                f"run.{name} was called in a forked process: a run belongs to the process that attached",
-                hint="call it in the parent only; a process of its own attaches for itself",
-            )
         raise MisuseError(
-            f"run.{name} was called from another thread than the one that attached",
-            hint="call every method of a run from the thread that called holdfast.attach",
+            f"run.{name} was called {self._misuse}",
+            hint="call the methods of a run from the thread that called holdfast.attach, before close",
         )
 
     # ------------------------------------------------------------ attaching
@@ -374,7 +373,7 @@ class Run:
                 continue  # messages may have come in the meantime
             must_wait = self._machine.must_wait(arenas.overlap_steps)
             arenas.advance(wait=must_wait)
-            if self._tell_posted(arenas):
+            if self._announce_post(arenas):
                 continue
             if not must_wait:
                 break
@@ -395,12 +394,14 @@ class Run:
     def _waiting(self) -> Iterator[None]:
         self._slots[WAITING_SLOT] = self._connection.received_count + 1
         started_s = self._clock()
-        yield
-        waited_s = self._clock() - started_s
-        self._slots[WAITING_SLOT] = 0
-        self.waited_s += waited_s
-        if self.contributing:
-            self._seconds[WAITED] += waited_s
+        try:
+            yield
+        finally:  # Ctrl+C ends the wait, and a script may train on
+            waited_s = self._clock() - started_s
+            self._slots[WAITING_SLOT] = 0
+            self.waited_s += waited_s
+            if self.contributing:
+                self._seconds[WAITED] += waited_s
 
     def _post_due(self, arenas: Arenas) -> bool:
         """Post the fragment of one due round, and return whether there was one."""
@@ -412,16 +413,16 @@ class Run:
         self._machine.post(fragment)
         self._inner_optimizer.mark_used()
         self._measure_steps()
-        self._tell_posted(arenas)
+        self._announce_post(arenas)
         return True
 
-    def _tell_posted(self, arenas: Arenas) -> bool:
+    def _announce_post(self, arenas: Arenas) -> bool:
         """Send ``Posted`` for one round whose data is in the arena; return whether there was one."""
-        for fragment in self._machine.untold_fragments():
+        for fragment in self._machine.unannounced_fragments():
             replica = arenas.replicas[fragment]
             if replica.written:
                 step_s = self._step_times.step_s
-                self._send(self._machine.tell_posted(fragment, replica.version, step_s))
+                self._send(self._machine.announce_post(fragment, replica.version, step_s))
                 return True
         return False
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Sequence
-from typing import Self, cast
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 
@@ -41,35 +40,34 @@ class _NoConnection:
 
 
 class StandaloneRun(Run):
-    """A run of one trainer and no daemon. ``finished`` is true from its ``total_steps`` on."""
+    """A run of one trainer and no daemon.
 
-    @classmethod
-    def begin(
-        cls,
+    Args:
+      total_steps: the step at which the run is finished; None: it has no end.
+
+    Raises:
+      ValueError: ``total_steps`` is less than 1.
+    """
+
+    def __init__(
+        self,
         tensors: tuple[SharedTensor, ...],
         optimizer: torch.optim.Optimizer | None,
         callbacks: Sequence[Callback] = (),
         total_steps: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> Self:
-        """Begin at step 0.
-
-        Args:
-          total_steps: the step at which the run is finished; None: it has no end.
-
-        Raises:
-          ValueError: ``total_steps`` is less than 1.
-        """
+    ) -> None:
         if total_steps is not None and total_steps < 1:
             raise ValueError(f"total_steps must be 1 or more, got {total_steps}")
-        run = cls(cast(DaemonConnection, _NoConnection()), tensors, optimizer, clock, callbacks)
-        run._machine.leads = run._machine.loaded = True
-        run._machine.total_steps = total_steps or 0
-        run._due_step = total_steps or COUNT_MAX
-        run._poll_at_s = math.inf
-        if run._callbacks is not None:
-            run._callbacks.begin(clock(), 0.0)
-        return run
+        self._length = total_steps
+        super().__init__(
+            cast(DaemonConnection, _NoConnection()), tensors, optimizer, callbacks=callbacks
+        )
+
+    def _attach(self) -> None:
+        self._machine.leads = self._machine.loaded = True
+        self._machine.total_steps = self._length or 0
+        self._due_step = self._length or COUNT_MAX
+        self._poll_at_s = math.inf
 
     def _boundary(self) -> None:
         self._machine.finished = True

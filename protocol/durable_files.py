@@ -34,6 +34,13 @@ def keep_private(path: Path) -> None:
         path.chmod(0o600)
 
 
+def put_in_place(scratch: Path, target: Path) -> None:
+    """Give a whole file its name, in the same folder, so that even a loss of power leaves the old or new one."""
+    sync_to_disk(scratch)
+    scratch.replace(target)
+    sync_to_disk(target.parent)
+
+
 def sync_to_disk(path: Path) -> None:
     """Flush a file's bytes, or a folder's names, to disk, so that they survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -130,21 +130,18 @@ LINE = NumberWithUnit(
     "--latency",
     type=LATENCY,
     default="50ms",
-    show_default=True,
     help="Round-trip time between two machines, as ping reports it.",
 )
 @click.option(
     "--quality",
     type=click.Choice(list(QUALITIES)),
     default="high",
-    show_default=True,
     help="Coarsest codec allowed: fp32 (exact), int8 (high), 4 bits (frugal).",
 )
 @click.option(
     "--fragments-max",
     type=click.IntRange(1, FRAGMENTS_MAX),
     default=FRAGMENTS_PROPOSED_MAX,
-    show_default=True,
     help="Maximum number of fragments to propose; the model's number of layers is a good limit.",
 )
 @json_option

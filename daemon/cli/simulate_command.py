@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..exit_codes import ExitCode
+from .options import FILE
 
 if TYPE_CHECKING:
     from ..simulation.batch import BatchOptions, BatchReport, SeedResult, Violation
@@ -25,15 +26,9 @@ LIES_MAX = 8  # chunks that a liar is sure to own
 
 @click.command()
 @click.option(
-    "--seeds",
-    type=click.IntRange(1, SEEDS_MAX),
-    default=100,
-    show_default=True,
-    help="Number of seeds, one run each.",
+    "--seeds", type=click.IntRange(1, SEEDS_MAX), default=100, help="Number of seeds, one run each."
 )
-@click.option(
-    "--start", type=click.IntRange(0), default=0, show_default=True, help="The first seed."
-)
+@click.option("--start", type=click.IntRange(0), default=0, help="The first seed.")
 @click.option(
     "--peers",
     type=click.IntRange(PEERS_MIN, PEERS_MAX),
@@ -43,7 +38,6 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "--audit",
     type=click.FloatRange(0.0, 1.0),
     default=0.0,
-    show_default=True,
     help="Share of all result chunks that is audited.",
 )
 @click.option(
@@ -56,7 +50,6 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "--lies",
     type=click.IntRange(1, LIES_MAX),
     default=1,
-    show_default=True,
     help="Number of chunks per round that the liar falsifies.",
 )
 @click.option(
@@ -66,15 +59,10 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "other peer may be removed, excluded for long or out-voted, and rounds must continue.",
 )
 @click.option(
-    "--jobs",
-    type=click.IntRange(1, 1_024),
-    help="Number of processes (default: one per core).",
+    "--jobs", type=click.IntRange(1, 1_024), help="Number of processes (default: one per core)."
 )
 @click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the results to this file; - for stdout.",
+    "--json", "json_path", type=FILE, help="Also write the results to this file; - for stdout."
 )
 @click.option("--quiet", is_flag=True, help="Print only violations.")
 @click.option("--trace", is_flag=True, help="Print every recorded event; needs --seeds 1.")

@@ -539,6 +539,18 @@ def invite_id(token: str) -> str:
     return _id_of(_hash(token))
 
 
+@contextlib.contextmanager
+def storing(what: str) -> Iterator[None]:
+    """Turn a failure to write into a UserError that names what cannot be stored."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise UserError(
+            f"{what} cannot be stored: {error}",
+            hint="free some space on the disk of the master's state",
+        ) from error
+
+
 def _id_of(key: bytes) -> str:
     """Return the id that people use for the invite with this hash."""
     return key[:4].hex().upper()

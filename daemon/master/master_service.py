@@ -64,7 +64,6 @@ from .journal_writer import JournalWriter
 from .other_masters import OtherMasters
 from .peer_greeting import PeerGreeting
 from .peer_sessions import PeerSessions
-from .proof_check import fault_proven
 from .reachability import ReachabilityCheck
 from .state_verifier import StateVerifier
 
@@ -240,7 +239,8 @@ class MasterService:
         await self.network.run_sync(lambda: self.store.append(record))
 
     async def _check_proof(self, case: CheckProof) -> None:
-        fault = await self.network.run_sync(partial(fault_proven, case, self._notary))
+        """Check a proof against a chunk owner: the only tensor data that the master handles."""
+        fault = await self.network.run_sync(partial(_fault_proven, case, self._notary))
         self.decide(partial(self.coordinator.proof_checked, case, fault))
 
     def _note(self, text: str) -> None:
@@ -334,3 +334,18 @@ class MasterService:
 
     def _classed(self, peer: str, reachable: bool) -> None:
         self.decide(partial(self.coordinator.classed, peer, reachable))
+
+
+def _fault_proven(case: CheckProof, notary: Notary) -> str:
+    """Return the fault that a proof shows of a chunk owner, or an empty string. This takes CPU time."""
+    # Imported here: a master without accusations never loads the reduction.
+    from ...collectives.arithmetic import ChunkLayout
+    from ...collectives.evidence import UnsignedError, WrongChunkClaim, check_proof
+
+    layout = ChunkLayout.of(case.order.plan, case.size)
+    claim = WrongChunkClaim(case.order, layout, case.chunk, case.owner, case.digest, case.manifest)
+    try:
+        return check_proof(claim, notary, case.proof)
+    except UnsignedError as error:
+        log.info("a proof against peer %s is invalid: %s", case.owner[:8], error)
+        return ""

@@ -45,12 +45,13 @@ from ..paths import JOURNAL_FILE, make_private, note_source
 from ..spec_file import read_spec
 from ..status_records import MasterStatus
 from ..tasks import wait_for_signals
+from ..web.app import read_route
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
 from .announcements import format_end, format_invites, format_resumed
-from .journal_store import JournalStore
+from .journal_store import JournalStore, storing
 from .master_service import MasterService
 from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder
@@ -225,9 +226,9 @@ class Master:
             "master",
             self.options.state,
             self.options.http,
-            reads={"invites": lambda: {"invites": self.store.invites()}},
             why_unready=self.why_unready,
             routes=[
+                read_route("invites", lambda: {"invites": self.store.invites()}),
                 status_route(lambda past: self.status(past=past)),
                 Route("/api/live", live, methods=["GET"]),
                 metrics_route(self.status),
@@ -385,15 +386,10 @@ class Master:
         Raises:
           UserError: the disk is full.
         """
-        try:
+        with storing("the invite"):
             token, expires_s = self.store.make_token(
                 role, founder=founder, uses=uses, hours=hours, by_hand=approve
             )
-        except sqlite3.Error as error:
-            raise UserError(
-                f"the invite cannot be stored: {error}",
-                hint="free some space on the disk of the master's state",
-            ) from error
         return Invite(
             run_id=self.run_id,
             addresses=self._masters(),

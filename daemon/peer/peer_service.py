@@ -24,7 +24,7 @@ parts do the work:
      ├── fetch        (per fragment) copies a version from donors
      └── write        (if due)       a checkpoint, in pieces
 
-The parts report by ``_on_event``, the replica decides, ``_perform`` carries out. All of this is plain
+A part tells the replica what happened, the replica decides, ``_perform`` carries out. All of this is plain
 (not async) code on one event loop, so each event is handled completely before the next one.
 """
 
@@ -38,7 +38,6 @@ from attrs import frozen
 
 from ... import __version__
 from ...checkpoint.checkpoint_store import CheckpointStore
-from ...checkpoint.checkpoints import Manifest
 from ...checkpoint.shared_state import SharedState
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.line_probe import Prober
@@ -93,22 +92,8 @@ from ...protocol.trust.authority import Party
 from ..advertised_hosts import dialable
 from .auditor import Auditor
 from .checkpointer import Checkpointer
-from .line_report import measured
 from .master_session import MasterSession, SessionEnded
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .peer_events import (
-    FetchFailed,
-    FragmentFetched,
-    InitialStateTaken,
-    PeerEvent,
-    PseudoGradientPosted,
-    ReductionDone,
-    ReductionFailed,
-    RoundApplied,
-    StateRestored,
-    TrainerGone,
-    TrainerReady,
-)
 from .reducer import Reducer
 from .relay_service import RelayWork
 from .state_service import StateService
@@ -135,7 +120,6 @@ class PeerService:
 
     Args:
       checkpoints: where checkpoints are written; None: nowhere.
-      renew, renewed, renew_every_s: see ``MasterSession``.
     """
 
     def __init__(
@@ -145,13 +129,10 @@ class PeerService:
         trainer: TrainerPort,
         *,
         checkpoints: CheckpointStore | None = None,
-        renew: Callable[[], bytes] | None = None,
-        renewed: Callable[[bytes], None] | None = None,
-        renew_every_s: float = 6 * 3600.0,
         factories: PeerFactories | None = None,
     ) -> None:
         factories = factories or PeerFactories()
-        start, handle = self._start, self._on_event
+        start, perform = self._start, self._perform
         self.config = config
         self.network = network
         self.replica = replica = Replica(config.me)
@@ -166,21 +147,28 @@ class PeerService:
             hello=self._hello,
             obeys=replica.obeys,
             handle=self._hear,
-            renew=renew,
-            renewed=renewed,
-            renew_every_s=renew_every_s,
         )
+        tell = self.session.tell
         self.hub = hub = LinkHub(
             network,
             config.me,
             on_message=self._on_link_message,
-            tell_master=handle,
+            tell_master=tell,
             upload=_cap(config.upload_bytes_per_s),
             download=_cap(config.download_bytes_per_s),
         )
         self._prober = Prober(hub)
         self.state_service = StateService(
-            config, network, hub, trainer, replica, report, spec, start=start, handle=handle
+            config,
+            network,
+            hub,
+            trainer,
+            replica,
+            report,
+            spec,
+            start=start,
+            tell=tell,
+            perform=perform,
         )
         self.reducer = Reducer(
             config,
@@ -188,14 +176,13 @@ class PeerService:
             hub,
             spec,
             self.state_service,
-            is_copying=replica.is_copying,
+            replica,
             start=start,
-            handle=handle,
+            tell=tell,
+            perform=perform,
             make_reduction=factories.reduction,
         )
-        self.auditor = factories.auditor(
-            network, hub, spec, self.reducer, start=start, handle=handle
-        )
+        self.auditor = factories.auditor(network, hub, spec, self.reducer, start=start, tell=tell)
         self.training = TrainerService(
             network,
             hub,
@@ -207,7 +194,8 @@ class PeerService:
             local_checkpoint=config.local_checkpoint,
             residual_of=self.reducer.residual_of,
             start=start,
-            handle=handle,
+            tell=tell,
+            perform=perform,
         )
         self.checkpointer = factories.checkpointer(
             config,
@@ -219,11 +207,11 @@ class PeerService:
             self.state_service,
             checkpoints,
             start=start,
-            handle=handle,
+            tell=tell,
         )
         self.relay: RelayWork | None = None
         if config.relay is not None:
-            self.relay = RelayWork(RelayForwarder(config.relay, network.proven), handle)
+            self.relay = RelayWork(RelayForwarder(config.relay, network.proven), tell)
         self.number = 0
         self.finished = trio.Event()
         self._bound: Sequence[Address] = ()
@@ -242,10 +230,6 @@ class PeerService:
     def rounds_wanted(self) -> int:
         """The rounds after which the run is finished; 0: it has no end, or that is not known yet."""
         return 0 if self._spec.known is None else self._spec.known.run.rounds
-
-    def progress(self) -> Progress:
-        """Return the trainer's progress; see ``TrainerService.progress``."""
-        return self.training.progress()
 
     # ------------------------------------------------------------ life
 
@@ -301,7 +285,7 @@ class PeerService:
         deadline_s = spec.membership.deadline_s if spec is not None else 15.0
         with trio.move_on_after(2 * deadline_s):
             if session.connected:
-                session.tell(self.progress())
+                session.tell(self.training.progress())
                 session.tell(Leaving(reason))
                 await session.released.wait()
 
@@ -333,7 +317,7 @@ class PeerService:
         while True:
             await trio.sleep(PROGRESS_S)
             self.training.check_alive()
-            progress = self.progress()
+            progress = self.training.progress()
             if progress != self._progress_sent and self.session.connected:
                 self._progress_sent = progress
                 self.session.tell(progress)
@@ -438,7 +422,7 @@ class PeerService:
                 self.checkpointer.write_now(number)
             case Notice():
                 log.warning("notice from the master: %s", message.text)
-                self.report.told.append(message.text)
+                self.report.notices.append(message.text)
             case _:
                 if isinstance(message, Commit):
                     self.reducer.settle(message)
@@ -447,60 +431,6 @@ class PeerService:
     def _use_layout(self, layout: ModelLayout) -> None:
         if self.state_service.use_layout(layout):
             self.training.admit()
-
-    # ------------------------------------------------------------ the parts' events
-
-    def _on_event(self, event: PeerEvent) -> None:
-        """Send a part's message to the master, or have the replica decide on its event."""
-        replica = self.replica
-        match event:
-            case Message():
-                self.session.tell(event)
-            case ReductionDone(round_id, attempt, result, planned):
-                if planned:
-                    self.session.tell(measured(self.hub))
-                effects = replica.reduction_done(
-                    round_id,
-                    attempt,
-                    result.digest,
-                    result.manifest,
-                    result.norm_sums,
-                    result.momentum_square,
-                )
-                self._perform(effects)
-            case ReductionFailed(round_id, attempt, accused, reason, bad):
-                self._perform(replica.reduction_failed(round_id, attempt, accused, bad, reason))
-            case RoundApplied(round_id, head):
-                self._perform(replica.applied(round_id, head))
-            case FragmentFetched(head, received_bytes, bad_donors):
-                self.session.tell(measured(self.hub))  # the first rate that is known of these lines
-                self._perform(replica.fetched(head, received_bytes, bad_donors))
-            case FetchFailed(head, bad_donors, reason):
-                self._perform(replica.fetch_failed(head, bad_donors, reason))
-            case StateRestored(manifest):
-                self._restored(manifest)
-            case InitialStateTaken(lineage, heads):
-                replica.founded(lineage, heads)
-            case TrainerReady():
-                self._perform(replica.trainer_came())
-            case TrainerGone():
-                self._perform(replica.trainer_lost())
-            case PseudoGradientPosted(posted, norm, refusal):
-                self._perform(replica.posted(posted, norm, refusal))
-
-    def _restored(self, manifest: Manifest | None) -> None:
-        replica = self.replica
-        if manifest is None:
-            replica.restored(b"", 0, (), 0, replica.term, replica.nonce)
-        else:
-            replica.restored(
-                bytes.fromhex(manifest.lineage),
-                len(manifest.sizes),
-                manifest.fragment_heads(),
-                manifest.step,
-                manifest.term,
-                bytes.fromhex(manifest.nonce),
-            )
 
     # ------------------------------------------------------------ effects
 

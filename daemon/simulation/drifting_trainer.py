@@ -122,7 +122,7 @@ class SimTrainer:
         """Report a loss that is not finite."""
         assert self._events is not None
         self._machine.loaded = False
-        self._events.trainer_said(Failing(FailureKind.NAN, "the loss was not finite"))
+        self._events.trainer_sent(Failing(FailureKind.NAN, "the loss was not finite"))
 
     def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
         self.crash(TrainerFailed(kind, reason, Remedy.RESTART, 1, RESTART_S))
@@ -181,7 +181,7 @@ class SimTrainer:
         assert self._posted is not None
         assert self._events is not None
         self._machine.post(fragment)
-        posted = self._machine.tell_posted(fragment, self._versions[fragment], self.step_s)
+        posted = self._machine.announce_post(fragment, self._versions[fragment], self.step_s)
         values = self._posted.values(fragment)
         if self.delta is not None:
             values[:] = self.delta(self.peer, posted.round, len(values))
@@ -191,7 +191,7 @@ class SimTrainer:
             values[:1] += np.float32(self.poison(posted.round))
         self._posted.counters(fragment)[:] = posted.step
         self.witness.saw_contribution(self.peer, posted.round, values)
-        self._events.trainer_said(posted)
+        self._events.trainer_sent(posted)
 
     def _handle(self, message: Message) -> None:
         machine = self._machine
@@ -203,7 +203,7 @@ class SimTrainer:
                     values = self._posted.values(fragment)
                     values[:] = np.arange(len(values), dtype=np.float32)
                     self._posted.counters(fragment)[:] = 0
-                self._events.trainer_said(InitialPosted())
+                self._events.trainer_sent(InitialPosted())
             case Load():
                 machine.move_to(message.step, message.step_limit)
                 machine.load()

@@ -30,7 +30,7 @@ from ...protocol.trust.authority import Party
 from ..master.journal_store import GrantRow
 from ..master.master_service import CROWD_MIN
 from ..peer.peer_config import PeerConfig
-from ..tasks import told_error
+from ..tasks import only_error
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .frozen_hosts import FrozenHosts, on_host
 from .holdings import keeps_state
@@ -163,7 +163,7 @@ class Swarm:
             with scope:
                 await master.run(task_status=task_status)
         except BaseExceptionGroup as group:
-            error = told_error(group)
+            error = only_error(group)
             if not isinstance(error, UserError):
                 raise
             await self._master_ended(error)
@@ -296,9 +296,9 @@ class Swarm:
             except EvictedError as error:
                 sim.ended = error
             except BaseExceptionGroup as group:
-                if not isinstance(told := told_error(group), UserError):
+                if not isinstance(only := only_error(group), UserError):
                     raise
-                sim.ended = told  # a process prints it and exits
+                sim.ended = only  # a process prints it and exits
             if sim.alive:
                 self._bury(sim)  # the process ended: its connections close
 

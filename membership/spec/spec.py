@@ -42,7 +42,7 @@ STEPS_MAX = 10**9
 # nothing in a run that keeps up. In a run that does not, results arrive this many steps late.
 OVERLAP_AUTO_MAX = 10
 SECONDS_MAX = 86_400.0
-# After a gap the kernel retransmits within this time at the latest (see ``sockets.retry_soon``).
+# After a gap the kernel retransmits within this time at the latest (see ``socket_options.retry_soon``).
 RETRANSMIT_S = 1.0
 SILENCE_SHARE_MAX = 0.75  # of the deadline
 CHECKPOINT_S_MAX = 366 * 86_400.0

@@ -88,7 +88,9 @@ def refusal_of(block: int, payload: bytes) -> StateMismatchError | None:
     except StateMismatchError as error:
         refusal = error
     right = source().block(0, 0, block)
-    assert bytes(incoming.block(block)) == (right if refusal is None else bytes(len(right)))
+    assert bytes(incoming.place(block).of(target.parts(0))) == (
+        right if refusal is None else bytes(len(right))
+    )
     incoming.abandon()
     return refusal
 

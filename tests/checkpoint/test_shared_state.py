@@ -21,6 +21,7 @@ from holdfast.checkpoint.shared_state import SharedState
 from holdfast.protocol.arena import Arena, NotWholeError, Values, arena_bytes
 from holdfast.protocol.errors import LocalProtocolError, StateMismatchError
 from holdfast.protocol.messages import BLOCKS_MAX, FragmentHead, FragmentSize
+from tests.checkpoint.pins import copied, pinned
 
 BLOCK_ELEMENTS = BLOCK_BYTES // 4
 # Two and a half blocks of values, one and a bit of momentum, a short block of counters.
@@ -221,12 +222,12 @@ def test_a_pinned_version_keeps_its_bytes_while_rounds_go_on() -> None:
     head, before, index = state.head(0), content(state), state.index(0, 0)
     assert head is not None
     assert state.pin(0, 0, "a")
-    assert state.copied(0) == ()  # nothing is copied before it must be
+    assert copied(state, 0) == ()  # nothing is copied before it must be
     for _ in range(3):
         advance(state)
         assert served(state, 0) == before
         assert state.index(0, 0) == index
-    assert state.copied(0) == (0,)
+    assert copied(state, 0) == (0,)
     assert served(state, 3) == content(state) != before
     with pytest.raises(NotHeldError):
         state.block(0, 1, 0)
@@ -252,11 +253,11 @@ def test_the_last_release_frees_the_copy() -> None:
     state.release(0, 0, "a")
     state.release(0, 0, "a")
     state.release(0, 7, "a")
-    assert state.copied(0) == (0,)
+    assert copied(state, 0) == (0,)
     assert state.pin(0, 0, "c")  # still here: another one may come
     state.release_receiver("b")
     state.release_receiver("c")
-    assert (state.pinned(0), state.copied(0)) == ((), ())
+    assert (pinned(state, 0), copied(state, 0)) == ((), ())
     with pytest.raises(NotHeldError):
         state.index(0, 0)
     assert not state.pin(0, 0, "a")
@@ -271,7 +272,7 @@ def test_several_versions_are_pinned_side_by_side() -> None:
         advance(state)
     assert {version: served(state, version) for version in range(3)} == kept
     state.release_receiver("a")
-    assert state.pinned(0) == ()
+    assert pinned(state, 0) == ()
 
 
 def test_a_version_may_be_pinned_before_it_comes() -> None:
@@ -281,7 +282,7 @@ def test_a_version_may_be_pinned_before_it_comes() -> None:
         state.index(0, 1)
     advance(state)
     before = content(state)
-    assert state.copied(0) == ()
+    assert copied(state, 0) == ()
     advance(state)
     assert served(state, 1) == before
     assert not make_state(SMALL).pin(0, 0, "a")
@@ -561,25 +562,25 @@ def test_what_is_pinned_is_served_and_what_is_not_is_freed(
 ) -> None:
     state = founded(SMALL)
     history = [content(state)]
-    pinned: set[tuple[int, str]] = set()
+    pins: set[tuple[int, str]] = set()
     for what, offset, who in script:
         version = len(history) - 1 + offset
         if what == "apply":
             advance(state)
             history.append(content(state))
         elif what == "pin" and version >= 0:
-            expected = version >= len(history) - 1 or any(v == version for v, _ in pinned)
+            expected = version >= len(history) - 1 or any(v == version for v, _ in pins)
             assert state.pin(0, version, who) == expected
-            pinned |= {(version, who)} if expected else set()
+            pins |= {(version, who)} if expected else set()
         elif what == "release" and version >= 0:
             state.release(0, version, who)
-            pinned.discard((version, who))
+            pins.discard((version, who))
         elif what == "leave":
             state.release_receiver(who)
-            pinned = {(v, other) for v, other in pinned if other != who}
-        needed = {v for v, _ in pinned}
-        assert state.pinned(0) == tuple(sorted(needed))
-        assert state.copied(0) == tuple(sorted(v for v in needed if v < len(history) - 1))
+            pins = {(v, other) for v, other in pins if other != who}
+        needed = {v for v, _ in pins}
+        assert pinned(state, 0) == tuple(sorted(needed))
+        assert copied(state, 0) == tuple(sorted(v for v in needed if v < len(history) - 1))
         for version in {len(history) - 1, *needed}:
             if version < len(history):
                 assert served(state, version) == history[version]

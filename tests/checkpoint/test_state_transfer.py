@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -23,8 +24,8 @@ from holdfast.checkpoint.donor import QUEUED_MAX, Donor
 from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.partial_copy import PartialCopies
 from holdfast.checkpoint.shared_state import SharedState
-from holdfast.checkpoint.state_transfer import BlockSink, FetchFailedError, FetchReport
-from holdfast.collectives.links.frame_routing import FrameRouter
+from holdfast.checkpoint.state_transfer import FetchFailedError, FetchReport
+from holdfast.collectives.links.frame_routing import FrameRouter, Sink
 from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import FrameSource
 from holdfast.daemon.simulation.memory_network import MemoryWorld
@@ -175,7 +176,7 @@ class FakeHub:
         return self.links[peer]
 
     def register(
-        self, key: tuple[int, ...], sink: BlockSink, *, threads: bool = False
+        self, key: tuple[int, ...], sink: Sink, *, threads: bool = False
     ) -> AbstractContextManager[None]:
         return self.router.register(key, sink, threads=threads)
 
@@ -188,7 +189,7 @@ class World:
         self.rng = random.Random(seed)
         self.network = MemoryWorld(random.Random(seed)).host("joiner", JOINER)
         self.state = state
-        self.hub = FakeHub()
+        self.hub = cast(Any, FakeHub())
         self.joiner = Joiner(state, self.hub, self.network)
         self.served: dict[str, list[int]] = {}
         self.requests: list[tuple[str, Message]] = []
@@ -198,7 +199,7 @@ class World:
         peer = f"{number:032x}"
         faults = faults if faults is not None else Faults()
         served = self.served.setdefault(peer, [])
-        donor_hub = FakeHub()
+        donor_hub = cast(Any, FakeHub())
         donor = Donor(state, donor_hub, self.network)
         refusals_left = faults.refusals
 
@@ -276,7 +277,7 @@ async def test_an_empty_peer_fetches_every_block_once_from_all_donors() -> None:
         peers = [await world.add_donor(number, trained()) for number in (1, 2, 3)]
         order = SyncFragment(source.heads()[0], tuple(peers))
         report = await world.joiner.fetch(
-            order, lambda s: seen.append((s.done_blocks, s.done_bytes))
+            order, lambda copy, *_: seen.append((copy.done_blocks, copy.done_bytes))
         )
         nursery.cancel_scope.cancel()
     assert target.heads() == source.heads()
@@ -699,7 +700,7 @@ async def test_an_index_of_an_earlier_fetch_is_not_taken_for_a_lie() -> None:
 async def test_a_donor_refuses_requests_that_make_no_sense() -> None:
     async with trio.open_nursery() as nursery:
         world = World(nursery, make_state())
-        hub = FakeHub()
+        hub = cast(Any, FakeHub())
         donor = Donor(trained(), hub, world.network)
         await nursery.start(donor.run)
         for request in (
@@ -712,7 +713,7 @@ async def test_a_donor_refuses_requests_that_make_no_sense() -> None:
             with pytest.raises(RemoteProtocolError):
                 donor.receive(JOINER, request)
         donor.receive(JOINER, BlocksRequest(0, 2, 1, (0,) * 10))  # no link: dropped
-        assert not donor.busy
+        assert not +donor._unsent
         nursery.cancel_scope.cancel()
 
 
@@ -720,7 +721,7 @@ async def test_what_was_asked_over_a_lost_link_is_not_sent_over_the_next() -> No
     sent: list[int] = []
     async with trio.open_nursery() as nursery:
         world = World(nursery, make_state())
-        hub = FakeHub()
+        hub = cast(Any, FakeHub())
 
         async def hear(_message: Message) -> None:
             raise AssertionError("nothing is refused")
@@ -744,7 +745,7 @@ async def test_what_was_asked_over_a_lost_link_is_not_sent_over_the_next() -> No
         hub.links[JOINER] = FakeLink(JOINER, hear, frames)
         donor.receive(JOINER, BlocksRequest(0, 2, 2, (3, 4)))
         await trio.sleep(5)
-        assert not donor.busy
+        assert not +donor._unsent
         nursery.cancel_scope.cancel()
     assert sent == [1, 2, 2]
 
@@ -754,7 +755,7 @@ async def test_a_version_that_is_gone_is_refused_once() -> None:
     said: list[Message] = []
     async with trio.open_nursery() as nursery:
         world = World(nursery, make_state())
-        hub = FakeHub()
+        hub = cast(Any, FakeHub())
 
         async def hear(message: Message) -> None:
             said.append(message)

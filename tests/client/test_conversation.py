@@ -798,6 +798,7 @@ def test_ctrl_c_works_while_the_trainer_waits() -> None:
     with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(KeyboardInterrupt):
             train(run)
+        assert run._slots[WAITING_SLOT] == 0, "a script that catches it may train on"
 
 
 # ---------------------------------------------------------------- the package

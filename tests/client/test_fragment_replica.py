@@ -12,7 +12,7 @@ from torch import nn
 
 from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
-from holdfast.diloco.merge import Merge, merged, parse_merge
+from holdfast.diloco.merge import MergeRule, merged, parse_merge
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize
 
@@ -56,7 +56,7 @@ class Bench:
         counters: object = None,
         *,
         contributed: bool = True,
-        merge: Merge = merged,
+        merge: MergeRule = merged,
     ) -> None:
         self.share(values, counters)
         self.replica.merge(merge, contributed=contributed)

@@ -61,7 +61,7 @@ class Events:
     def trainer_came(self, layout: ModelLayout) -> None:
         self.seen.append(layout)
 
-    def trainer_said(self, message: Message) -> None:
+    def trainer_sent(self, message: Message) -> None:
         self.seen.append(message)
 
     def trainer_went(self, reason: str) -> None:

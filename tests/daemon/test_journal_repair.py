@@ -6,11 +6,14 @@ import random
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.master.journal_store import GrantRow, JournalStore, back_up
+from holdfast.daemon.master.operator_commands import OperatorCommands
 from holdfast.membership.master.state.journal import (
     JournalRecord,
     RoundNumbered,
@@ -178,6 +181,21 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     assert again.cut is None
     assert again.records()[-1] == RoundNumbered(5_000)
     again.close()
+
+
+@pytest.mark.fault("the journal's disk is full")
+async def test_a_withdrawal_that_cannot_be_stored_is_refused_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    store = JournalStore(write(tmp_path))
+    store.make_token(Role.SPARE, founder=False, uses=1, hours=1.0)
+    store._db.execute("pragma query_only = on")
+    commands = OperatorCommands(cast("Any", Mock()), store, cast("Any", None), lambda: None)
+    with pytest.raises(UserError, match="the withdrawal cannot be stored") as caught:
+        await commands.actions()["withdraw"]({"id": str(store.invites()[0]["id"])})
+    assert "free some space" in caught.value.hint
+    assert store.invites()[0]["withdrawn"] == 0
+    store.close()
 
 
 def test_a_copy_of_a_live_journal_is_whole_and_can_be_repeated(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ async def test_nothing_is_encoded_without_listeners() -> None:
         looked_count = source.looked_count
         await trio.sleep(1_000)
         assert source.looked_count <= looked_count + 2
-        assert not source.live.heard
+        assert not source.live._listeners
         assert browser.heard("log") == []
 
 
@@ -190,7 +190,7 @@ async def test_who_takes_nothing_at_all_is_given_up() -> None:
         gone.stop_reading()
         await trio.sleep(HEARTBEAT_S + 3 * SEND_S)
         assert gone.ended.is_set()
-        assert not source.live.heard
+        assert not source.live._listeners
 
 
 async def test_listeners_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.paths import (
     CONTROL_FILE,
+    SOCKET_FOLDER,
     DaemonAddress,
     data_home,
     find_control,
@@ -22,6 +23,7 @@ from holdfast.daemon.paths import (
     master_state,
     peer_state,
     published,
+    socket_folder,
 )
 from holdfast.protocol.durable_files import write_private
 from holdfast.protocol.errors import UserError
@@ -51,6 +53,22 @@ def ended_pid() -> int:
 
 
 # ---------------------------------------------------------------- folders and files
+
+
+def test_a_killed_daemons_socket_folder_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, starting = tmp_path / f"{SOCKET_FOLDER}left", tmp_path / f"{SOCKET_FOLDER}starting"
+    for folder in (left, starting):
+        folder.mkdir(0o700)
+    (left / "trainer.sock").touch()
+    with socket_folder() as used:
+        os.utime(used, (0, 0))
+        os.utime(left, (0, 0))
+        with socket_folder() as other:
+            assert set(tmp_path.iterdir()) == {used, other, starting}
+    assert list(tmp_path.iterdir()) == [starting]
 
 
 def test_the_data_home_follows_the_environment(

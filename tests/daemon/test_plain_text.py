@@ -20,7 +20,7 @@ from rich.console import Console
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.daemon import logs, paths
 from holdfast.daemon.cli import ask_commands, command_line, daemon_client, look_commands, run_client
-from holdfast.daemon.cli.doctor_report import show_findings
+from holdfast.daemon.cli.doctor_command import show_findings
 from holdfast.daemon.cli.options import tell
 from holdfast.daemon.cli.run_client import Snapshot
 from holdfast.daemon.cli.watch import ChangeLines, draw
@@ -68,8 +68,8 @@ def spoilt(value: Any, text: str, key: str = "") -> Any:
 
 def a_status(kind: str) -> dict[str, Any]:
     if kind == "peer":
-        told: dict[str, Any] = msgspec.to_builtins(peer_status(A, "x"))
-        return {**told, "told": ["x", "x"], "limits": {"hours": "x"}}
+        peer: dict[str, Any] = msgspec.to_builtins(peer_status(A, "x"))
+        return {**peer, "notices": ["x", "x"], "limits": {"hours": "x"}}
     table = Table()
     table.start(A, B)
     status: dict[str, Any] = msgspec.to_builtins(master_status(table.master, table.now_s, "x"))

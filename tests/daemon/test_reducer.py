@@ -15,6 +15,7 @@ from holdfast.daemon.peer import reducer
 from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig
 from holdfast.daemon.peer.reducer import Reducer
 from holdfast.diloco.outer import outer_step
+from holdfast.membership.peer.replica import Replica
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun, FragmentSize
@@ -42,9 +43,10 @@ def a_reducer(network: Any = None, state_service: Any = None) -> Reducer:
         cast("Any", None),
         CurrentSpec(RunSpec()),
         state_service,
-        is_copying=lambda _fragment: False,
+        Replica(ME),
         start=lambda *_: None,
-        handle=lambda _event: None,
+        tell=lambda _message: None,
+        perform=lambda _effects: None,
     )
 
 

@@ -15,7 +15,6 @@ from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
 from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig, PeerReport
-from holdfast.daemon.peer.peer_events import PeerEvent, StateRestored
 from holdfast.daemon.peer.state_service import StateService
 from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.daemon.simulation.witness import Witness
@@ -58,24 +57,25 @@ class Mine:
 
     state_service: StateService
     report: PeerReport
-    events: list[PeerEvent]
+    replica: Replica
 
 
 def mine(toml: str = "") -> Mine:
     trainer = SimTrainer(ME, LAYOUT, Witness(), step_s=0.1, delta=None)
-    report, events = PeerReport(), list[PeerEvent]()
+    report, replica = PeerReport(), Replica(ME)
     state_service = StateService(
         PeerConfig(ME, "a", "run", (), ()),
         cast("Any", None),
         cast("Any", None),
         trainer,
-        Replica(ME),
+        replica,
         report,
         CurrentSpec(RunSpec.parse(toml)),
         start=lambda *_: None,
-        handle=events.append,
+        tell=lambda _message: None,
+        perform=lambda _effects: None,
     )
-    return Mine(state_service, report, events)
+    return Mine(state_service, report, replica)
 
 
 def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
@@ -92,7 +92,8 @@ def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
     assert peer.state_service.restored == manifest
     assert peer.state_service.state.heads() == manifest.fragment_heads()
     assert (manifest.step, manifest.term, manifest.nonce) == (20, 4, b"n".hex())
-    assert peer.events == [StateRestored(manifest)]
+    assert peer.replica.heads() == manifest.fragment_heads()
+    assert (peer.replica.term, peer.replica.trainer.run_step) == (4, 20)
     assert len(told) == 2
     assert all("damaged" in text for text in told)
 
@@ -127,10 +128,10 @@ def test_what_differs_is_named(
     peer = mine(toml)
     peer.state_service.restore(FolderStore(tmp_path))
     peer.state_service.check_restored(layout, lineage or bytes.fromhex(manifest.lineage))
-    assert why in peer.report.told[0]
+    assert why in peer.report.notices[0]
     assert peer.state_service.known_state is None
     assert peer.state_service.restored is None
-    assert peer.events[-1] == StateRestored(None)
+    assert (peer.replica.lineage, peer.replica.heads()) == (b"", ())
 
 
 def test_what_is_the_runs_stays(tmp_path: Path) -> None:
@@ -139,4 +140,4 @@ def test_what_is_the_runs_stays(tmp_path: Path) -> None:
     peer.state_service.restore(FolderStore(tmp_path))
     peer.state_service.check_restored(evolve(LAYOUT), bytes.fromhex(manifest.lineage))
     assert peer.state_service.restored == manifest
-    assert not peer.report.told
+    assert not peer.report.notices

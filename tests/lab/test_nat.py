@@ -39,9 +39,9 @@ PUBLIC_PEERS = [nat_lab.Place(router=0, ipv6=True), nat_lab.Place(), nat_lab.Pla
 # One end behind a router, which forgets what is idle; then the other end says something.
 IDLE = """
 import sys, trio
-from holdfast.protocol.network import sockets
+from holdfast.protocol.network import socket_options, sockets
 from holdfast.protocol.addresses import Address
-sockets.KEEPALIVE.update(TCP_KEEPIDLE=int(sys.argv[3]), TCP_KEEPINTVL=int(sys.argv[3]))
+socket_options.KEEPALIVE.update(TCP_KEEPIDLE=int(sys.argv[3]), TCP_KEEPINTVL=int(sys.argv[3]))
 async def main():
     if sys.argv[1] == "inside":
         stream = await sockets.open_tcp(Address(sys.argv[2], 29700))

@@ -189,7 +189,7 @@ class TinyRun:
         fragment = self.fragments[number]
         fragment.post()
         self.machine.post(number)
-        self._connection.send(self.machine.tell_posted(number, fragment.version, self._step_s))
+        self._connection.send(self.machine.announce_post(number, fragment.version, self._step_s))
         return True
 
     def _handle(self, message: Message) -> None:

@@ -20,7 +20,6 @@ from holdfast.protocol import enrolment
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.connection_phases import NEWCOMER
 from holdfast.protocol.enrolment import (
-    AdmittedNewcomer,
     Refusal,
     answer_newcomer,
     ask_for_certificate,
@@ -30,6 +29,7 @@ from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserErro
 from holdfast.protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
+    CheckRequest,
     EnrolAuthority,
     EnrolHello,
     Enrolled,
@@ -61,8 +61,8 @@ class Desk:
         self.directory = directory
         self.authority = Authority.load_or_create(directory / "authority", run_id)
         self.tokens_seen: list[str] = []
-        self.admissions: list[AdmittedNewcomer] = []
-        self.admitted: Callable[[AdmittedNewcomer], Awaitable[None]] = self.note
+        self.admissions: list[tuple[str, str]] = []  # peer id and name
+        self.disk_is_full = False
 
     def network(
         self, party: Party = Party.MASTER, now: datetime.datetime | None = None
@@ -73,22 +73,24 @@ class Desk:
         credentials = Credentials(home, identity, pem, self.authority.certificate_pem)
         return SocketNetwork(credentials, newcomers=True, greeting_s=NO_LIMIT_S)
 
-    async def note(self, admission: AdmittedNewcomer) -> None:
-        self.admissions.append(admission)
-
-    async def redeem(self, request: EnrolRequest, _peer: str) -> Role:
+    async def admit(self, request: EnrolRequest, peer: str) -> None:
         self.tokens_seen.append(request.token)
         if request.token != TOKEN:
             raise Refusal(RefusalCode.TOKEN, "this invite was withdrawn")
-        return Role.SPARE
+        if self.disk_is_full:
+            raise OSError("the disk is full")
+        self.admissions.append((peer, request.name))
 
-    def known(self, peer: str) -> Role | None:
-        return next((each.role for each in self.admissions if each.peer == peer), None)
+    async def check(self, messages: MessageStream, request: CheckRequest) -> None:
+        raise AssertionError("no newcomer asks for a check here")
+
+    def known(self, peer: str) -> bool:
+        return any(known == peer for known, _name in self.admissions)
 
     async def on_channel(self, channel: Channel) -> None:
         assert channel.party is Party.NEWCOMER
         await answer_newcomer(
-            channel, self.authority, self.redeem, admitted=self.admitted, known=self.known
+            channel, self.authority, self.admit, check=self.check, known=self.known
         )
 
     def invite(self, *addresses: Address, token: str = TOKEN) -> Invite:
@@ -147,7 +149,7 @@ async def test_a_newcomer_gets_a_certificate_that_opens_every_door(
         nursery.cancel_scope.cancel()
     assert met == [identity.peer_id]
     assert desk.tokens_seen == [TOKEN]
-    assert desk.admissions == [AdmittedNewcomer(identity.peer_id, "my laptop", Role.SPARE)]
+    assert desk.admissions == [(identity.peer_id, "my laptop")]
 
 
 @pytest.mark.real_time
@@ -343,12 +345,9 @@ async def test_the_certificate_is_written_down_before_it_is_sent(desk: Desk) -> 
         newcomer = Identity.generate()
         await messages.send(EnrolRequest(TOKEN, newcomer.request_pem("x"), "x"))
 
-    async def fail(_: AdmittedNewcomer) -> None:
-        raise OSError("the disk is full")
-
     _, enrolled = await converse(desk, say)
     assert isinstance(enrolled, Enrolled)
-    desk.admitted = fail
+    desk.disk_is_full = True
     heard = await converse(desk, say)
     assert [type(message) for message in heard] == [EnrolAuthority]
 

@@ -42,7 +42,7 @@ async def lane_pair() -> AsyncIterator[tuple[Lane, SocketLane]]:
     await far.open()
     await near.wait_open()
     await far.wait_open()
-    threaded = SocketLane(far_stream, far, far)
+    threaded = SocketLane(far_stream, far)
     try:
         yield near, threaded
     finally:
@@ -173,7 +173,7 @@ async def test_how_the_other_side_ends_is_told_apart(torn: bool) -> None:
         if torn:
             (record,) = near.sealer.seal(header(b"torn"), b"torn")
             await near._stream.send_all(bytes(record)[:-1])
-        await near.aclose()
+        await near._stream.aclose()
         expected = trio.BrokenResourceError if torn else trio.EndOfChannel
         with pytest.raises(expected):
             await trio.to_thread.run_sync(receive, far)
@@ -182,6 +182,6 @@ async def test_how_the_other_side_ends_is_told_apart(torn: bool) -> None:
 async def test_a_reset_is_a_broken_connection() -> None:
     async with lane_pair() as (near, far):
         near._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # type: ignore[attr-defined]
-        await near.aclose()
+        await near._stream.aclose()
         with pytest.raises(trio.BrokenResourceError):
             await trio.to_thread.run_sync(receive, far)

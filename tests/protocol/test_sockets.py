@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import RemoteProtocolError, UserError
 from holdfast.protocol.messages import Heartbeat
-from holdfast.protocol.network import accept_limits, sockets
+from holdfast.protocol.network import accept_limits, socket_options, sockets
 from holdfast.protocol.network.interface import Channel, LaneFacts
 from holdfast.protocol.network.lane import receive_preamble, send_preamble
 from holdfast.protocol.network.sockets import SocketNetwork
@@ -541,7 +541,7 @@ async def test_closing_does_not_wait_for_a_peer_that_does_not_read(run: Run) -> 
 def caps_retransmission() -> bool:
     """Return whether this kernel can limit its retransmission timeout."""
     with contextlib.suppress(OSError), socket.socket() as probe:
-        return probe.getsockopt(socket.IPPROTO_TCP, sockets.TCP_RTO_MAX_MS) > 0
+        return probe.getsockopt(socket.IPPROTO_TCP, socket_options.TCP_RTO_MAX_MS) > 0
     return False
 
 
@@ -559,9 +559,9 @@ async def test_both_ends_try_again_soon_after_a_gap(run: Run) -> None:
         await say(dialled)
         for end in (dialled, *accepted):
             assert isinstance(end.stream, trio.SSLStream)
-            option = (socket.IPPROTO_TCP, sockets.TCP_RTO_MAX_MS)
+            option = (socket.IPPROTO_TCP, socket_options.TCP_RTO_MAX_MS)
             most_ms = end.stream.transport_stream.socket.getsockopt(*option)
-            assert most_ms == sockets.RETRANSMIT_MS_MAX
+            assert most_ms == socket_options.RETRANSMIT_MS_MAX
         nursery.cancel_scope.cancel()
     await trio.aclose_forcefully(dialled.stream)
 
@@ -629,11 +629,11 @@ async def test_a_lane_uses_the_congestion_control_that_it_should_where_there_is_
     async with trio.open_nursery() as nursery:
         address = await serve(nursery, network)
         async with await sockets.open_tcp(address) as stream:
-            usual = sockets.congestion_of(stream.socket)
+            usual = socket_options.congestion_of(stream.socket)
             assert usual
             for name in available:
                 assert network.prepare_lane(stream, name).congestion == name
-            before = sockets.congestion_of(stream.socket)
+            before = socket_options.congestion_of(stream.socket)
             for nonsense in ("", "no-such-thing", "x" * 100):
                 assert network.prepare_lane(stream, nonsense).congestion == before
             assert 0 < network.prepare_lane(stream, "").round_trip_s < 1

@@ -400,7 +400,7 @@ async def test_a_session_of_which_nothing_is_confirmed_ends_as_one_whose_master_
         service = swarm.peers["b"].service
         lifted = service.replica.trainer.extension_count
         for _ in range(KEPT_MAX + 1):
-            service.session.tell(service.progress())
+            service.session.tell(service.training.progress())
         await swarm.until(lambda: service.replica.trainer.extension_count > lifted)
         await swarm.until(lambda: service.session.connected and swarm.in_sync("b"))
         await settled(swarm, "abc")
