@@ -68,14 +68,17 @@ def peer_state(run_id: str, fingerprint: str) -> Path:
 
 
 def make_private(directory: Path) -> Path:
-    """Make a directory that only this user can enter, or check an existing one.
+    """Make a directory that only this user can enter, and its missing parents; or check an existing one.
 
     Raises:
       UserError: it cannot be made, or other users can write into it. They could plant keys and
         records there.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for parent in reversed(directory.parents):  # ``parents=True`` would let others enter them
+            if not parent.exists():
+                parent.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         found = directory.stat()
     except OSError as error:
         raise _unusable(directory, error) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,18 @@ from ...protocol.errors import EvictedError, UserError
 from ...protocol.messages import FailureKind, RefusalCode, RelayOffer, Remedy, TrainerFailed
 from ...protocol.network.sockets import SocketNetwork
 from ...protocol.trust.credentials import Credentials
+from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import Invite
 from ...protocol.trust.notary import Notary
 from ..exit_codes import ExitCode
 from ..memory_check import machine_bytes
-from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE, socket_folder
+from ..paths import (
+    CHECKPOINTS_FOLDER,
+    IDENTITY_FILE,
+    OWN_STATE_FILE,
+    make_private,
+    socket_folder,
+)
 from ..status_records import CheckpointStatus, LinkRow, PeerRoundRow, PeerStatus
 from ..tasks import wait_for_signals
 from ..web.app import Json
@@ -34,6 +42,7 @@ from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
 from ..web.run_history import status_route
+from .away_peer import AwayPeer
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
 from .peer_config import PeerConfig
@@ -91,6 +100,23 @@ class PeerOptions:
             **more,
         )
 
+    def away(self, phase: str, why: str = "") -> AwayPeer:
+        """Return what serves this peer's status while it is not a member: its name and the reason."""
+
+        def status(why: str) -> PeerStatus:
+            identity = Identity.load_or_create(make_private(self.state) / IDENTITY_FILE)
+            return PeerStatus(
+                version=__version__,
+                peer=identity.peer_id,
+                name=self.name,
+                run_id=self.invite.run_id,
+                phase=phase,
+                why=why,
+                limits=self.limits,
+            )
+
+        return AwayPeer(self.state, self.http, self.http_names, status, why)
+
 
 class Peer:
     """A peer as a process: everything around ``PeerService``.
@@ -131,9 +157,10 @@ class Peer:
         """
         options = self.options
         place = self._place()
-        credentials = await obtain_credentials(
-            options.state, options.invite, options.name, options.patience_s, self.tell
-        )
+        credentials = await self._enter()
+        if credentials is None:
+            self.tell("stopped before this machine was admitted")
+            return
         network = SocketNetwork(credentials, newcomers=False)
         with socket_folder() as folder:
             ends = self._end_trainer if options.command else None
@@ -167,7 +194,32 @@ class Peer:
                 await self._write_last(self.service)
         if self._error is not None:
             raise self._error
+        if self.service.finished.is_set() and self.service.checkpointer.newest is not None:
+            self.tell(f"the final weights are in {place}; make a file of them for the plain model:")
+            self.tell(
+                f"  holdfast export final.safetensors --checkpoints {shlex.quote(str(place))}"
+            )
         self.tell("left the run")
+
+    async def _enter(self) -> Credentials | None:
+        """Return the credentials for the run; None if the operator ended the wait for them."""
+        options = self.options
+        away, waits = options.away("waiting for admission"), trio.Event()
+
+        def tell(line: str) -> None:
+            if (
+                away.why
+            ):  # the first line says that the master is asked, the others why that takes long
+                waits.set()
+            away.why = line
+            self.tell(line)
+
+        return await away.during(
+            lambda: obtain_credentials(
+                options.state, options.invite, options.name, options.patience_s, tell
+            ),
+            waits,
+        )
 
     def _place(self) -> CheckpointStore:
         """Return the store of this peer's checkpoints."""
