@@ -16,12 +16,10 @@ def read_spec(path: Path) -> RunSpec:
     text = read_text(path)
     errors, _warnings = find_faults(text)
     if errors:
-        count = f"{len(errors)} errors" if len(errors) > 1 else "an error"
-        raise UserError(
-            f"{path} has {count}",
-            exit_code=ExitCode.CONFIG,
-            hint="\n  ".join(format_faults(path, "error", errors)),
-        )
+        lines = format_faults(path, "error", errors)
+        if len(lines) > 1:
+            lines.insert(0, f"{path} has {len(errors)} errors")
+        raise UserError(lines[0], exit_code=ExitCode.CONFIG, hint="\n  ".join(lines[1:]))
     return RunSpec.parse(text)
 
 
