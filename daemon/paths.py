@@ -204,10 +204,12 @@ def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
         control = read_control(folder / CONTROL_FILE)
         if control is not None and (kind is None or control.kind == kind):
             found.append((folder, control))
+    if not found and state is not None:
+        raise _none_in(state, kind)
     if not found:
         what = {"master": "master", "peer": "peer daemon", None: "holdfast daemon"}[kind]
         raise UserError(
-            f"no {what} runs here" + (f" in {state}" if state else ""),
+            f"no {what} runs here",
             exit_code=ExitCode.UNREACHABLE,
             hint="name its folder with --state DIR (its start prints it), or start it",
         )
@@ -222,6 +224,25 @@ def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
     return (masters or found)[0][1]
 
 
+def _none_in(state: Path, kind: str | None) -> UserError:
+    """Return the error of a command that finds no daemon of the kind it is for in a state directory."""
+    files = {"master": JOURNAL_FILE, "peer": IDENTITY_FILE}
+    here = next((each for each, name in files.items() if (state / name).exists()), None)
+    if here is None:
+        text = f"{state} is not the state of a master or a peer"
+        hint = "the start of a daemon prints its folder"
+        return UserError(text, exit_code=ExitCode.UNREACHABLE, hint=hint)
+    if kind is not None and here != kind:
+        text = f"{state} is the state of a {here}, and this command is for a {kind}"
+        return UserError(text, exit_code=ExitCode.USAGE, hint=f"give the folder of a {kind}")
+    starts = {"master": f"holdfast master --state {state}", "peer": "its `holdfast join` command"}
+    return UserError(
+        f"the {here} in {state} is not running",
+        exit_code=ExitCode.UNREACHABLE,
+        hint=f"start it: {starts[here]}",
+    )
+
+
 def find_state() -> Path:
     """Return the state directory of the only run of a master on this machine, running or not.
 
@@ -234,7 +255,9 @@ def find_state() -> Path:
         raise UserError(
             f"several runs are stored here: {names}" if found else "no run is stored here",
             exit_code=ExitCode.USAGE,
-            hint="choose one with --state DIR",
+            hint="choose one with --state DIR"
+            if found
+            else "name its folder with --state DIR: the master's start prints it",
         )
     return found[0]
 

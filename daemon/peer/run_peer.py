@@ -326,6 +326,7 @@ class Peer:
                 self.tell(
                     f"peer {service.config.me[:8]} ({service.config.name}); dashboard at {url}"
                 )
+                self.tell(f"state in {self.options.state}")
                 try:
                     await service.run()
                 except EvictedError as error:
