@@ -248,7 +248,9 @@ def test_a_runs_folder_remembers_its_run_toml(tmp_path: Path) -> None:
     check_source(state, tmp_path / "a.toml")  # a new run
     note_source(state, tmp_path / "a.toml")
     check_source(state, tmp_path / "x" / ".." / "a.toml")
-    with pytest.raises(UserError, match=r"was started with .*a\.toml, not with .*b\.toml") as raised:
+    with pytest.raises(
+        UserError, match=r"was started with .*a\.toml, not with .*b\.toml"
+    ) as raised:
         check_source(state, tmp_path / "b.toml")
     assert raised.value.exit_code == ExitCode.CONFIG
     (tmp_path / "link.toml").symlink_to(tmp_path / "a.toml")
