@@ -47,6 +47,10 @@ class _Route:
     streams: int = 0
     calls: dict[trio.CancelScope, None] = field(factory=dict)  # calls that are forwarded, or wait
 
+    @property
+    def used(self) -> bool:
+        return bool(self.parked or self.calls)
+
 
 class RelayForwarder:
     """See the top of this file. ``offer`` bounds what it does.
@@ -89,7 +93,14 @@ class RelayForwarder:
     # ------------------------------------------------------------ orders of the master
 
     def carry(self, order: RelayPair) -> None:
-        """Forward for a ticket, unless there are as many as were offered."""
+        """Forward for a ticket, unless as many as were offered are in use.
+
+        A ticket of an earlier master, which the present one cannot withdraw, makes way once no connection
+        uses it.
+        """
+        if len(self._routes) >= self.offer.pairs and order.ticket not in self._routes:
+            unused = (ticket for ticket, route in self._routes.items() if not route.used)
+            self._routes.pop(next(unused, b""), None)
         if len(self._routes) < self.offer.pairs:
             self._routes.setdefault(order.ticket, _Route(order.peers))
 
