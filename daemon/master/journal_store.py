@@ -345,6 +345,16 @@ class JournalStore:
                 (journal.RoundCommitted.__name__, journal.RoundNumbered.__name__, 2 * count),
             )
 
+    def run_times(self) -> tuple[float | None, float | None]:
+        """Return when the run's first round was opened, and when the run was finished (unix seconds)."""
+        first, last = (
+            self._db.execute(
+                f"select {which}(at_s) from records where kind = ?", [kind.__name__]
+            ).fetchone()[0]
+            for which, kind in (("min", journal.RoundNumbered), ("max", journal.RunFinished))
+        )
+        return first, last
+
     # ------------------------------------------------------------ invites
 
     def make_token(

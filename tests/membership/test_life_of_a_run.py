@@ -96,7 +96,7 @@ def test_a_trainer_that_ends_after_the_last_round_is_not_lost() -> None:
     order = table.commit(A, B)
     table.applied(order, A, B)
     table.say(A, TrainerLost("the training process closed its connection"))
-    assert "has ended after the run's last round" in table.announced()
+    assert "has no trainer any more: the run is finished" in table.announced()
     assert "lost" not in table.announced()
 
 

@@ -89,7 +89,7 @@ def elect(
 def large_invites(members: Sequence[Member]) -> dict[str, int]:
     """Return the invites by which a third of the contributors or more came, with their numbers.
 
-    If all came by one invite, there are no others whom its holder could outvote.
+    An invite by which all came is none: there is no other contributor to outvote.
     """
     counts: dict[str, int] = {}
     for member in members:
