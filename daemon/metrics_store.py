@@ -301,15 +301,6 @@ class MetricsStore:
             return None if row is None else Point(**dict(zip(STORED, row, strict=True)))
         return None
 
-    def last_loss(self) -> float | None:
-        """Return the last loss that is known."""
-        with self._access():
-            row = self._db.execute(
-                "select loss from points where loss is not null order by id desc limit 1"
-            ).fetchone()
-            return None if row is None else float(row[0])
-        return None
-
     def last_event_id(self) -> int:
         """Return the newest event's id, or 0."""
         with self._access():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ...membership.master.state.journal import RoundCommitted, RunFounded, RunHistory
+from ...membership.master.state.journal import RoundCommitted, RunHistory
 from ...membership.spec.spec import RunSpec
+from ..status_records import Ending
 from .journal_store import JournalStore, UsableInvite
 
 NAMES_MAX = 8  # peers named in one sentence
@@ -22,23 +23,15 @@ def format_resumed(history: RunHistory, store: JournalStore) -> str:
     return text if last_s is None else f"{text}, last on {format_minute(last_s)}"
 
 
-def format_end(
-    history: RunHistory, store: JournalStore, spec: RunSpec, loss: float | None
-) -> list[str]:
-    """Return lines about a finished run: its figures, its final weights, how to go on.
-
-    Args:
-      loss: the last one that is known.
-    """
+def format_end(history: RunHistory, spec: RunSpec, ending: Ending) -> list[str]:
+    """Return lines about a finished run: its figures, its final weights, how to go on."""
     figures = [f"all {plural(history.commit_count, 'round')} committed"]
-    began_s, ended_s = store.written_at(RunFounded), store.written_at(RoundCommitted)
-    if began_s is not None and ended_s is not None:
-        figures[0] += f" in {format_duration(ended_s - began_s)}"
-    if loss is not None:
-        figures.append(f"loss {loss:.3f}")
+    if ending.duration_s is not None:
+        figures[0] += f" in {format_duration(ending.duration_s)}"
+    if ending.loss_end is not None:
+        figures.append(f"loss {ending.loss_end:.3f}")
     figures.append(plural(history.token_count // max(1, history.fragment_count), "token"))
-    peers = {each.peer for commit in history.commits.values() for each in commit.contributors}
-    names = sorted(history.name_of(peer) or peer[:8] for peer in peers)
+    names = ending.weights_at
     more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
     return [
         f"run {spec.run.name} is finished: {', '.join(figures)}",

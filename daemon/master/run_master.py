@@ -26,7 +26,6 @@ from ...membership.master.state.journal import (
     TermStarted,
 )
 from ...membership.master.state.master_effects import Event
-from ...membership.master.status.headline import headline
 from ...membership.master.status.status import describe
 from ...membership.planning.fragment_sizes import sizes_fault
 from ...membership.spec.spec import RunSpec
@@ -278,14 +277,13 @@ class Master:
 
     def _tell_end(self, _event: Event) -> None:
         """Tell once how the run ended; again if it was resumed and ends again."""
-        history = self.coordinator.context.history
-        if history.finished and not self._end_told:
-            loss = headline(self.coordinator).loss
-            spec = self.coordinator.context.spec
-            loss = self.recorder.history.last_loss() if loss is None else loss
-            for line in format_end(history, self.store, spec, loss):
+        context, ending = self.coordinator.context, self.recorder.ending()
+        if ending is None:
+            self._end_told = False
+        elif not self._end_told and ending.finished_at is not None:  # else it is not on disk yet
+            self._end_told = True
+            for line in format_end(context.history, context.spec, ending):
                 self.tell(line)
-        self._end_told = history.finished
 
     def _announce(self, bound: Sequence[Address], url: str) -> None:
         self.tell(f"listening on {', '.join(map(str, bound))}; dashboard at {url}")

@@ -22,9 +22,9 @@ def typed(fleet: Fleet, *arguments: str, state: str = "master") -> subprocess.Co
     )
 
 
-def train_to_the_end(fleet: Fleet) -> None:
+def train_to_the_end(fleet: Fleet, pause_s: float = 0.0) -> None:
     for name in ("alder", "birch"):
-        fleet.join(name, founder=True)
+        fleet.join(name, "--pause", str(pause_s), founder=True)
     fleet.until(lambda s: s["state"] == "finished" and not s["members"], "all of its rounds")
     assert [fleet.nodes[name].wait() for name in ("alder", "birch")] == [0, 0]
 
@@ -35,7 +35,7 @@ def since_restart(fleet: Fleet) -> str:
 
 def test_a_finished_run_says_how_it_ended_and_goes_on(fleet: Fleet) -> None:
     fleet.start_master(spec(rounds=3))
-    train_to_the_end(fleet)
+    train_to_the_end(fleet, pause_s=0.3)  # long enough for peers to report a loss
     log = fleet.nodes["master"].log
     assert re.search(
         r"^run test is finished: all 3 rounds committed in .* s, loss \d.*, [\d,]+ tokens$",
