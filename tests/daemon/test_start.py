@@ -88,7 +88,7 @@ def test_a_run_is_named_after_its_folder(folder: str, name: str, tmp_path: Path)
 def test_the_run_takes_minutes_and_needs_two_peers(started: Path) -> None:
     spec = RunSpec.parse((started / "run.toml").read_text())
     assert spec.membership.min_members == 2
-    # A step takes about 10 ms of one core.
+    # A step takes 10 to 16 ms of one core.
     assert 180 <= 0.01 * spec.total_steps <= 360
     assert 5 <= 0.01 * spec.diloco.sync_every <= 10
 
