@@ -56,7 +56,7 @@ class DaemonConnection:
             raise NoDaemonError(
                 f"no holdfast daemon answers at {path} ({error.strerror or error})",
                 hint="start the script with `holdfast join INVITE -- python train.py`",
-            ) from error
+            ) from None
         return cls(stream)
 
     def send(self, message: Message) -> None:
@@ -66,7 +66,7 @@ class DaemonConnection:
             with self._sending:
                 self._stream.sendall(_LENGTH.pack(len(body)) + body)
         except OSError as error:
-            raise _gone(error) from error
+            raise _gone(error) from None
 
     def send_last(self, message: Message) -> None:
         """Send the last message of all if the daemon still reads; raises nothing."""
@@ -143,7 +143,7 @@ class DaemonConnection:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise _gone(error) from error
+            raise _gone(error) from None
         for level, kind, rights in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 whole = len(rights) - len(rights) % _DESCRIPTOR.size

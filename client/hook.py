@@ -29,7 +29,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
@@ -554,11 +554,11 @@ class Run:
 
     def _send(self, message: Message) -> None:
         """Send a message. A daemon that has ended is no error once the run is over."""
-        try:
+        with suppress(DaemonGone):
             self._connection.send(message)
-        except DaemonGone:
-            if not self.finished:
-                self._handle_remaining()
+            return
+        if not self.finished:
+            self._handle_remaining()
 
     @torch.no_grad()
     def _handle_remaining(self) -> None:

@@ -16,11 +16,11 @@ class ExitCode(enum.IntEnum):
     INVITE = 5  # the invite is malformed, expired, used up or withdrawn
     UNREACHABLE = 6  # the master (or the local daemon) does not answer
     REFUSED = 7  # the master refuses this peer: version, layout, address, run over
-    EVICTED = 8  # removed from the run by its operator
-    TRAINER = 9  # the training command fails again and again, or cannot be started
+    EVICTED = 8  # removed or refused by the run's operator, or in quarantine
+    TRAINER = 9  # the training command cannot be started
     SUPERSEDED = 10  # another master has taken the run over; this one must stay stopped
     VIOLATION = 11  # a simulated run broke a promise
     DIFFERS = 12  # some peers' states differ from the run's
     MEMORY = 13  # the run's state does not fit into this machine's memory
     UNFIT = 14  # `doctor` found a fault that keeps this machine from taking part
-    INTERRUPTED = 130  # a second Ctrl+C: stopped without draining
+    INTERRUPTED = 130  # a second Ctrl+C, or one before there was anything to drain

@@ -28,6 +28,9 @@ CONTROL_FILE = "control.json"
 CHECKPOINTS_FOLDER = "checkpoints"  # in a peer's state directory, by default
 OWN_STATE_FILE = "trainer.safetensors"  # the trainer's local state, beside the checkpoints
 LOCK_FILE = "lock"
+SOURCE_FILE = "run_toml.path"  # in a master's state: the run.toml that it was started with
+JOURNAL_FILE = "journal.sqlite"  # in a master's state
+IDENTITY_FILE = "identity.key"  # in a peer's state
 SOCKET_FOLDER = "holdfast-peer-"  # beginning of its name, below the folder for temporary files
 FRESH_S = 60.0  # a folder of this age may not be locked yet
 
@@ -65,14 +68,17 @@ def peer_state(run_id: str, fingerprint: str) -> Path:
 
 
 def make_private(directory: Path) -> Path:
-    """Make a directory that only this user can enter, or check an existing one.
+    """Make a directory that only this user can enter, and its missing parents; or check an existing one.
 
     Raises:
       UserError: it cannot be made, or other users can write into it. They could plant keys and
         records there.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for parent in reversed(directory.parents):  # ``parents=True`` would let others enter them
+            if not parent.exists():
+                parent.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         found = directory.stat()
     except OSError as error:
         raise _unusable(directory, error) from error
@@ -84,6 +90,41 @@ def make_private(directory: Path) -> Path:
             hint=f"chmod 700 {directory} if it is yours, or give another folder with --state DIR",
         )
     return directory
+
+
+def check_kind(directory: Path, kind: str) -> None:
+    """Raise UserError if a state directory is the other kind of daemon's, ``kind`` being "master" or "peer"."""
+    foreign, other = (IDENTITY_FILE, "peer") if kind == "master" else (JOURNAL_FILE, "master")
+    if (directory / foreign).exists():
+        raise UserError(
+            f"{directory} is the state of a {other}, not of a {kind}",
+            exit_code=ExitCode.CONFIG,
+            hint=f"give this {kind} a folder of its own with --state DIR",
+        )
+
+
+def check_source(state: Path, run_toml: Path) -> None:
+    """Raise UserError if the run in a master's state was started with another run.toml.
+
+    The folder follows from the run's name. A file of that name elsewhere may be another run, or the same
+    one moved: only the operator knows.
+    """
+    try:
+        known = (state / SOURCE_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return
+    if known != str(run_toml.resolve()):
+        raise UserError(
+            f"the run in {state} was started with {known}, not with {run_toml.resolve()}",
+            exit_code=ExitCode.CONFIG,
+            hint="if this is another run, give it another name in its run.toml, or a folder of its own "
+            f"with --state DIR; if the file was moved, go on with --state {state}",
+        )
+
+
+def note_source(state: Path, run_toml: Path) -> None:
+    """Keep the path of a run's run.toml for ``check_source``."""
+    write_private(state / SOURCE_FILE, f"{run_toml.resolve()}\n".encode())
 
 
 def _unusable(directory: Path, error: OSError) -> UserError:
@@ -166,10 +207,12 @@ def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
         control = read_control(folder / CONTROL_FILE)
         if control is not None and (kind is None or control.kind == kind):
             found.append((folder, control))
+    if not found and state is not None:
+        raise _none_in(state, kind)
     if not found:
         what = {"master": "master", "peer": "peer daemon", None: "holdfast daemon"}[kind]
         raise UserError(
-            f"no {what} runs here" + (f" in {state}" if state else ""),
+            f"no {what} runs here",
             exit_code=ExitCode.UNREACHABLE,
             hint="name its folder with --state DIR (its start prints it), or start it",
         )
@@ -184,19 +227,40 @@ def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
     return (masters or found)[0][1]
 
 
+def _none_in(state: Path, kind: str | None) -> UserError:
+    """Return the error of a command that finds no daemon of the kind it is for in a state directory."""
+    files = {"master": JOURNAL_FILE, "peer": IDENTITY_FILE}
+    here = next((each for each, name in files.items() if (state / name).exists()), None)
+    if here is None:
+        text = f"{state} is not the state of a master or a peer"
+        hint = "the start of a daemon prints its folder"
+        return UserError(text, exit_code=ExitCode.UNREACHABLE, hint=hint)
+    if kind is not None and here != kind:
+        text = f"{state} is the state of a {here}, and this command is for a {kind}"
+        return UserError(text, exit_code=ExitCode.USAGE, hint=f"give the folder of a {kind}")
+    starts = {"master": f"holdfast master --state {state}", "peer": "its `holdfast join` command"}
+    return UserError(
+        f"the {here} in {state} is not running",
+        exit_code=ExitCode.UNREACHABLE,
+        hint=f"start it: {starts[here]}",
+    )
+
+
 def find_state() -> Path:
     """Return the state directory of the only run of a master on this machine, running or not.
 
     Raises:
       UserError: there is none, or there are several.
     """
-    found = sorted(path.parent for path in data_home().glob("runs/*/journal.sqlite"))
+    found = sorted(path.parent for path in data_home().glob(f"runs/*/{JOURNAL_FILE}"))
     if len(found) != 1:
         names = ", ".join(str(folder) for folder in found)
         raise UserError(
             f"several runs are stored here: {names}" if found else "no run is stored here",
             exit_code=ExitCode.USAGE,
-            hint="choose one with --state DIR",
+            hint="choose one with --state DIR"
+            if found
+            else "name its folder with --state DIR: the master's start prints it",
         )
     return found[0]
 

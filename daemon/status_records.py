@@ -161,6 +161,9 @@ class ShownRound(RecordedRound):
     at: float
     names: tuple[str, ...]
     lost_names: tuple[str, ...]
+    left_out: Annotated[
+        tuple[str, ...], about("Names of those that it went on without, with the reasons.")
+    ]
 
 
 def read(answer: object, kind: type[R]) -> R:

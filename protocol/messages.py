@@ -1113,6 +1113,13 @@ class Notice(Message):
 
 
 @frozen
+class NewSpec(Message):
+    """Master: the run's spec from now on; it differs from the last one in the number of rounds."""
+
+    spec_toml: str = field(validator=and_(max_len(65_536), _toml_text))
+
+
+@frozen
 class Released(Message):
     """Master: the answer to ``Leaving``; nothing of the run depends on the peer any more."""
 

@@ -63,6 +63,9 @@ def invite(
     body["approve"] = approve
     answer = call(control, "invite", body)
     click.echo(json.dumps(answer) if as_json else answer["invite"])
+    if not as_json:
+        uses_text = "one machine" if uses == 1 else f"{uses} machines"
+        click.echo(f"invite {answer['id']}: admits {uses_text} for {hours:g} hours", err=True)
     if not as_json and only_loopback(Invite.decode(answer["invite"]).addresses):
         click.echo(ONLY_HERE, err=True)
 
@@ -227,25 +230,44 @@ def pause(state: Path | None, as_json: bool) -> None:
     Example:
       holdfast pause
     """
-    order(
-        find_control(state, "master"),
-        "pause",
-        as_json,
-        "paused; `holdfast resume` continues the run",
-    )
+    answer = call(find_control(state, "master"), "pause", {})
+    done = "the run was paused already" if answer["was_paused"] else "paused"
+    click.echo(json.dumps(answer) if as_json else f"{done}; `holdfast resume` continues the run")
 
 
 @click.command()
 @state_option
+@click.option(
+    "--rounds",
+    type=click.IntRange(0),
+    help="Give the run this number of rounds in all, past ones included; 0: no end.",
+)
 @json_option
-def resume(state: Path | None, as_json: bool) -> None:
-    """Continue a paused run.
+def resume(state: Path | None, rounds: int | None, as_json: bool) -> None:
+    """Continue a paused run, or with --rounds a finished one.
+
+    The peers of a finished run have left: start each again with its `holdfast join` command. They
+    come back with their state and need no new invite.
 
     \b
-    Example:
+    Examples:
       holdfast resume
+      holdfast resume --rounds 80
     """
-    order(find_control(state, "master"), "resume", as_json, "resumed")
+    control = find_control(state, "master")
+    before = call(control, "status", None, query={"past": 0}) if rounds is not None else {}
+    answer = call(control, "resume", {} if rounds is None else {"rounds": rounds})
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    if rounds is None:
+        click.echo("resumed" if answer["was_paused"] else "the run was not paused")
+        return
+    goes_on = f"the run goes on to round {rounds}" if rounds else "the run has no end now"
+    click.echo(goes_on + ("; it was paused, and is resumed" if answer["was_paused"] else ""))
+    if before["state"] == "finished":
+        click.echo("its peers have left: start each again with its `holdfast join` command")
+    click.echo(f"write rounds = {rounds} into run.toml, too: the master's next start reads it")
 
 
 @click.command()

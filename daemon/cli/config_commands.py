@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,6 +18,16 @@ from .options import FOLDER, json_option
 
 START = Path(__file__).resolve().parents[2] / "examples" / "start"
 START_FILES = ("run.toml", "train.py")
+NEXT_STEPS = """\
+wrote {spec} and {script}; next, each line in a terminal of its own:
+  holdfast master {spec}
+  holdfast join INVITE --name one --state {one} -- python {script}
+  holdfast join INVITE --name two --state {two} -- python {script}
+INVITE is what the master prints. Two peers on one machine need a --state each; on a machine of its own a
+peer needs neither --state nor --name. Then look at it:
+  holdfast status
+  http://127.0.0.1:29780
+Alone, without a run: HOLDFAST_STANDALONE=1 HOLDFAST_STANDALONE_STEPS=2000 python {script}"""
 COMPLETE_VARIABLE = "_HOLDFAST_COMPLETE"
 
 
@@ -38,7 +50,7 @@ def check(run_toml: Path, as_json: bool) -> None:
       holdfast config check run.toml --json
     """
     from ...membership.spec.spec_faults import find_faults
-    from ..spec_file import read_text
+    from ..spec_file import format_faults, read_text
 
     errors, warnings = find_faults(read_text(run_toml))
     if as_json:
@@ -50,10 +62,8 @@ def check(run_toml: Path, as_json: bool) -> None:
         click.echo(json.dumps(report, indent=2))
     else:
         for kind, faults in (("error", errors), ("warning", warnings)):
-            for fault in faults:
-                where = f"{run_toml}:{fault.line}" if fault.line else str(run_toml)
-                named = f"{fault.key}: " if fault.key else ""
-                click.echo(f"{where}: {kind}: {named}{fault.text}")
+            for line in format_faults(run_toml, kind, faults):
+                click.echo(line)
         if not errors:
             click.echo(f"{run_toml} is valid" + (", with warnings" if warnings else ""))
     if errors:
@@ -66,7 +76,8 @@ def check(run_toml: Path, as_json: bool) -> None:
 def init(folder: Path, force: bool) -> None:
     """Write a sample run.toml and training script into FOLDER (default: the current folder).
 
-    Both work unchanged; comments in them say what to adapt.
+    Both work unchanged: two peers on one small machine finish in about five minutes. Comments in them say
+    what to adapt. The run gets the folder's name.
 
     \b
     Examples:
@@ -83,14 +94,30 @@ def init(folder: Path, force: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in START_FILES:
-            (folder / name).write_text((START / name).read_text())
+            text = (START / name).read_text(encoding="utf-8")
+            if name == "run.toml":
+                text = _named(text, folder.resolve().name)
+            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"cannot write into {folder}: {error.strerror}", exit_code=ExitCode.CONFIG
         ) from error
-    click.echo(f"wrote {' and '.join(str(folder / name) for name in START_FILES)}; next:")
-    click.echo(f"  holdfast master {folder / 'run.toml'}")
-    click.echo(f"  holdfast join INVITE -- python {folder / 'train.py'}")
+    names = {"spec": "run.toml", "script": "train.py", "one": "peer-one", "two": "peer-two"}
+    click.echo(NEXT_STEPS.format(**{key: _quoted(folder / name) for key, name in names.items()}))
+
+
+def _named(toml_text: str, name: str) -> str:
+    """Return the sample with a run's name in it; unchanged if no run may have that name."""
+    from ...membership.spec.spec_faults import find_faults
+
+    # A basic string of TOML has the escapes of JSON.
+    line = f"name = {json.dumps(name, ensure_ascii=False)}"
+    named = re.sub(r'^name = "my-run"', lambda _match: line, toml_text, count=1, flags=re.MULTILINE)
+    return toml_text if find_faults(named)[0] else named
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 @click.command()

@@ -68,6 +68,7 @@ def doctor(
 
     findings: list[Finding] = list(machine_checks.check_versions())
     ticket: Invite | None = None
+    missing = line_checks.NO_INVITE if invite is None else line_checks.BAD_INVITE
     if invite is not None:
         try:
             ticket = Invite.decode(invite)
@@ -77,11 +78,12 @@ def doctor(
     folder = state or data_home() / "peers"
     if state is None and ticket is not None:
         folder = peer_state(ticket.run_id, ticket.fingerprint)
-    line = trio.run(line_checks.check_line, ticket, listen, advertise, http)
+    line = trio.run(line_checks.check_line, ticket, listen, advertise, http, missing)
     findings += line.findings
     if not any(finding.check == "clock" for finding in findings):
-        findings.append(machine_checks.check_clock_alone())
-    findings += machine_checks.check_state(folder)
+        no_clock = missing if ticket is None else line_checks.NO_MASTER
+        findings.append(machine_checks.check_clock_alone(no_clock))
+    findings += machine_checks.check_state(folder, shared=state is None and ticket is None)
     findings.append(machine_checks.check_disk(folder, line.needs))
     findings.append(machine_checks.check_memory(line.needs))
     findings.append(machine_checks.check_files(line.needs))

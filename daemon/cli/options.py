@@ -14,6 +14,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.messages import NAME_CHARS_MAX
 from ...protocol.text import escaped, unprintable
+from ..paths import check_kind
 from ..peer.volunteer_limits import Hours
 
 if TYPE_CHECKING:
@@ -113,13 +114,14 @@ def entering(
         ``state``.
 
     Raises:
-      UserError: the invite is malformed, or has expired and there is no identity yet. A peer that
-        was in the run needs no valid invite.
+      UserError: the directory is a master's; or the invite is malformed, or has expired and there is
+        no identity yet. A peer that was in the run needs no valid invite.
     """
     from ...protocol.trust.invite import Invite
 
     ticket = Invite.decode(invite, now_s=0.0)
     folder = state or default(ticket.run_id, ticket.fingerprint)
+    check_kind(folder, "peer")
     if not (folder / "identity.key").exists():
         Invite.decode(invite)
     return ticket, folder

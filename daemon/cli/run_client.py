@@ -134,11 +134,16 @@ def rounds_of(
 def shown_round(answer: Json) -> ShownRound:
     """Return a recorded round with names beside the ids."""
     names = {peer: mark["name"] for peer, mark in answer["marks"].items()}
+    # A contributor that dies before the reduction is only marked.
+    marked = [peer for peer, mark in answer["marks"].items() if mark["state"] == "lost"]
+    lost = dict.fromkeys([*answer["lost"], *marked])
+    left_out = {peer: why for peer, why in answer["declined"].items() if peer not in lost}
     opened_at = answer["opened_at"]
     more = {
         "at": answer["ended_at"] if opened_at is None else opened_at,
         "names": [names.get(c["peer"], c["peer"][:8]) for c in answer["contributors"]],
-        "lost_names": [names.get(peer, peer[:8]) for peer in answer["lost"]],
+        "lost_names": [names.get(peer, peer[:8]) for peer in lost],
+        "left_out": [f"{names.get(peer, peer[:8])} ({why})" for peer, why in left_out.items()],
     }
     return read({**answer, **more}, ShownRound)
 

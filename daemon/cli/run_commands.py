@@ -15,7 +15,7 @@ from ...protocol.messages import NAME_CHARS_MAX, SITE_CHARS_MAX
 from ..bench.allreduce_bench import allreduce
 from ..bench.lanes_bench import lanes
 from ..bench.transfer_bench import transfer
-from ..paths import locked, master_state, peer_state
+from ..paths import check_kind, check_source, locked, master_state, peer_state
 from ..peer.volunteer_limits import Hours
 from .options import (
     ADDRESS,
@@ -120,8 +120,18 @@ def master(
         if run_toml is None:
             raise click.UsageError("give a RUN_TOML, or --state or --journal with a run's state")
         folder = master_state(read_spec(run_toml).run.name)
+        check_source(folder, run_toml)
+    check_kind(folder, "master")
     options = MasterOptions(
-        run_toml, folder, listen, advertise, http, invite, journal is not None, standby, http_host
+        run_toml,
+        folder,
+        listen,
+        advertise,
+        http,
+        invite=invite,
+        takes_over=journal is not None,
+        standby=standby,
+        http_names=http_host,
     )
     with locked(folder), screen(quiet=quiet) as shown:
         gc.freeze()  # exempt the imported modules from garbage collection: they are never freed

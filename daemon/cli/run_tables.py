@@ -185,6 +185,8 @@ def format_round_reason(row: ShownRound) -> str:
     parts = [row.why] if unusual and row.why else []
     if row.lost_names:
         parts.append(f"lost {', '.join(row.lost_names)}")
+    if row.left_out:
+        parts.append(f"without {', '.join(row.left_out)}")
     if row.repairs:
         parts.append(f"repaired {row.repairs}x")
     if row.reruns:

@@ -28,6 +28,8 @@ CLOCK_WARN_S = 30.0  # beyond this, logs of two machines cannot be compared
 CLOCK_FAULT_S = 3_600.0  # certificates last a day; their renewal tolerates a slowly drifting clock
 LINE_SLOW_BYTES_PER_S = 125_000.0  # 1 Mbit/s
 NO_INVITE = "give the invite: holdfast doctor INVITE"
+BAD_INVITE = "the invite is not usable"
+NO_MASTER = "the master did not check this machine"
 
 
 @define
@@ -43,8 +45,13 @@ async def check_line(
     listen: Sequence[Address],
     advertise: Sequence[Address],
     http: Address,
+    missing: str = NO_INVITE,
 ) -> LineReport:
-    """Bind the ports that a peer would bind, and make the master dial them."""
+    """Bind the ports that a peer would bind, and make the master dial them.
+
+    Args:
+      missing: why there is no ``invite``.
+    """
     line = LineReport()
     line.findings += check_http(http)
     nonce = secrets.token_bytes(NONCE_BYTES)
@@ -59,7 +66,7 @@ async def check_line(
             advertised = dialable(bound, advertise, towards)[:CHECKED_ADDRESSES_MAX]
         if invite is None:
             line.findings += [
-                skipped(check, NO_INVITE) for check in ("master", "reachable", "bandwidth")
+                skipped(check, missing) for check in ("master", "reachable", "bandwidth")
             ]
             return line
         await _ask_masters(line, invite, advertised, nonce)
@@ -121,10 +128,7 @@ async def _ask_masters(
             line.findings += [warning(each.check, each.text, each.fix) for each in unreached]
             return
     line.findings += unreached
-    line.findings += [
-        skipped(check, "the master did not check this machine")
-        for check in ("reachable", "bandwidth")
-    ]
+    line.findings += [skipped(check, NO_MASTER) for check in ("reachable", "bandwidth")]
 
 
 def check_version(masters: str) -> Finding:

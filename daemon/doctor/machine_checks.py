@@ -77,7 +77,8 @@ def _torch() -> Finding:
     return ok("torch", f"torch {version}" + (f", CUDA {cuda.group(1)}" if cuda else ", no CUDA"))
 
 
-def check_clock_alone() -> Finding:
+def check_clock_alone(missing: str) -> Finding:
+    """Check this machine's clock without the master's; ``missing`` says why there is none to compare with."""
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     if time.time() < EPOCH_S:
         return fault(
@@ -85,7 +86,7 @@ def check_clock_alone() -> Finding:
             f"this machine's clock says {now}",
             "set the clock: `timedatectl set-ntp true`",
         )
-    return ok("clock", f"{now}; give an invite to compare it with the master's")
+    return ok("clock", f"{now}; not compared with the master's: {missing}")
 
 
 # ---------------------------------------------------------------- memory
@@ -125,10 +126,14 @@ def check_memory(needs: CheckAnswer | None) -> Finding:
 # ---------------------------------------------------------------- disk and state
 
 
-def check_state(state: Path) -> Iterator[Finding]:
-    """Check that the state folder is writable, private, and not in use."""
+def check_state(state: Path, *, shared: bool) -> Iterator[Finding]:
+    """Check that the state folder is writable, private, and not in use.
+
+    Args:
+      shared: it is the folder in which the peers of all runs have theirs.
+    """
     folder = _existing(state)
-    if folder == state:
+    if folder == state.absolute() and not shared:
         yield from _check_unused(state)
         yield from _check_permissions(state)
     try:
@@ -144,7 +149,8 @@ def check_state(state: Path) -> Iterator[Finding]:
             "make it writable for this user, or choose another folder with --state DIR",
         )
         return
-    yield ok("state folder", str(state) + ("" if folder == state else " (will be created)"))
+    exists = folder == state.absolute()
+    yield ok("state folder", str(state) + ("" if exists else " (will be created)"))
 
 
 def _check_unused(state: Path) -> Iterator[Finding]:
@@ -252,7 +258,7 @@ def check_files(needs: CheckAnswer | None) -> Finding:
     lanes = needs.lanes_max if needs is not None else LANES_ASSUMED
     wanted = FILES_BESIDE_LINKS + peers * (lanes + FILES_PER_LINK)
     most = descriptor_limit()
-    text = f"{most} at most, {wanted} needed for links to {peers} peers"
+    text = f"{most} at most, {wanted} needed for links to {peers} peer{'s' if peers > 1 else ''}"
     if most >= wanted:
         return ok("open files", text)
     fix = (

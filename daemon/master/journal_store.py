@@ -16,7 +16,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 
 import msgpack
@@ -29,7 +29,7 @@ from ...protocol.errors import UserError
 from ...protocol.messages import Commit, Role
 from ...protocol.trust.invite import generate_token
 from ..exit_codes import ExitCode
-from ..paths import make_private
+from ..paths import JOURNAL_FILE, make_private
 from .journal_repair import (
     JournalTip,
     Row,
@@ -44,7 +44,6 @@ from .journal_repair import (
 log = logging.getLogger("holdfast.master")
 
 SCHEMA_VERSION = 5
-JOURNAL_FILE = "journal.sqlite"
 COMMITS_BYTES_MAX = 2**26  # of commits that are read at once; with 1,000 members one is 60 kB
 
 SCHEMA = """
@@ -79,6 +78,19 @@ class GrantRow:
     founder: bool
     name: str
     invite: str = ""
+
+
+@frozen
+class UsableInvite:
+    """An invite that still admits machines.
+
+    Attributes:
+      expires_s: unix seconds.
+    """
+
+    id: str
+    uses_left: int
+    expires_s: float
 
 
 @define
@@ -125,6 +137,18 @@ class Committed:
     commit: Commit
     opened_at: float | None
     committed_at: float
+
+
+@frozen
+class Uncommitted:
+    """A round in the journal that was opened and not committed.
+
+    Attributes:
+      opened_at: unix seconds.
+    """
+
+    round: journal.RoundNumbered
+    opened_at: float
 
 
 class JournalStore:
@@ -263,6 +287,13 @@ class JournalStore:
             raise UserError(f"the journal is damaged: {found.fault}", exit_code=ExitCode.CONFIG)
         return found.records
 
+    def written_at(self, kind: type[journal.JournalRecord]) -> float | None:
+        """Return when the last record of a kind was written, in unix seconds; None if there is none."""
+        found: float | None = self._db.execute(
+            "select max(at_s) from records where kind = ?", [kind.__name__]
+        ).fetchone()[0]
+        return found
+
     def commits(self, count: int, known: Container[int]) -> list[Committed]:
         """Return the commits among the newest ``count`` whose rounds are not known, oldest first.
 
@@ -271,15 +302,7 @@ class JournalStore:
         found: list[Committed] = []
         opened_at: dict[int, float] = {}
         size_bytes = 0
-        with contextlib.ExitStack() as stack:
-            db = self._db
-            if self._path is not None:
-                db = stack.enter_context(contextlib.closing(sqlite3.connect(self._path)))
-                db.execute("pragma query_only = on")
-            rows = db.execute(
-                "select kind, body, at_s from records where kind in (?, ?) order by id desc limit ?",
-                (journal.RoundCommitted.__name__, journal.RoundNumbered.__name__, 2 * count),
-            )
+        with self._newest_rounds(count) as rows:
             for kind, body, at_s in rows:
                 plain = msgpack.unpackb(body)
                 if kind == journal.RoundNumbered.__name__:
@@ -291,6 +314,36 @@ class JournalStore:
         return [
             evolve(each, opened_at=opened_at.get(each.commit.round)) for each in reversed(found)
         ]
+
+    def uncommitted(self, count: int, known: Container[int]) -> list[Uncommitted]:
+        """Return the rounds among the newest ``count`` that have no commit and are not known, oldest first.
+
+        This blocks no writer.
+        """
+        found: dict[int, Uncommitted] = {}
+        committed: set[int] = set()
+        with self._newest_rounds(count) as rows:
+            for kind, body, at_s in rows:
+                plain = msgpack.unpackb(body)
+                if kind == journal.RoundCommitted.__name__:
+                    committed.add(plain["commit"]["round"])
+                elif plain["round"] not in known and plain["round"] not in committed:
+                    record = wire.from_plain(journal.RoundNumbered, plain)
+                    found[record.round] = Uncommitted(record, at_s)
+        return [found[number] for number in sorted(found)]
+
+    @contextlib.contextmanager
+    def _newest_rounds(self, count: int) -> Iterator[Iterable[tuple[str, bytes, float]]]:
+        """Read the kind, body and time of the newest records of rounds, the newest first."""
+        with contextlib.ExitStack() as stack:
+            db = self._db
+            if self._path is not None:
+                db = stack.enter_context(contextlib.closing(sqlite3.connect(self._path)))
+                db.execute("pragma query_only = on")
+            yield db.execute(
+                "select kind, body, at_s from records where kind in (?, ?) order by id desc limit ?",
+                (journal.RoundCommitted.__name__, journal.RoundNumbered.__name__, 2 * count),
+            )
 
     def run_times(self) -> tuple[float | None, float | None]:
         """Return when the run's first round was opened, and when the run was finished (unix seconds)."""
@@ -371,6 +424,23 @@ class JournalStore:
                 self._db.execute("update tokens set withdrawn = 1 where hash = ?", (key,))
                 self._tokens[key].withdrawn = True
         return bool(found)
+
+    def usable_invites(self, role: Role, *, founder: bool) -> list[UsableInvite]:
+        """Return the invites that would admit a machine in this role now, oldest first.
+
+        Args:
+          founder: only those that let a machine supply the initial weights.
+        """
+        now_s = self._now()
+        return [
+            UsableInvite(_id_of(key), row.uses_left, row.expires_s)
+            for key, row in sorted(self._tokens.items(), key=lambda item: item[1].made_s)
+            if row.uses_left > 0
+            and row.expires_s >= now_s
+            and not row.withdrawn
+            and row.role is role
+            and (row.founder or not founder)
+        ]
 
     def admit(self, peer: str, grant: GrantRow) -> None:
         """Store an identity's grant."""
@@ -472,6 +542,11 @@ def back_up(state: Path, target: Path) -> int:
             hint="is the disk full? the previous copy is unchanged",
         ) from error
     return count
+
+
+def invite_id(token: str) -> str:
+    """Return the id by which people name the invite with this token."""
+    return _id_of(_hash(token))
 
 
 @contextlib.contextmanager

@@ -11,12 +11,14 @@ from typing import Protocol
 
 import trio
 
+from ...membership.spec.spec_changes import with_rounds
 from ...protocol.errors import UserError
 from ...protocol.messages import Role
+from ...protocol.trust.invite import Invite
 from ..exit_codes import ExitCode
 from ..web.app import Action, Json
 from .admission import find_peer
-from .journal_store import JournalStore, storing
+from .journal_store import JournalStore, invite_id, storing
 from .master_service import MasterService
 
 USES_MAX = 1_000_000  # of an invite
@@ -86,6 +88,7 @@ class OperatorCommands:
             )
         invite = self._make_invite(role, founder is True, uses, hours, approve=approve is True)
         terms = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
+        terms["id"] = invite_id(Invite.decode(invite).token)
         return {"invite": invite, **terms}
 
     async def _withdraw(self, body: Json) -> Json:
@@ -148,12 +151,51 @@ class OperatorCommands:
         return await self._service.verifier.run()
 
     async def _pause(self, _body: Json) -> Json:
+        was_paused = self._coordinator.context.history.paused
+        self._check_unfinished("there is nothing to pause")
         await self._service.see_through(self._coordinator.pause)
-        return {"paused": True}
+        return {"paused": True, "was_paused": was_paused}
 
-    async def _resume(self, _body: Json) -> Json:
+    async def _resume(self, body: Json) -> Json:
+        """Open rounds again; with ``rounds``, give the run that many in all."""
+        context = self._coordinator.context
+        was_paused, rounds = context.history.paused, body.get("rounds")
+        if rounds is None:
+            self._check_unfinished("`holdfast resume --rounds N` lets it go on to round N")
+        else:
+            await self._change_rounds(rounds)
         await self._service.see_through(self._coordinator.resume)
-        return {"paused": False}
+        answer: Json = {"paused": False, "was_paused": was_paused}
+        answer["rounds"] = context.spec.run.rounds
+        return answer
+
+    async def _change_rounds(self, rounds: object) -> None:
+        context = self._coordinator.context
+        count = context.history.commit_count
+        if type(rounds) is not int or rounds < 0:
+            raise UserError(f"invalid number of rounds: {rounds!r}", exit_code=ExitCode.USAGE)
+        if 0 < rounds <= count:
+            raise UserError(
+                f"{count} rounds are committed already, so {rounds} in all would end the run",
+                exit_code=ExitCode.USAGE,
+                hint="give the number of all rounds, the past ones included; 0: no end",
+            )
+        if context.history.finished and len(context.roster):
+            names = ", ".join(member.name for member in context.roster.by_number())
+            raise UserError(
+                f"the peers of the finished run are still leaving: {names}",
+                hint="try again when they have left; `holdfast status` shows them",
+            )
+        spec = with_rounds(context.spec, rounds)
+        if spec.run.rounds != context.spec.run.rounds:
+            await self._service.see_through(partial(self._coordinator.change_rounds, spec))
+
+    def _check_unfinished(self, hint: str) -> None:
+        history = self._coordinator.context.history
+        if history.finished:
+            raise UserError(
+                f"the run is finished: all {history.commit_count} rounds are committed", hint=hint
+            )
 
     async def _stop_process(self, _body: Json) -> Json:
         trio.lowlevel.spawn_system_task(self._stop_soon)

@@ -31,6 +31,7 @@ from ...membership.master.status.status import describe
 from ...membership.master.status.why_waiting import WaitReasons
 from ...membership.planning.fragment_sizes import sizes_fault
 from ...membership.spec.spec import RunSpec
+from ...membership.spec.spec_changes import changed_settings
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.messages import MASTERS_MAX, Role
@@ -41,7 +42,7 @@ from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import ADDRESSES_MAX, Invite
 from ..advertised_hosts import WILDCARDS, dialable, only_loopback
 from ..exit_codes import ExitCode
-from ..paths import make_private
+from ..paths import JOURNAL_FILE, make_private, note_source
 from ..progress_lines import PRINTED_EVENTS, ProgressClock, master_line
 from ..screen import Screen
 from ..spec_file import read_spec
@@ -53,7 +54,8 @@ from ..web.live_stream import LiveStream
 from ..web.log_reading import log_reading
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
-from .journal_store import JOURNAL_FILE, JournalStore, storing
+from .announcements import format_end, format_invites, format_resumed
+from .journal_store import JournalStore, storing
 from .master_service import MasterService
 from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder
@@ -96,10 +98,16 @@ class Master:
         self.tell = tell
         self.screen = screen or Screen(None)
         self._check_state()
+        self._end_told = False  # the operator has read how the run ended
+        self._resumes = False
+        self._changes: list[str] = []  # of the settings, since the last start
+        self._moved = False  # to addresses that earlier invites do not name
         given = None if options.spec_path is None else read_spec(options.spec_path)
         make_private(options.state)
         self.store = JournalStore(options.state / JOURNAL_FILE)
         self.authority, self.spec, self.coordinator = self._restore(given)
+        if options.spec_path is not None:
+            note_source(options.state, options.spec_path)
         self.run_id = self.authority.run_id
         self.credentials = self._credentials()
         self.network = SocketNetwork(self.credentials, newcomers=True)
@@ -111,6 +119,7 @@ class Master:
         self._commands = OperatorCommands(
             self.service, self.store, self.make_invite, self._scope.cancel
         )
+        self.service.subscribe(self._tell_end)
 
     def _check_state(self) -> None:
         """Raise UserError if the journal or its authority's key is missing, before anything is written."""
@@ -142,9 +151,11 @@ class Master:
             run_id = created[0].run_id
             texts = [r.spec_toml for r in records if isinstance(r, RunCreated | SpecChanged)]
             recorded = RunSpec.parse(texts[-1])
+        self._resumes = bool(created)
         spec = recorded if given is None else given
         if spec.toml_text != recorded.toml_text:
             self._check_same_run(recorded, spec)
+            self._changes = changed_settings(recorded, spec)
             self._record(records, SpecChanged(spec.toml_text))
         behind = self.options.takes_over or self.store.cut is not None
         terms = [record.term for record in records if isinstance(record, TermStarted)]
@@ -179,6 +190,14 @@ class Master:
         records.append(record)
 
     def _check_same_run(self, before: RunSpec, now: RunSpec) -> None:
+        if before.run.name != now.run.name:
+            raise UserError(
+                f"{self.options.state} has the run {before.run.name!r}, and {self.options.spec_path} "
+                f"is of {now.run.name!r}",
+                exit_code=ExitCode.CONFIG,
+                hint="a new run needs its own --state DIR; to go on with that one, write "
+                f"name = {json.dumps(before.run.name, ensure_ascii=False)} into the file",
+            )
         for key in ("fragments", "pattern", "groups"):
             recorded, given = getattr(before.diloco, key), getattr(now.diloco, key)
             if recorded != given:
@@ -199,6 +218,7 @@ class Master:
 
     async def run(self) -> None:
         """Serve until a signal or the command ``stop`` comes."""
+        self._tell_what_it_is()
         live = LiveStream(partial(self.status, past=False), self._stamp)
         recorder = self.recorder = await self.network.run_sync(
             lambda: RunRecorder.open(self.service, self.options.state, live=live)
@@ -243,14 +263,42 @@ class Master:
     def _note_start(self) -> None:
         """Have the members told this run's master addresses; note a cut of the journal as an event."""
         masters = (*self._addresses(), *map(str, self.options.standby))[:MASTERS_MAX]
+        self._moved = not set(masters) <= set(self.coordinator.context.history.masters)
         self.service.decide(partial(self.coordinator.know_masters, masters))
         if self.store.cut is not None:
             self.service.decide(partial(self.coordinator.note, str(self.store.cut)))
+        if self._resumes:
+            term = self.coordinator.context.term
+            self.service.decide(
+                partial(self.coordinator.note, f"the master was started again (term {term})")
+            )
+        if self._changes:
+            text = f"settings changed with the restart: {'; '.join(self._changes)}"
+            self.service.decide(partial(self.coordinator.note, text))
+        self.service.decide(self.coordinator.settle)  # a run may be finished by its new settings
+
+    def _tell_what_it_is(self) -> None:
+        """Tell which run this is, before anything can fail that has to do with this machine."""
+        context, name = self.coordinator.context, self.spec.run.name
+        if not self._resumes:
+            self.tell(f"new run {name} ({self.run_id[:8]})")
+            return
+        known = format_resumed(context.history, self.store)
+        self.tell(f"resuming run {name} ({self.run_id[:8]}), term {context.term}: {known}")
+        for change in self._changes:
+            self.tell(f"changed: {change}")
+
+    def _tell_end(self, _event: Event) -> None:
+        """Tell once how the run ended; again if it was resumed and ends again."""
+        context, ending = self.coordinator.context, self.recorder.ending()
+        if ending is None:
+            self._end_told = False
+        elif not self._end_told and ending.finished_at is not None:  # else it is not on disk yet
+            self._end_told = True
+            for line in format_end(context.history, context.spec, ending):
+                self.tell(line)
 
     def _announce(self, bound: Sequence[Address], url: str) -> None:
-        self.tell(
-            f"run {self.spec.run.name} ({self.run_id[:8]}), term {self.coordinator.context.term}"
-        )
         self.tell(f"listening on {', '.join(map(str, bound))}; dashboard at {url}")
         self.tell(f"state in {self.options.state}")
         if self.store.cut is not None:
@@ -265,8 +313,17 @@ class Master:
             )
         if self.coordinator.succession.waiting:
             self.tell(self.coordinator.succession.why_waiting())
-        if self.options.invite:
-            founder = not self.coordinator.context.history.founded
+        if self.options.invite and not self.coordinator.context.history.finished:
+            self._tell_invite()
+
+    def _tell_invite(self) -> None:
+        """Print a new invite, unless an earlier one still admits machines at this master's addresses."""
+        founder = not self.coordinator.context.history.founded
+        usable = self.store.usable_invites(Role.CONTRIBUTOR, founder=founder)
+        if usable and not self._moved:
+            for line in format_invites(usable):
+                self.tell(line)
+        else:
             invite = self.make_invite(
                 Role.CONTRIBUTOR, founder, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
             )

@@ -30,7 +30,11 @@ from ...membership.master.rounds.round import Round
 from ...membership.master.state.master_effects import Event
 from ...membership.master.status.headline import headline
 from ...membership.master.status.records import Headline, RecordedRound
-from ...membership.master.status.round_rows import journaled_round, recorded_round
+from ...membership.master.status.round_rows import (
+    journaled_round,
+    recorded_round,
+    uncommitted_round,
+)
 from ...protocol.errors import HoldfastError
 from ..member_curves import EVERYBODY, MemberPoint
 from ..metrics_store import COLUMNS, HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent, Point
@@ -127,6 +131,10 @@ class RunRecorder:
         self._sampled_at = -math.inf  # unix seconds of the members' last points
         self._ending: Ending | None = None  # once the run is finished
         self._next_id = history.last_event_id() + 1
+        self._began_at = wall_clock()
+        self._first_round = self._context.history.next_round
+        # Reductions of the last master: they go on, or are aborted by this one.
+        self._orders = {each.order.round for each in self._context.history.orders.values()}
         if self._before is not None:
             now = wall_clock()
             self._new.points.append(Point(now, gap_s=max(0.0, now - self._before.at)))
@@ -212,11 +220,13 @@ class RunRecorder:
     def rebuild(self) -> None:
         """Copy the rounds that the history lacks from the journal. This waits for the disk.
 
-        A master that was killed, or whose disk was full, has committed rounds without recording them
-        here. The journal has only a part of each row.
+        A master that was killed, or whose disk was full, has ended rounds without recording them here.
+        The journal has only a part of each row.
         """
+        known = self._history.round_numbers()
         try:
-            missing = self._service.store.commits(ROUNDS_MAX, self._history.round_numbers())
+            missing = self._service.store.commits(ROUNDS_MAX, known)
+            open_then = self._service.store.uncommitted(ROUNDS_MAX, known | self._orders)
         except (sqlite3.Error, OSError, ValueError, HoldfastError) as error:
             self._warnings.append(
                 f"the history may lack rounds: the journal cannot be read: {error}"
@@ -226,6 +236,11 @@ class RunRecorder:
         rows = [
             journaled_round(each.commit, name_of, each.opened_at, each.committed_at)
             for each in missing
+        ]
+        rows += [
+            uncommitted_round(each.round, each.opened_at, self._began_at)
+            for each in open_then
+            if each.round.round < self._first_round  # this master records its own
         ]
         self._lacks = not self._history.write(rounds=[(row.round, compact(row)) for row in rows])
 

@@ -84,6 +84,11 @@ class StateVerifier:
             raise UserError(
                 "the run has no state yet", hint="wait until the founder's trainer has supplied it"
             )
+        if all(member.relay for member in self._context.roster):
+            raise UserError(
+                "no peer is connected, so there is no state to compare",
+                hint="`holdfast status` says what the run waits for",
+            )
         try:
             self._turn.acquire_nowait()
         except trio.WouldBlock:

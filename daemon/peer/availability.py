@@ -15,18 +15,8 @@ from collections.abc import Callable
 
 import trio
 
-from ... import __version__
-from ...protocol.errors import UserError
-from ...protocol.trust.identity import Identity
-from ..exit_codes import ExitCode
-from ..paths import make_private
 from ..screen import Screen
-from ..status_records import PeerStatus
-from ..tasks import wait_for_signals
 from ..this_machine import on_battery
-from ..web.app import Json, read_route
-from ..web.http_server import control_side
-from ..web.log_reading import log_reading, own_log
 from .run_peer import Peer, PeerOptions
 from .volunteer_limits import VolunteerLimits
 
@@ -47,8 +37,6 @@ class Volunteer:
         self._limits = limits
         self._tell = tell
         self._screen = screen or Screen(None)
-        self._scope = trio.CancelScope()
-        self._why = ""
 
     async def run(self) -> None:
         """Take part whenever the machine is available, until the run is over or the operator ends it.
@@ -81,50 +69,13 @@ class Volunteer:
         """Wait until the machine is available; return False if the operator ended the wait."""
         if not (why := self.why_not()):
             return True
-        self._why, self._scope = why, trio.CancelScope()
         self._tell(f"waiting: {why}")
-        side = control_side(
-            "peer",
-            self.options.state,
-            self.options.http,
-            routes=[read_route("status", self.status)],
-            actions={"leave": self._act_leave, "retry": self._act_retry},
-            private_reads={"logs": log_reading(own_log(self.options.name, self._screen.ring))},
-            why_unready=lambda: self._why,
-            names=self.options.http_names,
-        )
-        available = False
-        with side as (serve_http, _url), self._scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait_for_signals, self._scope.cancel)
-                nursery.start_soon(serve_http)
-                while why := self.why_not():
-                    self._why = why
-                    await trio.sleep(CHECK_S)
-                available = True
-                nursery.cancel_scope.cancel()
-        return available
+        away = self.options.away("away", why, self._screen.ring)
 
-    def status(self) -> PeerStatus:
-        """Return this peer's status while it is not a member: nothing but its name and the reason."""
-        options = self.options
-        identity = Identity.load_or_create(make_private(options.state) / "identity.key")
-        return PeerStatus(
-            version=__version__,
-            peer=identity.peer_id,
-            name=options.name,
-            run_id=options.invite.run_id,
-            why=self._why,
-            limits=options.limits,
-        )
+        async def available() -> bool:
+            while why := self.why_not():
+                away.why = why
+                await trio.sleep(CHECK_S)
+            return True
 
-    async def _act_leave(self, _body: Json) -> Json:
-        trio.lowlevel.spawn_system_task(self._end_soon)
-        return {"leaving": True}
-
-    async def _end_soon(self) -> None:
-        await trio.sleep(0.2)  # the answer goes out first
-        self._scope.cancel()
-
-    async def _act_retry(self, _body: Json) -> Json:
-        raise UserError(f"this peer is away: {self._why}", exit_code=ExitCode.FAILED)
+        return await away.during(available) or False

@@ -69,6 +69,7 @@ from ...protocol.messages import (
     LogWanted,
     Message,
     ModelLayout,
+    NewSpec,
     Notice,
     Probe,
     ProbeRequest,
@@ -231,6 +232,11 @@ class PeerService:
     @property
     def state(self) -> SharedState | None:
         return self.state_service.known_state
+
+    @property
+    def rounds_wanted(self) -> int:
+        """The rounds after which the run is finished; 0: it has no end, or that is not known yet."""
+        return 0 if self._spec.known is None else self._spec.known.run.rounds
 
     # ------------------------------------------------------------ life
 
@@ -416,6 +422,9 @@ class PeerService:
                 self.relay.hear(message)
             case Verify() | VerifyBlocks():
                 self._start(self.state_service.verify, message)
+            case NewSpec():
+                self._spec.known = spec = RunSpec.parse(message.spec_toml)
+                self._perform(self.replica.trainer.set_total_steps(spec.total_steps))
             case WriteCheckpoint(number=number):
                 self.checkpointer.write_now(number)
             case LogWanted():

@@ -30,11 +30,19 @@ from ...protocol.messages import (
 )
 from ...protocol.network.sockets import SocketNetwork, bind_all
 from ...protocol.trust.credentials import Credentials
+from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import Invite
 from ...protocol.trust.notary import Notary
 from ..exit_codes import ExitCode
+from ..log_ring import LogRing
 from ..memory_check import machine_bytes
-from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE, socket_folder
+from ..paths import (
+    CHECKPOINTS_FOLDER,
+    IDENTITY_FILE,
+    OWN_STATE_FILE,
+    make_private,
+    socket_folder,
+)
 from ..progress_lines import (
     Pace,
     PeerChanges,
@@ -54,6 +62,7 @@ from ..web.live_stream import LiveStream
 from ..web.log_reading import log_reading, own_log
 from ..web.prometheus import metrics_route
 from ..web.run_history import own_routes, status_route
+from .away_peer import AwayPeer
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
 from .own_history import OwnHistory
@@ -117,6 +126,24 @@ class PeerOptions:
             **more,
         )
 
+    def away(self, phase: str, why: str, ring: LogRing) -> AwayPeer:
+        """Return what serves this peer's status while it is not a member: its name and the reason."""
+
+        def status(why: str) -> PeerStatus:
+            identity = Identity.load_or_create(make_private(self.state) / IDENTITY_FILE)
+            return PeerStatus(
+                version=__version__,
+                peer=identity.peer_id,
+                name=self.name,
+                run_id=self.invite.run_id,
+                phase=phase,
+                why=why,
+                limits=self.limits,
+            )
+
+        log = log_reading(own_log(self.name, ring))
+        return AwayPeer(self.state, self.http, self.http_names, status, log, why)
+
 
 class Peer:
     """A peer as a process: everything around ``PeerService``.
@@ -162,9 +189,10 @@ class Peer:
         options = self.options
         place = self._place()
         await check_ports(options)
-        credentials = await obtain_credentials(
-            options.state, options.invite, options.name, options.patience_s, self.tell
-        )
+        credentials = await self._enter()
+        if credentials is None:
+            self.tell("stopped before this machine was admitted")
+            return
         network = SocketNetwork(credentials, newcomers=False)
         with socket_folder() as folder:
             ends = self._end_trainer if options.command else None
@@ -210,6 +238,25 @@ class Peer:
                 self.tell(line)
         if self._error is not None:
             raise self._error
+
+    async def _enter(self) -> Credentials | None:
+        """Return the credentials for the run; None if the operator ended the wait for them."""
+        options = self.options
+        away, waits = options.away("waiting for admission", "", self.screen.ring), trio.Event()
+
+        def tell(line: str) -> None:
+            # The first line says that the master is asked, the others why that takes long.
+            if away.why:
+                waits.set()
+            away.why = line
+            self.tell(line)
+
+        return await away.during(
+            lambda: obtain_credentials(
+                options.state, options.invite, options.name, options.patience_s, tell
+            ),
+            waits,
+        )
 
     def _place(self) -> CheckpointStore:
         """Return the store of this peer's checkpoints."""
@@ -322,6 +369,7 @@ class Peer:
                 self.tell(
                     f"peer {service.config.me[:8]} ({service.config.name}); dashboard at {url}"
                 )
+                self.tell(f"state in {self.options.state}")
                 try:
                     await service.run()
                 except EvictedError as error:
@@ -366,7 +414,8 @@ class Peer:
     async def _see_out(self) -> None:
         """Leave after the run's end, once the trainer had time to finish."""
         await self.service.finished.wait()
-        self.tell("the run is finished")
+        rounds = self.service.rounds_wanted
+        self.tell(f"the run is finished: all {rounds} rounds are committed")
         self._leaving = True
         if self.supervisor is not None:
             await trio.sleep(FAREWELL_S)

@@ -14,6 +14,7 @@ or run again after the recorded order has another number, and is not continued.
 from __future__ import annotations
 
 from ...protocol.messages import Abort, Hello, Reduced, ReduceFailed
+from ...protocol.text import plain
 from ..planning.plan import PlanEstimate
 from .rounds.attempt import Attempt
 from .rounds.reduction_driver import ReductionDriver
@@ -39,6 +40,11 @@ class Adoption:
         }
         self._back: dict[int, set[str]] = {number: set() for number in self._orders}
         self._reports: list[tuple[Member, Reduced | ReduceFailed]] = []
+
+    @property
+    def undecided_count(self) -> int:
+        """Return the number of rounds that may go on or be aborted."""
+        return len(self._orders)
 
     @property
     def waiting(self) -> bool:
@@ -112,13 +118,14 @@ class Adoption:
         for peer in record.order.receivers:
             if peer in back:
                 self.context.send(peer, Abort(number, reason))
-        self.context.announce(EventKind.ROUND, None, f"round {number} was aborted: {reason}")
+        round_ = self._enter(record)
+        for peer in record.order.receivers:
+            round_.mark(peer, self.context.history.name_of(peer))
+        self.round_table.void(round_, plain(reason))
 
-    def _adopt(self, record: RoundOrdered) -> None:
-        order, now_s, roster = record.order, self.context.now_s, self.context.roster
-        back = self._back.pop(order.round)
-        del self._orders[order.round]
-        attempt = Attempt.of(order, UNKNOWN, now_s, adopted=True)
+    def _enter(self, record: RoundOrdered) -> Round:
+        """Enter the round of an order into the table, as if it had been opened and closed now."""
+        order, now_s = record.order, self.context.now_s
         round_ = self.round_table.rounds[order.round] = Round(
             number=order.round,
             fragment=order.fragment,
@@ -132,13 +139,20 @@ class Adoption:
             },
             closed_s=now_s,
             original_count=len(order.contributors),
-            attempt=attempt,
+            attempt=Attempt.of(order, UNKNOWN, now_s, adopted=True),
         )
+        return round_
+
+    def _adopt(self, record: RoundOrdered) -> None:
+        order, roster = record.order, self.context.roster
+        back = self._back.pop(order.round)
+        del self._orders[order.round]
+        round_ = self._enter(record)
         for peer in order.receivers:
             if (member := roster.get(peer)) is not None and peer in back:
                 round_.mark(peer, member.name)
             else:
-                attempt.forget(peer, "it did not come back after the master's restart")
+                round_.running().forget(peer, "it did not come back after the master's restart")
         self.context.announce(
             EventKind.ROUND,
             None,

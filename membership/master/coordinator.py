@@ -33,6 +33,7 @@ from ...protocol.messages import (
     Hello,
     Measured,
     Message,
+    NewSpec,
     Progress,
     RefusalCode,
     Renew,
@@ -40,6 +41,7 @@ from ...protocol.messages import (
 )
 from ..planning.bandwidth import Bandwidths
 from ..spec.spec import RunSpec
+from ..spec.spec_changes import changed_settings
 from . import trainers
 from .adoption import Adoption
 from .attachment import Attachment
@@ -61,6 +63,7 @@ from .state.journal import (
     RunFinished,
     RunHistory,
     RunPaused,
+    SpecChanged,
 )
 from .state.master_effects import CheckProof, Effect, EventKind, StandDown
 from .state.roster import Grant, Member
@@ -335,6 +338,26 @@ class Coordinator:
             self.context.announce(EventKind.RUN, None, "paused" if paused else "resumed")
         return True
 
+    def change_rounds(self, spec: RunSpec, now_s: float) -> list[Effect]:
+        """Give the run another number of rounds, on the operator's word; a finished run goes on.
+
+        Args:
+          spec: differs from the run's in the number of rounds only.
+        """
+        return self._event(now_s, self._change_rounds, spec)
+
+    def _change_rounds(self, spec: RunSpec) -> bool:
+        before, self.context.spec = self.context.spec, spec
+        self.context.record(SpecChanged(spec.toml_text))
+        self._finish_due_s, self._finish_sent = math.inf, False
+        self.context.announce(
+            EventKind.RUN,
+            None,
+            f"the run's operator changed {', '.join(changed_settings(before, spec))}",
+        )
+        self.context.send_all(NewSpec(spec.toml_text))
+        return True
+
     # ------------------------------------------------------------ events: other masters, the daemon
 
     def met(self, term: int, nonce: bytes, who: str, now_s: float) -> list[Effect]:
@@ -474,7 +497,9 @@ class Coordinator:
         if not history.finished:
             self.context.record(RunFinished(history.last_round))
             self.context.announce(
-                EventKind.RUN, None, f"all {wanted} rounds are committed; the run is finished"
+                EventKind.RUN,
+                None,
+                f"all {history.commit_count} rounds are committed; the run is finished",
             )
             self._finish_due_s = self.context.now_s + self.context.spec.membership.deadline_s
             return True

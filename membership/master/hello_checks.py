@@ -76,7 +76,8 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
 def shut_out(history: RunHistory, peer: str) -> Refusal | None:
     """Refuse a key that the operator has removed, or that was convicted."""
     if peer in history.revoked:
-        return RefusalCode.KICKED, f"removed by the run's operator: {quoted(history.revoked[peer])}"
+        what = "removed" if peer in history.admitted else "refused"
+        return RefusalCode.KICKED, f"{what} by the run's operator: {quoted(history.revoked[peer])}"
     if peer in history.quarantined:
         return RefusalCode.QUARANTINED, (
             f"in quarantine: {quoted(history.quarantined[peer])} (the run's operator can lift it: "

@@ -187,6 +187,11 @@ class TrainerControl:
         changed = self.told_role is None or self._role() != self.told_role
         return [self._tell_role()] if self.loaded and changed else []
 
+    def set_total_steps(self, total_steps: int) -> list[PeerEffect]:
+        """Take the step at which the run's last round is due from a new spec."""
+        self.total_steps = total_steps
+        return self.update_role()
+
     def _role(self) -> SetRole:
         why = "" if self.training else f"this peer is a {self.role.value}, kept in sync"
         return SetRole(self.training, why, self.leads, self.total_steps)

@@ -53,7 +53,7 @@ def find_faults(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
         return [SpecFault(line, "", str(error))], []
     except RecursionError:
         return [SpecFault(0, "", "its values are nested too deeply")], []
-    lines = _lines(toml_text)
+    lines = key_lines(toml_text)
     errors = list(_errors(document, lines))
     warnings: list[SpecFault] = []
     if not errors:
@@ -148,7 +148,7 @@ def _contradictions(made: Mapping[str, Any], lines: Mapping[str, int]) -> Iterat
         yield SpecFault(lines.get(key, 0), key, each.text)
 
 
-def _lines(toml_text: str) -> dict[str, int]:
+def key_lines(toml_text: str) -> dict[str, int]:
     """Return the line of each ``table`` and ``table.key``, where it stands first."""
     found: dict[str, int] = {}
     table = ""

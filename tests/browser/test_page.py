@@ -8,7 +8,8 @@ import signal
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from holdfast.daemon.master.journal_store import JOURNAL_FILE, JournalStore
+from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.paths import JOURNAL_FILE
 from holdfast.membership.master.state.journal import PeerQuarantined
 from tests.browser.conftest import STRANGE, url, watch
 from tests.processes.harness import Fleet, in_sync, member, role

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 import numpy as np
@@ -742,6 +743,24 @@ def test_a_daemon_that_dies_is_noticed_within_a_second_or_so() -> None:
     with talking(FakeDaemon.start) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(holdfast.DaemonGone, match="no longer part of the run"):
             train(run, pause_s=0.001)
+
+
+def log_for_ever(run: Run) -> None:
+    """Log until that fails: a message cannot be sent, and the daemon's last ones are read."""
+    while True:
+        run.log(loss=1.0)
+
+
+def test_a_daemon_that_dies_is_one_error_and_not_a_chain_of_them() -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start()
+        daemon.stream.close()
+
+    with talking(script) as path, attach(line(), socket_path=path) as run:
+        with pytest.raises(holdfast.DaemonGone) as raised:
+            log_for_ever(run)
+        shown = "".join(traceback.format_exception(raised.value))
+        assert shown.count("Traceback (most recent call last)") == 1
 
 
 def test_a_daemon_that_dies_while_the_trainer_waits() -> None:

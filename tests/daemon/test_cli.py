@@ -191,15 +191,15 @@ def test_options_come_from_variables_and_flags_win(run: Run) -> None:
     ("text", "named"),
     [
         ("[run", "run.toml"),
-        ("[runs]\n", "'runs'"),
-        ("[run]\nnam = 'x'\n", "'nam'"),
+        ("[runs]\n", ":1: error: runs: unknown table (did you mean 'run'?)"),
+        ("[run]\nnam = 'x'\n", ":2: error: run.nam: unknown key"),
         ("[diloco]\nsync_every = 0\n", "sync_every"),
         ("[diloco]\nsync_every = 'often'\n", "sync_every"),
         ("[membership]\nquorum = 2.0\n", "quorum"),
         ("[membership]\ncontributors = 2\nmin_members = 3\n", "min_members"),
         ("[reduce]\ncodec_up = 'jpeg'\n", "codec_up"),
         ("[run]\nname = ''\n", "name"),
-        ("diloco = 3\n", "[diloco]"),
+        ("diloco = 3\n", "must be a table: [diloco]"),
     ],
 )
 def test_an_invalid_run_toml_is_one_error_line(

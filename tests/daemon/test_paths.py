@@ -14,13 +14,17 @@ import pytest
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.paths import (
     CONTROL_FILE,
+    IDENTITY_FILE,
+    JOURNAL_FILE,
     SOCKET_FOLDER,
     DaemonAddress,
+    check_source,
     data_home,
     find_control,
     locked,
     make_private,
     master_state,
+    note_source,
     peer_state,
     published,
     socket_folder,
@@ -220,22 +224,61 @@ def test_none_at_all(tmp_path: Path) -> None:
         find_control(tmp_path, None)
 
 
+def test_a_folder_without_its_daemon_says_what_it_is_and_how_to_start_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not the state of a master or a peer") as raised:
+        find_control(tmp_path, "master")
+    assert raised.value.exit_code == ExitCode.UNREACHABLE
+    (tmp_path / IDENTITY_FILE).touch()
+    with pytest.raises(UserError, match=r"the peer in .* is not running") as raised:
+        find_control(tmp_path, None)
+    assert "holdfast join" in raised.value.hint
+    with pytest.raises(
+        UserError, match="the state of a peer, and this command is for a master"
+    ) as it:
+        find_control(tmp_path, "master")
+    assert it.value.exit_code == ExitCode.USAGE
+    (tmp_path / IDENTITY_FILE).rename(tmp_path / JOURNAL_FILE)
+    with pytest.raises(UserError, match=r"the master in .* is not running") as raised:
+        find_control(tmp_path, "master")
+    assert raised.value.hint == f"start it: holdfast master --state {tmp_path}"
+
+
+def test_a_runs_folder_remembers_its_run_toml(tmp_path: Path) -> None:
+    state = make_private(tmp_path / "state")
+    check_source(state, tmp_path / "a.toml")  # a new run
+    note_source(state, tmp_path / "a.toml")
+    check_source(state, tmp_path / "x" / ".." / "a.toml")
+    with pytest.raises(
+        UserError, match=r"was started with .*a\.toml, not with .*b\.toml"
+    ) as raised:
+        check_source(state, tmp_path / "b.toml")
+    assert raised.value.exit_code == ExitCode.CONFIG
+    (tmp_path / "link.toml").symlink_to(tmp_path / "a.toml")
+    check_source(state, tmp_path / "link.toml")
+
+
+def test_folders_made_on_the_way_to_a_state_are_private(tmp_path: Path) -> None:
+    made = make_private(tmp_path / "home" / "peers" / "one")
+    for folder in (made, made.parent, made.parent.parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", json.dumps({"kind": "master"}), "\x00", '{"pid": "x"}', "[1, 2, 3, 4]"],
 )
 def test_a_control_file_that_means_nothing_is_no_daemon(tmp_path: Path, text: str) -> None:
     (tmp_path / CONTROL_FILE).write_text(text)
-    with pytest.raises(UserError, match="no holdfast daemon"):
+    with pytest.raises(UserError, match="is not the state of"):
         find_control(tmp_path, None)
 
 
 def test_a_control_file_of_a_dead_process_is_no_daemon(tmp_path: Path) -> None:
     left_behind = {"kind": "master", "url": "http://127.0.0.1:1", "token": "t", "pid": ended_pid()}
     (tmp_path / CONTROL_FILE).write_text(json.dumps(left_behind))
-    with pytest.raises(UserError, match="no holdfast daemon"):
+    with pytest.raises(UserError, match="is not the state of"):
         find_control(tmp_path, None)
     left_behind["pid"] = "many"
     (tmp_path / CONTROL_FILE).write_text(json.dumps(left_behind))
-    with pytest.raises(UserError, match="no holdfast daemon"):
+    with pytest.raises(UserError, match="is not the state of"):
         find_control(tmp_path, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,14 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("start")
     done = run("init", "mine", folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "holdfast master mine/run.toml" in done.stdout
+    for line in (
+        "holdfast master mine/run.toml",
+        "holdfast join INVITE --name one --state mine/peer-one -- python mine/train.py",
+        "holdfast join INVITE --name two --state mine/peer-two -- python mine/train.py",
+        "holdfast status",
+        "http://127.0.0.1:29780",
+    ):
+        assert f"  {line}\n" in done.stdout
     return folder / "mine"
 
 
@@ -65,20 +73,67 @@ def test_nothing_is_written_over(started: Path) -> None:
     assert "holdfast.attach" in (started / "train.py").read_text()
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("my run", "my run"), ('a "b" \\c', 'a "b" \\c'), ("x" * 65, "my-run"), ("ä", "ä")],
+)
+def test_a_run_is_named_after_its_folder(folder: str, name: str, tmp_path: Path) -> None:
+    done = run("init", folder, folder=tmp_path)
+    assert RunSpec.parse((tmp_path / folder / "run.toml").read_text()).run.name == name
+    for line in done.stdout.splitlines():
+        if line.startswith("  holdfast master"):
+            assert shlex.split(line)[-1] == f"{folder}/run.toml"
+
+
+def test_the_run_takes_minutes_and_needs_two_peers(started: Path) -> None:
+    spec = RunSpec.parse((started / "run.toml").read_text())
+    assert spec.membership.min_members == 2
+    # A step takes 10 to 16 ms of one core.
+    assert 180 <= 0.01 * spec.total_steps <= 360
+    assert 5 <= 0.01 * spec.diloco.sync_every <= 10
+
+
 @pytest.mark.slow
 def test_what_it_writes_runs_as_it_is(started: Path, tmp_path: Path) -> None:
     run("init", "--force", folder=started)
+    text = (started / "run.toml").read_text()
+    text = re.sub(r"^rounds = \d+", "rounds = 4", text, flags=re.MULTILINE)
+    text = re.sub(r"^sync_every = \d+", "sync_every = 50", text, flags=re.MULTILINE)
     fleet = Fleet(tmp_path)
     try:
-        fleet.start_master((started / "run.toml").read_text())
-        script = str(started / "train.py")
-        node = fleet.join("alder", founder=True, command=(sys.executable, script))
-        fleet.until(lambda s: s["state"] == "finished", "all of its rounds", 60)
-        assert node.wait() == 0
-        assert "finished after 20 rounds, loss" in node.log
+        fleet.start_master(text)
+        command = (sys.executable, str(started / "train.py"))
+        nodes = [fleet.join(name, founder=True, command=command) for name in ("alder", "birch")]
+        status = fleet.until(lambda s: s["state"] == "finished", "all of its rounds")
+        assert [node.wait() for node in nodes] == [0, 0]
+        ends = [re.findall(r"^finished, loss .* (\d\.\d+)$", n.log, re.MULTILINE) for n in nodes]
+        assert ends[0] == ends[1], "the same weights at both"
+        assert len(ends[0]) == 1
+        assert status["warnings"] == [], "two peers of one operator are an ordinary run"
+        assert [("in final.pt" in node.log) for node in nodes].count(True) == 1
         assert (tmp_path / "final.pt").exists()
     finally:
         fleet.stop_all()
+
+
+@pytest.mark.slow
+def test_the_script_trains_alone(started: Path, tmp_path: Path) -> None:
+    run("init", "--force", folder=started)
+    alone = {"HOLDFAST_STANDALONE": "1", "HOLDFAST_STANDALONE_STEPS": "400"}
+    done = subprocess.run(
+        [sys.executable, str(started / "train.py")],
+        cwd=tmp_path,
+        env=environment(alone),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    steps = re.findall(r"^step (\d+) of 400: loss", done.stdout, re.MULTILINE)
+    assert steps == ["200", "400"]
+    final = re.search(r"^finished, loss .* (\d\.\d+)$", done.stdout, re.MULTILINE)
+    assert final is not None
+    assert float(final[1]) < 3.2, "it began at 5.5"
+    assert (tmp_path / "final.pt").exists()
 
 
 # ---------------------------------------------------------------- config check
@@ -97,6 +152,13 @@ def test_errors_have_the_file_and_the_line(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert (done.returncode, told["valid"], told["errors"]) == (0, True, [])
     assert [(w["line"], w["key"]) for w in told["warnings"]] == [(2, "membership.quorum")]
+    (tmp_path / "run.toml").write_text("[run]\nnam = 'x'\n[membership]\nquorum = 2\n")
+    checked = run("config", "check", "run.toml", folder=tmp_path)
+    refused = run("master", "run.toml", folder=tmp_path)
+    assert refused.returncode == ExitCode.CONFIG
+    head, *lines = refused.stderr.splitlines()
+    assert head == "holdfast: run.toml has 2 errors"
+    assert [line.strip() for line in lines] == checked.stdout.splitlines(), "what the check prints"
     done = run("config", "check", "none.toml", folder=tmp_path)
     assert (done.returncode, "cannot read none.toml" in done.stderr) == (ExitCode.CONFIG, True)
 

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.daemon.cli import daemon_client, run_client
 from holdfast.daemon.cli.daemon_client import see_json
 from holdfast.daemon.cli.run_client import NewRows, RunSnapshot, Snapshot, events_of, rounds_of
+from holdfast.daemon.cli.run_tables import format_round_reason
 from holdfast.daemon.cli.watch import ChangeLines, draw, essence
 from holdfast.daemon.metrics_store import MetricsStore, PastEvent
 from holdfast.daemon.paths import DaemonAddress
@@ -227,7 +228,25 @@ def test_rounds_name_their_contributors(history: MetricsStore) -> None:
     assert [row.round for row in rows] == [5, 4, 3]
     assert (rows[0].at, rows[0].names) == (45.0, ("alder", "bbbbbbbb"))
     assert rows[0].lost_names == ("bbbbbbbb",)
+    assert format_round_reason(rows[0]) == "lost bbbbbbbb"
     assert [row.round for row in rounds_of(MASTER, 9)] == [5, 4, 3, 2, 1]
+
+
+def test_rounds_name_those_that_they_went_on_without(history: MetricsStore) -> None:
+    row = {
+        **a_round(1, 9.0),
+        "contributors": [a_contribution("a" * 32)],
+        "declined": {"c" * 32: "it was not ready in time"},
+        "marks": {
+            "a" * 32: {**MARK, "name": "alder"},
+            "b" * 32: {**MARK, "name": "birch", "state": "lost"},
+            "c" * 32: {**MARK, "name": "cedar", "state": "excluded"},
+        },
+    }
+    history.write(rounds=[(1, json.dumps(row).encode())])
+    (shown,) = rounds_of(MASTER, 1)
+    assert shown.lost_names == ("birch",), "it died before the reduction, which does not name it"
+    assert format_round_reason(shown) == "lost birch; without cedar (it was not ready in time)"
 
 
 def test_a_poller_fetches_each_round_once(history: MetricsStore) -> None:

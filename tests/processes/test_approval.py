@@ -27,6 +27,9 @@ def test_machines_wait_until_they_are_approved_or_refused(fleet: Fleet) -> None:
     fleet.join("birch", command=())
     fleet.until(lambda s: len(s["pending"]) == 2, "both wait")
     assert typed(fleet, "invites").splitlines()[-1].split()[3] == "2", "asking uses nothing up"
+    waiting = fleet.peer("birch")
+    assert waiting["phase"] == "waiting for admission"
+    assert f"`holdfast approve {waiting['peer'][:8]}`; waiting for that" in waiting["why"]
     lines = typed(fleet, "approve").splitlines()
     assert all("at 127.0.0.1 asks to join as contributor" in line for line in lines)
     assert "it calls itself 'birch'" in typed(fleet, "peers"), "and there"
@@ -36,6 +39,6 @@ def test_machines_wait_until_they_are_approved_or_refused(fleet: Fleet) -> None:
     assert birch.wait() == ExitCode.EVICTED
     fleet.until(lambda s: s["committed"] >= 1, "a round of the one that was let in")
     assert "has to approve this machine: `holdfast approve " in birch.log
-    assert "removed by the run's operator: no" in birch.log
+    assert "refused by the run's operator: no" in birch.log, "it was never a member"
     assert fleet.master()["pending"] == []
     assert typed(fleet, "approve") == "no machine waits for approval\n"

@@ -81,6 +81,9 @@ class Report:
     def __getitem__(self, check: str) -> list[dict[str, str]]:
         return [finding for finding in self.findings if finding["check"] == check]
 
+    def mentions(self, word: str) -> list[str]:
+        return [f["text"] for f in self.findings if word in f["text"].split()]
+
     @property
     def faults(self) -> dict[str, dict[str, str]]:
         return {f["check"]: f for f in self.findings if f["verdict"] == "fault"}
@@ -307,7 +310,9 @@ def test_too_little_memory_by_ulimit(invite: str, tmp_path: Path) -> None:
 def test_a_master_that_does_not_run(invite: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = Address("127.0.0.1", listener.getsockname()[1])
-    found = doctor(changed(invite, addresses=(address,)), state=tmp_path).only("master")
+    report = doctor(changed(invite, addresses=(address,)), state=tmp_path)
+    found = report.only("master")
+    assert not report.mentions("give"), "an invite was given"
     assert f"no master answers at {address}" in found["text"]
     assert "nothing listens on that port" in found["fix"]
     name = Address("no-such-host.invalid", 29700)
@@ -324,8 +329,26 @@ def test_a_second_address_of_the_master_is_enough(invite: str, tmp_path: Path) -
     assert [each["verdict"] for each in report["master"]] == ["ok", "warning"]
 
 
+def test_the_folder_of_all_peers_is_no_state_and_may_be_entered(tmp_path: Path) -> None:
+    (tmp_path / "peers").mkdir(mode=0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "doctor", "--listen", "127.0.0.1:0", "--json"],
+        env=environment({"HOLDFAST_HOME": str(tmp_path)}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = Report(done)
+    assert [found["verdict"] for found in report["state folder"]] == ["ok"]
+    assert len(report.mentions("give")) == 4, "none was given"
+    own = doctor(state=tmp_path / "peers")
+    assert "warning" in [found["verdict"] for found in own["state folder"]], "this one is a state"
+
+
 def test_invites_that_are_none(fleet: Fleet, invite: str, tmp_path: Path) -> None:
-    cut = doctor(invite[:-9], state=tmp_path).only("invite")
+    report = doctor(invite[:-9], state=tmp_path)
+    cut = report.only("invite")
+    assert not report.mentions("give"), "an invite was given"
     assert "incomplete or damaged" in cut["text"]
     late = doctor(changed(invite, expires_s=1_000_000_000), state=tmp_path).only("invite")
     assert "expired at 2001-09-09" in late["text"]

@@ -232,9 +232,19 @@ async def test_rounds_committed_before_a_kill_come_back_from_the_journal(tmp_pat
         stage.record()
         rows = stage.rounds()
         assert rows[: len(full)] == full
-        bare = rows[len(full) :]
+        *bare, open_then = rows[len(full) :]
         made = {commit.round: commit for commit in stage.swarm.witness.commits}
-        assert [row["round"] for row in rows] == sorted(made)
+        assert [row["round"] for row in rows[:-1]] == sorted(made)
+        check_schema("RecordedRound", open_then)
+        assert format_round(shown_round(open_then)) == (
+            f"round {max(made) + 1} aborted: the master was restarted while the round was open"
+        )
+        assert (open_then["version"], open_then["at_step"]) == (
+            max(row["version"] for row in rows[:-1]) + 1,
+            max(row["at_step"] for row in rows[:-1]) + 20,
+        )
+        stage.recorder.rebuild()
+        assert stage.rounds()[: len(rows)] == rows, "it is there once"
         assert len(bare) >= 3
         for row in bare:
             check_schema("RecordedRound", row)

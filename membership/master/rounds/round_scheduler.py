@@ -171,13 +171,14 @@ class RoundScheduler:
         fragment = next_fragment(history.turns, {r.fragment for r in self.rounds.values()})
         if fragment is None:
             return False
-        number = history.next_round
-        self.context.record(RoundNumbered(number))
+        number, version = history.next_round, history.versions[fragment]
+        at_step = self.context.due_step(fragment, history.turns[fragment])
+        self.context.record(RoundNumbered(number, fragment, version, at_step))
         self.rounds[number] = Round(
             number=number,
             fragment=fragment,
-            version=history.versions[fragment],
-            at_step=self.context.due_step(fragment, history.turns[fragment]),
+            version=version,
+            at_step=at_step,
             opened_s=self.context.now_s,
         )
         return True

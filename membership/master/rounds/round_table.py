@@ -121,9 +121,13 @@ class RoundTable:
         for member in self.context.roster.by_number():
             if member.peer in receivers:
                 self.context.send(member.peer, Abort(round_.number, reason))
+        self.backoff.aborted(self.context.now_s)
+        self.void(round_, reason)
+
+    def void(self, round_: Round, reason: str) -> None:
+        """End a round without a result; its members have been told, or need not be."""
         round_.turn(RoundPhase.ABORTED)
         self.abort_count += 1
-        self.backoff.aborted(self.context.now_s)
         self.context.announce(EventKind.ROUND, None, f"round {round_.number} was aborted: {reason}")
         self._end(round_, reason)
 

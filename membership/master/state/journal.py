@@ -63,7 +63,10 @@ class TermStarted(JournalRecord):
 
 @frozen
 class SpecChanged(JournalRecord):
-    """The operator started the master with another run.toml; written by the daemon."""
+    """The operator gave the run another run.toml, or another number of rounds.
+
+    A run that was finished goes on if the new spec has more rounds than are committed.
+    """
 
     spec_toml: str
 
@@ -133,6 +136,9 @@ class RoundNumbered(JournalRecord):
     """A round was opened. Its number is not used again, even if it is aborted."""
 
     round: int
+    fragment: int = 0
+    version: int = 0
+    at_step: int = 0
 
 
 @frozen
@@ -228,6 +234,7 @@ class RunHistory:
     turns: list[int] = Factory(list)  # rounds that each fragment has had; never reduced by a rewind
     trail: deque[int] = Factory(deque)  # fragments of the last commits, oldest first
     rewind_count: int = 0
+    opened_count: int = 0  # rounds opened, also those that were aborted
     branch: int = 0  # changes whenever commits that a peer has heard of may be void
     step: int = 0  # the run's global step
     last_round: int = 0
@@ -260,6 +267,11 @@ class RunHistory:
     def fragment_count(self) -> int:
         return len(self.versions)
 
+    @property
+    def uncommitted_count(self) -> int:
+        """Return the number of rounds that were opened and not committed, those in progress included."""
+        return max(0, self.opened_count - sum(self.turns))
+
     def root(self, fragment: int, version: int) -> bytes:
         """Return the agreed root of a version; empty if there is none."""
         return self.roots[fragment].get(version, b"")
@@ -286,7 +298,7 @@ class RunHistory:
             case TermStarted():
                 self._start_term(record)
             case SpecChanged():
-                pass  # the daemon's business
+                self.finished = False  # ``Coordinator`` finishes it again if nothing is left to do
             case MastersKnown():
                 self.masters = record.addresses
             case VersionAdopted():
@@ -304,6 +316,7 @@ class RunHistory:
                 self._found(record)
             case RoundNumbered():
                 self.next_round = max(self.next_round, record.round + 1)
+                self.opened_count += 1
                 self.behind = False
             case RoundOrdered():
                 self.orders[record.order.fragment] = record

@@ -11,6 +11,7 @@ from ....protocol.messages import Commit
 from ...manifest import AddedContributor, MeanContents, contents_of, format_committed
 from ..rounds.attempt import Attempt
 from ..rounds.round import PastRole, Round, part_of
+from ..state.journal import RoundNumbered
 from .records import (
     ChunkGroupRow,
     ContributionRow,
@@ -117,6 +118,37 @@ def journaled_round(
             )
             for peer in peers
         },
+        opened_at=opened_at,
+        ended_at=ended_at,
+    )
+
+
+def uncommitted_round(record: RoundNumbered, opened_at: float, ended_at: float) -> RecordedRound:
+    """Return the record of a round that was open when its master ended.
+
+    Args:
+      opened_at: Unix seconds.
+      ended_at: Unix seconds, of the master's restart.
+    """
+    return RecordedRound(
+        round=record.round,
+        fragment=record.fragment,
+        version=record.version,
+        at_step=record.at_step,
+        outcome="aborted",
+        why="the master was restarted while the round was open",
+        attempts=0,
+        repairs=None,
+        reruns=None,
+        lost={},
+        **_mean(None, None),
+        declined={},
+        digest="",
+        opened_s=None,
+        open_s=None,
+        reduce_s=None,
+        plan=None,
+        marks={},
         opened_at=opened_at,
         ended_at=ended_at,
     )

@@ -48,6 +48,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
     round_table = scheduler.round_table
     reasons = WaitReasons(coordinator, now_s)
     state, why_waiting = reasons.of_run()
+    in_progress = len(scheduler.rounds) + coordinator.adoption.undecided_count
     last = next((r for r in reversed(round_table.past) if r.phase is RoundPhase.COMMITTED), None)
     return RunStatus(
         run=RunName(id=context.run_id, name=context.spec.run.name),
@@ -58,7 +59,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         headline=headline(coordinator),
         step=history.step,
         committed=history.commit_count,
-        aborted=round_table.abort_count,
+        aborted=max(0, history.uncommitted_count - in_progress),
         repaired=round_table.repair_count,
         rerun=round_table.rerun_count,
         rounds_wanted=context.spec.run.rounds,

@@ -36,7 +36,9 @@ class WaitReasons:
         if self._coordinator.succession.superseded:
             return "superseded", self._coordinator.succession.superseded
         if history.finished:
-            return "finished", ""
+            return "finished", (
+                f"all {history.commit_count} rounds are committed; `holdfast resume --rounds N` goes on"
+            )
         if self._coordinator.succession.waiting:
             return "waiting for members", self._coordinator.succession.why_waiting()
         if not history.founded:

@@ -1,0 +1,72 @@
+"""What a master prints about its run: what it takes up, how the run ended, which invites are valid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ...membership.master.state.journal import RoundCommitted, RunHistory
+from ...membership.spec.spec import RunSpec
+from ..status_records import Ending
+from .journal_store import JournalStore, UsableInvite
+
+NAMES_MAX = 8  # peers named in one sentence
+UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def format_resumed(history: RunHistory, store: JournalStore) -> str:
+    """Return what the journal holds of a run: its rounds, and when the last one was committed."""
+    if not history.founded:
+        return "it has no weights yet"
+    text = f"{plural(history.commit_count, 'round')} committed"
+    last_s = store.written_at(RoundCommitted)
+    return text if last_s is None else f"{text}, last on {format_minute(last_s)}"
+
+
+def format_end(history: RunHistory, spec: RunSpec, ending: Ending) -> list[str]:
+    """Return lines about a finished run: its figures, its final weights, how to go on."""
+    figures = [f"all {plural(history.commit_count, 'round')} committed"]
+    if ending.duration_s is not None:
+        figures[0] += f" in {format_duration(ending.duration_s)}"
+    if ending.loss_end is not None:
+        figures.append(f"loss {ending.loss_end:.3f}")
+    figures.append(plural(history.token_count // max(1, history.fragment_count), "token"))
+    names = ending.weights_at
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return [
+        f"run {spec.run.name} is finished: {', '.join(figures)}",
+        f"its final weights are in the last checkpoints of {', '.join(names[:NAMES_MAX])}{more}: "
+        "`holdfast export OUT --state DIR` there makes a file of them",
+        "`holdfast resume --rounds N` lets the run go on to round N; then its peers join again",
+        "status and dashboard work until Ctrl+C",
+    ]
+
+
+def format_invites(invites: Sequence[UsableInvite]) -> list[str]:
+    """Return lines about invites of earlier starts, whose secrets are not stored."""
+    lines = [
+        f"invite {each.id}, printed earlier, admits {plural(each.uses_left, 'more machine')} "
+        f"until {format_minute(each.expires_s)}"
+        for each in invites
+    ]
+    return [*lines, "`holdfast invite` makes another; peers of the run come back without one"]
+
+
+def plural(count: int, thing: str) -> str:
+    """Return a number and what it counts."""
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
+
+
+def format_minute(at_s: float) -> str:
+    """Format unix seconds as local time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_s))
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in its two largest units."""
+    left, parts = round(seconds), []
+    for size, unit in UNITS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"

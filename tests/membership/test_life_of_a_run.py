@@ -1,0 +1,135 @@
+"""The end of a run, its going on after that, and what a restart of the master does not forget."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.membership.master.coordinator import Grant
+from holdfast.membership.master.state.journal import RunFinished, RunHistory, SpecChanged
+from holdfast.membership.spec.spec_changes import with_rounds
+from holdfast.protocol.messages import (
+    Finish,
+    NewSpec,
+    Open,
+    RefusalCode,
+    Role,
+    TrainerLost,
+)
+from tests.membership.table import LINEAGE, A, B, C, Table, head_of, hello_of
+from tests.plain import describe
+
+ROUNDS = "[run]\nrounds = {}\n[membership]\nmin_members = 2\n"
+
+
+def finished(rounds: int = 1) -> Table:
+    """Return a run whose rounds are committed, and whose members have left."""
+    table = Table(ROUNDS.format(rounds))
+    table.start(A, B)
+    for _round in range(rounds):
+        order = table.commit(A, B)
+        table.applied(order, A, B)
+    for peer in (A, B):
+        assert table.hear(peer, Finish).round == rounds
+    for peer in (A, B):
+        table.leave(peer)
+    return table
+
+
+def back(table: Table) -> None:
+    """Let the peers return with the state after one round, and with their trainers."""
+    for peer in (A, B):
+        hello = hello_of(peer, heads=(head_of(0, 1),), lineage=LINEAGE, incarnation=2)
+        table.join(peer, hello=hello)
+
+
+def change(table: Table, rounds: int) -> None:
+    spec = with_rounds(table.master.context.spec, rounds)
+    table.take(table.master.change_rounds(spec, table.now_s))
+
+
+def test_a_finished_run_goes_on_with_more_rounds() -> None:
+    table = finished()
+    table.join(A)
+    assert table.dropped(A) is RefusalCode.FINISHED
+    change(table, 2)
+    assert "run.rounds from 1 to 2" in table.announced()
+    back(table)
+    order = table.commit(A, B)
+    table.applied(order, A, B)
+    assert table.hear(A, Finish).round == order.round, "it ends again"
+    assert [each.round for each in table.records(RunFinished)] == [1, 2]
+    table.restart()
+    table.join(A)
+    assert table.dropped(A) is RefusalCode.FINISHED
+
+
+def test_a_restart_with_more_rounds_goes_on_and_with_fewer_is_finished() -> None:
+    table = finished()
+    for rounds, over in ((3, False), (1, True)):
+        table.spec = with_rounds(table.spec, rounds)
+        table.journal.append(SpecChanged(table.spec.toml_text))
+        table.restart()
+        table.take(table.master.settle(table.now_s))
+        assert table.master.context.history.finished is over
+        assert describe(table.master, table.now_s)["state"] == (
+            "finished" if over else "waiting for members"
+        )
+
+
+def test_members_are_told_of_more_rounds_in_the_middle_of_one() -> None:
+    table = Table(ROUNDS.format(2))
+    table.start(A, B)
+    number = table.open_round()
+    change(table, 9)
+    for peer in (A, B):
+        assert "rounds = 9" in table.hear(peer, NewSpec).spec_toml
+    assert number in table.master.scheduler.rounds, "the open round goes on"
+    for _round in range(3):
+        order = table.commit(A, B)
+        table.applied(order, A, B)
+    table.hears_no(A, Finish)
+
+
+def test_a_trainer_that_ends_after_the_last_round_is_not_lost() -> None:
+    table = Table(ROUNDS.format(1))
+    table.start(A, B)
+    order = table.commit(A, B)
+    table.applied(order, A, B)
+    table.say(A, TrainerLost("the training process closed its connection"))
+    assert "has no trainer any more: the run is finished" in table.announced()
+    assert "lost" not in table.announced()
+
+
+def test_rounds_without_a_commit_are_counted_over_restarts() -> None:
+    table = Table("[membership]\nmin_members = 2\n")
+    table.start(A, B)
+    table.applied(table.commit(A, B), A, B)
+    table.open_round()
+    assert describe(table.master, table.now_s)["aborted"] == 0, "it is in progress"
+    table.restart()
+    assert describe(table.master, table.now_s)["aborted"] == 1
+    back(table)
+    table.hear(A, Open)
+    status = describe(table.master, table.now_s)
+    assert (status["committed"], status["aborted"]) == (1, 1)
+    assert RunHistory.replay(table.journal).uncommitted_count == 2
+
+
+def test_a_machine_that_was_never_a_member_was_refused_and_not_removed() -> None:
+    table = Table()
+    table.start(A, B)
+    for peer, word in ((B, "removed"), (C, "refused")):
+        table.take(table.master.kick(peer, "no", table.now_s))
+        table.join(peer)
+        assert f"was refused: {word} by the run's operator: no" in table.announced()
+
+
+@pytest.mark.parametrize(("own", "warned"), [((A, B, C), False), ((A, B), True), ((A,), True)])
+def test_one_invite_for_all_is_no_risk_to_others(own: tuple[str, ...], warned: bool) -> None:
+    table = Table("[membership]\nmin_members = 2\n")
+    table.start(A, B, C)
+    for member in table.master.context.roster:
+        invite = "1111AAAA" if member.peer in own else "2222BBBB"
+        member.grant = Grant(Role.CONTRIBUTOR, invite=invite)
+    warnings = describe(table.master, table.now_s)["warnings"]
+    assert len(warnings) == warned
