@@ -18,6 +18,7 @@ from attrs import Factory, define, field, frozen
 
 from ..membership.master.state.master_effects import EventKind
 from ..membership.master.status.records import Headline
+from ..protocol.text import format_duration
 from .status_records import PeerStatus
 
 PROGRESS_S = 30.0  # between two progress lines in a log, at least
@@ -91,21 +92,6 @@ def format_rounds(rounds: int, wanted: int | None) -> str:
 def format_left(left_s: float | None) -> str:
     """Return the time that is left as text; empty if it is not known or over."""
     return f"{format_duration(left_s)} left" if left_s else ""
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration in its two largest units."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, s = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {s} s" if s and minutes < 10 else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} days {hours} h" if hours else f"{days} days"
 
 
 # ---------------------------------------------------------------- in time

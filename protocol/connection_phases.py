@@ -76,7 +76,7 @@ MEMBER = ConnectionPhase(
             messages.Held,
             messages.Leaving,
             messages.LinkBroken,
-            messages.LogTold,
+            messages.LogTail,
             messages.Measured,
             messages.NotReady,
             messages.Probed,

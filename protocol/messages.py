@@ -799,8 +799,8 @@ class SentLine:
 
 
 @frozen
-class LogTold(Message):
-    """Peer, after ``LogWanted``: the newest lines of its log, oldest first, or why it sends none."""
+class LogTail(Message):
+    """Peer, after ``LogRequest``: the newest lines of its log, oldest first, or why it sends none."""
 
     number: int = field(validator=_count)
     lines: tuple[SentLine, ...] = field(
@@ -1090,7 +1090,7 @@ class WriteCheckpoint(Message):
 
 
 @frozen
-class LogWanted(Message):
+class LogRequest(Message):
     """Master, on the operator's command: send the newest lines of the peer's log."""
 
     number: int = field(validator=_count)

@@ -59,3 +59,18 @@ def escaped_lines(text: str) -> str:
 def plain(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Make a text (an exception's, for example) fit a message: one line, escaped, cut to length."""
     return escaped(_SPACES.sub(" ", text))[:chars_max]
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in its two largest units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, s = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {s} s" if s and minutes < 10 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} days {hours} h" if hours else f"{days} days"

@@ -106,16 +106,6 @@ def format_figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def format_duration(seconds: float) -> str:
-    if seconds < 120.0:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60.0)
-    if minutes < 120:
-        return f"{minutes} min"
-    hours = minutes // 60
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
 def format_loss(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.3f}"
 

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from ...membership.master.status.records import PastRoundRow, RoundRow
+from ...protocol.text import format_duration
 from ..status_records import Ending, MasterStatus, PeerStatus
 from .run_client import Status, format_pending
 from .run_tables import (
     add,
-    format_duration,
     format_figure,
     format_loss,
     format_time,

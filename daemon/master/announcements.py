@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from ...membership.master.state.journal import RoundCommitted, RunHistory
 from ...membership.spec.spec import RunSpec
+from ...protocol.text import format_duration
 from ..status_records import Ending
 from .journal_store import JournalStore, UsableInvite
 
 NAMES_MAX = 8  # peers named in one sentence
-UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def format_resumed(history: RunHistory, store: JournalStore) -> str:
@@ -60,13 +60,3 @@ def plural(count: int, thing: str) -> str:
 def format_minute(at_s: float) -> str:
     """Format unix seconds as local time."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_s))
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration in its two largest units."""
-    left, parts = round(seconds), []
-    for size, unit in UNITS:
-        count, left = divmod(left, size)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2]) or "0 s"

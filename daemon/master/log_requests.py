@@ -12,7 +12,7 @@ import trio
 
 from ...membership.master.state.context import Context
 from ...protocol.errors import UserError
-from ...protocol.messages import LogTold, LogWanted, Message, SentLine
+from ...protocol.messages import LogRequest, LogTail, Message, SentLine
 from ..log_ring import LogLine
 from ..web.log_reading import LogQuery, NoLogError, PeerLog
 from .admission import find_peer
@@ -34,9 +34,9 @@ class LogRequests:
         self._context = context
         self._tell = tell
         self._numbers = itertools.count(1)
-        self._waiting: dict[tuple[str, int], trio.MemorySendChannel[LogTold]] = {}
+        self._waiting: dict[tuple[str, int], trio.MemorySendChannel[LogTail]] = {}
 
-    def hear(self, peer: str, message: LogTold) -> None:
+    def hear(self, peer: str, message: LogTail) -> None:
         """Take a peer's answer; ignore it if it was not asked for."""
         waiting = self._waiting.pop((peer, message.number), None)
         if waiting is not None:
@@ -50,10 +50,10 @@ class LogRequests:
         if len(self._waiting) >= REQUESTS_MAX:
             raise NoLogError(f"{REQUESTS_MAX} logs are being fetched already", UNAVAILABLE)
         key = peer, next(self._numbers)
-        send, receive = trio.open_memory_channel[LogTold](1)
+        send, receive = trio.open_memory_channel[LogTail](1)
         self._waiting[key] = send
         try:
-            self._tell(peer, LogWanted(key[1], query.lines, query.after))
+            self._tell(peer, LogRequest(key[1], query.lines, query.after))
             with trio.fail_after(ANSWER_S):
                 told = await receive.receive()
         except trio.TooSlowError:

@@ -40,7 +40,7 @@ from ...protocol.messages import (
     BlocksVerified,
     CheckpointTold,
     Heartbeat,
-    LogTold,
+    LogTail,
     Measured,
     Message,
     Progress,
@@ -262,7 +262,7 @@ class MasterService:
                 self.verifier.hear(peer, message)
             case CheckpointTold():
                 self.checkpoint_asker.hear(peer, message)
-            case LogTold():
+            case LogTail():
                 self.log_requests.hear(peer, message)
             case _:
                 self._hear(peer, message)

@@ -66,7 +66,7 @@ from ...protocol.messages import (
     KeptState,
     Leaving,
     Load,
-    LogWanted,
+    LogRequest,
     Message,
     ModelLayout,
     NewSpec,
@@ -427,7 +427,7 @@ class PeerService:
                 self._perform(self.replica.trainer.set_total_steps(spec.total_steps))
             case WriteCheckpoint(number=number):
                 self.checkpointer.write_now(number)
-            case LogWanted():
+            case LogRequest():
                 self.session.tell(answer_log(message, self.config.log))
             case Notice():
                 log.warning("notice from the master: %s", message.text)

@@ -8,7 +8,7 @@ import threading
 from holdfast.daemon.log_ring import LINES_KEPT_MAX, LogRing, RingHandler
 from holdfast.daemon.peer.sent_log import PRIVATE, answer_log
 from holdfast.protocol import wire
-from holdfast.protocol.messages import LOG_CHARS_MAX, LogTold, LogWanted
+from holdfast.protocol.messages import LOG_CHARS_MAX, LogRequest, LogTail
 
 
 def test_only_the_newest_lines_are_kept() -> None:
@@ -81,17 +81,17 @@ def test_an_answer_holds_the_newest_lines_that_fit() -> None:
     ring = LogRing()
     ring.add("trainer", ["x" * 900] * 500)
     ring.add("daemon", ["the last"])
-    told = answer_log(LogWanted(7, 1_000), ring)
+    told = answer_log(LogRequest(7, 1_000), ring)
     assert told.number == 7
     assert [line.trainer for line in told.lines[-2:]] == [True, False]
     assert told.lines[-1].text == "the last"
     size = sum(len(line.text) for line in told.lines)
     assert LOG_CHARS_MAX - 900 < size <= LOG_CHARS_MAX
     assert wire.decode(wire.encode(told)) == told
-    assert [line.text for line in answer_log(LogWanted(8, 1), ring).lines] == ["the last"]
-    later = answer_log(LogWanted(9, 9, told.lines[-2].at), ring)
+    assert [line.text for line in answer_log(LogRequest(8, 1), ring).lines] == ["the last"]
+    later = answer_log(LogRequest(9, 9, told.lines[-2].at), ring)
     assert [line.text for line in later.lines] == ["the last"]
 
 
 def test_a_private_log_is_not_sent() -> None:
-    assert answer_log(LogWanted(7, 10), None) == LogTold(7, refusal=PRIVATE)
+    assert answer_log(LogRequest(7, 10), None) == LogTail(7, refusal=PRIVATE)

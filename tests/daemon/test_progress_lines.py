@@ -14,13 +14,13 @@ from holdfast.daemon.progress_lines import (
     PeerRecord,
     ProgressClock,
     SavedWeights,
-    format_duration,
     master_line,
     peer_line,
     peer_summary,
 )
 from holdfast.daemon.status_records import FellowRow, PeerStatus
 from holdfast.membership.master.status.records import Headline, HeadRow
+from holdfast.protocol.text import format_duration
 
 ME, BIRCH, CEDAR = "a" * 32, "b" * 32, "c" * 32
 

@@ -12,7 +12,7 @@ TO_THE_DAEMON = {  # what it hears itself
     messages.CheckpointTold,
     messages.Heartbeat,
     messages.LinkBroken,
-    messages.LogTold,
+    messages.LogTail,
     messages.Renew,
     messages.Verified,
 }

@@ -9,7 +9,7 @@ from holdfast.daemon.log_ring import LogRing
 from holdfast.daemon.master import log_requests as module
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.web.log_reading import LogQuery, NoLogError, PeerLog
-from holdfast.protocol.messages import LogTold, LogWanted, Message, SentLine
+from holdfast.protocol.messages import LogRequest, LogTail, Message, SentLine
 from tests.swarm.test_swarm import a_swarm
 
 
@@ -72,10 +72,10 @@ async def test_a_member_that_does_not_answer_is_waited_for_a_while(
             while len(asked) < 2:
                 await trio.sleep(0.01)
             assert await refused(swarm, "c") == (503, "2 logs are being fetched already")
-            numbers = {peer: what.number for peer, what in asked if isinstance(what, LogWanted)}
+            numbers = {peer: what.number for peer, what in asked if isinstance(what, LogRequest)}
             line = SentLine(1.0, True, "right")
-            requests.hear(b, LogTold(numbers[a], (line,)))  # to the question of another
-            requests.hear(a, LogTold(numbers[a] + 9, (line,)))  # to none
-            requests.hear(a, LogTold(numbers[a], (line,)))
-            requests.hear(a, LogTold(numbers[a], (line, line)))  # again
+            requests.hear(b, LogTail(numbers[a], (line,)))  # to the question of another
+            requests.hear(a, LogTail(numbers[a] + 9, (line,)))  # to none
+            requests.hear(a, LogTail(numbers[a], (line,)))
+            requests.hear(a, LogTail(numbers[a], (line, line)))  # again
         assert answers == ["right", "503 b has not answered within 10 s"]
