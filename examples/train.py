@@ -162,7 +162,7 @@ def main() -> None:
 
     run = holdfast.attach(model, optimizer)  # (*) the model now holds the run's weights
     # Every peer draws different windows, and a restarted trainer does not draw the same ones again.
-    chance = np.random.default_rng((run.seed, run.global_step))
+    chance = run.generator("numpy")
     run.log(validation_loss=validate(model, held_out, arguments.batch, VALIDATION_BATCHES))
 
     validated_round = 0

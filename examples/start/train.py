@@ -45,10 +45,10 @@ def main() -> None:
     run = holdfast.attach(model, optimizer)  # from here on the model holds the run's weights
     # A joiner's rate begins low, while its optimizer has no state; let schedules follow the run's step.
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: run.rate_scale)
-    chance = torch.Generator().manual_seed(run.seed)  # every machine draws different samples
+    random = run.generator()  # every machine draws different samples, also after a restart
 
     while not run.finished:
-        starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=chance)
+        starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=random)
         windows = torch.stack([text[start : start + CONTEXT + 1] for start in starts]).to(device)
         loss = loss_of(model(windows[:, :-1]), windows[:, -1])
         optimizer.zero_grad()
