@@ -1,17 +1,31 @@
 """holdfast: one model, trained together by machines that are not one cluster.
 
-A training script needs ``attach`` and the ``Run`` that it returns. They import torch, which the daemon
-must never do, so they are imported at their first use.
+    run = holdfast.attach(model, optimizer)     # the model holds the run's weights from here on
+    while not run.finished:
+        ...                                     # your training step
+        run.step(loss=loss.item(), tokens=n)    # may wait, may change the weights
+    run.close()
+
+``attach`` and the ``Run`` that it returns are all that a training script needs. They import torch,
+which the daemon must never do, so they are imported at their first use.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .client.attach_errors import AttachRefused, DaemonGone, ModelError, NoDaemonError
-    from .client.callbacks import Callback, TensorBoard, Wandb
-    from .client.hook import Run, attach
+    from .client.attach import attach
+    from .client.attach_errors import (
+        AttachRefused,
+        DaemonGone,
+        MisuseError,
+        ModelError,
+        NoDaemonError,
+    )
+    from .client.callbacks import Callback, Merge, Step, TensorBoard, Wandb
+    from .client.hook import Run
 
 __version__ = "0.1.0"
 
@@ -19,27 +33,40 @@ __all__ = [
     "AttachRefused",
     "Callback",
     "DaemonGone",
+    "Merge",
+    "MisuseError",
     "ModelError",
     "NoDaemonError",
     "Run",
+    "Step",
     "TensorBoard",
     "Wandb",
     "__version__",
     "attach",
 ]
 
+_MODULES = {  # the module in ``client`` that defines a name
+    "AttachRefused": "attach_errors",
+    "Callback": "callbacks",
+    "DaemonGone": "attach_errors",
+    "Merge": "callbacks",
+    "MisuseError": "attach_errors",
+    "ModelError": "attach_errors",
+    "NoDaemonError": "attach_errors",
+    "Run": "hook",
+    "Step": "callbacks",
+    "TensorBoard": "callbacks",
+    "Wandb": "callbacks",
+    "attach": "attach",
+}
+
 
 def __getattr__(name: str) -> object:
-    if name in ("Run", "attach"):
-        from .client import hook
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".client.{_MODULES[name]}", __name__)
+    return getattr(module, name)
 
-        return getattr(hook, name)
-    if name in ("Callback", "TensorBoard", "Wandb"):
-        from .client import callbacks
 
-        return getattr(callbacks, name)
-    if name in __all__:
-        from .client import attach_errors
-
-        return getattr(attach_errors, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -168,7 +168,7 @@ class Run:
 
     def progress(self, peer: str) -> None:
         draw = self.chance.random
-        told = Progress(
+        seen = Progress(
             self.chance.randrange(10**6),
             self.chance.randrange(10**9),
             1e4 * draw(),
@@ -181,7 +181,7 @@ class Run:
             1e4 * draw(),
             1e5 * draw(),
         )
-        self.coordinator.receive(peer, told, time.monotonic())
+        self.coordinator.receive(peer, seen, time.monotonic())
 
     def round(self) -> None:
         """All contribute; committed."""
@@ -260,10 +260,10 @@ async def measure(folder: Path, run: Run) -> dict[str, Any]:
     measured: dict[str, Any] = {"open_s": time.perf_counter() - before_s}
 
     def status(*, past: bool = True) -> MasterStatus:
-        told = describe(run.coordinator, time.monotonic(), past=past)
-        told = attrs.evolve(told, headline=recorder.headline(told.headline))
+        seen = describe(run.coordinator, time.monotonic(), past=past)
+        seen = attrs.evolve(seen, headline=recorder.headline(seen.headline))
         return MasterStatus(
-            **attrs.asdict(told, recurse=False),
+            **attrs.asdict(seen, recurse=False),
             kind="master",
             version="0",
             journal_cut=None,
@@ -280,7 +280,6 @@ async def measure(folder: Path, run: Run) -> dict[str, Any]:
     )
     app = make_app(
         token="",
-        reads={},
         actions={},
         routes=[
             status_route(lambda past: status(past=past)),

@@ -36,7 +36,7 @@ from holdfast.protocol.messages import (
     PostInitial,
     RoundEnded,
     RoundOpened,
-    SetContributing,
+    SetRole,
     TensorSpec,
     TrainerHello,
 )
@@ -150,7 +150,7 @@ class Trainer:
                 self._loaded, self.finished = True, message.finished
                 self._open = self._waits_for = None
                 self._look(None)
-            case SetContributing():
+            case SetRole():
                 self._contributing = message.contributing
             case ExtendStepLimit():
                 self._step_limit, self._waits_for = message.step_limit, None

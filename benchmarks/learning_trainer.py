@@ -25,8 +25,8 @@ import trio
 from benchmarks.learning_arms import Arm, Recipe
 from benchmarks.learning_script import Learner, draw, warm_start, weights_digest
 from examples.train import CONTEXT
+from holdfast.client.attach import attach_over
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.client.hook import attach_over
 from holdfast.daemon.peer.trainer_port import TrainerEvents
 from holdfast.daemon.simulation.drifting_trainer import SimTrainer
 from holdfast.daemon.simulation.witness import Witness
@@ -205,7 +205,7 @@ class TorchTrainer(SimTrainer):
                 if isinstance(message, Posted) and self._lie is not None:
                     assert self._posted is not None
                     self._lie(message.round, self._posted.values(message.fragment))
-                self._events.trainer_said(message)
+                self._events.trainer_sent(message)
 
     def _put_all(self, line: socket.socket) -> None:
         while True:

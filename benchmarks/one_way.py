@@ -8,7 +8,7 @@ them sends reaches another one, for 3 to 60 s around the deadline of 10 s; no co
 nobody is told. The median of ten rounds before is compared with that of ten rounds which begin
 ``RECOVER_S`` after the cut's end; nobody may be removed after that end. ``--simulated`` lives through so
 many seeds of the same in virtual time, where all ordered pairs and phases of a round come (see
-``holdfast.daemon.simulation.one_way_run``).
+``benchmarks.one_way_run``).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from benchmarks.commands import BenchError
 from benchmarks.grounds import Switch
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.namespaces import LabError
+from benchmarks.one_way_run import RECOVER_S, SLOWER_MAX, OneWay, live_through
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json
 from benchmarks.sections import Measured
-from holdfast.daemon.simulation.one_way_run import RECOVER_S, SLOWER_MAX, OneWay, live_through
 from holdfast.daemon.simulation.witness import ViolationError
 
 MASTER = "master"

@@ -34,7 +34,7 @@ from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
 from holdfast.daemon.master.journal_store import GrantRow, JournalStore
 from holdfast.daemon.master.master_service import MasterService
-from holdfast.daemon.peer.line_report import LINKS_TOLD_MAX
+from holdfast.daemon.peer.line_report import LINKS_REPORTED_MAX
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.master.coordinator import Coordinator
@@ -270,7 +270,7 @@ class LightPeer:
     def _measured(self, message: dict[str, Any]) -> dict[str, Any]:
         """As if it had sent its share to every owner."""
         owners = {run["peer"] for run in message["plan"]["owners"]} - {self.peer}
-        told = sorted(owners)[:LINKS_TOLD_MAX]
+        told = sorted(owners)[:LINKS_REPORTED_MAX]
         links = [{"peer": p, "sent_bytes": 2**20, "sending_s": 0.01} for p in told]
         carried = 2**20 * len(links)
         fields = {"sent_bytes": carried, "sending_s": REDUCE_S, "received_bytes": carried}

@@ -13,7 +13,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 
 from ..protocol.durable_files import sync_to_disk
 from ..protocol.errors import HoldfastError
@@ -61,23 +61,23 @@ class FolderStore:
         return str(self.root)
 
     def names(self) -> list[str]:
-        with _told(self):
+        with _as_store_error(self):
             if not self.root.exists():
                 return []
             return sorted(path.name for path in self.root.iterdir() if path.is_file())
 
     def size_bytes(self, name: str) -> int:
-        with _told(self):
+        with _as_store_error(self):
             return (self.root / name).stat().st_size
 
     @contextmanager
     def reading(self, name: str) -> Iterator[BinaryIO]:
-        with _told(self), open(self.root / name, "rb") as file:
+        with _as_store_error(self), open(self.root / name, "rb") as file:
             yield file
 
     def write(self, name: str, writer: str, pieces: Iterable[Piece]) -> Generator[int, None, None]:
         part = self.root / f"{name}.{writer}{PART}"
-        with _told(self):
+        with _as_store_error(self):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 with self._create(part) as file:
@@ -104,7 +104,7 @@ class FolderStore:
         path.replace(target)
 
     def delete(self, name: str) -> None:
-        with _told(self):
+        with _as_store_error(self):
             (self.root / name).unlink(missing_ok=True)
 
 
@@ -112,20 +112,20 @@ class UrlStore:
     """A store at a URL of fsspec: ``s3://``, ``gs://``, ``memory://``, ...
 
     Args:
-      filesystem: an ``fsspec.AbstractFileSystem``.
+      filesystem: an ``fsspec.AbstractFileSystem``; fsspec has no types.
       root: the path in the file system.
     """
 
-    def __init__(self, url: str, filesystem: object, root: str) -> None:
+    def __init__(self, url: str, filesystem: Any, root: str) -> None:
         self.url = url
-        self._files = cast("_FileSystem", filesystem)
+        self._files = filesystem
         self._root = root.rstrip("/")
 
     def __str__(self) -> str:
         return self.url
 
     def names(self) -> list[str]:
-        with _told(self, Exception):
+        with _as_store_error(self, Exception):
             self._files.invalidate_cache()
             try:
                 found = self._files.ls(self._root, detail=True)
@@ -135,17 +135,17 @@ class UrlStore:
             return sorted(name for name in names if name)
 
     def size_bytes(self, name: str) -> int:
-        with _told(self, Exception):
+        with _as_store_error(self, Exception):
             return int(self._files.size(self._path(name)))
 
     @contextmanager
     def reading(self, name: str) -> Iterator[BinaryIO]:
-        with _told(self, Exception), self._files.open(self._path(name), "rb") as file:
+        with _as_store_error(self, Exception), self._files.open(self._path(name), "rb") as file:
             yield file
 
     def write(self, name: str, writer: str, pieces: Iterable[Piece]) -> Generator[int, None, None]:
         part = self._path(f"{name}.{writer}{PART}")
-        with _told(self, Exception):
+        with _as_store_error(self, Exception):
             self._files.makedirs(self._root, exist_ok=True)
             try:
                 with self._files.open(part, "wb") as file:
@@ -159,23 +159,11 @@ class UrlStore:
                 raise
 
     def delete(self, name: str) -> None:
-        with _told(self, Exception), suppress(FileNotFoundError):
+        with _as_store_error(self, Exception), suppress(FileNotFoundError):
             self._files.rm_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-
-class _FileSystem(Protocol):
-    """The used part of fsspec, which has no types."""
-
-    def invalidate_cache(self) -> None: ...
-    def ls(self, path: str, *, detail: bool) -> list[dict[str, object]]: ...
-    def size(self, path: str) -> int: ...
-    def open(self, path: str, mode: str) -> BinaryIO: ...
-    def makedirs(self, path: str, *, exist_ok: bool) -> None: ...
-    def mv(self, path: str, target: str) -> None: ...
-    def rm_file(self, path: str) -> None: ...
 
 
 def _is_file(entry: dict[str, object]) -> bool:
@@ -203,7 +191,7 @@ def place_at(text: str) -> CheckpointStore:
 
 
 @contextmanager
-def _told(place: object, kind: type[Exception] = OSError) -> Iterator[None]:
+def _as_store_error(place: object, kind: type[Exception] = OSError) -> Iterator[None]:
     """Raise errors of a file system as StoreError; each backend of fsspec has its own classes."""
     try:
         yield

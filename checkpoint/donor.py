@@ -16,6 +16,8 @@ from weakref import WeakKeyDictionary
 
 import trio
 
+from ..collectives.links.hub import LinkHub
+from ..collectives.links.link import Link
 from ..collectives.links.send_priority import SendRank
 from ..collectives.links.send_queue import Frame, Load
 from ..protocol.errors import PeerLostError, RemoteProtocolError
@@ -26,7 +28,6 @@ from .block_compression import CompressionGain, LineRate
 from .byte_shuffle import squeeze
 from .fragment_state import NotHeldError
 from .shared_state import SharedState
-from .state_transfer import BlockHub, BlockLink
 
 # Limit of unsent blocks per receiver; an honest joiner requests up to WINDOW_MAX per fragment.
 QUEUED_MAX = 1_024
@@ -104,16 +105,16 @@ class _Batch:
 class Donor:
     """Server of the index and blocks of current and pinned versions."""
 
-    def __init__(self, state: SharedState, hub: BlockHub, network: Network) -> None:
+    def __init__(self, state: SharedState, hub: LinkHub, network: Network) -> None:
         self._state = state
         self._hub = hub
         self._network = network
         self._nursery: trio.Nursery | None = None
-        self._early: list[tuple[str, BlockLink, IndexRequest | BlocksRequest]] = []
+        self._early: list[tuple[str, Link, IndexRequest | BlocksRequest]] = []
         self._unsent: Counter[str] = (
             Counter()
         )  # requested blocks that were not sent yet, by receiver
-        self._lines: WeakKeyDictionary[BlockLink, LineRate] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[Link, LineRate] = WeakKeyDictionary()
         self._gains = [CompressionGain() for _ in state.sizes]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -128,11 +129,6 @@ class Donor:
                 await trio.sleep_forever()
         finally:
             self._nursery = None
-
-    @property
-    def busy(self) -> bool:
-        """Return whether requested blocks are not sent yet."""
-        return bool(+self._unsent)
 
     def receive(self, peer: str, message: IndexRequest | BlocksRequest) -> None:
         """Take a request that came over a link.
@@ -165,9 +161,7 @@ class Donor:
         if fragment >= len(self._state.sizes):
             raise RemoteProtocolError(f"there is no fragment {fragment}")
 
-    async def _serve(
-        self, peer: str, link: BlockLink, request: IndexRequest | BlocksRequest
-    ) -> None:
+    async def _serve(self, peer: str, link: Link, request: IndexRequest | BlocksRequest) -> None:
         try:
             if isinstance(request, IndexRequest):
                 await link.send(await self._index(request.head))

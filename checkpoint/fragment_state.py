@@ -94,14 +94,6 @@ class FragmentState:
                     if not pin.receivers:
                         del self._pins[pinned]
 
-    def pinned_versions(self) -> tuple[int, ...]:
-        with self._lock:
-            return tuple(sorted(self._pins))
-
-    def copied_versions(self) -> tuple[int, ...]:
-        with self._lock:
-            return tuple(sorted(v for v, pin in self._pins.items() if pin.parts is not None))
-
     def index(self, version: int) -> bytes:
         with self._lock:
             return self._held(version)[1]

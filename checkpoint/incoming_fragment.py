@@ -117,11 +117,6 @@ class IncomingFragment:
         self._put_here.add(index)
         self.missing.discard(index)
 
-    def block(self, index: int) -> Bytes:
-        """Return the bytes of a block that is not missing; a view."""
-        staged = self._staged.get(index)
-        return self.place(index).of(self._fragment.parts) if staged is None else staged
-
     def finish(self) -> FragmentHead:
         """Install the fragment; blocks that did not come are digested again, since they may have changed.
 

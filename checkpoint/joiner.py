@@ -22,10 +22,13 @@ from functools import partial
 import trio
 
 from ..collectives.links.event_loop import Loop
+from ..collectives.links.hub import LinkHub
+from ..collectives.links.link import Link
 from ..protocol.errors import PeerLostError, StateMismatchError
 from ..protocol.messages import (
     BlocksRefused,
     BlocksRequest,
+    CopyProgress,
     FragmentHead,
     Index,
     IndexRequest,
@@ -34,12 +37,11 @@ from ..protocol.messages import (
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameHeader, FrameKind
 from .blocks import DIGEST_BYTES, FragmentArrays
-from .copy_progress import FetchProgress, RecentRate
 from .donor_view import DonorView, Item, owed_since
 from .incoming_fragment import Find, IncomingFragment
 from .partial_copy import FragmentPartialCopy, PartialCopies
 from .shared_state import SharedState
-from .state_transfer import BlockHub, BlockLink, FetchFailedError, FetchReport
+from .state_transfer import FetchFailedError, FetchReport
 
 # A donor that owes blocks and sends none for this time is dropped; longer than a megabyte takes on a slow
 # uplink that a round's chunks keep busy.
@@ -50,14 +52,16 @@ REFUSALS_MAX = 5
 RETRY_S = 1.0
 OWED_S_MAX = 3.0  # a block owed for longer is also requested from a donor without requests
 
-Progress = Callable[["FetchProgress"], None]
+RATE_S = 10.0  # the rate of a fetch is the mean over this time
+
+# The progress, bytes of whole blocks that came, and those of them that compression kept off the line.
+OnProgress = Callable[[CopyProgress, int, int], None]
 
 
 class Joiner:
     """Fetches fragments of the state, several at once if needed.
 
     Args:
-      stall_s: see ``STALL_S``.
       partial_copies: stores blocks of a long fetch, in case this process ends before it is done.
       on_disk: returns a version from a checkpoint on this machine, checked, with its blocks' digests;
         called in a thread.
@@ -66,17 +70,15 @@ class Joiner:
     def __init__(
         self,
         state: SharedState,
-        hub: BlockHub,
+        hub: LinkHub,
         network: Network,
         *,
-        stall_s: float = STALL_S,
         partial_copies: PartialCopies | None = None,
         on_disk: Callable[[FragmentHead], tuple[FragmentArrays, bytes] | None] = lambda _head: None,
     ) -> None:
         self.state = state
         self.hub = hub
         self.network = network
-        self.stall_s = stall_s
         self.partial_copies = partial_copies
         self.on_disk = on_disk
         self.keep_from_s = math.inf  # blocks that come later go to ``partial_copies``, too
@@ -90,7 +92,7 @@ class Joiner:
         if fetch is not None:
             fetch.hear(peer, message)
 
-    async def fetch(self, order: SyncFragment, progress: Progress | None = None) -> FetchReport:
+    async def fetch(self, order: SyncFragment, progress: OnProgress | None = None) -> FetchReport:
         """Bring a fragment to ``order.head``, from ``order.donors``.
 
         Blocks whose bytes are here already are not sent again; the others come from all donors at once,
@@ -148,12 +150,11 @@ class Joiner:
 class _Fetch:
     """One transfer of one fragment; the hub's sink for its frames."""
 
-    def __init__(self, joiner: Joiner, order: SyncFragment, progress: Progress | None) -> None:
+    def __init__(self, joiner: Joiner, order: SyncFragment, progress: OnProgress | None) -> None:
         self._joiner = joiner
         self._state = joiner.state
         self._hub = joiner.hub
         self._network = joiner.network
-        self._stall_s = joiner.stall_s
         self._head = order.head
         # Random, so that a restarted daemon ignores frames for its predecessor.
         self._transfer = secrets.randbits(32)
@@ -178,7 +179,7 @@ class _Fetch:
         self._all_bytes = 0
         self._received_bytes = 0
         self._saved_bytes = 0
-        self._rate = RecentRate()
+        self._rate = _RecentRate()
         self._bad: list[str] = []
         self._reasons: dict[str, str] = {}
         self._done = trio.CancelScope()
@@ -232,7 +233,7 @@ class _Fetch:
         if (
             new
             and self._partial_copy is not None
-            and self._loop.time_s() >= self._joiner.keep_from_s
+            and self._loop.now_s() >= self._joiner.keep_from_s
         ):
             self._partial_copy.put(incoming.digest(header.index), plain)
         if incoming.in_place and plain is payload:
@@ -298,11 +299,11 @@ class _Fetch:
             self._bad.append(donor.peer)
             self._drop(donor, str(errors.exceptions[0]))
 
-    async def _watch(self, link: BlockLink, donor: DonorView) -> None:
+    async def _watch(self, link: Link, donor: DonorView) -> None:
         await link.lost.wait()
         donor.send.send_nowait(PeerLostError(donor.peer, link.reason))
 
-    async def _ask_index(self, link: BlockLink, donor: DonorView) -> None:
+    async def _ask_index(self, link: Link, donor: DonorView) -> None:
         """Request the index; the first donor that answers begins the transfer."""
         donor.asked_index = True
         donor.heard_s = trio.current_time()
@@ -320,7 +321,7 @@ class _Fetch:
             if not donor.gone:
                 donor.send.send_nowait(None)
 
-    async def _ask(self, link: BlockLink, donor: DonorView) -> None:
+    async def _ask(self, link: Link, donor: DonorView) -> None:
         if not self._joiner.has_turn(self, donor.peer):
             return
         if not donor.has_room:
@@ -354,11 +355,11 @@ class _Fetch:
                 return await donor.inbox.receive()
             return None
         while True:
-            deadline_s = donor.heard_s + self._stall_s if owes else math.inf
+            deadline_s = donor.heard_s + STALL_S if owes else math.inf
             with trio.move_on_at(deadline_s):
                 return await donor.inbox.receive()
-            if trio.current_time() >= donor.heard_s + self._stall_s:
-                raise PeerLostError(donor.peer, f"it sent nothing for {self._stall_s:g} s")
+            if trio.current_time() >= donor.heard_s + STALL_S:
+                raise PeerLostError(donor.peer, f"it sent nothing for {STALL_S:g} s")
 
     async def _take(self, donor: DonorView, item: Item) -> None:
         if isinstance(item, PeerLostError | StateMismatchError):
@@ -383,21 +384,21 @@ class _Fetch:
     def _tell_progress(self) -> None:
         if self._progress is not None:
             giving = tuple(d.peer for d in self._donors.values() if d.outstanding)
-            self._progress(
-                FetchProgress(
-                    self._done_count,
-                    len(self._state.places(self._head.fragment)),
-                    self._done_bytes,
-                    self._all_bytes,
-                    self._received_bytes,
-                    giving,
-                    self._rate.bytes_per_s(),
-                    self._saved_bytes,
-                )
+            progress = CopyProgress(
+                self._head.fragment,
+                self._head.version,
+                self._done_count,
+                len(self._state.places(self._head.fragment)),
+                self._done_bytes,
+                self._all_bytes,
+                self._rate.bytes_per_s(),
+                giving,
+                rounds_kept=0,  # the replica's to know
             )
+            self._progress(progress, self._received_bytes, self._saved_bytes)
 
     async def _within_stall(self, sending: Awaitable[None], donor: DonorView) -> None:
-        with trio.move_on_after(self._stall_s) as scope:
+        with trio.move_on_after(STALL_S) as scope:
             await sending
         if scope.cancelled_caught:
             raise PeerLostError(donor.peer, "its link takes no messages")
@@ -476,3 +477,21 @@ class _Fetch:
         if complete:
             self._done.cancel()
         return complete
+
+
+class _RecentRate:
+    """A mean rate over the last ``RATE_S``."""
+
+    def __init__(self) -> None:
+        self._came: deque[tuple[float, int]] = deque([(trio.current_time(), 0)])  # (time, total)
+
+    def add(self, count: int) -> None:
+        now_s = trio.current_time()
+        self._came.append((now_s, self._came[-1][1] + count))
+        while now_s - self._came[0][0] > RATE_S:
+            self._came.popleft()
+
+    def bytes_per_s(self) -> float:
+        (then_s, then_bytes), (_last_s, bytes_) = self._came[0], self._came[-1]
+        past_s = trio.current_time() - then_s
+        return (bytes_ - then_bytes) / past_s if past_s > 0 else 0.0

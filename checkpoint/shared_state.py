@@ -256,14 +256,6 @@ class SharedState:
         for state in self._fragments:
             state.release(receiver)
 
-    def pinned(self, fragment: int) -> tuple[int, ...]:
-        """Return the pinned versions."""
-        return self._fragments[fragment].pinned_versions()
-
-    def copied(self, fragment: int) -> tuple[int, ...]:
-        """Return the pinned versions that had to be copied: each costs a fragment's memory."""
-        return self._fragments[fragment].copied_versions()
-
     def index(self, fragment: int, version: int) -> bytes:
         """Return the joined block digests of a version; raises NotHeldError."""
         return self._fragments[fragment].index(version)

@@ -7,61 +7,19 @@ The root comes from the master, the index must hash to the root, and every block
 the index: a donor can be slow or gone, but it cannot pass off other bytes. A donor that sends other bytes
 is dropped and reported. A BLOCK frame that is shorter than its block holds it compressed.
 
-The two sides are ``joiner.Joiner`` and ``donor.Donor``; this file holds the interfaces that they need of
-the links, and the results of a fetch. Both take messages from the links by ``receive``, which never waits,
-so a link's control stream never queues behind blocks.
+The two sides are ``joiner.Joiner`` and ``donor.Donor``; this file holds the results of a fetch. Both take
+messages from the links by ``receive``, which never waits, so a link's control stream never queues behind
+blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Sequence
 
-import trio
 from attrs import frozen
 
-from ..collectives.links.send_priority import SendRank
-from ..collectives.links.send_queue import FrameSource
 from ..protocol.errors import StateMismatchError
-from ..protocol.messages import FragmentHead, Message
-from ..protocol.network.lane import FrameHeader
-
-
-class BlockLink(Protocol):
-    """The part of ``collectives.links.link.Link`` that a transfer uses."""
-
-    lost: trio.Event
-    reason: str
-
-    async def send(self, message: Message) -> None: ...
-
-    async def send_from(
-        self, source: FrameSource, rank: SendRank = ..., age: int = ...
-    ) -> None: ...
-
-
-class BlockSink(Protocol):
-    """A receiver of frames; see ``collectives.links.frame_routing.Sink``."""
-
-    def place(self, peer: str, header: FrameHeader) -> memoryview | None: ...
-
-    def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> None: ...
-
-    def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None: ...
-
-
-class BlockHub(Protocol):
-    """The part of ``collectives.links.hub.LinkHub`` that a transfer uses."""
-
-    @property
-    def links(self) -> Mapping[str, BlockLink]: ...
-
-    async def link(self, peer: str, deadline_s: float = ...) -> BlockLink: ...
-
-    def register(
-        self, key: tuple[int, ...], sink: BlockSink, *, threads: bool = ...
-    ) -> AbstractContextManager[None]: ...
+from ..protocol.messages import FragmentHead
 
 
 class FetchFailedError(StateMismatchError):
@@ -73,8 +31,8 @@ class FetchFailedError(StateMismatchError):
     """
 
     def __init__(self, head: FragmentHead, bad: Sequence[str], reasons: dict[str, str]) -> None:
-        told = "; ".join(f"{peer[:8]}: {why}" for peer, why in reasons.items()) or "no donors"
-        super().__init__(f"could not fetch version {head.version} of {head.fragment}: {told}")
+        details = "; ".join(f"{peer[:8]}: {why}" for peer, why in reasons.items()) or "no donors"
+        super().__init__(f"could not fetch version {head.version} of {head.fragment}: {details}")
         self.bad_donors = tuple(bad)
         self.reasons = reasons
 

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ..diloco.eager import OuterEstimate
 from ..diloco.fragments import PARAMETER
-from ..diloco.merge import Merge, parse_merge
+from ..diloco.merge import MergeRule, parse_merge
 from ..protocol.arena import Arena, map_arena
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import ArenaOpened
@@ -26,7 +26,7 @@ class Arenas:
     shared: Arena
     posted: Arena
     overlap_steps: int
-    merge: Merge
+    merge: MergeRule
 
     @classmethod
     def open(

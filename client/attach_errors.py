@@ -17,5 +17,9 @@ class ModelError(UserError):
     """The model holds a tensor that cannot be shared; the text names it."""
 
 
+class MisuseError(UserError):
+    """A call that a run does not take: after ``close``, from another thread, or in a forked process."""
+
+
 class DaemonGone(HoldfastError):
     """The daemon closed the socket or died. Stop: without it nothing here reaches the run."""

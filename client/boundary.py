@@ -21,7 +21,7 @@ class OpenRound:
     Attributes:
       posted_tokens: tokens trained when the fragment was posted; None: not posted yet.
       posted_step: the step at which it was posted; steps that the run skips later are added.
-      told: the daemon got ``Posted``; before that, the data may be on its way from a GPU.
+      announced: the daemon got ``Posted``; before that, the data may be on its way from a GPU.
       first_due_step: the step at which the round was due first, but nothing was trained to post.
     """
 
@@ -29,7 +29,7 @@ class OpenRound:
     at_step: int
     posted_tokens: int | None = None
     posted_step: int = 0
-    told: bool = False
+    announced: bool = False
     first_due_step: int | None = None
 
 
@@ -46,6 +46,24 @@ class EndedRound:
     contributed: bool
 
 
+class StepTimes:
+    """The mean duration of the steps between two measurements, by which the master finds a slow trainer.
+
+    Attributes:
+      step_s: seconds of a step, without waiting; 0: not known yet.
+    """
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self._last: tuple[float, int] | None = None  # seconds spent stepping, own steps
+
+    def measure(self, step: int, stepping_s: float) -> None:
+        """Measure at one of the trainer's own steps, by a clock that stops while the trainer waits."""
+        if self._last is not None and step > self._last[1]:
+            self.step_s = max(0.0, stepping_s - self._last[0]) / (step - self._last[1])
+        self._last = (stepping_s, step)
+
+
 class BoundaryMachine:
     """Counts a trainer's steps and tokens, and decides what is due at a step.
 
@@ -56,6 +74,8 @@ class BoundaryMachine:
       contributing: False for a spare, which waits at its step boundary.
       loaded: the model holds the shared state; False: the trainer waits for ``Load``.
       finished: the run is over.
+      leads: this peer evaluates and saves for the run.
+      total_steps: the step at which the run's last round is due; 0: the run has no end.
     """
 
     def __init__(self) -> None:
@@ -65,6 +85,8 @@ class BoundaryMachine:
         self.contributing = True
         self.loaded = False
         self.finished = False
+        self.leads = False
+        self.total_steps = 0
         self._rounds: dict[int, OpenRound] = {}  # by fragment
         # By fragment, the tokens when it last contributed; if it has not since the load, those then.
         self._contributed_tokens: dict[int, int] = {}
@@ -112,12 +134,12 @@ class BoundaryMachine:
         opened = self._rounds[fragment]
         opened.posted_tokens, opened.posted_step = self.tokens, self.step
 
-    def untold_fragments(self) -> list[int]:
+    def unannounced_fragments(self) -> list[int]:
         """Return the posted fragments of which the daemon does not know yet."""
-        return [f for f in self.posted_fragments if not self._rounds[f].told]
+        return [f for f in self.posted_fragments if not self._rounds[f].announced]
 
-    def tell_posted(self, fragment: int, version: int, step_s: float) -> Posted:
-        """Record that the daemon is told of a posted fragment, and return the message.
+    def announce_post(self, fragment: int, version: int, step_s: float) -> Posted:
+        """Record that a posted fragment is announced to the daemon, and return the message.
 
         Args:
           version: the fragment's, on which the posted data are based.
@@ -125,7 +147,7 @@ class BoundaryMachine:
         """
         opened = self._rounds[fragment]
         assert opened.posted_tokens is not None
-        opened.told = True
+        opened.announced = True
         tokens = opened.posted_tokens - self._counted_tokens(fragment)
         return Posted(opened.number, fragment, version, tokens, opened.posted_step, step_s)
 
@@ -221,7 +243,7 @@ class BoundaryMachine:
         if skipped > 0:
             self._set_step(step)
             for opened in self._rounds.values():
-                if opened.told:
+                if opened.announced:
                     opened.posted_step += skipped
 
     def _set_step(self, step: int) -> None:

@@ -18,7 +18,7 @@ EVERY_STEPS = 10  # per point of a curve, which is the mean over these steps
 
 
 @frozen
-class StepDone:
+class Step:
     """One finished inner step.
 
     Attributes:
@@ -57,7 +57,7 @@ class Merge:
 class Callback:
     """Base class of callbacks; override the methods that you need."""
 
-    def on_step(self, step: StepDone) -> None:
+    def on_step(self, step: Step) -> None:
         """Called after every ``Run.step``; must be quick."""
 
     def on_merge(self, merge: Merge) -> None:
@@ -88,7 +88,7 @@ class CallbackRunner:
     ) -> None:
         """Report a finished step; ``waited_s`` is the sum over all steps."""
         waited = waited_s - self._waited_s
-        done = StepDone(step, loss, tokens, now_s - self._last_s - waited, waited)
+        done = Step(step, loss, tokens, now_s - self._last_s - waited, waited)
         self._last_s, self._waited_s = now_s, waited_s
         for callback in self._callbacks:
             callback.on_step(done)
@@ -124,13 +124,13 @@ class Curves(Callback):
             raise ValueError(f"every {every} steps makes no sense: it must be 1 or more")
         self._every = every
         self._tokens = 0  # since the process began
-        self._steps: list[StepDone] = []
+        self._steps: list[Step] = []
 
     def put(self, step: int, figures: Mapping[str, float]) -> None:
         """Write figures, by name."""
         raise NotImplementedError
 
-    def on_step(self, step: StepDone) -> None:
+    def on_step(self, step: Step) -> None:
         self._tokens += step.tokens
         self._steps.append(step)
         if len(self._steps) >= self._every:

@@ -12,53 +12,22 @@ So a transfer is begun at one step and ended at a later one, and the trainer's s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 
-class Transfer(Protocol):
-    """Tensors being copied, in the order in which they were given.
-
-    Attributes:
-      parts: the copies; not to be used before ``wait`` was called.
-    """
-
-    parts: list[torch.Tensor]
-
-    def ready(self) -> bool:
-        """Return whether the copies have arrived, so that ``wait`` returns at once."""
-        ...
-
-    def wait(self) -> None:
-        """Order all later uses of ``parts`` after their arrival."""
-        ...
-
-
-class DeviceCopier(Protocol):
-    def defers(self, tensor: torch.Tensor) -> bool:
-        """Return whether ``down`` reads the tensor later, so that it must not change until then."""
-        ...
-
-    def down(self, parts: Sequence[torch.Tensor]) -> Transfer:
-        """Begin to copy tensors to the host. Tensors that it ``defers`` must not change meanwhile."""
-        ...
-
-    def up(self, parts: Sequence[torch.Tensor], devices: Sequence[torch.device]) -> Transfer:
-        """Begin to copy host tensors to devices; they must not change meanwhile."""
-        ...
-
-
 class CudaCopier:
-    """The real ``DeviceCopier``: pinned memory and one side stream for each GPU."""
+    """Copies by pinned memory and one side stream for each GPU."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def defers(self, tensor: torch.Tensor) -> bool:
+        """Return whether ``down`` reads the tensor later, so that it must not change until then."""
         return tensor.device.type == "cuda"
 
     def down(self, parts: Sequence[torch.Tensor]) -> Transfer:
+        """Begin to copy tensors to the host. Tensors that it ``defers`` must not change meanwhile."""
         hosts: list[torch.Tensor] = []
         streams: dict[torch.device, torch.cuda.Stream] = {}
         for part in parts:
@@ -74,9 +43,10 @@ class CudaCopier:
                 host.copy_(part, non_blocking=True)
             part.record_stream(stream)  # its memory is not reused before the copy has read it
             hosts.append(host)
-        return _Arrival(hosts, streams, to_host=True)
+        return Transfer(hosts, streams, to_host=True)
 
     def up(self, parts: Sequence[torch.Tensor], devices: Sequence[torch.device]) -> Transfer:
+        """Begin to copy host tensors to devices; they must not change meanwhile."""
         sent: list[torch.Tensor] = []
         streams: dict[torch.device, torch.cuda.Stream] = {}
         for part, device in zip(parts, devices, strict=True):
@@ -87,7 +57,7 @@ class CudaCopier:
             pinned = part.pin_memory()
             with torch.cuda.stream(stream):
                 sent.append(pinned.to(device, non_blocking=True))
-        return _Arrival(sent, streams, to_host=False)
+        return Transfer(sent, streams, to_host=False)
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:
@@ -95,8 +65,14 @@ class CudaCopier:
         return self._streams[device]
 
 
-class _Arrival:
-    """A transfer that is over once the streams have done the work queued at its construction."""
+class Transfer:
+    """Tensors being copied, in the order in which they were given.
+
+    It is over once the streams have done the work that was queued at its construction.
+
+    Attributes:
+      parts: the copies; not to be used before ``wait`` was called.
+    """
 
     def __init__(
         self,
@@ -110,10 +86,14 @@ class _Arrival:
         self._to_host = to_host
 
     def ready(self) -> bool:
+        """Return whether the copies have arrived, so that ``wait`` returns at once."""
         return all(event.query() for event in self._events.values())
 
     def wait(self) -> None:
-        """Block for copies to the host; for copies to a GPU make its computing stream wait."""
+        """Order all later uses of ``parts`` after their arrival.
+
+        This blocks for copies to the host; for copies to a GPU its computing stream waits.
+        """
         if self._to_host:
             for event in self._events.values():
                 event.synchronize()

@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 
 from ..diloco.eager import FOUNDING_VERSION, OuterEstimate
 from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
-from ..diloco.merge import Merge, merged
+from ..diloco.merge import MergeRule, merged
 from ..protocol.arena import Arena
 from ..protocol.messages import FragmentSize
-from .copier import CudaCopier, DeviceCopier, Transfer
+from .copier import CudaCopier, Transfer
 from .tensors import SharedTensor
 
 Values = NDArray[np.float32]
@@ -75,7 +75,7 @@ class FragmentReplica:
         shared: Arena,
         posted: Arena,
         overlap: bool,
-        copier: DeviceCopier | None = None,
+        copier: CudaCopier | None = None,
         estimate: OuterEstimate | None = None,
         wait: Callable[[], None] = os.sched_yield,
     ) -> None:
@@ -88,7 +88,7 @@ class FragmentReplica:
         self._posted = posted
         self._wait = wait
         self._overlap = overlap
-        self._copier: DeviceCopier = CudaCopier() if copier is None else copier
+        self._copier = CudaCopier() if copier is None else copier
         self._anchor: Values = np.zeros(sum(tensor.count for tensor in floating), np.float32)
         self._estimate = estimate
         self._snapshot: Parts | None = None
@@ -171,7 +171,7 @@ class FragmentReplica:
         for tensor, place in self._integer:
             tensor.write(counters[place])
 
-    def merge(self, merge: Merge, *, contributed: bool, share: float = 0.0) -> None:
+    def merge(self, merge: MergeRule, *, contributed: bool, share: float = 0.0) -> None:
         """Take over a committed version, and keep the training that is not part of it.
 
         Args:
@@ -258,7 +258,7 @@ class FragmentReplica:
         count = sum(tensor.spec.kind == PARAMETER for tensor, _ in self._floating)
         yield from self._move_anchor(self._shift(snapshot[:count], preview, merged))
 
-    def _merge(self, merge: Merge, contributed: bool, share: float) -> Operation:
+    def _merge(self, merge: MergeRule, contributed: bool, share: float) -> Operation:
         theta, version = np.empty_like(self._anchor), self.version
         counters = self._read_shared(theta)
         if self._estimate is not None:
@@ -292,7 +292,7 @@ class FragmentReplica:
         yield from self._move_anchor(roundings)
 
     def _shift(
-        self, targets: Parts, bases: Parts | None, merge: Merge
+        self, targets: Parts, bases: Parts | None, merge: MergeRule
     ) -> list[torch.Tensor | None]:
         """Set the first tensors to ``merge(target, local, base)``; without bases, base is local.
 

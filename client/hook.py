@@ -1,4 +1,4 @@
-"""``attach`` and ``Run``: the interface of holdfast for a training script.
+"""``Run``: the interface of holdfast for a training loop. ``attach`` makes it.
 
 A step boundary is a call of ``Run.step``. Nearly always nothing is due there, and it costs about a
 microsecond: three numbers written and one read in memory shared with the daemon. When something is
@@ -23,18 +23,20 @@ and the daemon's ``Load`` replaces them. An exception that ends the script is re
 from __future__ import annotations
 
 import math
+import operator
 import os
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from types import TracebackType
-from typing import Self, SupportsFloat, cast
+from typing import Literal, Self, SupportsFloat, SupportsIndex, cast, overload
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..protocol.arena import MAIL_SLOT, STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, NotWholeError
 from ..protocol.errors import RemoteProtocolError
@@ -56,36 +58,53 @@ from ..protocol.messages import (
     Rejected,
     RoundEnded,
     RoundOpened,
-    SetContributing,
+    SetRole,
     TrainerHello,
 )
 from .arenas import Arenas
-from .attach_errors import AttachRefused, DaemonGone, NoDaemonError
-from .boundary import BoundaryMachine
+from .attach_errors import AttachRefused, DaemonGone, MisuseError
+from .boundary import BoundaryMachine, StepTimes
 from .callbacks import Callback, CallbackRunner, Merge
 from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
+from .generators import Generators
 from .inner_optimizer import InnerOptimizer
 from .local_checkpoint import LocalCheckpoint
-from .step_times import StepTimes
-from .tensors import SharedTensor, check_optimizer, find_shared, layout_of
+from .tensors import SharedTensor, layout_of
+from .trained_parameters import TrainedParameters
 
-SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
-MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's number in the run
+MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's id
 
 # Interval at which a quiet step reads the socket itself, to notice that the daemon died.
 POLL_INTERVAL_S = 1.0
 
 WAITED, STEPPED = 0, 1  # indices into ``Arena.seconds``
 
+NO_THREAD = 0  # no thread's identifier
+_attached: weakref.WeakSet[Run] = weakref.WeakSet()  # the runs of this process
+
+
+def _mark_forked() -> None:
+    """Mark all runs in a forked child as the parent's."""
+    for run in _attached:
+        run._thread, run._misuse = (
+            NO_THREAD,
+            "in a forked process: it belongs to the one that attached",
+        )
+        run._crash_report.withdraw()
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
 
 class Run:
-    """A trainer's part in a run; made by ``attach``. Not for use from several threads.
+    """A trainer's part in a run; made by ``attach``. It belongs to the thread that made it.
 
     Attributes:
       round_count: committed rounds merged into the model since ``attach``.
       waited_s: seconds spent waiting inside ``step``.
-      seed: differs from peer to peer; stays the same when a peer's trainer is restarted.
+      seed: a number of this peer, the same after a restart. Samples drawn from it repeat then; draw
+        them from ``generator()``.
     """
 
     def __init__(
@@ -104,6 +123,11 @@ class Run:
         self._tensors = tensors
         self._optimizer = optimizer
         self._inner_optimizer = InnerOptimizer(optimizer)
+        self._trained_parameters = TrainedParameters(tensors, optimizer)
+        self._generators = Generators(os.environ.get(MEMBER_VARIABLE, ""))
+        self._thread = get_ident()  # the one that may call; NO_THREAD after ``close`` and in forks
+        self._misuse = "from another thread than the one that attached"
+        _attached.add(self)
         self._machine = BoundaryMachine()
         self._step_times = StepTimes()
         self._arenas: Arenas | None = None
@@ -121,6 +145,11 @@ class Run:
         self._slots: memoryview[int] = np.zeros(8, np.uint64).data
         self._loss = cast("memoryview[float]", np.zeros(1, np.float64).data)
         self._seconds = cast("memoryview[float]", np.zeros(2, np.float64).data)
+        try:
+            self._attach()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def finished(self) -> bool:
@@ -133,6 +162,23 @@ class Run:
         return self._machine.contributing
 
     @property
+    def is_leader(self) -> bool:
+        """This peer is the one that evaluates and saves for the run.
+
+        Of the members that train, the one that joined first leads. When it leaves or dies, the next
+        one does, as soon as the master has noticed; until then nobody does.
+        """
+        return self._machine.leads
+
+    @property
+    def total_steps(self) -> int | None:
+        """The step at which the run ends, as planned; None for a run without an end.
+
+        Rounds that have to be repeated make a run end later. It grows when the operator raises ``rounds``.
+        """
+        return self._machine.total_steps or None
+
+    @property
     def global_step(self) -> int:
         """Inner steps of the run, not of this process; learning rate schedules follow it."""
         return self._machine.step
@@ -140,10 +186,30 @@ class Run:
     @property
     def rate_scale(self) -> float:
         """The factor to multiply the learning rate by: 1.0, but less in the first steps of an
-        optimizer without a state that joins a run under way. See ``rate_ramp``."""
+        optimizer without a state that joins a run under way. See ``inner_optimizer``."""
         return self._inner_optimizer.rate_scale(self._machine.own_step)
 
-    def step(self, *, loss: float | None = None, tokens: int = 1) -> None:
+    @overload
+    def generator(self, kind: Literal["torch"] = "torch") -> torch.Generator: ...
+
+    @overload
+    def generator(self, kind: Literal["numpy"]) -> np.random.Generator: ...
+
+    def generator(self, kind: str = "torch") -> torch.Generator | np.random.Generator:
+        """Make a random number generator for this trainer's data, on the CPU.
+
+        Its seed depends on the peer, on the run's step, and on the start of this process: no other
+        peer draws the same samples, and neither does this one after a restart. Every call makes another.
+
+        Args:
+          kind: "torch" for a ``torch.Generator``, "numpy" for a ``numpy.random.Generator``.
+
+        Raises:
+          ValueError: for another kind.
+        """
+        return self._generators.make(kind, self._machine.step)
+
+    def step(self, *, loss: SupportsFloat | None = None, tokens: SupportsIndex = 1) -> None:
         """Report one inner step as done; call it after ``optimizer.step()``.
 
         Usually returns at once. It waits, and may change the model's weights, when a round of the
@@ -151,12 +217,19 @@ class Run:
 
         Args:
           loss: of this step, shown to people.
-          tokens: trained on in this step; the weight of this peer's contribution.
+          tokens: trained on in this step, a whole number; the weight of this peer's contribution.
 
         Raises:
           DaemonGone: the daemon closed the connection before the run was over.
           AttachRefused: the run does not go on with this trainer; the text gives the reason.
+          ModelError: a parameter was replaced since ``attach``, so that the optimizer trains another one.
+          MisuseError: after ``close``, from another thread, or in a forked process.
+          TypeError, ValueError: ``tokens`` is no whole number, or negative.
         """
+        if tokens.__class__ is not int or tokens < 0:
+            tokens = _token_count(tokens)
+        if self._thread != get_ident():
+            self._refuse_misuse("step")
         machine = self._machine
         if machine.finished:
             return
@@ -166,6 +239,8 @@ class Run:
         slots[STEP_SLOT] = step
         slots[TOKENS_SLOT] = trained
         if loss is not None:
+            if loss.__class__ is not float:
+                loss = _plain_float(loss)
             self._loss[0] = loss
             if loss - loss != 0.0:  # not finite
                 self._spoil()
@@ -190,7 +265,10 @@ class Run:
         Raises:
           ValueError: more than 32 figures at once.
           DaemonGone: the daemon closed the connection before the run was over.
+          MisuseError: after ``close``, from another thread, or in a forked process.
         """
+        if self._thread != get_ident():
+            self._refuse_misuse("log")
         if len(values) > METRICS_MAX:
             raise ValueError(f"{len(values)} figures at once, at most {METRICS_MAX} are taken")
         numbers = {name: float(value) for name, value in values.items()}
@@ -201,6 +279,7 @@ class Run:
 
     def close(self) -> None:
         """Leave the daemon; the model keeps its weights. Harmless twice."""
+        self._thread, self._misuse = NO_THREAD, "after run.close()"
         self._crash_report.withdraw()
         self._connection.close()
         self._arenas = None
@@ -208,6 +287,20 @@ class Run:
             self._local_checkpoint.close()
         if self._callbacks is not None:
             self._callbacks.end()
+
+    def __repr__(self) -> str:
+        machine = self._machine
+        if self._thread == NO_THREAD:
+            state = "closed"
+        elif machine.finished:
+            state = "finished"
+        else:
+            state = "contributing" if machine.contributing else "spare"
+        of = "" if machine.total_steps == 0 else f" of {machine.total_steps}"
+        leads = ", leader" if machine.leads else ""
+        return (
+            f"<holdfast.Run at step {machine.step}{of}, {self.round_count} rounds, {state}{leads}>"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -221,6 +314,12 @@ class Run:
         if error is not None:
             self._crash_report.report(error)
         self.close()
+
+    def _refuse_misuse(self, name: str) -> None:
+        raise MisuseError(
+            f"run.{name} was called {self._misuse}",
+            hint="call the methods of a run from the thread that called holdfast.attach, before close",
+        )
 
     # ------------------------------------------------------------ attaching
 
@@ -274,7 +373,7 @@ class Run:
                 continue  # messages may have come in the meantime
             must_wait = self._machine.must_wait(arenas.overlap_steps)
             arenas.advance(wait=must_wait)
-            if self._tell_posted(arenas):
+            if self._announce_post(arenas):
                 continue
             if not must_wait:
                 break
@@ -295,32 +394,35 @@ class Run:
     def _waiting(self) -> Iterator[None]:
         self._slots[WAITING_SLOT] = self._connection.received_count + 1
         started_s = self._clock()
-        yield
-        waited_s = self._clock() - started_s
-        self._slots[WAITING_SLOT] = 0
-        self.waited_s += waited_s
-        if self.contributing:
-            self._seconds[WAITED] += waited_s
+        try:
+            yield
+        finally:  # Ctrl+C ends the wait, and a script may train on
+            waited_s = self._clock() - started_s
+            self._slots[WAITING_SLOT] = 0
+            self.waited_s += waited_s
+            if self.contributing:
+                self._seconds[WAITED] += waited_s
 
     def _post_due(self, arenas: Arenas) -> bool:
         """Post the fragment of one due round, and return whether there was one."""
         fragment = self._machine.next_to_post()
         if fragment is None:
             return False
+        self._trained_parameters.check()
         arenas.replicas[fragment].post()
         self._machine.post(fragment)
         self._inner_optimizer.mark_used()
         self._measure_steps()
-        self._tell_posted(arenas)
+        self._announce_post(arenas)
         return True
 
-    def _tell_posted(self, arenas: Arenas) -> bool:
+    def _announce_post(self, arenas: Arenas) -> bool:
         """Send ``Posted`` for one round whose data is in the arena; return whether there was one."""
-        for fragment in self._machine.untold_fragments():
+        for fragment in self._machine.unannounced_fragments():
             replica = arenas.replicas[fragment]
             if replica.written:
                 step_s = self._step_times.step_s
-                self._send(self._machine.tell_posted(fragment, replica.version, step_s))
+                self._send(self._machine.announce_post(fragment, replica.version, step_s))
                 return True
         return False
 
@@ -353,8 +455,9 @@ class Run:
                 machine.open_round(message)
             case RoundEnded():
                 self._end_round(message)
-            case SetContributing():
+            case SetRole():
                 machine.contributing = message.contributing
+                machine.leads, machine.total_steps = message.leads, message.total_steps
             case Load():
                 first = not machine.loaded
                 machine.move_to(message.step, message.step_limit)
@@ -464,67 +567,24 @@ class Run:
             self._handle(self._connection.receive())
 
 
-def attach(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    socket_path: str | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Run:
-    """Join the run that this process was started for; returns with the run's weights in the model.
-
-    Every parameter and persistent buffer becomes part of the run's shared state. Gradients and the
-    optimizer's state stay local. They are not touched, with two exceptions. A state that an optimizer
-    without one gathered in dropped steps is cleared (a spare takes a step, to be warm when its turn
-    comes). So is the state after losses that are not finite.
-
-    Args:
-      model: on any device, in float32, float64, bfloat16 or float16; may be wrapped by
-        DistributedDataParallel or torch.compile.
-      optimizer: the inner optimizer; one that has a state of this run already needs no ramp of its
-        rate (``Run.rate_scale``).
-      socket_path: of the daemon; by default the environment variable ``HOLDFAST_SOCKET``.
-      callbacks: called at steps, merges, logged figures and the end: ``TensorBoard``, ``Wandb``, or
-        the script's own ``Callback``.
-
-    Raises:
-      NoDaemonError: the script was not started by ``holdfast join``.
-      AttachRefused: the run does not take this model; the text gives the reason.
-      ModelError: a tensor cannot be shared, or the optimizer trains other tensors.
-      DaemonGone: the daemon ended meanwhile.
-    """
-    path = socket_path or os.environ.get(SOCKET_VARIABLE)
-    if not path:
-        raise NoDaemonError(
-            "this process has no holdfast daemon: "
-            "start the script with `holdfast join INVITE -- python train.py`"
-        )
-    return attach_over(lambda: DaemonConnection.open(path), model, optimizer, callbacks=callbacks)
-
-
-def attach_over(
-    connect: Callable[[], DaemonConnection],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    clock: Callable[[], float] = time.monotonic,
-    callbacks: Sequence[Callback] = (),
-) -> Run:
-    """Join a run as ``attach`` does, over a given connection and clock; raises what it raises."""
-    tensors = find_shared(model)
-    if optimizer is not None:
-        check_optimizer(model, optimizer)
-    run = Run(connect(), tensors, optimizer, clock, callbacks)
-    try:
-        run._attach()
-    except BaseException:
-        run.close()
-        raise
-    return run
-
-
 def _seed() -> int:
     """Return the peer's number from the environment, or this process's id."""
     text = os.environ.get(MEMBER_VARIABLE)
     if text is None:
         return os.getpid()
     return int(text) if text.isdecimal() else zlib.crc32(text.encode())
+
+
+def _plain_float(loss: SupportsFloat) -> float:
+    return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+
+
+def _token_count(tokens: SupportsIndex) -> int:
+    """Return a number of tokens as a plain int, which numpy's and torch's integers become."""
+    try:
+        count = operator.index(tokens)
+    except TypeError:
+        raise TypeError(f"tokens must be a whole number, got {tokens!r}") from None
+    if count < 0:
+        raise ValueError(f"tokens must not be negative, got {count}")
+    return count

@@ -1,10 +1,15 @@
-"""The script's optimizer, as far as the run touches it: its state after a load, and its rate ramp."""
+"""The script's optimizer, as far as the run touches it: its state after a load, and its rate ramp.
+
+An optimizer's first steps are too large: Adam's first one moves every weight by the whole learning rate,
+whatever the gradient. At the start of a run the schedule's warm-up prevents that. A joiner finds the
+schedule at its height, so its rate is scaled up from nearly zero again.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from .rate_ramp import RateRamp
+RAMP_STEPS = 50  # own steps; Adam's second moments at 0.95 have forgotten their start by then
 
 
 class InnerOptimizer:
@@ -19,11 +24,13 @@ class InnerOptimizer:
         # It came without a state, and nothing is posted yet: its state would be from warm-up.
         self._idle = optimizer is not None and not optimizer.state
         self._spoilt = False  # it has seen losses that are not finite
-        self._ramp = RateRamp()
+        self._ramp_from: int | None = None  # own step; the run's steps may jump
 
     def rate_scale(self, own_step: int) -> float:
-        """Return the factor on the learning rate, see ``rate_ramp``."""
-        return self._ramp.scale(own_step)
+        """Return the factor on the learning rate: from ``1 / RAMP_STEPS`` at a ramp's first step to 1."""
+        if self._ramp_from is None:
+            return 1.0
+        return min(1.0, (own_step - self._ramp_from + 1) / RAMP_STEPS)
 
     def mark_used(self) -> None:
         """Keep the state from now on: steps behind it are posted."""
@@ -32,7 +39,7 @@ class InnerOptimizer:
     def mark_restored(self) -> None:
         """Keep the state from now on, without a ramp: it comes from a local checkpoint."""
         self._idle = False
-        self._ramp.begin(None)
+        self._ramp_from = None
 
     def mark_spoilt(self) -> None:
         """Clear the state at the next load: it holds values that are not finite."""
@@ -53,4 +60,4 @@ class InnerOptimizer:
         else:
             return
         self._spoilt = False
-        self._ramp.begin(own_step)
+        self._ramp_from = own_step

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..protocol.durable_files import sync_to_disk
+from ..protocol.durable_files import put_in_place
 
 FORMAT = 1
 KEY = "holdfast.trainer"  # of the JSON, among the file's metadata
@@ -81,9 +81,7 @@ class LocalCheckpoint:
         try:
             save_file(tensors, scratch, metadata={KEY: text})
             scratch.chmod(0o600)
-            sync_to_disk(scratch)
-            scratch.replace(self._path)
-            sync_to_disk(self._path.parent)
+            put_in_place(scratch, self._path)
         except (OSError, SafetensorError) as error:
             warnings.warn(f"{self._path} cannot be written: {error}", stacklevel=2)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from ..protocol.durable_files import TIES_KEY, sync_to_disk
+from ..protocol.durable_files import TIES_KEY, put_in_place
 
 
 def convert(source: Path, target: Path) -> None:
@@ -31,9 +31,7 @@ def convert(source: Path, target: Path) -> None:
             state.update((each, tensor) for each in (name, *ties.get(name, ())))
     scratch = source.with_name("model.pt")
     torch.save(state, scratch)
-    sync_to_disk(scratch)
-    scratch.replace(target)
-    sync_to_disk(target.parent)
+    put_in_place(scratch, target)
 
 
 if __name__ == "__main__":

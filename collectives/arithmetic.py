@@ -20,8 +20,7 @@ there i runs over the contributors that are in, while max w stays that of all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -38,6 +37,9 @@ Counters = NDArray[np.int64]
 
 CHUNKS_MAX = 2**20  # chunks of one fragment: 1 TiB of float32 at a MiB a chunk
 COUNTER_BYTES = 8  # int64, little-endian
+# Reads some of a peer's decoded values, which begin at this place in the chunk; see ``norm_report``. Called
+# where numpy does not warn of values that are not finite.
+Observe = Callable[[str, int, Values], None]
 BLOCK_VALUES = 2**16  # added up at a time: a few operands of this length fit a core's L2 cache
 
 
@@ -219,29 +221,18 @@ class SumTerm:
     is_sum: bool = False
 
 
-class Observer(Protocol):
-    """A reader of the values that are added up; see ``norm_report``."""
-
-    def take(self, peer: str, start: int, values: Values) -> None:
-        """Read some of a peer's decoded values, which begin at this place in the chunk.
-
-        Called where numpy does not warn of values that are not finite.
-        """
-        ...
-
-
 def reduce_values(
     terms: Sequence[SumTerm],
     divisor: np.float32,
     codec: Codec,
     out: Values,
     encoded_out: memoryview,
-    observer: Observer | None = None,
+    observe: Observe | None = None,
 ) -> int:
     """Add up one chunk of ``n`` values, in order, divide and encode the sum.
 
     Args:
-      observer: reads the values of every term that is no sum.
+      observe: reads the values of every term that is no sum.
       out: shape ``(n,)``; becomes the *decoded encoded* result, as at every receiver.
       encoded_out: becomes the encoded result; may be the memory of ``out`` if ``codec`` is verbatim.
 
@@ -253,9 +244,9 @@ def reduce_values(
         so large that the result cannot be expressed (the sender of the largest one is named).
     """
     if all(t.codec.verbatim and len(t.data) == t.codec.encoded_bytes(out.size) for t in terms):
-        finite = _add_verbatim(terms, divisor, out, observer)
+        finite = _add_verbatim(terms, divisor, out, observe)
     else:
-        finite = _add_decoded(terms, divisor, out, observer)
+        finite = _add_decoded(terms, divisor, out, observe)
     return encode_result(terms, finite, codec, out, encoded_out)
 
 
@@ -287,7 +278,7 @@ def encode_result(
 
 
 def _add_verbatim(
-    terms: Sequence[SumTerm], divisor: np.float32, out: Values, observer: Observer | None
+    terms: Sequence[SumTerm], divisor: np.float32, out: Values, observe: Observe | None
 ) -> bool:
     """Write the sum of terms that are float32 in memory, divided, to ``out``.
 
@@ -307,8 +298,8 @@ def _add_verbatim(
             total: Values | None = None
             for values, term in inputs:
                 part = values[block]
-                if observer is not None and not term.is_sum:
-                    observer.take(term.peer, start, part)  # while it is in the cache
+                if observe is not None and not term.is_sum:
+                    observe(term.peer, start, part)  # while it is in the cache
                 if term.factor != 1:
                     part = np.multiply(
                         part, term.factor, out=(into if total is None else scratch[: into.size])
@@ -324,7 +315,7 @@ def _add_verbatim(
 
 
 def _add_decoded(
-    terms: Sequence[SumTerm], divisor: np.float32, out: Values, observer: Observer | None
+    terms: Sequence[SumTerm], divisor: np.float32, out: Values, observe: Observe | None
 ) -> bool:
     """Write the sum of terms that must be decoded, divided; returns whether it is finite."""
     scratch = np.empty_like(out)
@@ -332,8 +323,8 @@ def _add_decoded(
         for position, term in enumerate(terms):
             values = out if position == 0 else scratch
             decode_checked(term.codec, term.zstd, term.data, values, term.peer)
-            if observer is not None and not term.is_sum:
-                observer.take(term.peer, 0, values)
+            if observe is not None and not term.is_sum:
+                observe(term.peer, 0, values)
             if term.factor != 1:
                 np.multiply(values, term.factor, out=values)
             if position > 0:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from ..protocol.network.lane import Buffer
 from ..protocol.trust.notary import SEAL_BYTES, Notary
-from .evidence import ChunkEvidence, present_in, sealed, statement_of_sum, write_proof
+from .contributor_sets import unpack_bits
+from .evidence import ChunkEvidence, sealed, statement_of_sum, write_proof
 from .reduction_context import ReductionContext
 
 # A peer may be shown this many chunks in a round, however few of ours are likely to be audited,
@@ -74,7 +75,7 @@ class AuditLog:
         owner = context.tracker.role(index).parent if index < len(layout.cuts) else None
         if owner is None:
             return None
-        present = present_in(result.present(index), len(context.contributors))
+        present = tuple(unpack_bits(result.present(index), len(context.contributors)))
         return ChunkEvidence(context.order, layout, index, owner, present, result.digests()[index])
 
     def piece_bytes_max(self, index: int) -> int:

@@ -143,12 +143,14 @@ class ChunkAdder:
             values, terms = result.values_of(index), self._terms(arrived)
             codec, divisor = context.layout.codec_down, context.factors.divisor
             with self._observed(index) as norms:
-                length = reduce_values(terms, divisor, codec, values, room, norms)
+                length = reduce_values(terms, divisor, codec, values, room, norms.take)
         else:
             values, contributors = result.values_of(index), context.order.contributors
             layout, rule = context.layout, context.rule
             with self._observed(index) as norms:
-                length = combine_chunk(contributors, arrived, layout, rule, values, room, norms)
+                length = combine_chunk(
+                    contributors, arrived, layout, rule, values, room, norms.take
+                )
         result.made(index, length, present)
 
     def _make_sum(self, index: int, arrived: Mapping[str, memoryview]) -> memoryview:
@@ -161,7 +163,7 @@ class ChunkAdder:
             return room
         values, terms = np.empty(cut.count, np.float32), self._terms(arrived)
         with self._observed(index) as norms:
-            length = reduce_values(terms, ONE, layout.codec_up, values, room, norms)
+            length = reduce_values(terms, ONE, layout.codec_up, values, room, norms.take)
         return room[:length]
 
     def _terms(self, arrived: Mapping[str, memoryview]) -> list[SumTerm]:

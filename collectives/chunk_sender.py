@@ -3,15 +3,15 @@
     ChunkSender    what can be sent: batches of chunks, and their frames       lanes' threads
     SendTasks      one task per peer and direction, until its batch is sent    event loop
 
-Nothing is pushed. A link asks a *source* (``_Contributions``, ``_Results``) for the next frame when
-one of its lanes is idle. A source offers the chunks of its batch as they become ready.
+Nothing is pushed. A link asks a *source* (``_Batch``) for the next frame when one of its lanes is idle.
+A source offers its chunks as they become ready.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import trio
@@ -39,15 +39,32 @@ OnBad = Callable[[BadContributionError], object]
 
 @define(eq=False)
 class _Batch:
-    """The chunks of one kind for one peer.
+    """The chunks of one kind for one peer, as they become ready; a ``FrameSource``.
 
     Attributes:
+      attempt_of: returns the attempt under which a chunk is sent.
+      load: makes a chunk's frame, given its index and attempt.
+      may_go: returns whether the next one may be sent now, and counts it.
       count: of all of them.
       ready: those that can be sent, in the order of sending; any thread appends to it.
     """
 
+    attempt_of: Callable[[int], int]
+    load: Callable[[int, int], Frame | None]
+    may_go: Callable[[], bool] = lambda: True
     count: int = 0
     ready: list[int] = field(factory=list)
+    position: int = 0
+
+    def next_frame(self) -> Load | None:
+        if self.position == len(self.ready) or not self.may_go():
+            return None
+        index = self.ready[self.position]
+        self.position += 1
+        return partial(self.load, index, self.attempt_of(index))
+
+    def exhausted(self) -> bool:
+        return self.position == self.count
 
 
 @frozen
@@ -98,25 +115,26 @@ class ChunkSender:
         down: dict[str, _Batch] = {}
         for index, role in chunks:
             if role.parent is not None and (role.gathers or context.encoded_input is not None):
-                batch = up.setdefault(role.parent, _Batch())
+                if role.parent not in up:
+                    up[role.parent] = self._contributions(role.parent, on_bad)
+                batch = up[role.parent]
                 batch.count += 1
                 if role.gathers:
                     self._gathered[index] = batch
                 else:
                     batch.ready.append(index)
-            self._takers[index] = [down.setdefault(peer, _Batch()) for peer in role.takers]
+            self._takers[index] = [down.setdefault(peer, self._results()) for peer in role.takers]
             for batch in self._takers[index]:
                 batch.count += 1
-        sends = [
-            Send(peer, _Contributions(self, peer, up[peer], on_bad), contribution=True)
-            for peer in context.rotated(up)
+        return [
+            *(Send(peer, up[peer], contribution=True) for peer in context.rotated(up)),
+            *(Send(peer, down[peer], contribution=False) for peer in context.rotated(down)),
         ]
-        return sends + [self._send_results(peer, down[peer]) for peer in context.rotated(down)]
 
     def spread(self, lacking: dict[str, list[int]]) -> list[Send]:
         """Plan to send results that are here to the peers that lack them."""
         return [
-            self._send_results(peer, _Batch(len(lacking[peer]), lacking[peer]))
+            Send(peer, self._results(lacking[peer]), contribution=False)
             for peer in self._context.rotated(lacking)
         ]
 
@@ -129,8 +147,20 @@ class ChunkSender:
         for link in self._links.values():
             link.acknowledge_now()
 
-    def _send_results(self, peer: str, batch: _Batch) -> Send:
-        return Send(peer, _Results(self, batch), contribution=False)
+    def _contributions(self, peer: str, on_bad: OnBad) -> _Batch:
+        def load(index: int, attempt: int) -> Frame | None:
+            try:
+                return self.load_contribution(index, attempt)
+            except BadContributionError as error:
+                on_bad(error)
+                return None
+
+        attempt_of = self._context.tracker.attempt_of
+        return _Batch(attempt_of, load, partial(self._may_contribute, peer))
+
+    def _results(self, ready: Sequence[int] = ()) -> _Batch:
+        attempt_of = self._context.tracker.attempt_of
+        return _Batch(attempt_of, self.load_result, count=len(ready), ready=list(ready))
 
     # ------------------------------------------------------------ in any thread
 
@@ -156,17 +186,13 @@ class ChunkSender:
         if (link := self._links.get(source)) is not None:
             link.wake()
 
-    def may_contribute(self, peer: str) -> bool:
+    def _may_contribute(self, peer: str) -> bool:
         """Count one more contribution to a peer; returns False if it is too far ahead."""
         with self._lock:
             if self._ahead[peer] >= self._ahead_max:
                 return False
             self._ahead[peer] += 1
             return True
-
-    def attempt_of(self, index: int) -> int:
-        """Return the attempt under which a chunk's frames are sent."""
-        return self._context.tracker.attempt_of(index)
 
     def load_contribution(self, index: int, attempt: int) -> Frame | None:
         """Make the frame of our contribution, or of our site's, to a chunk.
@@ -204,55 +230,6 @@ class ChunkSender:
     def _wake_links(self) -> None:
         for link in self._links.values():
             link.wake()
-
-
-class _Contributions:
-    """The contributions of a batch, no further ahead of results than allowed; a ``FrameSource``."""
-
-    def __init__(self, sender: ChunkSender, peer: str, batch: _Batch, on_bad: OnBad) -> None:
-        self._sender = sender
-        self._peer = peer
-        self._batch = batch
-        self._on_bad = on_bad
-        self._position = 0
-
-    def next_frame(self) -> Load | None:
-        if self._position == len(self._batch.ready):
-            return None
-        if not self._sender.may_contribute(self._peer):
-            return None
-        index = self._batch.ready[self._position]
-        self._position += 1
-        return partial(self._load, index, self._sender.attempt_of(index))
-
-    def exhausted(self) -> bool:
-        return self._position == self._batch.count
-
-    def _load(self, index: int, attempt: int) -> Frame | None:
-        try:
-            return self._sender.load_contribution(index, attempt)
-        except BadContributionError as error:
-            self._on_bad(error)
-            return None
-
-
-class _Results:
-    """The results of a batch, as they become ready; a ``FrameSource``."""
-
-    def __init__(self, sender: ChunkSender, batch: _Batch) -> None:
-        self._sender = sender
-        self._batch = batch
-        self._position = 0
-
-    def next_frame(self) -> Load | None:
-        if self._position == len(self._batch.ready):
-            return None
-        index = self._batch.ready[self._position]
-        self._position += 1
-        return partial(self._sender.load_result, index, self._sender.attempt_of(index))
-
-    def exhausted(self) -> bool:
-        return self._position == self._batch.count
 
 
 def _most_chunks_ahead(context: ReductionContext) -> int:

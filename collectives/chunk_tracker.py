@@ -21,13 +21,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 
-import numpy as np
 from attrs import define, field
 
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import Assignment
 from ..protocol.network.lane import FrameHeader, FrameKind
 from .arithmetic import ChunkLayout
+from .contributor_sets import pack_set
 from .gather_tree import ChunkRole, Tree
 from .links.buffer_pool import BufferPool
 from .result import RoundResult
@@ -360,8 +360,7 @@ class ChunkTracker:
     def held(self) -> bytes:
         """Return a bit for each chunk, the first one lowest: whether its result is here."""
         with self._lock:
-            bits = np.array([chunk.held for chunk in self._chunks], np.bool_)
-        return np.packbits(bits, bitorder="little").tobytes()
+            return pack_set([chunk.held for chunk in self._chunks])
 
     def _count_owed(self) -> dict[str, int]:
         owed: Counter[str] = Counter()

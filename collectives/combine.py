@@ -25,7 +25,7 @@ from .arithmetic import (
     ChunkLayout,
     Counters,
     MeanFactors,
-    Observer,
+    Observe,
     SumTerm,
     Values,
     decode_checked,
@@ -81,7 +81,7 @@ def combine_chunk(
     rule: Rule,
     out: Values,
     encoded_out: memoryview,
-    observer: Observer | None = None,
+    observe: Observe | None = None,
 ) -> int:
     """Make the result of one chunk of ``n`` values that all contributors send to its owner.
 
@@ -90,7 +90,7 @@ def combine_chunk(
       encoded: contributions by peer, as they came; a missing contributor is left out of this chunk.
       out: shape ``(n,)``; becomes the *decoded encoded* result, as at every receiver.
       encoded_out: becomes the encoded result; may be the memory of ``out`` if the codec is verbatim.
-      observer: reads every contribution's values.
+      observe: reads every contribution's values.
 
     Returns:
       The length of the encoded result in bytes.
@@ -109,10 +109,10 @@ def combine_chunk(
     ]
     if rule.kind == MEAN:
         down, divisor = layout.codec_down, factors.divisor
-        return reduce_values(terms, divisor, down, out, encoded_out, observer)
+        return reduce_values(terms, divisor, down, out, encoded_out, observe)
     weights = capped_weights(contributors, present)
     rows = [
-        _row(term, each.scale, out.size, observer) for term, each in zip(terms, here, strict=True)
+        _row(term, each.scale, out.size, observe) for term, each in zip(terms, here, strict=True)
     ]
     if rule.kind == TRIMMED:
         trimmed_mean(rows, weights, rule.amount, out)
@@ -144,13 +144,13 @@ def combined(
     return bytes(room[:length])
 
 
-def _row(term: SumTerm, scale: float, count: int, observer: Observer | None) -> Values:
+def _row(term: SumTerm, scale: float, count: int, observe: Observe | None) -> Values:
     """Return a contribution's values times its clip factor."""
     values = np.empty(count, np.float32)
     decode_checked(term.codec, term.zstd, term.data, values, term.peer)
-    if observer is not None:
+    if observe is not None:
         with np.errstate(over="ignore", invalid="ignore"):
-            observer.take(term.peer, 0, values)
+            observe(term.peer, 0, values)
     if scale != 1.0:
         np.multiply(values, np.float32(scale), out=values)
     return values

@@ -26,17 +26,23 @@ def pack_set(present: Sequence[bool]) -> bytes:
     return np.packbits(np.array(present, np.bool_), bitorder="little").tobytes()
 
 
+def unpack_bits(data: Buffer, count: int) -> list[bool]:
+    """Unpack ``count`` bits, the lowest of each byte first; bits beyond the data are 0."""
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[:count].tolist()
+    return [bool(bit) for bit in bits] + [False] * (count - len(bits))
+
+
 def unpack_set(data: Buffer, contributor_count: int) -> list[bool]:
     """Unpack a set of contributors from the wire.
 
     Raises:
       ValueError: the set is empty, full (then it is not sent), or has bits beyond the contributors.
     """
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    bits = unpack_bits(data, 8 * len(data))
     within = bits[:contributor_count]
-    if bits[contributor_count:].any() or not within.any() or within.all():
+    if any(bits[contributor_count:]) or not any(within) or all(within):
         raise ValueError("a set of contributors that cannot be")
-    return [bool(bit) for bit in within]
+    return within
 
 
 def manifest_of(sets: Sequence[bytes], full: bytes) -> tuple[ContributorRun, ...]:

@@ -27,7 +27,7 @@ from ..protocol.network.lane import Buffer
 from ..protocol.trust.notary import SEAL_BYTES, Notary
 from .arithmetic import ChunkLayout
 from .combine import Rule, combined
-from .contributor_sets import digest_of, sets_of
+from .contributor_sets import digest_of, sets_of, unpack_bits
 
 DIGEST_BYTES = 32
 _WHERE = struct.Struct(">QQII")  # round, attempt of the order, fragment, chunk
@@ -168,16 +168,10 @@ def check_proof(claim: WrongChunkClaim, notary: Notary, proof: bytes) -> str:
         claim.layout,
         claim.index,
         claim.owner,
-        present_in(sets[claim.index], len(claim.order.contributors)),
+        tuple(unpack_bits(sets[claim.index], len(claim.order.contributors))),
         digests[claim.index],
     )
     return examine(evidence, notary, shown)
-
-
-def present_in(packed: bytes, contributor_count: int) -> tuple[bool, ...]:
-    """Unpack a set of contributors, which may be full."""
-    bits = int.from_bytes(packed, "little")
-    return tuple(bool(bits >> place & 1) for place in range(contributor_count))
 
 
 def _read_proof(proof: bytes) -> tuple[list[bytes], list[memoryview]]:

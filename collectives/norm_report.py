@@ -34,7 +34,7 @@ class NormSums:
         self._sums: dict[str, tuple[float, float, float]] = {}  # as in ``Reduced``
 
     def take(self, peer: str, start: int, values: Values) -> None:
-        """See ``arithmetic.Observer``."""
+        """See ``arithmetic.Observe``."""
         square, sampled, along = self._sums.get(peer, (0.0, 0.0, 0.0))
         found = product(values, values)
         sample = self._momentum[start : start + values.size]
@@ -61,9 +61,9 @@ class NormSums:
         if not self._sums:
             return b""
         sums = [self._sums.get(peer, (0.0, 0.0, 0.0)) for peer in peers]
-        told = np.array(sums, np.float64)
-        np.nan_to_num(told, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
-        return told.clip(-LARGEST, LARGEST).astype("<f4").tobytes()
+        reported = np.array(sums, np.float64)
+        np.nan_to_num(reported, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+        return reported.clip(-LARGEST, LARGEST).astype("<f4").tobytes()
 
 
 def product(one: Values, other: Values) -> float:

@@ -30,12 +30,12 @@ contributors comes with its result and is hashed with it, so equal digests mean 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from functools import partial
 
-import numpy as np
 import trio
 from attrs import frozen
 
@@ -61,6 +61,7 @@ from .audit_log import AuditLog
 from .chunk_adder import ChunkAdder, ThreadEntry
 from .chunk_sender import ChunkSender, SendTasks
 from .codecs.error_feedback import Residual
+from .contributor_sets import unpack_bits
 from .encoded_input import EncodedInput
 from .gather_tree import ChunkRole
 from .links.hub import LINK_WAIT_S, LinkHub
@@ -406,7 +407,9 @@ class Reduction:
             if assignment.from_scratch:
                 again += [(index, tracker.role(index)) for index in chunks]
             elif assignment.owner == context.me:
-                for peer in _members_of(assignment.lacking, context.order.receivers):
+                receivers = context.order.receivers
+                bits = unpack_bits(assignment.lacking, len(receivers))
+                for peer in itertools.compress(receivers, bits):
                     lacking.setdefault(peer, []).extend(chunks)
         if (running := self._running) is not None:  # else ``serve`` does all that when it begins
             sends = self._sender.plan(again, running.entry.fail) + self._sender.spread(lacking)
@@ -462,12 +465,6 @@ class Reduction:
             norm_sums=norm_sums,
             momentum_square=momentum_square,
         )
-
-
-def _members_of(packed: bytes, receivers: Iterable[str]) -> list[str]:
-    """Return the receivers whose bit is set."""
-    bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
-    return [peer for peer, bit in zip(receivers, bits, strict=False) if bit]
 
 
 def _ignore(_what: object) -> None:

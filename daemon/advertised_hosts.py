@@ -34,18 +34,18 @@ def dialable(
     port = bound[0].port
     if advertised:
         return tuple(str(Address(a.host, a.port or port)) for a in advertised)
-    told: list[Address] = []
+    outside: list[Address] = []
     here: list[Address] = []  # reachable from this machine only
     for address in bound:
         if address.host not in WILDCARDS:
-            told.append(address)
+            outside.append(address)
             continue
         family = socket.AF_INET6 if address.host == "::" else socket.AF_INET
         hosts = _own_hosts(family, towards)
-        told += [Address(host, address.port) for host in hosts]
+        outside += [Address(host, address.port) for host in hosts]
         if not hosts:
             here.append(Address(LOOPBACK[family], address.port))
-    return tuple(map(str, (told or here)[:DIALABLE_MAX]))
+    return tuple(map(str, (outside or here)[:DIALABLE_MAX]))
 
 
 def only_loopback(addresses: Iterable[Address]) -> bool:

@@ -61,18 +61,17 @@ def state_bytes(sizes: Sequence[FragmentSize]) -> int:
     These are the state, the arena that the trainer writes to, and the fragments that are being fetched,
     or kept unchanged while another peer copies them.
     """
-    fragments = sorted(
-        4 * (size.value_count + size.momentum_count) + 8 * size.counter_count for size in sizes
-    )
+    fragments = sorted(map(_fragment_bytes, sizes))
     return sum(fragments) + arena_bytes(sizes) + sum(fragments[-FETCHES_MAX:])
+
+
+def _fragment_bytes(size: FragmentSize) -> int:
+    return 4 * (size.value_count + size.momentum_count) + 8 * size.counter_count
 
 
 def needs_of(context: Context) -> CheckAnswer:
     """Return what a member of this run needs on its machine."""
     sizes, spec = context.history.sizes, context.spec
-    plain_bytes = sum(
-        4 * (size.value_count + size.momentum_count) + 8 * size.counter_count for size in sizes
-    )
     return CheckAnswer(
         now_s=0.0,
         host="",
@@ -80,7 +79,7 @@ def needs_of(context: Context) -> CheckAnswer:
         member_count=len(context.roster),
         lanes_max=spec.reduce.lanes_max,
         memory_bytes=state_bytes(sizes) + MEMORY_LEFT_BYTES if sizes else 0,
-        checkpoint_bytes=plain_bytes,
+        checkpoint_bytes=sum(map(_fragment_bytes, sizes)),
         checkpoint_count=spec.checkpoint.keep_count,
         software=__version__,
     )
@@ -99,13 +98,13 @@ def check_room(sizes: Sequence[FragmentSize], memory_bytes: int | None) -> None:
     if memory_bytes is None or needed + MEMORY_LEFT_BYTES <= memory_bytes:
         return
     raise UserError(
-        f"the run's state does not fit into this machine's memory: it takes {_format_gib(needed)} here, "
-        f"and of {_format_gib(memory_bytes)} {_format_gib(MEMORY_LEFT_BYTES)} must stay free",
+        f"the run's state does not fit into this machine's memory: it takes {format_gib(needed)} here, "
+        f"and of {format_gib(memory_bytes)} {format_gib(MEMORY_LEFT_BYTES)} must stay free",
         exit_code=ExitCode.MEMORY,
         hint="nothing was fetched; use a machine, or a container with a limit, of at least "
-        + _format_gib(needed + MEMORY_LEFT_BYTES),
+        + format_gib(needed + MEMORY_LEFT_BYTES),
     )
 
 
-def _format_gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
+def format_gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.0f} MiB"

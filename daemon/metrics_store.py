@@ -94,6 +94,18 @@ THINNED = (
     "max(at), max(step), max(rounds), avg(loss), min(loss_min), max(loss_max), avg(tokens_per_s), "
     "avg(utilisation), cast(round(avg(members)) as integer), max(sent_bytes), max(saved_bytes)"
 )
+# The oldest points of a level, merged in pairs: neighbours of which both or none are gaps.
+MERGED = f"""
+with oldest as (
+    select *, row_number() over (order by id) as place from points where level = ? limit ?),
+spans as (
+    select *, place - row_number() over (partition by gap_s is null order by id) as span
+    from oldest),
+ranked as (
+    select *, row_number() over (partition by gap_s is null, span order by id) - 1 as rank
+    from spans)
+select max(id), sum(gap_s), {THINNED} from ranked group by gap_s is null, span, rank / 2
+order by 1"""
 Row = tuple[Any, ...]
 
 
@@ -236,14 +248,10 @@ class MetricsStore:
                 self._merge_oldest(level, counts)
 
     def _merge_oldest(self, level: int, counts: dict[int, int]) -> None:
-        rows = self._db.execute(
-            f"select id, {', '.join(STORED)} from points where level = ? order by id limit ?",
-            [level, MERGED_POINTS],
-        ).fetchall()
-        self._db.executemany("delete from points where id = ?", [row[:1] for row in rows])
-        counts[level] -= len(rows)
+        merged = self._db.execute(MERGED, [level, MERGED_POINTS]).fetchall()
+        old = "delete from points where level = ? and id <= ?"
+        counts[level] -= self._db.execute(old, [level, merged[-1][0]]).rowcount
         if level + 1 < LEVELS:
-            merged = list(_merged(rows))
             self._db.executemany(
                 f"insert into points (level, id, {', '.join(STORED)}) "
                 f"values ({level + 1}, ?{', ?' * len(STORED)})",
@@ -385,43 +393,6 @@ def _round_sums(db: sqlite3.Connection) -> tuple[int, int]:
 def _by_time(row: Row) -> float:
     at: float = row[0]
     return at
-
-
-def _merged(rows: Sequence[Row]) -> Iterator[Row]:
-    """Merge rows of id and ``STORED`` in pairs; a row and a gap are not merged."""
-    waiting: Row | None = None
-    for row in rows:
-        if waiting is None:
-            waiting = row
-        elif (waiting[1] is None) != (row[1] is None):
-            yield waiting
-            waiting = row
-        else:
-            yield _pair(waiting, row)
-            waiting = None
-    if waiting is not None:
-        yield waiting
-
-
-def _pair(earlier: Row, later: Row) -> Row:
-    before = dict(zip(("id", *STORED), earlier, strict=True))
-    after = dict(zip(("id", *STORED), later, strict=True))
-    if after["gap_s"] is not None:  # two gaps in a row, with no point between
-        after["gap_s"] += before["gap_s"]
-    for name, rule in (
-        ("loss", _mean),
-        ("tokens_per_s", _mean),
-        ("utilisation", _mean),
-        ("loss_min", min),
-        ("loss_max", max),
-    ):
-        known = [value for value in (before[name], after[name]) if value is not None]
-        after[name] = rule(known) if known else None
-    return tuple(after.values())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def as_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:

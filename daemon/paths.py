@@ -10,7 +10,10 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import stat
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -25,6 +28,8 @@ CONTROL_FILE = "control.json"
 CHECKPOINTS_FOLDER = "checkpoints"  # in a peer's state directory, by default
 OWN_STATE_FILE = "trainer.safetensors"  # the trainer's local state, beside the checkpoints
 LOCK_FILE = "lock"
+SOCKET_FOLDER = "holdfast-peer-"  # beginning of its name, below the folder for temporary files
+FRESH_S = 60.0  # a folder of this age may not be locked yet
 
 
 @frozen
@@ -113,6 +118,22 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Make a temporary folder, because a socket's path must be short; remove those of killed daemons."""
+    for old in Path(tempfile.gettempdir()).glob(f"{SOCKET_FOLDER}*"):
+        with contextlib.suppress(OSError, UserError):
+            if not old.is_symlink() and time.time() - old.stat().st_mtime > FRESH_S:
+                with locked(old):
+                    shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER))
+    try:
+        with locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from attrs import frozen
+from attrs import Factory, frozen
 
 from ..membership.master.status.records import (
     CopyRow,
@@ -76,50 +76,51 @@ class PeerRoundRow:
 class CheckpointStatus:
     """A peer's checkpoints."""
 
-    place: str
-    writing: bool
-    newest: str | None
-    step: int | None
-    error: str
+    place: str = ""
+    writing: bool = False
+    newest: str | None = None
+    step: int | None = None
+    error: str = ""
 
 
 @frozen(kw_only=True)
 class PeerStatus:
     """A peer as it sees itself."""
 
-    kind: Literal["peer"]
+    # The defaults are those of a peer that is away.
+    kind: Literal["peer"] = "peer"
     version: str
-    attached: Annotated[bool, about("It has a session with the master.")]
+    attached: Annotated[bool, about("It has a session with the master.")] = False
     peer: PeerId
     name: str
     run_id: str
-    number: int | None
-    role: RoleName | Literal["away"]
-    in_sync: bool
-    phase: str
+    number: int | None = 0
+    role: RoleName | Literal["away"] = "away"
+    in_sync: bool = False
+    phase: str = "away"
     why: str
-    told: Annotated[tuple[str, ...], about("Notices of the master.")]
-    step: int
-    tokens: int
-    tokens_per_s: float
-    loss: float | None
-    metrics: dict[str, float]
-    links: tuple[LinkRow, ...]
-    bulk_sent_bytes: int
-    bulk_received_bytes: int
-    state_received_bytes: int
-    state_saved_bytes: int
-    copies: tuple[CopyRow, ...]
-    heads: tuple[HeadRow, ...]
-    rounds: tuple[PeerRoundRow, ...]
-    checkpoints: CheckpointStatus
-    finished: bool
-    trainer_pid: int | None
-    command_pid: int | None
-    trainer_restarts: int
-    trainer_state: str
-    waited_s: float
-    stepped_s: float
+    notices: Annotated[tuple[str, ...], about("The newest notices to the operator.")] = ()
+    step: int = 0
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    loss: float | None = None
+    metrics: dict[str, float] = Factory(dict)
+    links: tuple[LinkRow, ...] = ()
+    bulk_sent_bytes: int = 0
+    bulk_received_bytes: int = 0
+    state_received_bytes: int = 0
+    state_saved_bytes: int = 0
+    copies: tuple[CopyRow, ...] = ()
+    heads: tuple[HeadRow, ...] = ()
+    rounds: tuple[PeerRoundRow, ...] = ()
+    checkpoints: CheckpointStatus = CheckpointStatus()
+    finished: bool = False
+    trainer_pid: int | None = None
+    command_pid: int | None = None
+    trainer_restarts: int = 0
+    trainer_state: str = "none"
+    waited_s: float = 0.0
+    stepped_s: float = 0.0
     limits: Annotated[dict[str, Any], about("Limits that the machine's owner has set.")]
 
 

@@ -17,7 +17,7 @@ async def wait_for_signals(on_signal: Callable[[], None]) -> None:
             on_signal()
 
 
-def told_error(group: BaseExceptionGroup[BaseException]) -> HoldfastError | None:
+def only_error(group: BaseExceptionGroup[BaseException]) -> HoldfastError | None:
     """Return the first error of a group that holds only HoldfastErrors, else None."""
     leaves = list(_leaves(group))
     ours = [leaf for leaf in leaves if isinstance(leaf, HoldfastError)]

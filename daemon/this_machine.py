@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import platform
 import resource
 from pathlib import Path
 
@@ -16,15 +14,7 @@ log = logging.getLogger("holdfast.peer")
 DESCRIPTORS_WANTED = 65_536
 
 POWER = Path("/sys/class/power_supply")
-
-# Linux's ioprio_set has no wrapper in C libraries; its number is the kernel's, by architecture.
-IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30}
-IOPRIO_WHO_PROCESS = 1
-IO_CLASSES = {
-    "low": (2, 7),
-    "idle": (3, 0),
-}  # the lowest best effort, or only when the disk is idle
-IO_CLASS_SHIFT = 13
+LOWEST_BEST_EFFORT = 7  # of Linux's disk priorities, 0 to 7
 
 
 def on_battery() -> bool:
@@ -53,12 +43,14 @@ def be_nice(nice: int, io: str) -> None:
     if nice:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     if io:
-        number = IOPRIO_SET.get(platform.machine()) if platform.system() == "Linux" else None
-        kind, level = IO_CLASSES[io]
-        libc = ctypes.CDLL(None, use_errno=True)
-        if number is None or libc.syscall(
-            number, IOPRIO_WHO_PROCESS, 0, kind << IO_CLASS_SHIFT | level
-        ):
+        import psutil
+
+        try:
+            if io == "idle":
+                psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+            else:
+                psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, LOWEST_BEST_EFFORT)
+        except (AttributeError, OSError, psutil.Error):  # psutil has it on Linux only
             log.warning("this system has no disk priorities: --ionice has no effect")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
-Merge = Callable[[Values, Values, Values], Values]  # (shared, local, anchor) -> new local
+MergeRule = Callable[[Values, Values, Values], Values]  # (shared, local, anchor) -> new local
 
 
 def merged(shared: Values, local: Values, anchor: Values) -> Values:
@@ -30,7 +30,7 @@ def lerp(shared: Values, local: Values, keep: float) -> Values:
     return local * np.float32(keep) + shared * np.float32(1.0 - keep)
 
 
-def parse_merge(text: str) -> Merge:
+def parse_merge(text: str) -> MergeRule:
     """Parse a spec's merge rule: ``delta``, or ``lerp:a`` with ``a`` from 0 to 1.
 
     Raises:

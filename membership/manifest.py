@@ -70,7 +70,7 @@ class MeanContents:
         return round(sum(each.contributor.weight * each.chunk_share for each in self.added))
 
 
-def went_in(commit: Commit) -> MeanContents:
+def contents_of(commit: Commit) -> MeanContents:
     """Read the contributors of a committed mean from its manifest, in time linear in its runs."""
     order = commit.contributors
     if not commit.manifest:

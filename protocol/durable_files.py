@@ -21,6 +21,7 @@ def write_private(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_to_disk(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -32,6 +33,13 @@ def keep_private(path: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     if path.stat().st_mode & 0o077:  # made by an older version, which left it to the umask
         path.chmod(0o600)
+
+
+def put_in_place(scratch: Path, target: Path) -> None:
+    """Give a whole file its name, in the same folder, so that even a loss of power leaves the old or new one."""
+    sync_to_disk(scratch)
+    scratch.replace(target)
+    sync_to_disk(target.parent)
 
 
 def sync_to_disk(path: Path) -> None:

@@ -24,7 +24,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import trio
-from attrs import frozen
 from cryptography import x509
 
 from .addresses import Address
@@ -47,7 +46,6 @@ from .messages import (
     EnrolRequest,
     RefusalCode,
     Refused,
-    Role,
 )
 from .network.interface import Channel
 from .network.sockets import handshake, open_tcp
@@ -81,15 +79,6 @@ class Refusal(HoldfastError):
         self.reason = plain(reason)
 
 
-@frozen
-class AdmittedNewcomer:
-    """A newcomer that was admitted, and its role."""
-
-    peer: str
-    name: str
-    role: Role
-
-
 # ---------------------------------------------------------------- the newcomer
 
 
@@ -109,7 +98,8 @@ async def enrol(invite: Invite, identity: Identity, name: str) -> tuple[bytes, b
     for address in invite.addresses:
         try:
             with trio.fail_after(ENROL_S):
-                return await _enrol_at(address, invite, identity, name)
+                async with newcomers_channel(address) as channel:
+                    return await ask_for_certificate(channel, invite, identity, name)
         except trio.TooSlowError:
             failure = failure or OSError(f"{address} did not answer within {ENROL_S:.0f} s")
         except (trio.BrokenResourceError, trio.EndOfChannel) as error:
@@ -121,13 +111,6 @@ async def enrol(invite: Invite, identity: Identity, name: str) -> tuple[bytes, b
             failure = failure if isinstance(failure, RemoteProtocolError) else error
     assert failure is not None  # an invite has an address
     raise failure
-
-
-async def _enrol_at(
-    address: Address, invite: Invite, identity: Identity, name: str
-) -> tuple[bytes, bytes]:
-    async with newcomers_channel(address) as channel:
-        return await ask_for_certificate(channel, invite, identity, name)
 
 
 @asynccontextmanager
@@ -218,24 +201,21 @@ def _check_master(channel: Channel, served: EnrolAuthority, invite: Invite) -> N
 async def answer_newcomer(
     channel: Channel,
     authority: Authority,
-    redeem: Callable[[EnrolRequest, str], Awaitable[Role]],
+    admit: Callable[[EnrolRequest, str], Awaitable[None]],
     *,
-    admitted: Callable[[AdmittedNewcomer], Awaitable[None]] | None = None,
-    check: Callable[[MessageStream, CheckRequest], Awaitable[None]] | None = None,
-    known: Callable[[str], Role | None] = lambda _peer: None,
-) -> AdmittedNewcomer | None:
+    check: Callable[[MessageStream, CheckRequest], Awaitable[None]],
+    known: Callable[[str], bool],
+) -> None:
     """Run the master's side of the conversation, on a channel of ``Party.NEWCOMER``.
 
-    Args:
-      redeem: takes the request and the peer id of the key that signed it, uses the token up and returns
-        the role, or raises ``Refusal``. Called once, when only the reply is left to do.
-      admitted: called before the certificate is sent, to record the admission; may raise ``Refusal``.
-      known: returns the role of a peer that was admitted before, or None. Such a peer gets another
-        certificate for its key, which signed the request, and no token is used up.
-      check: answers a newcomer that asks only for a machine check; may raise ``Refusal``.
+    A newcomer that is refused is sent the reason.
 
-    Returns:
-      The admitted newcomer; None if it was refused (and sent the reason), or asked only for a check.
+    Args:
+      admit: takes the request and the peer id of the key that signed it, uses the token up and records the
+        admission, or raises ``Refusal``. Called once, when only the reply is left to do.
+      known: returns whether a peer was admitted before. Such a peer gets another certificate for its key,
+        which signed the request, and no token is used up.
+      check: answers a newcomer that asks only for a machine check; may raise ``Refusal``.
 
     Raises:
       RemoteProtocolError: it breaks the protocol; and what ``MessageStream`` raises.
@@ -250,32 +230,18 @@ async def answer_newcomer(
                 f" you speak {hello.version_min} to {hello.version_max}"
             )
             await messages.send_final(Refused(RefusalCode.VERSION, reason))
-            return None
+            return
         await messages.send(EnrolAuthority(authority.run_id, authority.certificate_pem))
-        request = (
-            await messages.receive_expected(EnrolRequest)
-            if check is None
-            else await messages.receive_expected(EnrolRequest, CheckRequest)
-        )
-        if isinstance(request, CheckRequest):
-            assert check is not None
-            try:
-                await check(messages, request)
-            except Refusal as refusal:
-                await messages.send_final(Refused(refusal.code, refusal.reason))
-            return None
-        certificate_pem = authority.issue(request.request_pem, request.name, Party.PEER)
-        peer = holder_of(load_certificate(certificate_pem)).peer
+        request = await messages.receive_expected(EnrolRequest, CheckRequest)
         try:
-            if (role := known(peer)) is not None:
-                await messages.send_final(Enrolled(certificate_pem))
-                return AdmittedNewcomer(peer, request.name, role)
-            role = await redeem(request, peer)
-            admission = AdmittedNewcomer(peer, request.name, role)
-            if admitted is not None:
-                await admitted(admission)
+            if isinstance(request, CheckRequest):
+                await check(messages, request)
+                return
+            certificate_pem = authority.issue(request.request_pem, request.name, Party.PEER)
+            peer = holder_of(load_certificate(certificate_pem)).peer
+            if not known(peer):
+                await admit(request, peer)
         except Refusal as refusal:
             await messages.send_final(Refused(refusal.code, refusal.reason))
-            return None
-        await messages.send_final(Enrolled(certificate_pem))
-        return admission
+        else:
+            await messages.send_final(Enrolled(certificate_pem))

@@ -80,13 +80,15 @@ class UserError(HoldfastError):
 
     Attributes:
       exit_code: the process's exit status; ``daemon.exit_codes`` lists them.
-      hint: what to do next, or an empty string.
+      hint: what to do next, or an empty string; Python's tracebacks show it, too.
     """
 
     def __init__(self, message: str, *, exit_code: int = 1, hint: str = "") -> None:
         super().__init__(message)
         self.exit_code = exit_code
         self.hint = escaped_lines(hint)
+        if self.hint:
+            self.add_note(self.hint)
 
 
 WRONG_CLOCK_EXIT_CODE = 6  # as for a master that does not answer

@@ -42,7 +42,7 @@ from .messages import (
     Refused,
 )
 from .network.interface import Network
-from .network.stream import MessageStream
+from .network.stream import MessageStream, receive_exactly
 from .trust.invite import Invite
 
 CHECKS_MAX = 4  # at a time; a further newcomer is told to try again
@@ -204,11 +204,9 @@ class Checkups:
     async def _is_reached(self, address: Address, nonce: bytes) -> bool:
         """Return whether the nonce comes from there. A False always takes ``DIAL_BACK_S``."""
         with trio.move_on_after(DIAL_BACK_S):
-            with suppress(OSError, trio.BrokenResourceError):
+            with suppress(OSError, trio.BrokenResourceError, RemoteProtocolError):
                 async with await self._network.dial_lane(address) as stream:
-                    received = b""
-                    while len(received) < len(nonce) and (more := await stream.receive_some(64)):
-                        received += more
+                    received = await receive_exactly(stream, len(nonce))
                 if hmac.compare_digest(received, nonce):
                     return True
             await trio.sleep_forever()

@@ -1271,11 +1271,17 @@ class Load(Message):
 
 
 @frozen
-class SetContributing(Message):
-    """Daemon: train, or (False, as a spare) wait at the step boundary."""
+class SetRole(Message):
+    """Daemon: train, or (not ``contributing``: as a spare) wait at the step boundary.
+
+    One member of a view leads: it evaluates and saves for the run. ``total_steps`` is the step at which
+    the last round is due; 0 if the run has no end.
+    """
 
     contributing: bool
     why: str = field(validator=_text)
+    leads: bool = False
+    total_steps: int = field(default=0, validator=_count)
 
 
 @frozen

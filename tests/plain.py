@@ -37,7 +37,7 @@ def master_status(coordinator: Coordinator, now_s: float, name: str) -> MasterSt
 def peer_status(peer: str, name: str) -> PeerStatus:
     """Return the status of a peer that does nothing yet."""
     texts = dict.fromkeys(("version", "run_id", "phase", "why", "trainer_state"), "x")
-    lists = dict.fromkeys(("told", "links", "copies", "heads", "rounds"), ())
+    lists = dict.fromkeys(("notices", "links", "copies", "heads", "rounds"), ())
     numbers = ("number", "step", "tokens", "trainer_restarts", "bulk_sent_bytes")
     counts = dict.fromkeys((*numbers, "bulk_received_bytes", "state_received_bytes"), 1)
     figures = dict.fromkeys(("tokens_per_s", "loss", "waited_s", "stepped_s"), 1.0)

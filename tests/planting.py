@@ -53,7 +53,7 @@ def what_shows(
     search: Callable[[], Shows | None],
     note: Note,
 ) -> Shows | None:
-    """What shows the bug that is planted: what is recorded, or else what a search finds, or None."""
+    """Return what shows the planted bug: what is recorded, else what a search finds, else None."""
     searching = os.environ.get("SEARCH", "") not in ("", "0")
     if recorded is not None and not searching and shows(recorded):
         return recorded

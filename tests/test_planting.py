@@ -1,4 +1,4 @@
-"""What is recorded of a planted bug is tried first, and searched for anew when it is of no use."""
+"""The recorded seed of a planted bug is tried first; a search follows if it shows nothing."""
 
 from __future__ import annotations
 

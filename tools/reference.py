@@ -82,7 +82,7 @@ def command_pages() -> str:
 
 
 def _command(path: str, command: click.Command) -> Iterator[str]:
-    context = click.Context(command, info_name=path)
+    context = click.Context(command, info_name=path, show_default=True)
     arguments = " ".join(
         parameter.make_metavar(context)
         for parameter in command.params
@@ -224,6 +224,9 @@ def openapi() -> str:
         schema.pop("title", None)
         if "properties" in schema:
             schema["additionalProperties"] = False
+            schema["required"] = list(schema["properties"])  # answers hold the defaults, too
+            for each in schema["properties"].values():
+                each.pop("default", None)
     for name in ("PastEvent", "EventRow"):
         made[name]["properties"]["kind"] = {"$ref": "#/components/schemas/EventKind"}
     document["components"]["schemas"] = dict(

@@ -32,12 +32,13 @@ class Residual:
     Attributes:
       values: shape ``(n,)``, float32.
       decay: factor of the residual in each round, from 0 to 1.
+      open: the use of the round in flight.
     """
 
     def __init__(self, count: int, decay: float = 1.0) -> None:
         self.values: Values = np.zeros(count, np.float32)
         self.decay = np.float32(decay)
-        self._open: ResidualUse | None = None
+        self.open: ResidualUse | None = None
 
     def carried(self, where: slice) -> Values:
         """Return what is added to the next contribution."""
@@ -45,19 +46,8 @@ class Residual:
 
     def begin(self) -> ResidualUse:
         """Return a new round's correction; the residual changes when that is settled."""
-        self._open = ResidualUse(self)
-        return self._open
-
-    def settle(self, correction: ResidualUse) -> None:
-        """See ``ResidualUse.settle``."""
-        if self._open is correction:
-            self._open = None
-            self.values = correction.left
-
-    def clear(self) -> None:
-        """Set the residual to 0, and forget the round in flight."""
-        self.values = np.zeros_like(self.values)
-        self._open = None
+        self.open = ResidualUse(self)
+        return self.open
 
 
 class ResidualUse:
@@ -98,4 +88,5 @@ class ResidualUse:
 
         Does nothing the second time, or after a later round of the fragment began.
         """
-        self._residual.settle(self)
+        if self._residual.open is self:
+            self._residual.open, self._residual.values = None, self.left

@@ -27,11 +27,7 @@ class Loop:
             self._token.run_sync_soon(function)
 
     def now_s(self) -> float:
-        """Return trio's time, in a thread: the clocks differ by a constant. Not for virtual time."""
-        return time.perf_counter() + self._clock_offset_s
-
-    def time_s(self) -> float:
-        """Return trio's time, on the event loop or in a thread."""
+        """Return trio's time, also in a thread: the clocks differ by a constant if time is not virtual."""
         if threading.get_ident() == self._thread:
             return trio.current_time()
-        return self.now_s()
+        return time.perf_counter() + self._clock_offset_s

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 import trio
 
@@ -24,9 +24,6 @@ EARLY_WAIT_S = 10.0  # how long a lane waits for a sink of its frame; then the f
 # Rounds and transfers whose end is remembered. A late frame of an older one only costs its own lane
 # the early wait.
 ENDED_MAX = 4_096
-
-T = TypeVar("T")
-U = TypeVar("U")
 
 Key = tuple[int, ...]
 
@@ -196,7 +193,7 @@ class FrameRouter:
         self._changed = trio.Event()
 
 
-def _bound(table: OrderedDict[T, U]) -> None:
+def _bound(table: OrderedDict[Any, Any]) -> None:
     """Remove the oldest entry of a table that is too long."""
     if len(table) > ENDED_MAX:
         table.popitem(last=False)

@@ -111,12 +111,10 @@ def _hello(link_id: bytes, secret: bytes) -> LinkHello:
     return LinkHello(VERSION_MIN, VERSION_MAX, link_id, secret)
 
 
-async def _receive_answer(stream: MessageStream, expected: type[M]) -> M:
-    message = await stream.receive()
+async def _receive_answer(messages: MessageStream, expected: type[M]) -> M:
+    message = await messages.receive_expected(expected, Refused)
     if isinstance(message, Refused):
         raise RemoteProtocolError(f"it refused the link: {message.reason}")
-    if not isinstance(message, expected):
-        raise RemoteProtocolError(f"{type(message).__name__} instead of {expected.__name__}")
     return message
 
 
@@ -139,8 +137,8 @@ async def dial_lane(
     try:
         lane_pool.claim_lane(lane)
         await send_preamble(stream, keys.link_id, number)
-        await lane.sender.open()
-        await lane.receiver.wait_open()
+        await lane.records.open()
+        await lane.records.wait_open()
         lane.facts = network.prepare_lane(stream, lane_pool.rules.congestion)
         opened = True
     finally:
@@ -192,7 +190,7 @@ class LaneAcceptor:
             preamble.lane, stream, send_key=from_acceptor, receive_key=from_dialer
         )
         try:
-            await lane.receiver.wait_open()
+            await lane.records.wait_open()
         except trio.EndOfChannel:
             raise RemoteProtocolError("a lane ended before it was opened") from None
         # The dialer has the keys. Nothing may wait between the claim and this side's first record: a
@@ -200,7 +198,7 @@ class LaneAcceptor:
         lane_pool.claim_lane(lane)
         opened = False
         try:
-            await lane.sender.open()
+            await lane.records.open()
             lane.facts = self._network.prepare_lane(stream, lane_pool.rules.congestion)
             opened = True
         finally:

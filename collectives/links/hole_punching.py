@@ -48,6 +48,8 @@ class HolePuncher:
         self._stream = stream
         self._host = host
         self._lock = trio.Lock()
+        self._unanswered = 0  # requests; the other end answers all of them, in their order
+        self._received = bytearray()  # of an answer that has not come whole
 
     async def connect(self) -> trio.abc.Stream:
         """Open a further stream; raise OSError, or as a broken stream does, if that fails."""
@@ -57,7 +59,10 @@ class HolePuncher:
             async with self._lock:
                 with trio.fail_after(MEET_S):
                     await self._stream.send_all(_PORT.pack(hole.port))
-                    theirs = await _receive_port(self._stream)
+                    self._unanswered += 1
+                    while self._unanswered:  # first the late answers to requests that were given up
+                        theirs = await _receive_port(self._stream, self._received)
+                        self._unanswered -= 1
         except trio.TooSlowError:
             hole.close()
             raise TimeoutError(f"{self._host} did not answer on the punched route") from None
@@ -93,7 +98,7 @@ async def answer(
             room.release()
 
     while True:
-        theirs = await _receive_port(stream)
+        theirs = await _receive_port(stream, bytearray())
         with trio.move_on_after(MEET_S) as patience:
             await room.acquire()
         if patience.cancelled_caught:
@@ -117,14 +122,15 @@ async def _connected(hole: Hole, address: Address, within_s: float) -> trio.abc.
         hole.close()
 
 
-async def _receive_port(stream: trio.abc.Stream) -> int:
-    data = b""
-    while len(data) < _PORT.size:
-        more = await stream.receive_some(_PORT.size - len(data))
+async def _receive_port(stream: trio.abc.Stream, received: bytearray) -> int:
+    """Receive a port; ``received`` keeps its first byte if the call is cancelled."""
+    while len(received) < _PORT.size:
+        more = await stream.receive_some(_PORT.size - len(received))
         if not more:
             raise OSError("the other end of a punched route hung up")
-        data += more
-    (port,) = _PORT.unpack(data)
+        received += more
+    (port,) = _PORT.unpack(received)
+    received.clear()
     if port == 0:
         raise RemoteProtocolError("the other end of a punched route sent port 0")
     return int(port)

@@ -203,20 +203,11 @@ class LinkHub:
         link = self._links.get(peer)
         return None if link is None or link.lost.is_set() else link
 
-    async def send(self, peer: str, message: Message, deadline_s: float = LINK_WAIT_S) -> None:
-        """Send a message to a member; raises PeerLostError as ``link`` and ``Link.send`` do."""
-        link = await self.link(peer, deadline_s)
-        await link.send(message)
-
     def register(
         self, key: Key, sink: Sink, *, threads: bool = False
     ) -> AbstractContextManager[None]:
         """See ``FrameRouter.register``."""
         return self.router.register(key, sink, threads=threads)
-
-    def forget_through(self, round_: int, attempt: int) -> None:
-        """See ``FrameRouter.forget_through``."""
-        self.router.forget_through(round_, attempt)
 
     def start_trailing(
         self, peer: str, round_: int, task: Callable[[], Awaitable[None]]

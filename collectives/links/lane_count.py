@@ -157,17 +157,13 @@ class LaneCount:
         ):
             self._go_back(trial, sample.now_s)
 
-    def stop(self) -> None:
-        """End a trial, so that other links may try: the link is lost."""
-        self._end_trial()
-
     def _decide(self, bytes_per_s: float, others_per_s: float, now_s: float) -> None:
         trial = self._trial
         if trial is not None:
             if not self._was_worth_it(trial, bytes_per_s, others_per_s):
                 self._go_back(trial, now_s)
                 return
-            self._end_trial()
+            self.end_trial()
             self._wait_s = WAIT_FIRST_S
         elif now_s < self._not_before_s or self._trials.by is not None:
             return
@@ -183,7 +179,8 @@ class LaneCount:
             and gain - taken >= OWN_GAIN_MIN * gain
         )
 
-    def _end_trial(self) -> None:
+    def end_trial(self) -> None:
+        """End a trial, so that other links may try."""
         self._trial = None
         if self._trials.by is self:
             self._trials.by = None
@@ -206,7 +203,7 @@ class LaneCount:
 
     def _go_back(self, trial: _Trial, now_s: float) -> None:
         self.wanted = trial.before
-        self._end_trial()
+        self.end_trial()
         self._upwards = not self._upwards
         self._not_before_s = now_s + self._wait_s
         self._wait_s = min(2 * self._wait_s, WAIT_S_MAX)

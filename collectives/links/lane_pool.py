@@ -110,7 +110,7 @@ class LanePool:
         self._count = LaneCount(rules.first, rules.count_max, shared.node.trials)
         self._arrived_bytes = 0  # on all lanes, as far as the other side has acknowledged
         self._wanted_there = 1
-        self._wanted_told = rules.first
+        self._announced_count = rules.first
         # Opening them.
         self._start_task: Callable[[Task], None] | None = None  # while the link runs
         self._dials = False
@@ -194,7 +194,7 @@ class LanePool:
     def close(self) -> None:
         """Take no more lanes: the link is lost."""
         self._closed, self._start_task = True, None
-        self._count.stop()
+        self._count.end_trial()
 
     async def aclose(self) -> None:
         """Close all streams at once, after the link's tasks have ended."""
@@ -229,7 +229,7 @@ class LanePool:
                 start_task(partial(self._open_lane, dial))
             for lane in active[max(wanted, 1) :]:
                 lane.frames.retire()
-            self._wanted_told = self._count.wanted
+            self._announced_count = self._count.wanted
             await self._changed.wait()
 
     async def _open_lane(self, dial: DialLane) -> None:
@@ -260,8 +260,8 @@ class LanePool:
     def take_received(self) -> LanesReceived | None:
         """Return what is to be acknowledged; None if all of it was."""
         received = [lane.take_received() for lane in self.working]
-        untold = tuple(each for each in received if each is not None)
-        return LanesReceived(untold) if untold else None
+        unsent = tuple(each for each in received if each is not None)
+        return LanesReceived(unsent) if unsent else None
 
     def take_acknowledged(self, message: LanesReceived) -> None:
         """Take note of what came at the other side.
@@ -291,7 +291,7 @@ class LanePool:
         )
         if (
             self._slows_on_loss
-            and self._count.sample(sample, self.round_trip_s) != self._wanted_told
+            and self._count.sample(sample, self.round_trip_s) != self._announced_count
         ):
             self._wake()
 
@@ -303,11 +303,11 @@ class LanePool:
     @property
     def has_new_count(self) -> bool:
         """Return whether the other side is to be told how many lanes this side wants."""
-        return not self._dials and self._count.wanted != self._wanted_told
+        return not self._dials and self._count.wanted != self._announced_count
 
     def take_wanted(self) -> int:
-        self._wanted_told = self._count.wanted
-        return self._wanted_told
+        self._announced_count = self._count.wanted
+        return self._announced_count
 
     def set_wanted_there(self, count: int) -> None:
         self._wanted_there = count

@@ -16,14 +16,12 @@ class LaneTasks:
     def __init__(
         self,
         stream: trio.abc.Stream,
-        sender: Lane,
-        receiver: Lane,
+        lane: Lane,
         frames: LaneFrames,
         shared: SharedByLanes,
     ) -> None:
         self._stream = stream
-        self._sender = sender
-        self._receiver = receiver
+        self._lane = lane
         self._frames = frames
         self._shared = shared
 
@@ -49,7 +47,7 @@ class LaneTasks:
         while True:
             carried_bytes = 0
             try:
-                header, _payload = await self._receiver.receive(place)
+                header, _payload = await self._lane.receive(place)
                 carried_bytes = header.payload_bytes
             except BaseException:
                 if begun is not None and sink is not None and view is not None:
@@ -73,7 +71,7 @@ class LaneTasks:
                 self._frames.add_sent(taken)
                 await fan_out.enter(peer)
                 try:
-                    await self._sender.send(*frame)
+                    await self._lane.send(*frame)
                 finally:
                     fan_out.leave(peer)
             self._shared.send_queue.finish(taken, 0 if frame is None else len(frame[1]))

@@ -34,13 +34,16 @@ T = TypeVar("T")
 
 
 class LaneThreads:
-    """See the top of this file. Made by ``LinkLane``."""
+    """See the top of this file. Made by ``LinkLane``.
+
+    Attributes:
+      socket_lane: the lane, for threads; counts the bytes that they send and receive.
+    """
 
     def __init__(
         self,
         stream: trio.SocketStream,
-        sender: Lane,
-        receiver: Lane,
+        lane: Lane,
         frames: LaneFrames,
         shared: SharedByLanes,
     ) -> None:
@@ -48,10 +51,9 @@ class LaneThreads:
         self._frames = frames
         self._shared = shared
         self._router = shared.node.router
-        self._socket_lane = SocketLane(
+        self.socket_lane = SocketLane(
             stream,
-            sender,
-            receiver,
+            lane,
             upload=self._pace(shared.node.upload),
             download=self._pace(shared.node.download),
         )
@@ -64,25 +66,14 @@ class LaneThreads:
             lambda: min(SLICE_BYTES, limiter.slice_bytes),
         )
 
-    @property
-    def sent_bytes(self) -> int:
-        return self._socket_lane.sent_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        return self._socket_lane.received_bytes
-
     async def hang_up(self) -> None:
         """Wake the lane's threads when the lane is cancelled, for nothing else can."""
         try:
             await trio.sleep_forever()
         finally:
-            self._socket_lane.close()
+            self.socket_lane.close()
             self._frames.retiring = True
             self._shared.send_queue.wake()
-
-    def release(self) -> None:
-        self._socket_lane.release()
 
     # ------------------------------------------------------------ receiving
 
@@ -115,7 +106,7 @@ class LaneThreads:
         Returns:
           The header of that frame; None if nothing came for ``LINGER_S``.
         """
-        while (header := self._socket_lane.receive_header(LINGER_S)) is not None:
+        while (header := self.socket_lane.receive_header(LINGER_S)) is not None:
             self._frames.note_begun()
             placed = self._router.place_in_thread(self._shared.peer, header)
             if placed is None:
@@ -139,7 +130,7 @@ class LaneThreads:
         carried_bytes = 0
         meter.begin(now_s())
         try:
-            self._socket_lane.receive_payload(header, view)
+            self.socket_lane.receive_payload(header, view)
             carried_bytes = header.payload_bytes
         finally:
             meter.end(carried_bytes, now_s())
@@ -152,7 +143,7 @@ class LaneThreads:
             first = [taken]
             del taken
             await _run_in_lane_thread(partial(self._write_frames, first))
-        self._socket_lane.send_eof()
+        self.socket_lane.send_eof()
 
     def _write_frames(self, first: list[TakenFrame]) -> None:
         """Send ``first`` (taken out of the list) and the frames after it, until the queue is empty."""
@@ -168,7 +159,7 @@ class LaneThreads:
                 # Under way until it has arrived: the kernel takes megabytes at once.
                 self._frames.meter_sent(header.payload_bytes)
                 try:
-                    self._socket_lane.send(header, payload)
+                    self.socket_lane.send(header, payload)
                     carried_bytes = header.payload_bytes
                 finally:
                     fan_out.leave(peer)

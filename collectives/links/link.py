@@ -22,7 +22,6 @@ finished.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -74,9 +73,9 @@ class Link:
         node: SharedByLinks,
         on_message: OnMessage,
         *,
-        stall_s: float = STALL_S,
-        silence_s: float = math.inf,
-        rules: LaneRules | None = None,
+        stall_s: float,
+        silence_s: float,
+        rules: LaneRules,
     ) -> None:
         self.peer = peer
         self.lost = trio.Event()
@@ -86,7 +85,7 @@ class Link:
         self._control = PacedStream(stream)
         quota = Quota(trio.current_time(), LINK_ITEMS_PER_S)
         self.messages = MessageStream(self._control, LINK_GREETING, quota)
-        self._message_queue: MessageQueue[Message] = MessageQueue()
+        self._message_queue = MessageQueue()
         self._on_message = on_message
         self._stall_s = stall_s
         self._silence_s = silence_s
@@ -108,9 +107,7 @@ class Link:
             note_received=self._note_received,
             lose_link=self.close,
         )
-        self.lane_pool = LanePool(
-            shared, LaneRules() if rules is None else rules, stall_s, self.send
-        )
+        self.lane_pool = LanePool(shared, rules, stall_s, self.send)
         self._acknowledger = Acknowledger(self.lane_pool, shared.loop, self.send)
 
     # ------------------------------------------------------------ for all users

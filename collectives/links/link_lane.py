@@ -36,7 +36,7 @@ class LinkLane:
 
     Attributes:
       number: used once in a link's life, like the keys that belong to it.
-      sender, receiver: both directions; sending is paced.
+      records: the frames of both directions, until ``run`` carries them.
       facts: what the kernel says about the path, when the lane was opened.
       reason: why it ended.
       finished: set when its stream is closed.
@@ -61,9 +61,7 @@ class LinkLane:
             download=shared.node.download,
             meter=shared.sent_meter,
         )
-        in_threads = isinstance(stream, trio.SocketStream)
-        self.sender = Lane(self._paced, send_key, receive_key)
-        self.receiver = Lane(stream if in_threads else self._paced, send_key, receive_key)
+        self.records = Lane(self._paced, send_key, receive_key)
         self.facts = LaneFacts()
         self.reason = ""
         self.finished = trio.Event()
@@ -88,7 +86,7 @@ class LinkLane:
                     nursery.cancel_scope.cancel()
         finally:
             if self._threads is not None:
-                self._threads.release()
+                self._threads.socket_lane.release()
             self.frames.unmeter()
             with trio.CancelScope(shield=True):  # forceful closing waits for no peer
                 await trio.aclose_forcefully(self.stream)
@@ -97,7 +95,7 @@ class LinkLane:
 
     async def _carry(self, hang_up: trio.Nursery) -> None:
         carrier: LaneTasks | LaneThreads
-        parts = (self.sender, self.receiver, self.frames, self._shared)
+        parts = (self.records, self.frames, self._shared)
         if isinstance(self.stream, trio.SocketStream):
             carrier = self._threads = LaneThreads(self.stream, *parts)
             hang_up.start_soon(carrier.hang_up)
@@ -150,13 +148,13 @@ class LinkLane:
 
     @property
     def sent_bytes(self) -> int:
-        return self._paced.sent_bytes + (0 if self._threads is None else self._threads.sent_bytes)
+        in_threads = 0 if self._threads is None else self._threads.socket_lane.sent_bytes
+        return self._paced.sent_bytes + in_threads
 
     @property
     def received_bytes(self) -> int:
-        return self._paced.received_bytes + (
-            0 if self._threads is None else self._threads.received_bytes
-        )
+        in_threads = 0 if self._threads is None else self._threads.socket_lane.received_bytes
+        return self._paced.received_bytes + in_threads
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a direction; end the lane for a fault of the network, the link for one of the peer."""

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, TypeVar
 
 import trio
 from attrs import define, field
 
-T = TypeVar("T")
+from ...protocol.messages import Message
 
 
 @define(eq=False)
-class _Job(Generic[T]):
+class _Job:
     """A message to be sent, and whether it was."""
 
-    message: T
+    message: Message
     sent: bool = False
     ended: trio.Event = field(factory=trio.Event)
 
 
-class MessageQueue(Generic[T]):
+class MessageQueue:
     """Messages that wait to be sent, first come, first served, by any writer that is idle.
 
     Its length is bounded by the number of callers: each waits for the message that it put in.
     """
 
     def __init__(self) -> None:
-        self._queue: deque[_Job[T]] = deque()
-        self._taken: set[_Job[T]] = set()
+        self._queue: deque[_Job] = deque()
+        self._taken: set[_Job] = set()
         self._idle = trio.lowlevel.ParkingLot()
         self._closed = False
 
@@ -37,13 +36,13 @@ class MessageQueue(Generic[T]):
         """Return whether any message waits or is being sent."""
         return bool(self._queue or self._taken)
 
-    def put_if_idle(self, message: T) -> None:
+    def put_if_idle(self, message: Message) -> None:
         """Queue a message, unless another one waits or is being sent; do not wait for it."""
         if not (self._closed or self.busy):
             self._queue.append(_Job(message))
             self._idle.unpark()
 
-    async def put(self, message: T) -> bool:
+    async def put(self, message: Message) -> bool:
         """Queue a message and wait for it. Returns whether it was sent; False if the queue was closed."""
         if self._closed:
             await trio.lowlevel.checkpoint()
@@ -59,14 +58,14 @@ class MessageQueue(Generic[T]):
             raise
         return job.sent
 
-    async def take(self) -> _Job[T]:
+    async def take(self) -> _Job:
         while not self._queue:
             await self._idle.park()
         job = self._queue.popleft()
         self._taken.add(job)
         return job
 
-    def finish(self, job: _Job[T]) -> None:
+    def finish(self, job: _Job) -> None:
         self._taken.discard(job)
         job.sent = True
         job.ended.set()

@@ -25,11 +25,10 @@ from ...protocol.network.interface import Channel, ChannelHandler, LaneHandler, 
 from ...protocol.network.relay_ticket import RelayPreamble, RelayRole, wait_paired
 from ...protocol.text import plain
 from ...protocol.trust.authority import Party
-from .handshake import Connect, LinkKeys, dial_lane, dial_link
+from .handshake import Connect, dial_lane, dial_link
 from .hole_punching import HolePuncher, answer, meet
-from .lane_pool import FIRST_LANE, DialLane, LanePool
+from .lane_pool import FIRST_LANE, DialLane
 from .link import Link
-from .link_lane import LinkLane
 
 DIAL_S = 5.0  # per address of a member: longer than any round trip, short enough to try the next
 HANDSHAKE_S = (
@@ -209,7 +208,7 @@ class PeerLink:
         try:
             with trio.move_on_after(HANDSHAKE_S) as scope:
                 keys = await dial_link(link.messages)
-                dial = partial(self._dial_lane, connect, keys)
+                dial = partial(dial_lane, self._network, connect, keys)
                 link.lane_pool.start_lane(await dial(link.lane_pool, FIRST_LANE))
             if scope.cancelled_caught:
                 where = channel.remote_address
@@ -217,11 +216,6 @@ class PeerLink:
             await self._carry(link, dial)
         finally:
             await link.aclose()
-
-    async def _dial_lane(
-        self, connect: Connect, keys: LinkKeys, lane_pool: LanePool, number: int
-    ) -> LinkLane:
-        return await dial_lane(self._network, connect, keys, lane_pool, number)
 
     # ------------------------------------------------------------ over an arranged route
 

@@ -47,6 +47,10 @@ class _Route:
     streams: int = 0
     calls: dict[trio.CancelScope, None] = field(factory=dict)  # calls that are forwarded, or wait
 
+    @property
+    def used(self) -> bool:
+        return bool(self.parked or self.calls)
+
 
 class RelayForwarder:
     """See the top of this file. ``offer`` bounds what it does.
@@ -77,10 +81,26 @@ class RelayForwarder:
         streams = sum(route.streams for route in self._routes.values())
         return Relayed(len(self._routes), streams, self.carried_bytes, self.spent)
 
+    def _count(self, size_bytes: int) -> bool:
+        """Count bytes before they are forwarded; return False if the quota does not cover them."""
+        quota_bytes = self.offer.quota_bytes
+        if quota_bytes and self.carried_bytes + size_bytes > quota_bytes:
+            self.carried_bytes = quota_bytes
+            return False
+        self.carried_bytes += size_bytes
+        return True
+
     # ------------------------------------------------------------ orders of the master
 
     def carry(self, order: RelayPair) -> None:
-        """Forward for a ticket, unless there are as many as were offered."""
+        """Forward for a ticket, unless as many as were offered are in use.
+
+        A ticket of an earlier master, which the present one cannot withdraw, makes way once no connection
+        uses it.
+        """
+        if len(self._routes) >= self.offer.pairs and order.ticket not in self._routes:
+            unused = (ticket for ticket, route in self._routes.items() if not route.used)
+            self._routes.pop(next(unused, b""), None)
         if len(self._routes) < self.offer.pairs:
             self._routes.setdefault(order.ticket, _Route(order.peers))
 
@@ -94,11 +114,6 @@ class RelayForwarder:
         for parked in route.parked:
             parked.over.set()
         route.came.set()
-
-    def clear(self) -> None:
-        """Close all connections: another master has no tickets here."""
-        for ticket in list(self._routes):
-            self.uncarry(ticket)
 
     # ------------------------------------------------------------ connections
 
@@ -170,11 +185,11 @@ class RelayForwarder:
             async def copy(source: trio.abc.Stream, target: trio.abc.Stream) -> None:
                 try:
                     while data := await source.receive_some(COPY_BYTES):
+                        if not self._count(len(data)):
+                            nursery.cancel_scope.cancel()
+                            return
                         await self._limiter.take(len(data))
                         await target.send_all(data)
-                        self.carried_bytes += len(data)
-                        if self.spent:
-                            nursery.cancel_scope.cancel()
                     if isinstance(target, trio.abc.HalfCloseableStream):
                         await target.send_eof()
                 except STREAM_ENDS:

@@ -177,7 +177,7 @@ class SendQueue:
         self._wait_s = math.inf
         if self._closed:
             return None
-        now_s = self._loop.time_s()
+        now_s = self._loop.now_s()
         taken = self._returned.popleft() if self._returned else self._next(now_s)
         if taken is not None:
             self._under_way.add(taken)
@@ -220,7 +220,7 @@ class SendQueue:
         with self._changed:
             settled = [taken for taken in frames if taken in self._under_way]
             self._under_way.difference_update(settled)
-        now_s = self._loop.time_s()
+        now_s = self._loop.now_s()
         for taken in settled:
             self._send_priority.end(taken.rank, sent_bytes, now_s)
 

@@ -9,15 +9,12 @@ This is the command line; ``allreduce_rank`` is the work of a rank.
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
 
 import click
-import trio
 
 from ...membership.spec.spec import CODECS
 from ...protocol.errors import UserError
-from .rank_processes import put_json, rank_options, run_ranks_here, seat_of
+from .rank_processes import RankCommand, RankStart, Report
 
 VALUE_BYTES = 4  # the least size
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6}
@@ -53,37 +50,21 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
     return rates
 
 
-@click.command("allreduce")
-@click.option(
-    "--peers", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of ranks."
-)
-@click.option(
-    "--size",
-    callback=parse_size,
-    default="256MiB",
-    show_default=True,
-    help="Size of the float32 values.",
-)
+@click.command("allreduce", cls=RankCommand)
+@click.option("--peers", type=click.IntRange(1, 64), default=2, help="Number of ranks.")
+@click.option("--size", callback=parse_size, default="256MiB", help="Size of the float32 values.")
 @click.option(
     "--codec",
     type=click.Choice(CODECS),
     metavar="CODEC",
     default="fp32",
-    show_default=True,
     help="Codec for both directions.",
 )
+@click.option("--repeat", type=click.IntRange(1), default=5, help="Counted repetitions.")
 @click.option(
-    "--repeat", type=click.IntRange(1), default=5, show_default=True, help="Counted repetitions."
-)
-@click.option(
-    "--warm-up",
-    type=click.IntRange(0),
-    default=1,
-    show_default=True,
-    help="Repetitions before those, not counted.",
+    "--warm-up", type=click.IntRange(0), default=1, help="Repetitions before those, not counted."
 )
 @click.option("--vs", type=click.Choice(["gloo"]), help="Alternate with another library.")
-@rank_options
 @click.option(
     "--up",
     callback=parse_rates,
@@ -110,16 +91,13 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
 )
 @click.option("--sealed", is_flag=True, help="Sign and keep contributions, as audits require.")
 def allreduce(
+    start: RankStart,
     peers: int,
     size: int,
     codec: str,
     repeat: int,
     warm_up: int,
     vs: str | None,
-    json_path: Path | None,
-    rank: int | None,
-    master: str | None,
-    token: str,
     up: tuple[float, ...],
     down: tuple[float, ...],
     delay_ms: float,
@@ -144,50 +122,33 @@ def allreduce(
         raise UserError(
             f"{GLOO_WORKER} does not exist", hint="--vs gloo needs a clone of the repository"
         )
-    arguments = {
-        "--peers": peers,
-        "--size": size,
-        "--codec": codec,
-        "--repeat": repeat,
-        "--warm-up": warm_up,
-        "--vs": vs,
-        "--up": ",".join(map(str, up)),
-        "--down": ",".join(map(str, down)),
-        "--delay-ms": delay_ms,
-        "--max-upload": ",".join(map(str, max_upload)),
-    }
-    seat = seat_of(rank, master, token, peers)
-    report: dict[str, Any] | None
-    if seat is None:
-        given = [f"{name}={value}" for name, value in arguments.items() if value not in ("", None)]
-        report = run_ranks_here("allreduce", peers, [*given, *(["--sealed"] if sealed else [])])
-    else:
-        up = _per_rank("--up", up, peers)
-        options = AllreduceOptions(
-            peers=peers,
-            rank=seat.rank,
-            master=seat.master,
-            token=seat.token,
-            bytes=size,
-            codec=codec,
-            repeat=repeat,
-            warm_up=warm_up,
-            gloo=vs == "gloo",
-            up_mbit=up,
-            down_mbit=_per_rank("--down", down, peers) or up,
-            delay_ms=delay_ms,
-            max_upload_mbit=_per_rank("--max-upload", max_upload, peers),
-            sealed=sealed,
-        )
-        report = trio.run(run_rank, options, restrict_keyboard_interrupt_to_checkpoints=True)
+    up = _per_rank("--up", up, peers)
+    down = _per_rank("--down", down, peers) or up
+    max_upload = _per_rank("--max-upload", max_upload, peers)
+    report = start.run(
+        peers,
+        lambda seat: run_rank(
+            AllreduceOptions(
+                seat=seat,
+                bytes=size,
+                codec=codec,
+                repeat=repeat,
+                warm_up=warm_up,
+                gloo=vs == "gloo",
+                up_mbit=up,
+                down_mbit=down,
+                delay_ms=delay_ms,
+                max_upload_mbit=max_upload,
+                sealed=sealed,
+            )
+        ),
+    )
     if report is not None:
-        show(report, json_path)
+        show(report)
 
 
-def show(report: dict[str, Any], json_path: Path | None) -> None:
-    """Print the results, or write them to the file of ``--json``."""
-    if put_json(report, json_path):
-        return
+def show(report: Report) -> None:
+    """Print the results."""
     megabytes = report["bytes"] / 1e6
     click.echo(f"{report['peers']} peers, {megabytes:g} MB of float32, {report['codec']}")
     median_s = report["median_s"]

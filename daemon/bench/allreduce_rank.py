@@ -16,7 +16,6 @@ import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -28,25 +27,22 @@ import trio
 from attrs import define, field, frozen
 
 from ...collectives.arithmetic import ChunkLayout
-from ...collectives.links.hub import LinkHub
-from ...collectives.links.rate_limiter import RateLimiter
 from ...collectives.reduction import ReduceResult, Reduction
 from ...membership.planning.bandwidth import Bandwidth, Bandwidths, LineCapacities
 from ...membership.planning.plan import PlanEstimate, make_plan
 from ...membership.spec.spec import ReduceTable, RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
-from ...protocol.messages import Contributor, FragmentSize, MemberInfo, Plan, Reduce
+from ...protocol.messages import Contributor, FragmentSize, Plan, Reduce
 from ...protocol.network.interface import Channel, ChannelHandler, LaneHandler
 from ...protocol.network.sockets import SocketNetwork
 from ...protocol.trust.authority import Party
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.notary import Notary
-from .rank_links import become_member
-from .rendezvous import Rendezvous, free_port
+from .rank_links import BenchRank, joined
+from .rank_processes import RankSeat, Report, free_port
 
 GLOO_WORKER = Path(__file__).parents[2] / "benchmarks" / "gloo_worker.py"
-LINK_S = 60.0  # limit for a link with its lanes to come up
 VALUE_BYTES = 4  # float32
 CHECKED_VALUES = 2**16  # values of each result that are checked
 # Relative errors that only a wrong sum exceeds: fp32 only rounds, topk keeps a 64th of the values or
@@ -62,12 +58,9 @@ _CLEAR_PEAK = "5"  # resets the peak, see clear_refs in proc(5)
 
 @frozen
 class AllreduceOptions:
-    """The options of the command, equal at all ranks except ``rank``."""
+    """The options of the command, equal at all ranks except the seat's rank."""
 
-    peers: int
-    rank: int
-    master: Address
-    token: str
+    seat: RankSeat
     bytes: int
     codec: str
     repeat: int
@@ -78,12 +71,6 @@ class AllreduceOptions:
     delay_ms: float = 0.0
     max_upload_mbit: tuple[float, ...] = ()  # limits of the ranks; empty: none
     sealed: bool = False  # contributions are signed and kept, as audits require
-
-    @property
-    def limiter(self) -> RateLimiter | None:
-        if not self.max_upload_mbit:
-            return None
-        return RateLimiter(self.max_upload_mbit[self.rank] * 1e6 / 8)
 
     @property
     def size(self) -> FragmentSize:
@@ -210,9 +197,9 @@ class GlooWorker:
 
     def __init__(self, options: AllreduceOptions, interface_address: str, port: int) -> None:
         arguments = {
-            "rank": options.rank,
-            "peers": options.peers,
-            "master": options.master.host,
+            "rank": options.seat.rank,
+            "peers": options.seat.count,
+            "master": options.seat.master.host,
             "port": port,
             "address": interface_address,
             "values": options.size.value_count,
@@ -253,10 +240,7 @@ class AllreduceBench:
     """One rank with links to all others, and its measurements."""
 
     options: AllreduceOptions
-    rendezvous: Rendezvous
-    network: CountedNetwork
-    hub: LinkHub
-    members: list[MemberInfo]
+    node: BenchRank[CountedNetwork]
     values: np.ndarray[tuple[int], np.dtype[np.float32]]
     round: int = 0
     ours_s: list[float] = field(factory=list)
@@ -266,15 +250,19 @@ class AllreduceBench:
     gloo_cpu_s: list[float] = field(factory=list)
     traffic: list[list[Traffic]] = field(factory=list)  # per repetition and rank
 
+    @property
+    def peers(self) -> list[str]:
+        return [member.peer for member in self.node.members]
+
     def plan(self) -> tuple[Plan, PlanEstimate]:
-        peers = [member.peer for member in self.members]
+        peers = self.peers
         codec, audit = self.options.codec, 1.0 if self.options.sealed else 0.0
         table = ReduceTable(codec_up=codec, codec_down=codec, audit=audit)
         lines = self.options.lines(peers)
         return make_plan(self.options.size, peers, peers, lines, RunSpec(reduce=table))
 
     def order(self) -> Reduce:
-        peers = [member.peer for member in self.members]
+        peers = self.peers
         return Reduce(
             round=self.round,
             attempt=1,
@@ -290,32 +278,33 @@ class AllreduceBench:
         """Time one reduction that all ranks start at the same moment; the slowest rank counts."""
         self.round += 1
         order = self.order()
-        before = self.network.traffic()
-        await self.rendezvous.exchange({})
+        network, exchange = self.node.network, self.node.rendezvous.exchange
+        before = network.traffic()
+        await exchange({})
         cpu_before_s = time.process_time()
         started_s = trio.current_time()
         result = await Reduction(
             order,
-            self.hub.me,
+            self.node.hub.me,
             self.options.size,
-            self.hub,
-            self.network,
+            self.node.hub,
+            network,
             self.values,
             None,
             values_stay=True,
-            notary=self.network.notary,
+            notary=network.notary,
         ).run()
         took_s = trio.current_time() - started_s
         cpu_s = time.process_time() - cpu_before_s
         error = self._error(result)
-        first = await self.rendezvous.exchange({"s": took_s, "digest": result.digest.hex()})
-        after = self.network.traffic()
+        first = await exchange({"s": took_s, "digest": result.digest.hex()})
+        after = network.traffic()
         mine = [
             after.sent_bytes - before.sent_bytes,
             after.received_bytes - before.received_bytes,
             after.retransmitted_bytes - before.retransmitted_bytes,
         ]
-        second = await self.rendezvous.exchange({"traffic": mine, "error": error, "cpu_s": cpu_s})
+        second = await exchange({"traffic": mine, "error": error, "cpu_s": cpu_s})
         if len({each["digest"] for each in first}) != 1:
             raise UserError("the ranks' results differ")
         error_max = ERRORS_MAX.get(self.options.codec.partition("+")[0], ERROR_MAX)
@@ -328,20 +317,21 @@ class AllreduceBench:
     def _error(self, result: ReduceResult) -> float:
         """Return the relative error of part of the result; the inputs are multiples of one another."""
         mine = self.values[:CHECKED_VALUES]
-        mean = mine / (self.options.rank + 1) * ((self.options.peers + 1) / 2)
+        seat = self.options.seat
+        mean = mine / (seat.rank + 1) * ((seat.count + 1) / 2)
         found = result.values[:CHECKED_VALUES]
         return float(np.linalg.norm(found - mean) / np.linalg.norm(mean))
 
     async def gloo(self, worker: GlooWorker) -> None:
-        await self.rendezvous.exchange({})
+        await self.node.rendezvous.exchange({})
         answer = await worker.turn("reduce")
-        answers = await self.rendezvous.exchange(answer)
+        answers = await self.node.rendezvous.exchange(answer)
         if max(each["error"] for each in answers) > ERRORS_MAX["fp32"]:
             raise UserError("gloo's result is not the sum")
         self.gloo_s.append(max(each["s"] for each in answers))
         self.gloo_cpu_s.append(statistics.mean(each["cpu_s"] for each in answers))
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Return the results without the warm-up repetitions."""
         skipped = self.options.warm_up
         ours_s, gloo_s, traffic = (
@@ -361,7 +351,7 @@ class AllreduceBench:
             return [round(statistics.mean(counts)) for counts in zip(*runs, strict=True)]
 
         return {
-            "peers": self.options.peers,
+            "peers": self.options.seat.count,
             "bytes": self.options.size.value_count * VALUE_BYTES,
             "codec": self.options.codec,
             "sealed": self.options.sealed,
@@ -387,48 +377,30 @@ class AllreduceBench:
         }
 
 
-async def run_rank(options: AllreduceOptions) -> dict[str, Any] | None:
+async def run_rank(options: AllreduceOptions) -> Report | None:
     """Run one rank and return the report, at rank 0 only."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
-        async with (
-            Rendezvous.open(
-                peers=options.peers, rank=options.rank, master=options.master, token=options.token
-            ) as rendezvous,
-            trio.open_nursery() as nursery,
-        ):
-            bench = await _link_up(options, rendezvous, Path(directory), nursery)
-            port = free_port(options.master.host) if options.rank == 0 else 0
-            ports = await rendezvous.exchange({"port": port})
-            with ExitStack() as stack:
-                worker = None
-                if options.gloo:
-                    worker = GlooWorker(options, rendezvous.host, ports[0]["port"])
-                    stack.callback(worker.close)
-                    await worker.turn("begin")
-                memory = PeakMemory()
-                for _repetition in range(options.warm_up + options.repeat):
-                    await bench.reduce()
-                    if worker is not None:
-                        await bench.gloo(worker)
-            # This exchange also keeps a rank from cutting links that other ranks still need.
-            peaks = await rendezvous.exchange({"extra_bytes": memory.extra_bytes()})
-            bench.extra_bytes = [each["extra_bytes"] for each in peaks]
-            nursery.cancel_scope.cancel()
-        return bench.report() if options.rank == 0 else None
-
-
-async def _link_up(
-    options: AllreduceOptions, rendezvous: Rendezvous, directory: Path, nursery: trio.Nursery
-) -> AllreduceBench:
-    """Get certificates from rank 0, then link to all ranks."""
-    node = await become_member(
-        rendezvous, options.rank, directory, nursery, CountedNetwork, upload=options.limiter
-    )
-    network, hub, members = node.network, node.hub, node.members
-    hub.set_members(members)
-    for member in members:
-        if member.peer != hub.me:
-            await hub.link(member.peer, LINK_S)
-    values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
-    values *= options.rank + 1
-    return AllreduceBench(options, rendezvous, network, hub, members, values)
+    seat, caps = options.seat, options.max_upload_mbit
+    cap = caps[seat.rank] if caps else None
+    async with joined(seat, CountedNetwork, upload_mbit=cap) as node:
+        await node.link_all()
+        values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
+        values *= seat.rank + 1
+        bench = AllreduceBench(options, node, values)
+        exchange = node.rendezvous.exchange
+        port = free_port(seat.master.host) if seat.rank == 0 else 0
+        ports = await exchange({"port": port})
+        with ExitStack() as stack:
+            worker = None
+            if options.gloo:
+                worker = GlooWorker(options, node.rendezvous.host, ports[0]["port"])
+                stack.callback(worker.close)
+                await worker.turn("begin")
+            memory = PeakMemory()
+            for _repetition in range(options.warm_up + options.repeat):
+                await bench.reduce()
+                if worker is not None:
+                    await bench.gloo(worker)
+        # This exchange also keeps a rank from cutting links that other ranks still need.
+        peaks = await exchange({"extra_bytes": memory.extra_bytes()})
+        bench.extra_bytes = [each["extra_bytes"] for each in peaks]
+    return bench.report() if seat.rank == 0 else None

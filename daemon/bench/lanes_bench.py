@@ -9,16 +9,12 @@ find its rate, and with adaptive lanes the link its number of lanes.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
-import trio
 from rich.console import Console
 from rich.table import Table
 
 from ...protocol.errors import UserError
-from .rank_processes import ADAPTIVE, put_json, rank_options, run_ranks_here, seat_of
+from .rank_processes import ADAPTIVE, RankCommand, RankStart, Report
 
 RANKS = 2
 COUNTS = ("1", "2", "4", "8", "16", ADAPTIVE)
@@ -30,59 +26,38 @@ def parse_list(_context: click.Context, _parameter: click.Parameter, value: str)
     return tuple(word for word in value.replace(" ", "").split(",") if word)
 
 
-@click.command("lanes")
+@click.command("lanes", cls=RankCommand)
 @click.option(
-    "--counts",
-    callback=parse_list,
-    default=",".join(COUNTS),
-    show_default=True,
-    help="Numbers of lanes to try.",
+    "--counts", callback=parse_list, default=",".join(COUNTS), help="Numbers of lanes to try."
 )
 @click.option(
     "--congestion",
     callback=parse_list,
     default=",".join(CONGESTION),
-    show_default=True,
     help="TCP congestion controls to try.",
 )
 @click.option(
-    "--seconds",
-    type=click.FloatRange(0.1),
-    default=3.0,
-    show_default=True,
-    help="Measured time of each row.",
+    "--seconds", type=click.FloatRange(0.1), default=3.0, help="Measured time of each row."
 )
 @click.option(
-    "--warm-up",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="Seconds before the measurement.",
+    "--warm-up", type=click.FloatRange(0), default=1.0, help="Seconds before the measurement."
 )
 @click.option(
-    "--adaptive-warm-up",
-    type=click.FloatRange(0),
-    default=3.0,
-    show_default=True,
-    help="The same for adaptive lanes.",
+    "--adaptive-warm-up", type=click.FloatRange(0), default=3.0, help="The same for adaptive lanes."
 )
 @click.option(
     "--max-mbit",
     type=click.FloatRange(0, min_open=True),
     help="Upload limit of the sender, Mbit/s.",
 )
-@rank_options
 def lanes(
+    start: RankStart,
     counts: tuple[str, ...],
     congestion: tuple[str, ...],
     seconds: float,
     warm_up: float,
     adaptive_warm_up: float,
     max_mbit: float | None,
-    json_path: Path | None,
-    rank: int | None,
-    master: str | None,
-    token: str,
 ) -> None:
     """Measure a link's rate with 1, 2, 4 ... lanes, and with the number that it chooses itself.
 
@@ -103,39 +78,19 @@ def lanes(
             raise UserError(
                 f"{count!r} is not a number of lanes", hint=f"example: {','.join(COUNTS)}"
             )
-    seat = seat_of(rank, master, token, RANKS)
-    report: dict[str, Any] | None
-    if seat is None:
-        given = [
-            f"--counts={','.join(counts)}",
-            f"--congestion={','.join(congestion)}",
-            f"--seconds={seconds}",
-            f"--warm-up={warm_up}",
-            f"--adaptive-warm-up={adaptive_warm_up}",
-            *([] if max_mbit is None else [f"--max-mbit={max_mbit}"]),
-        ]
-        report = run_ranks_here("lanes", RANKS, given)
-    else:
-        warm_ups = (warm_up, adaptive_warm_up)
-        options = LanesOptions(
-            seat.rank,
-            seat.master,
-            seat.token,
-            counts,
-            congestion,
-            seconds,
-            *warm_ups,
-            max_mbit=max_mbit,
-        )
-        report = trio.run(run_rank, options, restrict_keyboard_interrupt_to_checkpoints=True)
+    warm_ups = (warm_up, adaptive_warm_up)
+    report = start.run(
+        RANKS,
+        lambda seat: run_rank(
+            LanesOptions(seat, counts, congestion, seconds, *warm_ups, max_mbit=max_mbit)
+        ),
+    )
     if report is not None:
-        show(report, json_path)
+        show(report)
 
 
-def show(report: dict[str, Any], json_path: Path | None) -> None:
-    """Print the results, or write them to the file of ``--json``."""
-    if put_json(report, json_path):
-        return
+def show(report: Report) -> None:
+    """Print the results."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("lanes", "congestion", "Mbit/s"):
         table.add_column(heading, justify="left" if heading == "congestion" else "right")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -15,23 +13,19 @@ from attrs import define, frozen
 from ...collectives.links.lane_count import COUNT_FIRST, COUNT_MAX
 from ...collectives.links.link import Link
 from ...collectives.links.link_parts import LaneRules
-from ...collectives.links.rate_limiter import RateLimiter
 from ...collectives.links.send_queue import Frame, Load
-from ...protocol.addresses import Address
 from ...protocol.errors import PeerLostError
 from ...protocol.network.lane import FrameHeader, FrameKind
 from ...protocol.network.sockets import SocketNetwork
-from .rank_links import BenchRank, become_member
-from .rank_processes import ADAPTIVE
-from .rendezvous import Rendezvous
+from .rank_links import LINK_S, BenchRank, joined
+from .rank_processes import ADAPTIVE, RankSeat, Report
 
 FRAME_BYTES = 2**20  # a chunk
-LINK_S = 60.0  # limit for a link to come up
 
 
 @frozen
 class LanesOptions:
-    """The options of the command, equal at both ranks except ``rank``.
+    """The options of the command, equal at both ranks except the seat's rank.
 
     Attributes:
       counts: numbers of lanes, and ``ADAPTIVE``.
@@ -39,9 +33,7 @@ class LanesOptions:
       max_mbit: upload limit.
     """
 
-    rank: int
-    master: Address
-    token: str
+    seat: RankSeat
     counts: Sequence[str]
     congestion: Sequence[str]
     seconds: float
@@ -98,25 +90,25 @@ class LanesBench:
     """One rank, connected to the other at the rendezvous."""
 
     options: LanesOptions
-    rendezvous: Rendezvous
     node: BenchRank[SocketNetwork]
     round: int = 0
 
     async def row(self, lanes: str, congestion: str) -> dict[str, Any]:
         """Measure a new link with a number of lanes; return the same row at both ranks."""
-        options, hub = self.options, self.node.hub
+        options, hub, exchange = self.options, self.node.hub, self.node.rendezvous.exchange
+        rank = options.seat.rank
         first, most = (COUNT_FIRST, COUNT_MAX) if lanes == ADAPTIVE else (int(lanes), int(lanes))
         hub.configure(rules=LaneRules(first, most, congestion))
         self.round += 1
-        await self.rendezvous.exchange({})
+        await exchange({})
         hub.set_members(self.node.members)
-        link = await hub.link(self.node.members[1 - options.rank].peer, LINK_S)
+        link = await hub.link(self.node.members[1 - rank].peer, LINK_S)
         while len(link.lanes) < first:
             await trio.sleep(0.01)
-        await self.rendezvous.exchange({})
+        await exchange({})
         warm_up_s = options.adaptive_warm_up_s if lanes == ADAPTIVE else options.warm_up_s
-        mine = await (self._send(link) if options.rank == 0 else self._count(warm_up_s))
-        both = await self.rendezvous.exchange(mine)
+        mine = await (self._send(link) if rank == 0 else self._count(warm_up_s))
+        both = await exchange(mine)
         hub.set_members([])
         await link.finished.wait()
         return {"lanes": lanes, "congestion": both[0]["congestion"], **both[1], **both[0]}
@@ -125,7 +117,7 @@ class LanesBench:
         """Send until the other rank has finished measuring."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_keep_sending, link, Endless(self.round))
-            await self.rendezvous.exchange({})
+            await self.node.rendezvous.exchange({})
             nursery.cancel_scope.cancel()
         lanes = link.lanes
         return {
@@ -141,7 +133,7 @@ class LanesBench:
             began_s, before = trio.current_time(), sink.arrived_bytes
             await trio.sleep(self.options.seconds)
             carried, took_s = sink.arrived_bytes - before, trio.current_time() - began_s
-            await self.rendezvous.exchange({})
+            await self.node.rendezvous.exchange({})
         return {"mbit_per_s": 8 * carried / took_s / 1e6}
 
 
@@ -152,27 +144,14 @@ async def _keep_sending(link: Link, source: Endless) -> None:
         raise ConnectionError(str(error)) from error
 
 
-async def run_rank(options: LanesOptions) -> dict[str, Any] | None:
+async def run_rank(options: LanesOptions) -> Report | None:
     """Run one rank and return the report, at rank 0 only."""
-    rows = []
-    cap = None if options.max_mbit is None else RateLimiter(options.max_mbit * 1e6 / 8)
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
-        async with (
-            Rendezvous.open(
-                peers=2, rank=options.rank, master=options.master, token=options.token
-            ) as rendezvous,
-            trio.open_nursery() as nursery,
-        ):
-            node = await become_member(
-                rendezvous, options.rank, Path(directory), nursery, SocketNetwork, upload=cap
-            )
-            bench = LanesBench(options, rendezvous, node)
-            for lanes, congestion in options.rows:
-                rows.append(await bench.row(lanes, congestion))
-            nursery.cancel_scope.cancel()
+    async with joined(options.seat, SocketNetwork, upload_mbit=options.max_mbit) as node:
+        bench = LanesBench(options, node)
+        rows = [await bench.row(lanes, congestion) for lanes, congestion in options.rows]
     trips = [row.pop("round_trip_ms") for row in rows]
     known = [trip for trip in trips if trip is not None]
-    if options.rank != 0:
+    if options.seat.rank != 0:
         return None
     return {
         "seconds": options.seconds,

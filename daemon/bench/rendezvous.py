@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -19,6 +18,7 @@ import trio
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.network.sockets import open_tcp
+from .rank_processes import RankSeat
 
 RENDEZVOUS_S = 60.0  # limit for all ranks, which may be started by hand on several machines
 REDIAL_S = 0.1  # rank 0 may not be up yet
@@ -65,9 +65,7 @@ class Rendezvous:
 
     @classmethod
     @asynccontextmanager
-    async def open(
-        cls, *, peers: int, rank: int, master: Address, token: str
-    ) -> AsyncGenerator[Rendezvous]:
+    async def open(cls, seat: RankSeat) -> AsyncGenerator[Rendezvous]:
         """Connect to the rendezvous; the block runs once all ranks are connected.
 
         Raises:
@@ -78,45 +76,45 @@ class Rendezvous:
             stack.callback(nursery.cancel_scope.cancel)
             met = None
             with trio.move_on_after(RENDEZVOUS_S):
-                if rank == 0:
-                    met = await cls._gather_ranks(peers, master, token, nursery)
+                if seat.rank == 0:
+                    met = await cls._gather_ranks(seat, nursery)
                 else:
-                    stream = await stack.enter_async_context(await _dial_patiently(master))
-                    met = await cls._greet_master(stream, rank, token)
+                    stream = await stack.enter_async_context(await _dial_patiently(seat.master))
+                    met = await cls._greet_master(stream, seat)
             if met is None:
-                raise UserError(f"not all {peers} ranks came within {RENDEZVOUS_S:g} s")
+                raise UserError(f"not all {seat.count} ranks came within {RENDEZVOUS_S:g} s")
             yield met
 
     @classmethod
-    async def _greet_master(cls, stream: trio.SocketStream, rank: int, token: str) -> Rendezvous:
+    async def _greet_master(cls, stream: trio.SocketStream, seat: RankSeat) -> Rendezvous:
         lines = LineStream(stream)
-        await lines.send({"token": token, "rank": rank})
+        await lines.send({"token": seat.token, "rank": seat.rank})
         for _ping in range(PINGS):
             await lines.receive()
             await lines.send({})
-        return cls(rank, {0: lines}, str(stream.socket.getsockname()[0]))
+        return cls(seat.rank, {0: lines}, str(stream.socket.getsockname()[0]))
 
     @classmethod
-    async def _gather_ranks(
-        cls, peers: int, master: Address, token: str, nursery: trio.Nursery
-    ) -> Rendezvous:
+    async def _gather_ranks(cls, seat: RankSeat, nursery: trio.Nursery) -> Rendezvous:
         streams: dict[int, LineStream] = {}
         complete = trio.Event()
+        count = seat.count
 
         async def greet(stream: trio.SocketStream) -> None:
             lines = LineStream(stream)
             hello = await lines.receive()
             rank = hello.get("rank")
-            known = secrets.compare_digest(str(hello.get("token")), token)
-            if not known or type(rank) is not int or not 0 < rank < peers or rank in streams:
+            known = secrets.compare_digest(str(hello.get("token")), seat.token)
+            if not known or type(rank) is not int or not 0 < rank < count or rank in streams:
                 return
             streams[rank] = lines
-            if len(streams) == peers - 1:
+            if len(streams) == count - 1:
                 complete.set()
             await trio.sleep_forever()  # to return would close the stream
 
+        master = seat.master
         await nursery.start(partial(trio.serve_tcp, greet, master.port, host=master.host))
-        if peers > 1:
+        if count > 1:
             await complete.wait()
         rendezvous = cls(0, streams, master.host)
         for rank, lines in streams.items():
@@ -157,11 +155,3 @@ async def _dial_patiently(address: Address) -> trio.SocketStream:
             return await open_tcp(address)
         except OSError:
             await trio.sleep(REDIAL_S)
-
-
-def free_port(host: str) -> int:
-    """Return a port that is free at this moment."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

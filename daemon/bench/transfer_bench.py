@@ -8,59 +8,31 @@ Rank 0 copies from the other ranks. This is the command line; ``transfer_rank`` 
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
-import trio
 
 from .allreduce_bench import parse_size
-from .rank_processes import put_json, rank_options, run_ranks_here, seat_of
+from .rank_processes import RankCommand, RankStart, Report
 
 
-@click.command("transfer")
+@click.command("transfer", cls=RankCommand)
 @click.option(
-    "--donors",
-    type=click.IntRange(1, 16),
-    default=1,
-    show_default=True,
-    help="Number of ranks to copy from.",
+    "--donors", type=click.IntRange(1, 16), default=1, help="Number of ranks to copy from."
 )
 @click.option(
     "--size",
     callback=parse_size,
     default="256MiB",
-    show_default=True,
     help="Size of the state: float32 values and as much momentum.",
 )
 @click.option(
-    "--fragments",
-    type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Number of fragments of the state.",
+    "--fragments", type=click.IntRange(1, 64), default=4, help="Number of fragments of the state."
 )
+@click.option("--repeat", type=click.IntRange(1), default=7, help="Counted repetitions.")
 @click.option(
-    "--repeat", type=click.IntRange(1), default=7, show_default=True, help="Counted repetitions."
+    "--warm-up", type=click.IntRange(0), default=2, help="Repetitions before those, not counted."
 )
-@click.option(
-    "--warm-up",
-    type=click.IntRange(0),
-    default=2,
-    show_default=True,
-    help="Repetitions before those, not counted.",
-)
-@rank_options
 def transfer(
-    donors: int,
-    size: int,
-    fragments: int,
-    repeat: int,
-    warm_up: int,
-    json_path: Path | None,
-    rank: int | None,
-    master: str | None,
-    token: str,
+    start: RankStart, donors: int, size: int, fragments: int, repeat: int, warm_up: int
 ) -> None:
     """Time a copy of the shared state, and the check of a copy that is already equal.
 
@@ -76,30 +48,16 @@ def transfer(
     # Imported here so that --help need not wait for numpy.
     from .transfer_rank import TransferOptions, run_rank
 
-    seat = seat_of(rank, master, token, donors + 1)
-    report: dict[str, Any] | None
-    if seat is None:
-        given = [
-            f"--donors={donors}",
-            f"--size={size}",
-            f"--fragments={fragments}",
-            f"--repeat={repeat}",
-            f"--warm-up={warm_up}",
-        ]
-        report = run_ranks_here("transfer", donors + 1, given)
-    else:
-        options = TransferOptions(
-            donors, seat.rank, seat.master, seat.token, size, fragments, repeat, warm_up
-        )
-        report = trio.run(run_rank, options, restrict_keyboard_interrupt_to_checkpoints=True)
+    report = start.run(
+        donors + 1,
+        lambda seat: run_rank(TransferOptions(seat, size, fragments, repeat, warm_up)),
+    )
     if report is not None:
-        show(report, json_path)
+        show(report)
 
 
-def show(report: dict[str, Any], json_path: Path | None) -> None:
-    """Print the results, or write them to the file of ``--json``."""
-    if put_json(report, json_path):
-        return
+def show(report: Report) -> None:
+    """Print the results."""
     click.echo(
         f"{report['bytes'] / 1e6:.0f} MB in {report['fragments']} fragments "
         f"from {report['donors']} donors"

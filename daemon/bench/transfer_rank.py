@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,6 @@ from ...checkpoint.donor import Donor
 from ...checkpoint.joiner import Joiner
 from ...checkpoint.shared_state import SharedState
 from ...membership.master.sync.state_sync import FETCHES_MAX
-from ...protocol.addresses import Address
 from ...protocol.arena import arena_bytes, create_arena_file, map_arena
 from ...protocol.errors import UserError
 from ...protocol.messages import (
@@ -41,21 +38,17 @@ from ...protocol.messages import (
 )
 from ...protocol.network.sockets import SocketNetwork
 from .allreduce_rank import PeakMemory
-from .rank_links import BenchRank, become_member
-from .rendezvous import Rendezvous
+from .rank_links import BenchRank, joined
+from .rank_processes import RankSeat, Report
 
-LINK_S = 60.0  # limit for a link to come up
 VALUE_BYTES = 4
 
 
 @frozen
 class TransferOptions:
-    """The options of the command, equal at all ranks except ``rank``."""
+    """The options of the command, equal at all ranks except the seat's rank."""
 
-    donors: int
-    rank: int
-    master: Address
-    token: str
+    seat: RankSeat
     bytes: int
     fragments: int
     repeat: int
@@ -114,9 +107,8 @@ class StateCopier:
     """Rank 0, connected to the others at the rendezvous."""
 
     options: TransferOptions
-    rendezvous: Rendezvous
     node: BenchRank[SocketNetwork]
-    heads: list[FragmentHead]
+    heads: list[FragmentHead] = field(factory=list)
     joiner: Joiner | None = None
 
     def receive(self, peer: str, message: Message) -> None:
@@ -143,8 +135,9 @@ class StateCopier:
         await trio.to_thread.run_sync(partial(_digest, state, figures))
 
     async def _cpu_s(self) -> list[float]:
-        await self.rendezvous.exchange({})  # so that all ranks read their clocks at the same time
-        answers = await self.rendezvous.exchange({"cpu_s": time.process_time()})
+        exchange = self.node.rendezvous.exchange
+        await exchange({})  # so that all ranks read their clocks at the same time
+        answers = await exchange({"cpu_s": time.process_time()})
         return [each["cpu_s"] for each in answers]
 
     async def _fetch_all(self, joiner: Joiner) -> float:
@@ -193,33 +186,16 @@ def _timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - started_s
 
 
-async def run_rank(options: TransferOptions) -> dict[str, Any] | None:
+async def run_rank(options: TransferOptions) -> Report | None:
     """Run one rank and return the report, at rank 0 only."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
-        async with (
-            Rendezvous.open(
-                peers=options.donors + 1,
-                rank=options.rank,
-                master=options.master,
-                token=options.token,
-            ) as rendezvous,
-            trio.open_nursery() as nursery,
-        ):
-            node = await become_member(
-                rendezvous, options.rank, Path(directory), nursery, SocketNetwork
-            )
-            run = _copy if options.rank == 0 else _give
-            report = await run(options, rendezvous, node, nursery)
-            nursery.cancel_scope.cancel()
-        return report
+    async with joined(options.seat, SocketNetwork) as node:
+        if options.seat.rank == 0:
+            return await _copy(options, node)
+        await _give(options, node)
+        return None
 
 
-async def _give(
-    options: TransferOptions,
-    rendezvous: Rendezvous,
-    node: BenchRank[SocketNetwork],
-    nursery: trio.Nursery,
-) -> None:
+async def _give(options: TransferOptions, node: BenchRank[SocketNetwork]) -> None:
     state = make_state(options)
     await trio.to_thread.run_sync(fill, state)
     donor = Donor(state, node.hub, node.network)
@@ -229,42 +205,35 @@ async def _give(
         donor.receive(peer, message)
 
     node.hub.on_message = hear
-    await nursery.start(donor.run)
+    await node.nursery.start(donor.run)
     node.hub.set_members(node.members)
-    await rendezvous.exchange(
-        {"heads": [[h.fragment, h.version, h.root.hex()] for h in state.heads()]}
-    )
+    exchange = node.rendezvous.exchange
+    await exchange({"heads": [[h.fragment, h.version, h.root.hex()] for h in state.heads()]})
     for _copy_begins_or_ends in range(2 * (options.warm_up + options.repeat)):
-        await rendezvous.exchange({})
-        await rendezvous.exchange({"cpu_s": time.process_time()})
-    await rendezvous.exchange({})  # keeps the donor running until all is copied
+        await exchange({})
+        await exchange({"cpu_s": time.process_time()})
+    await exchange({})  # keeps the donor running until all is copied
 
 
-async def _copy(
-    options: TransferOptions,
-    rendezvous: Rendezvous,
-    node: BenchRank[SocketNetwork],
-    _nursery: trio.Nursery,
-) -> dict[str, Any]:
-    copier = StateCopier(options, rendezvous, node, [])
+async def _copy(options: TransferOptions, node: BenchRank[SocketNetwork]) -> Report:
+    copier = StateCopier(options, node)
 
     async def hear(peer: str, message: Message) -> None:
         copier.receive(peer, message)
 
     node.hub.on_message = hear
     node.hub.set_members(node.members)
-    answers = await rendezvous.exchange({})
+    answers = await node.rendezvous.exchange({})
     copier.heads = [FragmentHead(f, v, bytes.fromhex(root)) for f, v, root in answers[1]["heads"]]
-    for member in node.members[1:]:
-        await node.hub.link(member.peer, LINK_S)
+    await node.link_all()
     figures = TransferFigures()
     for _repetition in range(options.warm_up + options.repeat):
         await copier.turn(figures)
-    await rendezvous.exchange({})
+    await node.rendezvous.exchange({})
     return report_of(options, figures)
 
 
-def report_of(options: TransferOptions, figures: TransferFigures) -> dict[str, Any]:
+def report_of(options: TransferOptions, figures: TransferFigures) -> Report:
     """Return the results without the warm-up repetitions."""
     size_bytes = sum(
         VALUE_BYTES * (size.value_count + size.momentum_count) for size in options.sizes
@@ -278,7 +247,7 @@ def report_of(options: TransferOptions, figures: TransferFigures) -> dict[str, A
         return size_bytes / statistics.median(seconds[options.warm_up :]) / 1e9
 
     return {
-        "donors": options.donors,
+        "donors": options.seat.count - 1,
         "bytes": size_bytes,
         "fragments": options.fragments,
         "copy": times(figures.copy),

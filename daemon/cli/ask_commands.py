@@ -14,7 +14,7 @@ from ..advertised_hosts import only_loopback
 from ..exit_codes import ExitCode
 from ..paths import DaemonAddress, find_control, find_state, locked
 from .daemon_client import HTTP_S, call
-from .options import HOURS_MAX, NumberInRange, json_option, state_option, tell
+from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
 
 ONLY_HERE = (
     "note: this invite works only on the master's own machine; for other machines restart the master with "
@@ -28,21 +28,15 @@ ONLY_HERE = (
     "--role",
     type=click.Choice(["contributor", "spare", "relay"]),
     default="contributor",
-    show_default=True,
     help="Role of the machines that join with it.",
 )
 @click.option(
-    "--uses",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Number of machines that may use it.",
+    "--uses", type=click.IntRange(1), default=1, help="Number of machines that may use it."
 )
 @click.option(
     "--hours",
     type=NumberInRange(min=0, min_open=True, max=HOURS_MAX),
     default=24.0,
-    show_default=True,
     help="Hours until it expires.",
 )
 @click.option("--founder", is_flag=True, help="May supply the initial weights of a new run.")
@@ -156,7 +150,7 @@ def retry(state: Path | None, as_json: bool) -> None:
 @click.argument("peer", required=False)
 @state_option
 @click.option("--refuse", is_flag=True, help="Refuse the machine permanently instead.")
-@click.option("--reason", default="", help="Shown to the refused machine.")
+@click.option("--reason", default="", show_default=False, help="Shown to the refused machine.")
 @json_option
 def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_json: bool) -> None:
     """Admit the waiting machine PEER (name, or first digits of its id); without PEER, list those waiting.
@@ -192,7 +186,7 @@ def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_
 @click.command()
 @click.argument("peer")
 @state_option
-@click.option("--reason", default="", help="Shown to the peer.")
+@click.option("--reason", default="", show_default=False, help="Shown to the peer.")
 @json_option
 def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
     """Remove PEER (its name, or the first digits of its id) from the run permanently.
@@ -255,7 +249,7 @@ def resume(state: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("target", type=FOLDER)
 @state_option
 @click.option(
     "--every",

@@ -12,7 +12,7 @@ import click
 
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
-from .options import json_option, state_option, tell
+from .options import FILE, FOLDER, json_option, state_option, tell
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -21,7 +21,7 @@ def place_options(function: F) -> F:
     """Add the two options that say where the checkpoints are."""
     state = click.option(
         "--state",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=FOLDER,
         help="A peer's state directory (default: that of the only peer here with checkpoints).",
     )
     where = click.option(
@@ -180,13 +180,12 @@ def delete(names: tuple[str, ...], where: str | None, state: Path | None, as_jso
 
 
 @click.command()
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("out", type=FILE)
 @click.option(
     "--format",
     "form",
     type=click.Choice(["safetensors", "torch"]),
     default="safetensors",
-    show_default=True,
     help="torch: a state dict written by torch.save.",
 )
 @click.option("--name", help="The checkpoint, or any part of its name (default: the newest).")

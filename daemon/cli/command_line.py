@@ -33,7 +33,7 @@ from ... import __version__
 from ...protocol.errors import UserError
 from .. import logs
 from ..exit_codes import ExitCode
-from ..tasks import told_error
+from ..tasks import only_error
 from . import ask_commands, look_commands, run_commands
 from .checkpoint_commands import checkpoint, export
 from .config_commands import completion, config, init
@@ -47,7 +47,14 @@ P = ParamSpec("P")
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 # Set by the daemon for its trainer, or read elsewhere. Every other variable must belong to an option.
-OTHER_VARIABLES = {"HOLDFAST_SOCKET", "HOLDFAST_MEMBER", "HOLDFAST_HOME"}
+OTHER_VARIABLES = {
+    "HOLDFAST_HOME",
+    "HOLDFAST_MEMBER",
+    "HOLDFAST_SOCKET",
+    "HOLDFAST_STANDALONE",
+    "HOLDFAST_STANDALONE_STEPS",
+    "HOLDFAST_START",
+}
 
 
 def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
@@ -71,7 +78,7 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
             if group.split(KeyboardInterrupt)[1] is None:
                 click.echo("holdfast: stopped", err=True)
                 sys.exit(ExitCode.INTERRUPTED)
-            error = told_error(group)
+            error = only_error(group)
             if error is None:
                 raise
         click.echo(f"holdfast: {error}", err=True)
@@ -118,21 +125,23 @@ def _variables(prefix: str, group: click.Group) -> set[str]:
 
 @click.group(
     cls=Commands,
-    context_settings={"auto_envvar_prefix": "HOLDFAST", "help_option_names": ["-h", "--help"]},
+    context_settings={
+        "auto_envvar_prefix": "HOLDFAST",
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
+    },
 )
 @click.version_option(__version__, prog_name="holdfast")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
-    show_default=True,
     help="Least severity to log.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
-    show_default=True,
     help="Plain lines, or one JSON object per line.",
 )
 @click.option(

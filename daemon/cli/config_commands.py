@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
-from .options import json_option
+from .options import FOLDER, json_option
 
 START = Path(__file__).resolve().parents[2] / "examples" / "start"
 START_FILES = ("run.toml", "train.py")
@@ -61,7 +61,7 @@ def check(run_toml: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.argument("folder", type=FOLDER, default=".")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def init(folder: Path, force: bool) -> None:
     """Write a sample run.toml and training script into FOLDER (default: the current folder).

@@ -26,14 +26,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 from attrs import define, field
 from rich.console import Console
 
 from ...membership.master.status.records import MemberRow
 from ...protocol.errors import UserError
-from ..paths import CONTROL_FILE
+from ..paths import CONTROL_FILE, DaemonAddress, read_control
 from ..status_records import MasterStatus, read
+from .daemon_client import call
 
 CONTRIBUTORS = ("alder", "birch", "cedar")
 SPARE = "spruce"
@@ -45,6 +45,7 @@ SECONDS_MAX = 175.0  # two cores need about two minutes
 START_S = 60.0
 EXIT_S = 20.0
 FLOAT_BYTES = 4
+HERE = ("--listen=127.0.0.1:0", "--http=127.0.0.1:0")
 
 RUN_TOML = """\
 [run]
@@ -104,7 +105,6 @@ class Demo:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.invites: dict[str, str] = {}
         self.began_s = time.monotonic()
-        self.client = httpx.Client(timeout=10.0)
 
     # ------------------------------------------------------------ processes
 
@@ -126,16 +126,7 @@ class Demo:
         spec = self.folder / "run.toml"
         spec.write_text(RUN_TOML.format(rounds=self.rounds, sync_every=SYNC_EVERY))
         self.spawn(
-            "master",
-            "master",
-            str(spec),
-            "--state",
-            str(self.folder / "master"),
-            "--listen",
-            "127.0.0.1:0",
-            "--http",
-            "127.0.0.1:0",
-            "--no-invite",
+            "master", "master", str(spec), f"--state={self.folder / 'master'}", "--no-invite", *HERE
         )
         self.await_control("master")
 
@@ -145,27 +136,19 @@ class Demo:
             name,
             "join",
             self.invites[name],
-            "--name",
-            name,
-            "--state",
-            str(self.folder / name),
-            "--listen",
-            "127.0.0.1:0",
-            "--http",
-            "127.0.0.1:0",
-            "--max-upload",
-            str(UPLOAD_MB_PER_S),
-            "--patience",
-            "30",
+            f"--name={name}",
+            f"--state={self.folder / name}",
+            f"--max-upload={UPLOAD_MB_PER_S}",
+            "--patience=30",
+            *HERE,
             "--",
             sys.executable,
             str(script),
-            "--validate-every",
-            "0",
+            "--validate-every=0",
         )
 
-    def await_control(self, name: str) -> dict[str, Any]:
-        """Wait until a daemon runs and return its control file.
+    def await_control(self, name: str) -> DaemonAddress:
+        """Wait until a daemon runs and return its address.
 
         Raises:
           UserError: the daemon did not start in time; the hint quotes the end of its log.
@@ -173,10 +156,9 @@ class Demo:
         until = time.monotonic() + START_S
         path = self.folder / name / CONTROL_FILE
         while time.monotonic() < until:
-            with contextlib.suppress(OSError, ValueError):
-                control: dict[str, Any] = json.loads(path.read_text())
-                if control["pid"] == self.processes[name].pid:
-                    return control
+            control = read_control(path)
+            if control is not None and control.pid == self.processes[name].pid:
+                return control
             if self.processes[name].poll() is not None:
                 break
             time.sleep(POLL_S)
@@ -184,14 +166,7 @@ class Demo:
         raise UserError(f"{name} did not start", hint=f"its log ends with:\n{tail}")
 
     def ask(self, name: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        control = self.await_control(name)
-        if body is None:
-            response = self.client.get(f"{control['url']}/api/{what}")
-        else:
-            headers = {"authorization": f"Bearer {control['token']}"}
-            response = self.client.post(f"{control['url']}/api/{what}", json=body, headers=headers)
-        answer: dict[str, Any] = response.json()
-        return answer
+        return call(self.await_control(name), what, body)
 
     def stop_all(self) -> None:
         """Ask the remaining processes to exit, then kill those that have not."""
@@ -205,7 +180,6 @@ class Demo:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        self.client.close()
 
     def kill(self, name: str) -> None:
         """Kill a peer's daemon and trainer at once, as a power failure would."""

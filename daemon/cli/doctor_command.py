@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,14 @@ import click
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
+from ...protocol.text import escaped
 from ..exit_codes import ExitCode
 from ..paths import data_home, peer_state
 from .options import (
+    ADDRESS,
+    FOLDER,
     advertise_option,
     json_option,
-    parse_address_option,
-    parse_addresses,
     parse_invite_option,
 )
 
@@ -25,29 +27,18 @@ if TYPE_CHECKING:
     from ..doctor.findings import Finding
 
 
+STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "skipped": "dim"}
+ORDER = ("ok", "skipped", "warning", "fault")  # faults last, next to the prompt
+
+
 @click.command()
 @click.argument("invite", required=False, callback=parse_invite_option)
+@click.option("--state", type=FOLDER, help="As for `join`.")
 @click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="As for `join`.",
-)
-@click.option(
-    "--listen",
-    multiple=True,
-    default=("0.0.0.0:0",),
-    show_default=True,
-    callback=parse_addresses,
-    help="As for `join`.",
+    "--listen", multiple=True, default=("0.0.0.0:0",), type=ADDRESS, help="As for `join`."
 )
 @advertise_option
-@click.option(
-    "--http",
-    default="127.0.0.1:0",
-    show_default=True,
-    callback=parse_address_option,
-    help="As for `join`.",
-)
+@click.option("--http", default="127.0.0.1:0", type=ADDRESS, help="As for `join`.")
 @json_option
 def doctor(
     invite: str | None,
@@ -102,8 +93,28 @@ def doctor(
         ]
         click.echo(json.dumps({"fit": not unfit(findings), "findings": rows}, indent=2))
     else:
-        from .doctor_report import show_findings
-
         show_findings(findings)
     if unfit(findings):
         sys.exit(ExitCode.UNFIT)
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    """Print a line for each finding."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    wide = max(len(finding.check) for finding in findings)
+    for finding in sorted(findings, key=lambda each: ORDER.index(each.verdict.value)):
+        line = Text(f"{finding.verdict.value:8}", style=STYLES[finding.verdict.value])
+        line.append(escaped(f"{finding.check:{wide}}  {finding.text}"), style="default")
+        console.print(line)
+        if finding.fix:
+            console.print(Text(escaped(f"{'':{wide + 10}}fix: {finding.fix}")))
+    faults = sum(finding.verdict.value == "fault" for finding in findings)
+    if faults:
+        console.print(
+            f"\n{faults} fault{'s' if faults > 1 else ''} to fix before this machine can join"
+        )
+    else:
+        console.print("\nthis machine can take part")

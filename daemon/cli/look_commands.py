@@ -48,8 +48,8 @@ def peers(state: Path | None, gone: bool, as_json: bool) -> None:
     status = status_of_master(find_control(state, "master"))
     rows = status.departed[::-1] if gone else status.members
     if as_json:
-        told = {"peers": rows, "quarantined": status.quarantined, "pending": status.pending}
-        click.echo(json.dumps(msgspec.to_builtins(told), indent=2))
+        answer = {"peers": rows, "quarantined": status.quarantined, "pending": status.pending}
+        click.echo(json.dumps(msgspec.to_builtins(answer), indent=2))
         return
     show_peers(rows, gone=gone)
     show_quarantined(status)
@@ -59,13 +59,7 @@ def peers(state: Path | None, gone: bool, as_json: bool) -> None:
 
 @click.command()
 @state_option
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=ROUNDS_SHOWN,
-    show_default=True,
-    help="Number of rounds.",
-)
+@click.option("--limit", type=click.IntRange(1), default=ROUNDS_SHOWN, help="Number of rounds.")
 @json_option
 def rounds(state: Path | None, limit: int, as_json: bool) -> None:
     """List recent rounds, the newest first: contributors, duration of each phase (at the master).
@@ -96,16 +90,17 @@ def rounds(state: Path | None, limit: int, as_json: bool) -> None:
     type=click.Choice([kind.value for kind in EventKind]),
     help="Only events of this kind; repeatable.",
 )
-@click.option("--text", default="", help="Only events whose text contains this.")
 @click.option(
-    "--peer", default="", help="Only events of this peer (name, or first digits of its id)."
+    "--text", default="", show_default=False, help="Only events whose text contains this."
 )
 @click.option(
-    "--limit",
-    type=click.IntRange(0),
-    default=EVENTS_SHOWN,
-    show_default=True,
-    help="Number of past events.",
+    "--peer",
+    default="",
+    show_default=False,
+    help="Only events of this peer (name, or first digits of its id).",
+)
+@click.option(
+    "--limit", type=click.IntRange(0), default=EVENTS_SHOWN, help="Number of past events."
 )
 @click.option("--follow", "-f", is_flag=True, help="Keep printing new events, until Ctrl+C.")
 @json_option

@@ -12,7 +12,7 @@ import click
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
-from ...protocol.messages import NAME_CHARS_MAX, SITE_CHARS_MAX
+from ...protocol.messages import NAME_CHARS_MAX
 from ...protocol.text import escaped, unprintable
 from ..peer.volunteer_limits import Hours
 
@@ -22,45 +22,68 @@ if TYPE_CHECKING:
 HOURS_MAX = 87_600.0  # ten years; for an invite
 
 
-def _parsed(text: str, default_port: int | None = None) -> Address:
-    try:
-        return Address.parse(text, default_port)
-    except UserError as error:
-        raise click.BadParameter(f"{error}: {error.hint}") from error
+class AddressType(click.ParamType[Address]):
+    """An address; its port may be left out if there is a default."""
+
+    name = "host:port"
+
+    def __init__(self, default_port: int | None = None) -> None:
+        self._default_port = default_port
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Address:
+        try:
+            return value if isinstance(value, Address) else Address.parse(value, self._default_port)
+        except UserError as error:
+            self.fail(f"{error}: {error.hint}", param, ctx)
 
 
-def parse_address_option(
-    _context: click.Context, _parameter: click.Parameter, value: str
-) -> Address:
-    return _parsed(value)
+class HostType(click.ParamType[str]):
+    """A host's name or address without a port."""
 
+    name = "name"
 
-def parse_addresses(
-    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
-) -> tuple[Address, ...]:
-    return tuple(_parsed(text) for text in value)
-
-
-def dialable(
-    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
-) -> tuple[Address, ...]:
-    return tuple(_parsed(text, default_port=0) for text in value)
-
-
-def parse_hosts(
-    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
-) -> tuple[str, ...]:
-    named = [_parsed(text, default_port=0) for text in value]
-    for address in named:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        address = AddressType(default_port=0).convert(value, param, ctx)
         if address.port:
-            raise click.BadParameter(f"{address} has a port: give {address.host}, for any port")
-    return tuple(address.host for address in named)
+            self.fail(f"{address} has a port: give {address.host}, for any port", param, ctx)
+        return address.host
 
 
-def member_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not 1 <= len(value) <= NAME_CHARS_MAX or unprintable(value):
-        raise click.BadParameter(f"a name has 1 to {NAME_CHARS_MAX} printable characters")
-    return value
+class NameType(click.ParamType[str]):
+    """A printable text of limited length.
+
+    Args:
+      what: what the option names, for the error.
+    """
+
+    name = "text"
+
+    def __init__(self, what: str, chars_min: int, chars_max: int) -> None:
+        self._what = what
+        self._chars_min = chars_min
+        self._chars_max = chars_max
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not self._chars_min <= len(value) <= self._chars_max or unprintable(value):
+            limits = f"{self._chars_min} to {self._chars_max} printable characters"
+            self.fail(f"{self._what} has {limits}", param, ctx)
+        return str(value)
+
+
+class HoursType(click.ParamType[Hours]):
+    """A part of the day."""
+
+    name = "hours"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Hours:
+        try:
+            return value if isinstance(value, Hours) else Hours.parse(value)
+        except UserError as error:
+            self.fail(f"{error}: {error.hint}", param, ctx)
 
 
 def parse_invite_option(
@@ -101,21 +124,6 @@ def entering(
     return ticket, folder
 
 
-def site_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if len(value) > SITE_CHARS_MAX or unprintable(value):
-        raise click.BadParameter(f"a site name has up to {SITE_CHARS_MAX} printable characters")
-    return value
-
-
-def parse_hours(
-    _context: click.Context, _parameter: click.Parameter, value: str | None
-) -> Hours | None:
-    try:
-        return None if value is None else Hours.parse(value)
-    except UserError as error:
-        raise click.BadParameter(f"{error}: {error.hint}") from error
-
-
 class NumberInRange(click.FloatRange):
     """A finite number within a range."""
 
@@ -128,29 +136,35 @@ class NumberInRange(click.FloatRange):
         return number
 
 
+ADDRESS = AddressType()
+MEMBER_NAME = NameType("a name", 1, NAME_CHARS_MAX)
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+POSITIVE = NumberInRange(min=0, min_open=True)
+
 state_option = click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="The daemon's state directory (default: that of the only daemon running here).",
 )
 advertise_option = click.option(
     "--advertise",
     multiple=True,
-    callback=dialable,
+    type=AddressType(default_port=0),
+    metavar="HOST[:PORT]",
     help="HOST[:PORT] that other machines dial, if it differs from --listen; repeatable.",
 )
 http_host_option = click.option(
     "--http-host",
     metavar="NAME",
     multiple=True,
-    callback=parse_hosts,
+    type=HostType(),
     help="Also answer HTTP requests for this host name, e.g. a proxy's or a container host's; repeatable.",
 )
 patience_option = click.option(
     "--patience",
     type=NumberInRange(min=0),
     default=120.0,
-    show_default=True,
     metavar="SECONDS",
     help="Give up after this time without a master; 0: never.",
 )

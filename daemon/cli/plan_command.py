@@ -112,12 +112,11 @@ LINE = NumberWithUnit(
 
 @click.command()
 @click.argument("run_toml", type=click.Path(path_type=Path), required=False)
-@click.option("--params", type=COUNT, required=True, help="Size of the model: 1e9, 30M, 1.3B.")
+@click.option("--params", type=COUNT, help="Size of the model: 1e9, 30M, 1.3B; required.")
 @click.option(
     "--step-time",
     type=STEP_TIME,
-    required=True,
-    help="Duration of an inner step: 0.1 (seconds), 100ms.",
+    help="Duration of an inner step: 0.1 (seconds), 100ms; required.",
 )
 @click.option(
     "--peers",
@@ -131,28 +130,25 @@ LINE = NumberWithUnit(
     "--latency",
     type=LATENCY,
     default="50ms",
-    show_default=True,
     help="Round-trip time between two machines, as ping reports it.",
 )
 @click.option(
     "--quality",
     type=click.Choice(list(QUALITIES)),
     default="high",
-    show_default=True,
     help="Coarsest codec allowed: fp32 (exact), int8 (high), 4 bits (frugal).",
 )
 @click.option(
     "--fragments-max",
     type=click.IntRange(1, FRAGMENTS_MAX),
     default=FRAGMENTS_PROPOSED_MAX,
-    show_default=True,
     help="Maximum number of fragments to propose; the model's number of layers is a good limit.",
 )
 @json_option
 def plan(
     run_toml: Path | None,
-    params: float,
-    step_time: float,
+    params: float | None,
+    step_time: float | None,
     peers: int | None,
     bandwidth: float | None,
     upload: float | None,
@@ -178,13 +174,23 @@ def plan(
     from .plan_table import show_plan
 
     spec = RunSpec() if run_toml is None else read_spec(run_toml)
-    if peers is None and spec.membership.contributors < 2:
-        raise click.BadParameter("give the number of contributors: --peers 8", param_hint="--peers")
+    peers = peers or spec.membership.contributors
+    up, down = upload or bandwidth, download or bandwidth
+    if params is None or step_time is None or peers < 2 or up is None or down is None:
+        missing = {
+            "--params 30M": params is None,
+            "--step-time 100ms": step_time is None,
+            "--peers 8": peers < 2,
+            "--bandwidth 100mbit (or --upload and --download)": up is None or down is None,
+        }
+        raise click.UsageError(f"give also {', '.join(name for name in missing if missing[name])}")
+    if bandwidth and upload and download:
+        raise click.UsageError("give --bandwidth for both ways, or --upload and --download")
     conditions = Conditions(
         round(params),
         step_time,
-        peers or spec.membership.contributors,
-        Bandwidth(*_line(bandwidth, upload, download)),
+        peers,
+        Bandwidth(up, down),
         latency / 2,
         ROUNDS_IN_FLIGHT_MAX,
     )
@@ -197,19 +203,6 @@ def plan(
         click.echo(json.dumps(as_document(conditions, quality, given, proposal), indent=2))
     else:
         show_plan(conditions, quality, given, proposal)
-
-
-def _line(
-    bandwidth: float | None, upload: float | None, download: float | None
-) -> tuple[float, float]:
-    """Return a peer's upload and download rates, from --bandwidth or from --upload and --download."""
-    up, down = upload or bandwidth, download or bandwidth
-    if up is None or down is None or (bandwidth and upload and download):
-        raise click.BadParameter(
-            "give --bandwidth 100mbit for both ways, or --upload and --download",
-            param_hint="--bandwidth",
-        )
-    return up, down
 
 
 def as_document(

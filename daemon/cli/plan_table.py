@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.table import Table
 
 from ...membership.planning.advice import BUSY_ENOUGH, QUALITIES, STEPS_TRIED, Proposal
 from ...membership.planning.predict import Conditions, Prediction
 from ...membership.spec.spec import RunSpec
+from .run_tables import plain_table
 
 Row = tuple[str, Callable[[RunSpec, Prediction], str]]
 
@@ -46,12 +46,9 @@ def show_plan(
         f"{seconds(conditions.step_s)}\nlines of {up if up == down else f'{up} up, {down} down'}, "
         f"round-trip time {seconds(2 * conditions.delay_s)}\n"
     )
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("each peer")
     columns = [("run.toml", given), (f"proposed ({quality})", proposal)]
     shown = [(heading, each) for heading, each in columns if each is not None]
-    for heading, _ in shown:
-        table.add_column(heading)
+    table = plain_table("each peer", *(heading for heading, _ in shown))
     for name, cell in ROWS:
         table.add_row(name, *(cell(each.spec, each.prediction) for _, each in shown))
     console.print(table)

@@ -13,11 +13,12 @@ from ...protocol.addresses import Address
 from ...protocol.messages import NAME_CHARS_MAX
 from ..paths import locked, peer_state
 from .options import (
-    NumberInRange,
+    ADDRESS,
+    FOLDER,
+    MEMBER_NAME,
+    POSITIVE,
     advertise_option,
     entering,
-    member_name,
-    parse_addresses,
     parse_invite_option,
     patience_option,
     tell,
@@ -35,28 +36,22 @@ RATE_MBYTES_DEFAULT = 10.0
     "--name",
     default=lambda: f"relay {socket.gethostname()}"[:NAME_CHARS_MAX],
     show_default="relay and this host's name",
-    callback=member_name,
+    type=MEMBER_NAME,
     help="This relay's name in status and logs.",
 )
-@click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for this relay's identity.",
-)
+@click.option("--state", type=FOLDER, help="Directory for this relay's identity.")
 @click.option(
     "--listen",
     multiple=True,
     default=(f"0.0.0.0:{RELAY_PORT}",),
-    show_default=True,
-    callback=parse_addresses,
+    type=ADDRESS,
     help="Address to bind; repeatable.",
 )
 @advertise_option
 @click.option(
     "--max-rate",
-    type=NumberInRange(min=0, min_open=True),
+    type=POSITIVE,
     default=RATE_MBYTES_DEFAULT,
-    show_default=True,
     metavar="MB/S",
     help="Forwarding limit, all pairs and both directions together.",
 )
@@ -64,12 +59,11 @@ RATE_MBYTES_DEFAULT = 10.0
     "--max-pairs",
     type=click.IntRange(1, PAIRS_MAX),
     default=PAIRS_DEFAULT,
-    show_default=True,
     help="Maximum number of pairs of machines to forward for.",
 )
 @click.option(
     "--quota",
-    type=NumberInRange(min=0, min_open=True),
+    type=POSITIVE,
     metavar="GB",
     help="Forward this amount, then nothing more until the relay is restarted.",
 )

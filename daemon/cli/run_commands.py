@@ -11,63 +11,67 @@ import click
 import trio
 
 from ...protocol.addresses import Address
-from ...protocol.messages import NAME_CHARS_MAX
+from ...protocol.messages import NAME_CHARS_MAX, SITE_CHARS_MAX
 from ..bench.allreduce_bench import allreduce
 from ..bench.lanes_bench import lanes
 from ..bench.transfer_bench import transfer
 from ..paths import locked, master_state, peer_state
 from ..peer.volunteer_limits import Hours
 from .options import (
-    NumberInRange,
+    ADDRESS,
+    FILE,
+    FOLDER,
+    MEMBER_NAME,
+    POSITIVE,
+    HoursType,
+    NameType,
     advertise_option,
     entering,
     http_host_option,
-    member_name,
-    parse_address_option,
-    parse_addresses,
-    parse_hours,
     parse_invite_option,
     patience_option,
-    site_name,
     tell,
 )
 from .relay_command import PAIRS_DEFAULT
 
 MASTER_PORT = 29700
+LIMITS = (
+    "max_upload",
+    "max_download",
+    "pause_on_battery",
+    "max_memory",
+    "max_disk",
+    "nice",
+    "ionice",
+)
 
 
 @click.command()
 @click.argument("run_toml", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the run's journal and keys.",
-)
+@click.option("--state", type=FOLDER, help="Directory for the run's journal and keys.")
 @click.option(
     "--journal",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Take a run over: continue from this copy of another master's state (see `backup`).",
 )
 @click.option(
     "--standby",
     multiple=True,
-    callback=parse_addresses,
+    type=ADDRESS,
     help="HOST:PORT of a machine that may take over; listed in invites; repeatable.",
 )
 @click.option(
     "--listen",
     multiple=True,
     default=(f"0.0.0.0:{MASTER_PORT}",),
-    show_default=True,
-    callback=parse_addresses,
+    type=ADDRESS,
     help="Address to bind; repeatable.",
 )
 @advertise_option
 @click.option(
     "--http",
     default="127.0.0.1:29780",
-    show_default=True,
-    callback=parse_address_option,
+    type=ADDRESS,
     help="Address for status and control over HTTP.",
 )
 @http_host_option
@@ -128,67 +132,43 @@ def master(
     "--name",
     default=lambda: socket.gethostname()[:NAME_CHARS_MAX],
     show_default="this host's name",
-    callback=member_name,
+    type=MEMBER_NAME,
     help="This peer's name in status and logs.",
 )
-@click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for this peer's identity and state.",
-)
+@click.option("--state", type=FOLDER, help="Directory for this peer's identity and state.")
 @click.option(
     "--listen",
     multiple=True,
     default=("0.0.0.0:0",),
-    show_default=True,
-    callback=parse_addresses,
+    type=ADDRESS,
     help="Address to bind; port 0 means any free port; repeatable.",
 )
 @advertise_option
 @click.option(
-    "--http",
-    default="127.0.0.1:0",
-    show_default=True,
-    callback=parse_address_option,
-    help="Address for this peer's status over HTTP.",
+    "--http", default="127.0.0.1:0", type=ADDRESS, help="Address for this peer's status over HTTP."
 )
 @http_host_option
-@click.option(
-    "--max-upload",
-    type=NumberInRange(min=0, min_open=True),
-    help="Upload limit to other peers, in MB/s.",
-)
-@click.option(
-    "--max-download",
-    type=NumberInRange(min=0, min_open=True),
-    help="Download limit from other peers, in MB/s.",
-)
+@click.option("--max-upload", type=POSITIVE, help="Upload limit to other peers, in MB/s.")
+@click.option("--max-download", type=POSITIVE, help="Download limit from other peers, in MB/s.")
 @click.option(
     "--hours",
     metavar="FROM-TO",
-    callback=parse_hours,
+    type=HoursType(),
     help="Take part only in these hours of local time, e.g. 22-07.",
 )
-@click.option(
-    "--pause-on-battery",
-    is_flag=True,
-    help="Pause while the machine runs on battery.",
-)
+@click.option("--pause-on-battery", is_flag=True, help="Pause while the machine runs on battery.")
 @click.option(
     "--max-memory",
-    type=NumberInRange(min=0, min_open=True),
+    type=POSITIVE,
     help="Memory limit in GB: do not join a run whose state plus 1 GiB needs more.",
 )
 @click.option(
-    "--max-disk",
-    type=NumberInRange(min=0, min_open=True),
-    help="Disk limit in GB for checkpoints and partial downloads.",
+    "--max-disk", type=POSITIVE, help="Disk limit in GB for checkpoints and partial downloads."
 )
 @click.option(
     "--nice",
     type=click.IntRange(0, 19),
     default=0,
-    show_default=True,
     help="CPU niceness of this peer and the training command; 19 yields to all other programs.",
 )
 @click.option(
@@ -198,7 +178,7 @@ def master(
 )
 @click.option(
     "--relay",
-    type=NumberInRange(min=0, min_open=True),
+    type=POSITIVE,
     metavar="MB/S",
     help="Forward up to this rate between machines that cannot reach each other.",
 )
@@ -207,7 +187,7 @@ def master(
     "--site",
     default="",
     show_default="derived from addresses",
-    callback=site_name,
+    type=NameType("a site name", 0, SITE_CHARS_MAX),
     help="Site name; machines of one site share one internet line.",
 )
 @click.option(
@@ -256,6 +236,7 @@ def join(
     from ..peer.volunteer_limits import DiskQuota, VolunteerLimits
     from ..this_machine import be_nice, raise_descriptor_limit
 
+    given = click.get_current_context().params
     ticket, folder = entering(invite, state, peer_state)
     be_nice(nice, ionice or "")
     options = PeerOptions(
@@ -275,16 +256,7 @@ def join(
         memory_bytes=None if max_memory is None else int(max_memory * 1e9),
         disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),
         relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
-        limits={
-            "max_upload": max_upload,
-            "max_download": max_download,
-            "hours": None if hours is None else hours.text,
-            "pause_on_battery": pause_on_battery,
-            "max_memory": max_memory,
-            "max_disk": max_disk,
-            "nice": nice,
-            "ionice": ionice,
-        },
+        limits={name: given[name] for name in LIMITS} | {"hours": hours and hours.text},
     )
     with locked(options.state):
         gc.freeze()  # as the master does
@@ -293,20 +265,9 @@ def join(
 
 
 @click.command()
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the verdict to this file.",
-)
-@click.option(
-    "--rounds", type=click.IntRange(6), default=24, show_default=True, help="Rounds to commit."
-)
-@click.option(
-    "--keep",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Keep logs and state in this folder.",
-)
+@click.option("--json", "json_path", type=FILE, help="Write the verdict to this file.")
+@click.option("--rounds", type=click.IntRange(6), default=24, help="Rounds to commit.")
+@click.option("--keep", type=FOLDER, help="Keep logs and state in this folder.")
 def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
     """Train a small GPT with four peers on this machine and kill one of them.
 
@@ -334,12 +295,7 @@ bench.add_command(transfer)
 
 
 @bench.command()
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the measurements to this file.",
-)
+@click.option("--json", "json_path", type=FILE, help="Also write the measurements to this file.")
 def codecs(json_path: Path | None) -> None:
     """Measure every codec: bits per value, speed on one core, signal-to-noise ratio.
 

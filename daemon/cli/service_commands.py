@@ -23,7 +23,7 @@ KEPT_VARIABLES = ("PATH", "HOLDFAST_HOME", "XDG_DATA_HOME", "PYTHONPATH", "VIRTU
 MANAGER_S = 30.0  # for the service manager to answer
 
 name_option = click.option(
-    "--name", default="", help="Name of the service (default: master or peer)."
+    "--name", default="", show_default=False, help="Name of the service (default: master or peer)."
 )
 system_option = click.option(
     "--system", is_flag=True, help="A system service, started at boot, instead of a user service."
@@ -32,7 +32,6 @@ manager_option = click.option(
     "--manager",
     type=click.Choice(["systemd", "launchd"]),
     default="launchd" if sys.platform == "darwin" else "systemd",
-    show_default=True,
     help="The service manager.",
 )
 
@@ -48,7 +47,10 @@ def service() -> None:
 @system_option
 @manager_option
 @click.option(
-    "--run-as", default="", help="User of a --system service (default: the user who called sudo)."
+    "--run-as",
+    default="",
+    show_default=False,
+    help="User of a --system service (default: the user who called sudo).",
 )
 @click.option("--start", is_flag=True, help="Start it now and at every boot.")
 def install(
@@ -154,11 +156,8 @@ def peer_status(name: str, system: bool, manager: str, as_json: bool) -> None:
       holdfast service status
       holdfast service status --json
     """
-    found = _all(manager, system)
-    if name:
-        found = [path for path in found if _name_of(path) == name]
     rows = []
-    for path in found:
+    for path in _all(manager, system, name):
         if manager == "systemd":
             state = _manage([*_systemctl(system), "is-active", path.name], may_fail=True)
         else:
@@ -219,15 +218,15 @@ def _name_of(path: Path) -> str:
     return path.stem.removeprefix("holdfast").lstrip("-.")
 
 
-def _all(manager: str, system: bool) -> list[Path]:
+def _all(manager: str, system: bool, name: str) -> list[Path]:
+    """Return the files of all services, or of those with a name."""
     pattern = "holdfast-*.service" if manager == "systemd" else "holdfast.*.plist"
-    return sorted(_folder(manager, system).glob(pattern))
+    found = sorted(_folder(manager, system).glob(pattern))
+    return [path for path in found if name in ("", _name_of(path))]
 
 
 def _installed(name: str, manager: str, system: bool) -> Path:
-    found = _all(manager, system)
-    if name:
-        found = [path for path in found if _name_of(path) == name]
+    found = _all(manager, system, name)
     if len(found) == 1:
         return found[0]
     names = ", ".join(map(_name_of, found))

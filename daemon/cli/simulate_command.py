@@ -6,12 +6,14 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ..exit_codes import ExitCode
+from .options import FILE
 
 if TYPE_CHECKING:
     from ..simulation.batch import BatchOptions, BatchReport, SeedResult, Violation
@@ -24,15 +26,9 @@ LIES_MAX = 8  # chunks that a liar is sure to own
 
 @click.command()
 @click.option(
-    "--seeds",
-    type=click.IntRange(1, SEEDS_MAX),
-    default=100,
-    show_default=True,
-    help="Number of seeds, one run each.",
+    "--seeds", type=click.IntRange(1, SEEDS_MAX), default=100, help="Number of seeds, one run each."
 )
-@click.option(
-    "--start", type=click.IntRange(0), default=0, show_default=True, help="The first seed."
-)
+@click.option("--start", type=click.IntRange(0), default=0, help="The first seed.")
 @click.option(
     "--peers",
     type=click.IntRange(PEERS_MIN, PEERS_MAX),
@@ -42,7 +38,6 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "--audit",
     type=click.FloatRange(0.0, 1.0),
     default=0.0,
-    show_default=True,
     help="Share of all result chunks that is audited.",
 )
 @click.option(
@@ -55,7 +50,6 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "--lies",
     type=click.IntRange(1, LIES_MAX),
     default=1,
-    show_default=True,
     help="Number of chunks per round that the liar falsifies.",
 )
 @click.option(
@@ -65,15 +59,10 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "other peer may be removed, excluded for long or out-voted, and rounds must continue.",
 )
 @click.option(
-    "--jobs",
-    type=click.IntRange(1, 1_024),
-    help="Number of processes (default: one per core).",
+    "--jobs", type=click.IntRange(1, 1_024), help="Number of processes (default: one per core)."
 )
 @click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the results to this file.",
+    "--json", "json_path", type=FILE, help="Also write the results to this file; - for stdout."
 )
 @click.option("--quiet", is_flag=True, help="Print only violations.")
 @click.option("--trace", is_flag=True, help="Print every recorded event; needs --seeds 1.")
@@ -119,20 +108,23 @@ def simulate(
     if trace and seeds != 1:
         raise click.UsageError("--trace prints one seed: give --seeds 1 as well")
     report, began_s, interrupted = BatchReport(start), time.monotonic(), False
-    try:
-        if seeds == 1:
-            _run_one(report, start, choice, quiet=quiet, trace=trace)
-        else:
-            _run_all(report, seeds, choice, jobs or os.cpu_count() or 1, quiet=quiet)
-    except KeyboardInterrupt:
-        interrupted = True
-    seconds = time.monotonic() - began_s
-    if not quiet:
-        click.echo(summary(report, seconds))
-        if choice.liar is not None and report.lied:
-            click.echo(about_liars(report, choice))
+    to_stdout = json_path is not None and str(json_path) == "-"
+    with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
+        try:
+            if seeds == 1:
+                _run_one(report, start, choice, quiet=quiet, trace=trace)
+            else:
+                _run_all(report, seeds, choice, jobs or os.cpu_count() or 1, quiet=quiet)
+        except KeyboardInterrupt:
+            interrupted = True
+        seconds = time.monotonic() - began_s
+        if not quiet:
+            click.echo(summary(report, seconds))
+            if choice.liar is not None and report.lied:
+                click.echo(about_liars(report, choice))
     if json_path is not None:
-        json_path.write_text(json.dumps(as_json(report, seconds, interrupted), indent=2) + "\n")
+        with click.open_file(str(json_path), "w") as out:
+            out.write(json.dumps(as_json(report, seconds, interrupted), indent=2) + "\n")
     if report.violations:
         sys.exit(ExitCode.VIOLATION)
     if interrupted:

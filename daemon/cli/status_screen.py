@@ -140,5 +140,5 @@ def _show_peer(console: Console, status: PeerStatus) -> None:
         console.print(f"checkpoint: step {saved.step}, in {saved.place}")
     if saved.error:
         console.print(f"! no checkpoint: {saved.error}")
-    for line in status.told:
+    for line in status.notices:
         console.print(f"! {line}")

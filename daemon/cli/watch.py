@@ -129,16 +129,19 @@ def _master(
 
 
 def _headline(status: MasterStatus) -> list[RenderableType]:
-    counts, told = status.counts, status.headline
+    counts, headline = status.counts, status.headline
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(status.name, "bold").append(f"  {status.state}  ")
-    head.append(f"round {told.rounds}" + (f"/{told.rounds_wanted}" if told.rounds_wanted else ""))
-    head.append(f"  step {told.step}  loss {format_loss(told.loss)}")
-    head.append(f"  {told.tokens_per_s:.0f} tokens/s")
+    head.append(
+        f"round {headline.rounds}"
+        + (f"/{headline.rounds_wanted}" if headline.rounds_wanted else "")
+    )
+    head.append(f"  step {headline.step}  loss {format_loss(headline.loss)}")
+    head.append(f"  {headline.tokens_per_s:.0f} tokens/s")
     second = (
         f"{counts.live} live, {counts.participating} participating, "
         f"{counts.contributed} contributed; {status.aborted} aborted; "
-        f"{format_bytes(told.sent_bytes)} sent"
+        f"{format_bytes(headline.sent_bytes)} sent"
     )
     return [head, _line(second), _line(status.why_waiting, "yellow")]
 
@@ -170,7 +173,7 @@ def _peer(status: PeerStatus, height: int) -> list[RenderableType]:
             f"{format_bytes(status.bulk_received_bytes)} received, {len(status.links)} links"
         ),
     ]
-    lines += [_line(f"! {text}") for text in status.told[-max(0, height - 6) :]]
+    lines += [_line(f"! {text}") for text in status.notices[-max(0, height - 6) :]]
     return lines
 
 

@@ -19,9 +19,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from ... import __version__
 from ...protocol.messages import VERSION_MAX, VERSION_MIN, CheckAnswer
-from ..memory_check import MEMORY_LEFT_BYTES, machine_bytes
+from ..memory_check import MEMORY_LEFT_BYTES, format_gib, machine_bytes
 from ..paths import CONTROL_FILE, LOCK_FILE, read_control
 from ..this_machine import descriptor_limit
 from .findings import Finding, fault, ok, skipped, warning
@@ -92,13 +94,13 @@ def check_clock_alone() -> Finding:
 def check_memory(needs: CheckAnswer | None) -> Finding:
     """Compare the memory available to this process with the size of the run's state."""
     most = machine_bytes()
-    free = _available_bytes()
-    text = f"{_gib(most)} for this process, {_gib(min(free, most))} of it free"
+    free = psutil.virtual_memory().available
+    text = f"{format_gib(most)} for this process, {format_gib(min(free, most))} of it free"
     if needs is None or not needs.memory_bytes:
         if most < 2 * MEMORY_LEFT_BYTES:
             return fault(
                 "memory",
-                f"{_gib(most)} for this process; {_gib(MEMORY_LEFT_BYTES)} must stay free in addition "
+                f"{format_gib(most)} for this process; {format_gib(MEMORY_LEFT_BYTES)} must stay free in addition "
                 "to the state",
                 "raise the container's or the service's limit (docker run --memory, MemoryMax=), "
                 "`ulimit -v`, or use another machine",
@@ -107,27 +109,17 @@ def check_memory(needs: CheckAnswer | None) -> Finding:
     if most < needs.memory_bytes:
         return fault(
             "memory",
-            f"{_gib(most)} for this process, and the run's state needs {_gib(needs.memory_bytes)}",
+            f"{format_gib(most)} for this process, and the run's state needs {format_gib(needs.memory_bytes)}",
             "raise the container's or the service's limit (docker run --memory, MemoryMax=), "
             "`ulimit -v`, or use a machine with more",
         )
     if free < needs.memory_bytes:
         return warning(
             "memory",
-            f"{text}; the run's state needs {_gib(needs.memory_bytes)}",
+            f"{text}; the run's state needs {format_gib(needs.memory_bytes)}",
             "stop other programs before joining",
         )
-    return ok("memory", f"{text}; the run's state needs {_gib(needs.memory_bytes)}")
-
-
-def _available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return machine_bytes()
+    return ok("memory", f"{text}; the run's state needs {format_gib(needs.memory_bytes)}")
 
 
 # ---------------------------------------------------------------- disk and state
@@ -212,7 +204,7 @@ def check_disk(state: Path, needs: CheckAnswer | None) -> Finding:
         wanted += (needs.checkpoint_count + 2) * needs.checkpoint_bytes
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
-    text = f"{_gib(free)} free in {folder}, {_gib(wanted)} needed"
+    text = f"{format_gib(free)} free in {folder}, {format_gib(wanted)} needed"
     fix = "free some space, or choose a folder on another disk with --state DIR"
     if free < wanted:
         return fault("disk", text, fix)
@@ -244,18 +236,11 @@ def _existing(path: Path) -> Path:
 
 def _file_system(folder: Path) -> str:
     """Return the type of the file system that holds a folder, or an empty string if unknown."""
-    best, kind = "", ""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        mount = before.split()[4].replace("\\040", " ")
-        inside = mount == "/" or folder == Path(mount) or Path(mount) in folder.parents
-        if inside and len(mount) >= len(best):
-            best, kind = mount, after.split()[0]
-    return kind
+    mounts = [
+        each for each in psutil.disk_partitions(all=True) if folder.is_relative_to(each.mountpoint)
+    ]
+    # Of two mounts at one point the later one counts.
+    return max(reversed(mounts), key=lambda each: len(each.mountpoint)).fstype if mounts else ""
 
 
 # ---------------------------------------------------------------- limits of the system
@@ -302,7 +287,3 @@ def check_buffers() -> Finding:
         "a link opens several",
         f"on a fast line, as root: `sysctl -w {wanted}` (and net.core.rmem_max, wmem_max as large)",
     )
-
-
-def _gib(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.0f} MiB"

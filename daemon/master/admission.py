@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import trio
@@ -27,7 +27,7 @@ from ...membership.master.hello_checks import shut_out
 from ...membership.master.state.context import quoted
 from ...membership.master.state.master_effects import EventKind
 from ...protocol.addresses import host_of
-from ...protocol.enrolment import AdmittedNewcomer, Refusal, answer_newcomer
+from ...protocol.enrolment import Refusal, answer_newcomer
 from ...protocol.errors import UserError
 from ...protocol.machine_check import Checkups
 from ...protocol.messages import CheckRequest, EnrolRequest, RefusalCode, Role
@@ -38,7 +38,7 @@ from ..exit_codes import ExitCode
 from ..status_records import PendingRow
 from ..web.app import Json
 from .decisions import Decide
-from .journal_store import GrantRow, JournalStore, TokenError
+from .journal_store import JournalStore, TokenError, storing
 
 log = logging.getLogger("holdfast.master")
 
@@ -73,6 +73,7 @@ class Admission:
 
     Args:
       decide: lets the coordinator decide something.
+      recorded: waits until all decisions are on disk.
       checkups: answers machines that only want to be checked.
 
     Attributes:
@@ -85,6 +86,7 @@ class Admission:
         store: JournalStore,
         network: Network,
         decide: Decide,
+        recorded: Callable[[], Awaitable[None]],
         checkups: Checkups,
     ) -> None:
         self.change_count = 0
@@ -92,48 +94,37 @@ class Admission:
         self._store = store
         self._network = network
         self._decide = decide
+        self._recorded = recorded
         self._checkups = checkups
         self._pending: dict[str, Pending] = {}
 
     async def enrol(self, channel: Channel, authority: Authority) -> None:
         """Hold a newcomer's whole conversation; raises what ``answer_newcomer`` raises."""
-        grants: list[GrantRow] = []
         host = host_of(channel.remote_address)
 
-        async def redeem(request: EnrolRequest, peer: str) -> Role:
+        async def admit(request: EnrolRequest, peer: str) -> None:
             self.check_not_shut_out(peer)
             try:
                 if self._store.needs_approval(request.token) or self._spec_wants_approval:
                     raise self._keep_waiting(request, peer, host)
-                grants.append(
-                    await self._network.run_sync(lambda: self._store.redeem(request.token))
-                )
+                grant = await self._network.run_sync(lambda: self._store.redeem(request.token))
+                named = evolve(grant, name=request.name)
+                await self._network.run_sync(lambda: self._store.admit(peer, named))
             except TokenError as error:
                 raise Refusal(RefusalCode.TOKEN, str(error)) from error
             except sqlite3.Error as error:
                 raise _cannot_store(error) from error
-            return grants[0].role
-
-        async def admitted(admission: AdmittedNewcomer) -> None:
-            grant = evolve(grants[0], name=admission.name)
-            try:
-                await self._network.run_sync(lambda: self._store.admit(admission.peer, grant))
-            except sqlite3.Error as error:
-                raise _cannot_store(error) from error
-            log.info("admitted %s (%s)", admission.name, admission.peer[:8])
+            log.info("admitted %s (%s)", request.name, peer[:8])
 
         async def check(messages: MessageStream, request: CheckRequest) -> None:
             await self._checkups.answer(messages, request, host)
 
-        await answer_newcomer(
-            channel, authority, redeem, admitted=admitted, check=check, known=self._known_role
-        )
+        await answer_newcomer(channel, authority, admit, check=check, known=self._is_known)
 
-    def _known_role(self, peer: str) -> Role | None:
-        """Return the role of a peer that was admitted before and not shut out since."""
-        grant = self._store.grant(peer)
+    def _is_known(self, peer: str) -> bool:
+        """Return whether a peer was admitted before and not shut out since."""
         out = self._coordinator.context.history.is_out(peer)
-        return None if grant is None or out else grant.role
+        return self._store.grant(peer) is not None and not out
 
     def check_not_shut_out(self, peer: str) -> None:
         """Raise Refusal if this key was shut out, whatever token it shows now."""
@@ -211,17 +202,15 @@ class Admission:
         pending = self._find(wanted)
         del self._pending[pending.peer]  # before the first await: two approvals use the token once
         try:
-            grant = await self._network.run_sync(lambda: self._store.redeem(pending.token))
-            row = evolve(grant, name=pending.name)
-            await self._network.run_sync(lambda: self._store.admit(pending.peer, row))
+            with storing("the approval"):
+                grant = await self._network.run_sync(lambda: self._store.redeem(pending.token))
+                row = evolve(grant, name=pending.name)
+                await self._network.run_sync(lambda: self._store.admit(pending.peer, row))
         except TokenError:
-            raise  # the newcomer is told the same when it asks again
-        except sqlite3.Error as error:
+            raise  # the newcomer gets the same answer when it asks again
+        except UserError:
             self._pending[pending.peer] = pending
-            raise UserError(
-                f"the approval cannot be stored: {error}",
-                hint="free some space on the disk of the master's state",
-            ) from error
+            raise
         self._take(pending, "was approved by the run's operator")
         return {"peer": pending.peer, "name": pending.name, "approved": True}
 
@@ -229,11 +218,12 @@ class Admission:
         """Refuse a pending newcomer; its key is never admitted again.
 
         Raises:
-          UserError: no pending newcomer has this name.
+          UserError: no pending newcomer has this name, or the decision is not on disk in time.
         """
         pending = self._find(wanted)
         self._decide(partial(self._coordinator.kick, pending.peer, reason))
         self._take(pending, f"was refused by the run's operator: {quoted(reason)}")
+        await self._recorded()
         return {"peer": pending.peer, "name": pending.name, "approved": False}
 
     def _take(self, pending: Pending, what: str) -> None:
@@ -246,30 +236,35 @@ class Admission:
         self._decide(note)
 
     def _find(self, wanted: str) -> Pending:
-        waiting = self._pending
-        matches = [
-            waiting[peer] for peer in match_peers(wanted, {p: waiting[p].name for p in waiting})
-        ]
-        if len(matches) == 1:
-            return matches[0]
-        raise UserError(
-            f"{'no pending newcomer is' if not matches else 'several pending newcomers are'} called "
-            f"{wanted!r}"
-            + (f": {', '.join(each.peer[:8] for each in matches[:8])}" if matches else ""),
-            exit_code=ExitCode.USAGE,
-            hint="`holdfast approve` lists pending newcomers; use the id's first digits",
-        )
+        names = {peer: each.name for peer, each in self._pending.items()}
+        hint = "`holdfast approve` lists pending newcomers; use the id's first digits"
+        return self._pending[find_peer(wanted, names, "pending newcomer", hint)]
 
 
-def match_peers(wanted: str, names: Mapping[str, str]) -> list[str]:
-    """Return the peers that an operator may mean: by the first digits of the id, else by the name.
+def find_peer(wanted: str, names: Mapping[str, str], kind: str, hint: str) -> str:
+    """Return the peer that an operator means: by the first digits of the id, else by the name.
 
     A word of hex digits is always an id. A machine chooses its own name, and must not receive what
     was meant for another one by choosing that one's id.
+
+    Args:
+      names: of all peers, by id.
+      kind: what they are, for the error.
+
+    Raises:
+      UserError: there is none, or more than one.
     """
     if ID_DIGITS.fullmatch(wanted):
-        return [peer for peer in names if peer.startswith(wanted)]
-    return [peer for peer, name in names.items() if name == wanted]
+        matches = [peer for peer in names if peer.startswith(wanted)]
+    else:
+        matches = [peer for peer, name in names.items() if name == wanted]
+    if len(matches) == 1:
+        return matches[0]
+    text = f"several {kind}s are" if matches else f"no {kind} is"
+    text += f" called {wanted!r}"
+    if matches:
+        text += f": {', '.join(peer[:8] for peer in matches[:8])}"
+    raise UserError(text, exit_code=ExitCode.USAGE, hint=hint)
 
 
 async def check_token(store: JournalStore, token: str) -> None:

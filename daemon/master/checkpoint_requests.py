@@ -86,13 +86,13 @@ class CheckpointAsker:
         answers = self._answers
         rows: list[Json] = []
         for member in members:
-            told = answers.get(member.peer)
+            answer = answers.get(member.peer)
             rows.append(
                 {
                     "peer": member.peer,
                     "name": member.name,
-                    "writes": told is not None and told.writes,
-                    "why": "no answer yet" if told is None else told.reason,
+                    "writes": answer is not None and answer.writes,
+                    "why": "no answer yet" if answer is None else answer.reason,
                 }
             )
         writers = [format_member(m) for m, row in zip(members, rows, strict=True) if row["writes"]]

@@ -30,7 +30,7 @@ from blake3 import blake3
 
 from ...membership.master.state import journal
 from ...protocol import wire
-from ...protocol.durable_files import sync_to_disk
+from ...protocol.durable_files import put_in_place, sync_to_disk
 from ...protocol.errors import RemoteProtocolError
 
 CHECK_BYTES = 16
@@ -126,9 +126,7 @@ def finish_replacing(path: Path) -> None:
 
 def make_ready(part: Path, path: Path) -> None:
     """Mark the new journal at ``part`` as complete; from now on it replaces the old one."""
-    sync_to_disk(part)
-    os.replace(part, path.with_name(f"{path.name}.new"))
-    sync_to_disk(path.parent)
+    put_in_place(part, path.with_name(f"{path.name}.new"))
 
 
 class JournalTip:

@@ -16,7 +16,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 import msgpack
@@ -462,6 +462,18 @@ def back_up(state: Path, target: Path) -> int:
             hint="is the disk full? the previous copy is unchanged",
         ) from error
     return count
+
+
+@contextlib.contextmanager
+def storing(what: str) -> Iterator[None]:
+    """Turn a failure to write into a UserError that names what cannot be stored."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise UserError(
+            f"{what} cannot be stored: {error}",
+            hint="free some space on the disk of the master's state",
+        ) from error
 
 
 def _id_of(key: bytes) -> str:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -65,7 +64,6 @@ from .journal_writer import JournalWriter
 from .other_masters import OtherMasters
 from .peer_greeting import PeerGreeting
 from .peer_sessions import PeerSessions
-from .proof_check import fault_proven
 from .reachability import ReachabilityCheck
 from .state_verifier import StateVerifier
 
@@ -101,7 +99,6 @@ class MasterService:
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.coordinator = coordinator
-        coordinator.routes.secret = secrets.token_bytes(32)
         self.store = store
         self.network = network
         self.bind = bind
@@ -118,7 +115,9 @@ class MasterService:
         )
         needs = partial(needs_of, coordinator.context)
         checkups = Checkups(network, partial(check_token, store), needs)
-        self.admission = Admission(coordinator, store, network, self.decide, checkups)
+        self.admission = Admission(
+            coordinator, store, network, self.decide, self.recorded, checkups
+        )
         self._reachability = ReachabilityCheck(network, self._member_addresses, self._classed)
         greeting = PeerGreeting(
             coordinator,
@@ -219,6 +218,14 @@ class MasterService:
           UserError: that takes too long. It may still happen later.
         """
         self.decide(decision)
+        await self.recorded()
+
+    async def recorded(self) -> None:
+        """Wait until all decisions are on disk and the peers concerned were told.
+
+        Raises:
+          UserError: that takes too long. It may still happen later.
+        """
         with trio.move_on_after(RECORDED_S):
             await self.effects.drained()
             return
@@ -232,7 +239,8 @@ class MasterService:
         await self.network.run_sync(lambda: self.store.append(record))
 
     async def _check_proof(self, case: CheckProof) -> None:
-        fault = await self.network.run_sync(partial(fault_proven, case, self._notary))
+        """Check a proof against a chunk owner: the only tensor data that the master handles."""
+        fault = await self.network.run_sync(partial(_fault_proven, case, self._notary))
         self.decide(partial(self.coordinator.proof_checked, case, fault))
 
     def _note(self, text: str) -> None:
@@ -326,3 +334,18 @@ class MasterService:
 
     def _classed(self, peer: str, reachable: bool) -> None:
         self.decide(partial(self.coordinator.classed, peer, reachable))
+
+
+def _fault_proven(case: CheckProof, notary: Notary) -> str:
+    """Return the fault that a proof shows of a chunk owner, or an empty string. This takes CPU time."""
+    # Imported here: a master without accusations never loads the reduction.
+    from ...collectives.arithmetic import ChunkLayout
+    from ...collectives.evidence import UnsignedError, WrongChunkClaim, check_proof
+
+    layout = ChunkLayout.of(case.order.plan, case.size)
+    claim = WrongChunkClaim(case.order, layout, case.chunk, case.owner, case.digest, case.manifest)
+    try:
+        return check_proof(claim, notary, case.proof)
+    except UnsignedError as error:
+        log.info("a proof against peer %s is invalid: %s", case.owner[:8], error)
+        return ""

@@ -15,8 +15,8 @@ from ...protocol.errors import UserError
 from ...protocol.messages import Role
 from ..exit_codes import ExitCode
 from ..web.app import Action, Json
-from .admission import match_peers
-from .journal_store import JournalStore
+from .admission import find_peer
+from .journal_store import JournalStore, storing
 from .master_service import MasterService
 
 USES_MAX = 1_000_000  # of an invite
@@ -85,12 +85,14 @@ class OperatorCommands:
                 exit_code=ExitCode.USAGE,
             )
         invite = self._make_invite(role, founder is True, uses, hours, approve=approve is True)
-        told = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
-        return {"invite": invite, **told}
+        terms = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
+        return {"invite": invite, **terms}
 
     async def _withdraw(self, body: Json) -> Json:
         invite_id = str(body.get("id", ""))
-        if not self._store.withdraw(invite_id):
+        with storing("the withdrawal"):
+            found = self._store.withdraw(invite_id)
+        if not found:
             raise UserError(
                 f"there is no invite {invite_id!r}",
                 exit_code=ExitCode.USAGE,
@@ -134,15 +136,8 @@ class OperatorCommands:
         names |= {member.peer: member.name for member in self._coordinator.context.roster}
         for peer in history.revoked:
             names.pop(peer, None)
-        matches = match_peers(wanted, names)
-        if len(matches) != 1:
-            raise UserError(
-                f"{'no peer is' if not matches else 'several peers are'} called {wanted!r}"
-                + (f": {', '.join(peer[:8] for peer in matches[:8])}" if matches else ""),
-                exit_code=ExitCode.USAGE,
-                hint="`holdfast status` lists the members; use the peer id's first digits",
-            )
-        return matches[0]
+        hint = "`holdfast status` lists the members; use the peer id's first digits"
+        return find_peer(wanted, names, "peer", hint)
 
     # ------------------------------------------------------------ the run
 

@@ -123,8 +123,12 @@ class ReachabilityCheck:
 
 def _few_names(addresses: Sequence[str]) -> list[str]:
     """Return the addresses in order, with ``NAMES_MAX`` host names at most."""
-    names = [text for text in addresses if _is_name(text)]
-    return [text for text in addresses if text not in names[NAMES_MAX:]]
+    few, name_count = [], 0
+    for text in addresses:
+        name_count += (named := _is_name(text))
+        if not named or name_count <= NAMES_MAX:
+            few.append(text)
+    return few
 
 
 def _is_name(text: str) -> bool:

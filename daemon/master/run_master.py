@@ -42,11 +42,12 @@ from ..paths import make_private
 from ..spec_file import read_spec
 from ..status_records import MasterStatus
 from ..tasks import wait_for_signals
+from ..web.app import read_route
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
-from .journal_store import JOURNAL_FILE, JournalStore
+from .journal_store import JOURNAL_FILE, JournalStore, storing
 from .master_service import MasterService
 from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder
@@ -203,9 +204,9 @@ class Master:
             "master",
             self.options.state,
             self.options.http,
-            reads={"invites": lambda: {"invites": self.store.invites()}},
             why_unready=self.why_unready,
             routes=[
+                read_route("invites", lambda: {"invites": self.store.invites()}),
                 status_route(lambda past: self.status(past=past)),
                 Route("/api/live", live, methods=["GET"]),
                 metrics_route(self.status),
@@ -325,15 +326,10 @@ class Master:
         Raises:
           UserError: the disk is full.
         """
-        try:
+        with storing("the invite"):
             token, expires_s = self.store.make_token(
                 role, founder=founder, uses=uses, hours=hours, by_hand=approve
             )
-        except sqlite3.Error as error:
-            raise UserError(
-                f"the invite cannot be stored: {error}",
-                hint="free some space on the disk of the master's state",
-            ) from error
         return Invite(
             run_id=self.run_id,
             addresses=self._masters(),

@@ -43,6 +43,7 @@ WARNINGS_MAX = 8  # of the files, between two looks
 # While the disk is slow or full; beyond these limits the oldest rows are dropped.
 EVENTS_WAITING_MAX = 10_000
 POINTS_WAITING_MAX = 2_000  # more than an hour
+FIGURES = [name for name in COLUMNS if name not in ("at", "members")]  # of a ``Headline``
 ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
 
 Json = dict[str, Any]
@@ -256,31 +257,23 @@ class RunRecorder:
 
     # ------------------------------------------------------------ the curve
 
-    def headline(self, told: Headline) -> Headline:
+    def headline(self, figures: Headline) -> Headline:
         """Return this master's headline with the bytes of earlier masters added."""
         before = self._before
         if before is None:
-            return told
+            return figures
         return attrs.evolve(
-            told,
-            sent_bytes=told.sent_bytes + (before.sent_bytes or 0),
-            saved_bytes=told.saved_bytes + (before.saved_bytes or 0),
+            figures,
+            sent_bytes=figures.sent_bytes + (before.sent_bytes or 0),
+            saved_bytes=figures.saved_bytes + (before.saved_bytes or 0),
         )
 
     def _take_point(self, now: float) -> None:
-        told = self.headline(headline(self._service.coordinator))
+        figures = self.headline(headline(self._service.coordinator))
         point = Point(
-            now,
-            told.step,
-            told.rounds,
-            told.loss,
-            told.loss_min,
-            told.loss_max,
-            told.tokens_per_s,
-            told.utilisation,
-            len(self._context.roster),
-            told.sent_bytes,
-            told.saved_bytes,
+            at=now,
+            members=len(self._context.roster),
+            **{name: getattr(figures, name) for name in FIGURES},
         )
         if self._last is not None and now - self._last.at > 2 * POINT_S:
             # Nothing changed in between: keep the curve flat until just before this point.

@@ -35,6 +35,7 @@ from ...protocol.messages import (
     AuditOrder,
     EvidenceRefused,
     EvidenceRequest,
+    Message,
     ProofPiece,
     ProofWanted,
 )
@@ -42,7 +43,6 @@ from ...protocol.network.interface import Network
 from ...protocol.network.lane import Buffer, FrameHeader, FrameKind
 from ...protocol.text import plain
 from .peer_config import CurrentSpec
-from .peer_events import PeerEvent
 from .reducer import Reducer
 
 log = logging.getLogger("holdfast.peer")
@@ -117,7 +117,7 @@ class Auditor:
 
     Args:
       start: runs a task until the service ends.
-      handle: takes messages for the master.
+      tell: sends a message to the master.
     """
 
     _network: Network
@@ -125,7 +125,7 @@ class Auditor:
     _spec: CurrentSpec
     _reducer: Reducer
     _start: Callable[..., None] = field(kw_only=True)
-    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _tell: Callable[[Message], None] = field(kw_only=True)
     _fetches: dict[int, _EvidenceFetch] = field(factory=dict, init=False)  # by transfer
     # Peers that are being sent evidence: one chunk at a time.
     _serving: set[str] = field(factory=set, init=False)
@@ -151,7 +151,7 @@ class Auditor:
         seen, where = findings.passed.union(findings.wrong), (order.round, order.attempt)
         unseen = tuple(chunk for chunk in order.chunks if chunk not in seen)
         reason = plain(findings.reason)
-        self._handle(Audited(*where, tuple(findings.wrong), unseen, reason))
+        self._tell(Audited(*where, tuple(findings.wrong), unseen, reason))
 
     async def _check_owner(
         self, audit_log: AuditLog, evidence_list: list[ChunkEvidence], findings: _Findings
@@ -216,7 +216,7 @@ class Auditor:
         proof = reduction.audit_log.proofs.get(wanted.chunk, b"")
         piece = proof[wanted.offset : wanted.offset + PROOF_PIECE_BYTES_MAX]
         where = (wanted.round, wanted.attempt, wanted.chunk, wanted.offset)
-        self._handle(ProofPiece(*where, len(proof), piece))
+        self._tell(ProofPiece(*where, len(proof), piece))
 
     # ------------------------------------------------------------ serving
 

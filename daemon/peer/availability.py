@@ -20,10 +20,10 @@ from ...protocol.errors import UserError
 from ...protocol.trust.identity import Identity
 from ..exit_codes import ExitCode
 from ..paths import make_private
-from ..status_records import CheckpointStatus, PeerStatus
+from ..status_records import PeerStatus
 from ..tasks import wait_for_signals
 from ..this_machine import on_battery
-from ..web.app import Json
+from ..web.app import Json, read_route
 from ..web.http_server import control_side
 from .run_peer import Peer, PeerOptions
 from .volunteer_limits import VolunteerLimits
@@ -80,7 +80,7 @@ class Volunteer:
             "peer",
             self.options.state,
             self.options.http,
-            reads={"status": self.status},
+            routes=[read_route("status", self.status)],
             actions={"leave": self._act_leave, "retry": self._act_retry},
             why_unready=lambda: self._why,
             names=self.options.http_names,
@@ -102,39 +102,11 @@ class Volunteer:
         options = self.options
         identity = Identity.load_or_create(make_private(options.state) / "identity.key")
         return PeerStatus(
-            kind="peer",
             version=__version__,
-            attached=False,
             peer=identity.peer_id,
             name=options.name,
             run_id=options.invite.run_id,
-            number=0,
-            role="away",
-            in_sync=False,
-            phase="away",
             why=self._why,
-            told=(),
-            step=0,
-            tokens=0,
-            tokens_per_s=0.0,
-            loss=None,
-            metrics={},
-            links=(),
-            bulk_sent_bytes=0,
-            bulk_received_bytes=0,
-            state_received_bytes=0,
-            state_saved_bytes=0,
-            copies=(),
-            heads=(),
-            rounds=(),
-            checkpoints=CheckpointStatus(place="", writing=False, newest=None, step=None, error=""),
-            finished=False,
-            trainer_pid=None,
-            command_pid=None,
-            trainer_restarts=0,
-            trainer_state="none",
-            waited_s=0.0,
-            stepped_s=0.0,
             limits=options.limits,
         )
 

@@ -158,8 +158,8 @@ class UnixBridge:
             connection.close()
             self._detached.set()
             if came:
-                said = "" if self._crash is None else self._crash.reason
-                events.trainer_went(self._cut or said or reason)
+                report = "" if self._crash is None else self._crash.reason
+                events.trainer_went(self._cut or report or reason)
                 self._cut = ""
 
     async def _read(self, stream: MessageStream, events: TrainerEvents) -> str:
@@ -169,7 +169,7 @@ class UnixBridge:
                 if isinstance(message, Failing) and message.kind is not FailureKind.NAN:
                     self._crash = message
                 else:
-                    events.trainer_said(message)
+                    events.trainer_sent(message)
         except RemoteProtocolError as error:
             return f"the training process broke the protocol: {error}"
         except trio.EndOfChannel:

@@ -21,11 +21,10 @@ from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
 from ...checkpoint.checkpoints import Manifest
 from ...checkpoint.shared_state import SharedState
 from ...membership.peer.replica import Replica
-from ...protocol.messages import CheckpointTold, KeepState
+from ...protocol.messages import CheckpointTold, KeepState, Message
 from ...protocol.network.interface import Network
 from ...protocol.text import plain
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .peer_events import PeerEvent
 from .state_service import StateService
 from .trainer_port import TrainerPort
 
@@ -42,7 +41,7 @@ class Checkpointer:
 
     Args:
       start: runs a task until the service ends.
-      handle: takes messages for the master.
+      tell: sends a message to the master.
 
     Attributes:
       place: the checkpoint store; None: no checkpoints are written.
@@ -63,7 +62,7 @@ class Checkpointer:
     _state_service: StateService
     place: CheckpointStore | None
     _start: Callable[..., None] = field(kw_only=True)
-    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _tell: Callable[[Message], None] = field(kw_only=True)
     _wall_clock: Callable[[], float] = field(default=time.time, kw_only=True)
     newest: Manifest | None = field(default=None, init=False)
     error: str = field(default="", init=False)
@@ -111,7 +110,7 @@ class Checkpointer:
     def write_now(self, number: int) -> None:
         """Write a checkpoint of the next settled state, as the run operator ordered."""
         why = self._why_not()
-        self._handle(CheckpointTold(number, not why, reason=plain(why)))
+        self._tell(CheckpointTold(number, not why, reason=plain(why)))
         if not why:
             self._ordered = number
             self.check()
@@ -128,7 +127,7 @@ class Checkpointer:
         return self.error if self._too_large(state) else ""
 
     def _answer(self, number: int, *, name: str = "", reason: str = "") -> None:
-        self._handle(CheckpointTold(number, False, name, plain(reason)))
+        self._tell(CheckpointTold(number, False, name, plain(reason)))
 
     def _writes(self) -> bool:
         """Return whether this peer writes checkpoints."""
@@ -199,7 +198,7 @@ class Checkpointer:
 
     def _failed(self, error: StoreError) -> None:
         if str(error) != self.error:
-            self._report.told.append(f"no checkpoint: {error}")
+            self._report.notices.append(f"no checkpoint: {error}")
             log.warning("no checkpoint was written: %s", error)
         self.error = str(error)
 
@@ -258,7 +257,7 @@ class Checkpointer:
             term=replica.term,
             nonce=replica.nonce,
             branch=replica.branch,
-            step=replica.step,
+            step=replica.trainer.run_step,
             layout=layout,
             spec_toml=toml,
             now_s=self._wall_clock(),

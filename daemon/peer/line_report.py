@@ -8,7 +8,7 @@ from ...collectives.links.hub import LinkHub
 from ...collectives.links.rate_meter import Reading
 from ...protocol.messages import LinkLoad, Measured
 
-LINKS_TOLD_MAX = 64  # links in a report; those that carried most
+LINKS_REPORTED_MAX = 64  # links in a report; those that carried most
 
 
 def measured(hub: LinkHub) -> Measured:
@@ -29,4 +29,4 @@ def measured(hub: LinkHub) -> Measured:
 def heaviest(sent_to: Mapping[str, Reading]) -> list[tuple[str, Reading]]:
     """Return the links that carried most: reports of all links would grow with the members' square."""
     links = sorted(sent_to.items(), key=lambda each: -each[1].carried_bytes)
-    return links[:LINKS_TOLD_MAX]
+    return links[:LINKS_REPORTED_MAX]

@@ -64,6 +64,7 @@ QUEUE_COUNT_MAX = 4_096  # messages to the master that wait to be written; more:
 DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
 ADDRESSES_MAX = 2 * MASTERS_MAX  # of masters to dial: the invite's and learned ones
 BACKOFF_FIRST_S = 0.2
+RENEW_EVERY_S = 6 * 3600.0  # a certificate lasts a day
 RESUME_PAUSE_S = 0.05  # between two connections of a session
 RESUME_S = 3.0  # to reach the master again and resume; then the trainer is told that it is away
 # Share of the deadline: a master that is silent for longer is dialled again, since this machine's address
@@ -118,8 +119,6 @@ class MasterSession:
       hello: returns the greeting for a master at a host, from a local port.
       obeys: returns whether this peer may obey the master of a term and nonce.
       handle: takes the master's messages, and the end of a session that had a ``Welcome``.
-      renew: makes a certificate request; None: the certificate is never renewed.
-      renewed: takes the renewed certificate, as PEM.
 
     Attributes:
       released: set when the master lets this peer go, or refuses it after it asked to leave.
@@ -137,9 +136,6 @@ class MasterSession:
         hello: Callable[[str, int], Hello],
         obeys: Callable[[int, bytes], bool],
         handle: Callable[[Message | SessionEnded], None],
-        renew: Callable[[], bytes] | None,
-        renewed: Callable[[bytes], None] | None,
-        renew_every_s: float,
     ) -> None:
         self.released = trio.Event()
         self.leaving = False
@@ -152,9 +148,6 @@ class MasterSession:
         self._obeys = obeys
         self._handle = handle
         self._masters = list(config.masters)
-        self._renew = renew
-        self._renewed = renewed
-        self._renew_every_s = renew_every_s
         self._message_queue: trio.MemorySendChannel[Message] | None = None
         self._conversation: Conversation | None = None  # while one can be resumed
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
@@ -195,7 +188,7 @@ class MasterSession:
         """
         backoff_s = BACKOFF_FIRST_S
         last_contact_s = trio.current_time()
-        failure, clock_told = "", False
+        failure, clock_logged = "", False
         while True:
             hint = IS_IT_THERE
             for address in list(self._masters):
@@ -207,7 +200,7 @@ class MasterSession:
                     elif hint == IS_IT_THERE:  # else another address gave a better reason
                         failure = why_not(error)
                     continue
-                clock_told = False
+                clock_logged = False
                 began_s = trio.current_time()
                 await self._hold(channel)
                 while self._conversation is not None:
@@ -220,9 +213,9 @@ class MasterSession:
             patience_s = self._config.patience_s
             if patience_s is not None and trio.current_time() - last_contact_s > patience_s:
                 raise no_master(self._masters, failure, hint)
-            if hint == WRONG_CLOCK_HINT and not clock_told:
+            if hint == WRONG_CLOCK_HINT and not clock_logged:
                 log.warning("%s: %s", failure, hint)  # the clock may yet be set, as after a boot
-                clock_told = True
+                clock_logged = True
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
@@ -423,8 +416,8 @@ class MasterSession:
             case Released():
                 self.released.set()
             case Renewed():
-                if self._renewed is not None:
-                    self._renewed(message.certificate_pem)
+                if self._config.credentials is not None:
+                    self._config.credentials.replace_certificate(message.certificate_pem)
             case Welcome():  # the run got its initial weights meanwhile
                 self._welcome(message)
             case View():
@@ -453,11 +446,12 @@ class MasterSession:
             await trio.sleep(every_s)
 
     async def _renew_certificate(self) -> None:
-        if self._renew is None:
+        credentials = self._config.credentials
+        if credentials is None:
             return
         while True:
-            await trio.sleep(self._renew_every_s)
-            self.tell(Renew(self._renew()))
+            await trio.sleep(RENEW_EVERY_S)
+            self.tell(Renew(credentials.identity.request_pem(self._config.name)))
 
 
 def is_offline(error: Exception) -> bool:

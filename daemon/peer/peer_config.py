@@ -11,10 +11,11 @@ from attrs import define, field
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
 from ...protocol.messages import RelayOffer
+from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.notary import Notary
 from .volunteer_limits import DiskQuota
 
-TOLD_MAX = 20  # newest notices to the operator that the status page shows
+NOTICES_MAX = 20  # newest notices to the operator that the status page shows
 
 
 @define
@@ -32,6 +33,7 @@ class PeerConfig:
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0  # give up after this time without a master; None: never
     local_checkpoint: str = ""  # file for the trainer's local checkpoint; empty: none
+    credentials: Credentials | None = None  # renewed in time; None: nothing to renew
     always_writes: bool = False  # write checkpoints whatever the spec's ``peers`` is
     notary: Notary | None = None  # signs contributions; None: they stay unsigned
     site: str = ""  # members of one site share a line; empty: derived from addresses
@@ -48,7 +50,7 @@ class PeerReport:
 
     phase: str = "starting"
     why: str = ""
-    told: deque[str] = field(factory=lambda: deque(maxlen=TOLD_MAX))
+    notices: deque[str] = field(factory=lambda: deque(maxlen=NOTICES_MAX))
 
 
 @define(eq=False)

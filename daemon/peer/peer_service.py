@@ -24,7 +24,7 @@ parts do the work:
      ├── fetch        (per fragment) copies a version from donors
      └── write        (if due)       a checkpoint, in pieces
 
-The parts report by ``_on_event``, the replica decides, ``_perform`` carries out. All of this is plain
+A part tells the replica what happened, the replica decides, ``_perform`` carries out. All of this is plain
 (not async) code on one event loop, so each event is handled completely before the next one.
 """
 
@@ -38,7 +38,6 @@ from attrs import frozen
 
 from ... import __version__
 from ...checkpoint.checkpoint_store import CheckpointStore
-from ...checkpoint.checkpoints import Manifest
 from ...checkpoint.shared_state import SharedState
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.line_probe import Prober
@@ -91,22 +90,8 @@ from ...protocol.trust.authority import Party
 from ..advertised_hosts import dialable
 from .auditor import Auditor
 from .checkpointer import Checkpointer
-from .line_report import measured
 from .master_session import MasterSession, SessionEnded
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .peer_events import (
-    FetchFailed,
-    FragmentFetched,
-    InitialStateTaken,
-    PeerEvent,
-    PseudoGradientPosted,
-    ReductionDone,
-    ReductionFailed,
-    RoundApplied,
-    StateRestored,
-    TrainerGone,
-    TrainerReady,
-)
 from .reducer import Reducer
 from .relay_service import RelayWork
 from .state_service import StateService
@@ -133,7 +118,6 @@ class PeerService:
 
     Args:
       checkpoints: where checkpoints are written; None: nowhere.
-      renew, renewed, renew_every_s: see ``MasterSession``.
     """
 
     def __init__(
@@ -143,13 +127,10 @@ class PeerService:
         trainer: TrainerPort,
         *,
         checkpoints: CheckpointStore | None = None,
-        renew: Callable[[], bytes] | None = None,
-        renewed: Callable[[bytes], None] | None = None,
-        renew_every_s: float = 6 * 3600.0,
         factories: PeerFactories | None = None,
     ) -> None:
         factories = factories or PeerFactories()
-        start, handle = self._start, self._on_event
+        start, perform = self._start, self._perform
         self.config = config
         self.network = network
         self.replica = replica = Replica(config.me)
@@ -164,21 +145,28 @@ class PeerService:
             hello=self._hello,
             obeys=replica.obeys,
             handle=self._hear,
-            renew=renew,
-            renewed=renewed,
-            renew_every_s=renew_every_s,
         )
+        tell = self.session.tell
         self.hub = hub = LinkHub(
             network,
             config.me,
             on_message=self._on_link_message,
-            tell_master=handle,
+            tell_master=tell,
             upload=_cap(config.upload_bytes_per_s),
             download=_cap(config.download_bytes_per_s),
         )
         self._prober = Prober(hub)
         self.state_service = StateService(
-            config, network, hub, trainer, replica, report, spec, start=start, handle=handle
+            config,
+            network,
+            hub,
+            trainer,
+            replica,
+            report,
+            spec,
+            start=start,
+            tell=tell,
+            perform=perform,
         )
         self.reducer = Reducer(
             config,
@@ -186,14 +174,13 @@ class PeerService:
             hub,
             spec,
             self.state_service,
-            is_copying=replica.is_copying,
+            replica,
             start=start,
-            handle=handle,
+            tell=tell,
+            perform=perform,
             make_reduction=factories.reduction,
         )
-        self.auditor = factories.auditor(
-            network, hub, spec, self.reducer, start=start, handle=handle
-        )
+        self.auditor = factories.auditor(network, hub, spec, self.reducer, start=start, tell=tell)
         self.training = TrainerService(
             network,
             hub,
@@ -205,7 +192,8 @@ class PeerService:
             local_checkpoint=config.local_checkpoint,
             residual_of=self.reducer.residual_of,
             start=start,
-            handle=handle,
+            tell=tell,
+            perform=perform,
         )
         self.checkpointer = factories.checkpointer(
             config,
@@ -217,11 +205,11 @@ class PeerService:
             self.state_service,
             checkpoints,
             start=start,
-            handle=handle,
+            tell=tell,
         )
         self.relay: RelayWork | None = None
         if config.relay is not None:
-            self.relay = RelayWork(RelayForwarder(config.relay, network.proven), handle)
+            self.relay = RelayWork(RelayForwarder(config.relay, network.proven), tell)
         self.number = 0
         self.finished = trio.Event()
         self._bound: Sequence[Address] = ()
@@ -235,10 +223,6 @@ class PeerService:
     @property
     def state(self) -> SharedState | None:
         return self.state_service.known_state
-
-    def progress(self) -> Progress:
-        """Return the trainer's progress; see ``TrainerService.progress``."""
-        return self.training.progress()
 
     # ------------------------------------------------------------ life
 
@@ -294,7 +278,7 @@ class PeerService:
         deadline_s = spec.membership.deadline_s if spec is not None else 15.0
         with trio.move_on_after(2 * deadline_s):
             if session.connected:
-                session.tell(self.progress())
+                session.tell(self.training.progress())
                 session.tell(Leaving(reason))
                 await session.released.wait()
 
@@ -326,7 +310,7 @@ class PeerService:
         while True:
             await trio.sleep(PROGRESS_S)
             self.training.check_alive()
-            progress = self.progress()
+            progress = self.training.progress()
             if progress != self._progress_sent and self.session.connected:
                 self._progress_sent = progress
                 self.session.tell(progress)
@@ -374,7 +358,10 @@ class PeerService:
             self._use_layout(message.layout)
         for commit in message.committed:
             self.reducer.settle(commit)
-        self._perform(self.replica.welcome(message, spec.diloco.sync_every, spec.diloco.fragments))
+        diloco, total_steps = spec.diloco, spec.total_steps
+        self._perform(
+            self.replica.welcome(message, diloco.sync_every, diloco.fragments, total_steps)
+        )
         if self.relay is not None:
             self.relay.welcome()
         if self.training.layout is not None:
@@ -404,7 +391,7 @@ class PeerService:
                 self._view_term = self.replica.term
                 self.hub.set_members(message.members, back=first and same, new_master=not same)
                 self._perform(self.replica.receive(message))
-                if self.replica.in_sync:
+                if self.replica.trainer.in_sync:
                     self.state_service.clear_partial()
                 self.checkpointer.check()
             case SupplyWeights():
@@ -425,7 +412,7 @@ class PeerService:
                 self.checkpointer.write_now(number)
             case Notice():
                 log.warning("notice from the master: %s", message.text)
-                self.report.told.append(message.text)
+                self.report.notices.append(message.text)
             case _:
                 if isinstance(message, Commit):
                     self.reducer.settle(message)
@@ -434,60 +421,6 @@ class PeerService:
     def _use_layout(self, layout: ModelLayout) -> None:
         if self.state_service.use_layout(layout):
             self.training.admit()
-
-    # ------------------------------------------------------------ the parts' events
-
-    def _on_event(self, event: PeerEvent) -> None:
-        """Send a part's message to the master, or have the replica decide on its event."""
-        replica = self.replica
-        match event:
-            case Message():
-                self.session.tell(event)
-            case ReductionDone(round_id, attempt, result, planned):
-                if planned:
-                    self.session.tell(measured(self.hub))
-                effects = replica.reduction_done(
-                    round_id,
-                    attempt,
-                    result.digest,
-                    result.manifest,
-                    result.norm_sums,
-                    result.momentum_square,
-                )
-                self._perform(effects)
-            case ReductionFailed(round_id, attempt, accused, reason, bad):
-                self._perform(replica.reduction_failed(round_id, attempt, accused, bad, reason))
-            case RoundApplied(round_id, head):
-                self._perform(replica.applied(round_id, head))
-            case FragmentFetched(head, received_bytes, bad_donors):
-                self.session.tell(measured(self.hub))  # the first rate that is known of these lines
-                self._perform(replica.fetched(head, received_bytes, bad_donors))
-            case FetchFailed(head, bad_donors, reason):
-                self._perform(replica.fetch_failed(head, bad_donors, reason))
-            case StateRestored(manifest):
-                self._restored(manifest)
-            case InitialStateTaken(lineage, heads):
-                replica.founded(lineage, heads)
-            case TrainerReady():
-                self._perform(replica.trainer_came())
-            case TrainerGone():
-                self._perform(replica.trainer_lost())
-            case PseudoGradientPosted(posted, norm, refusal):
-                self._perform(replica.posted(posted, norm, refusal))
-
-    def _restored(self, manifest: Manifest | None) -> None:
-        replica = self.replica
-        if manifest is None:
-            replica.restored(b"", 0, (), 0, replica.term, replica.nonce)
-        else:
-            replica.restored(
-                bytes.fromhex(manifest.lineage),
-                len(manifest.sizes),
-                manifest.fragment_heads(),
-                manifest.step,
-                manifest.term,
-                bytes.fromhex(manifest.nonce),
-            )
 
     # ------------------------------------------------------------ effects
 
@@ -501,7 +434,7 @@ class PeerService:
                 case peer_effects.TellTrainer(message=message):
                     trainer.tell(message)
                 case peer_effects.ReloadTrainer(step=step, step_limit=step_limit):
-                    trainer.tell(Load(step, step_limit, self.replica.finished))
+                    trainer.tell(Load(step, step_limit, self.replica.trainer.finished))
                 case peer_effects.StartReduction(order=order, contribute=contribute):
                     self._prober.stop()
                     self.reducer.start(order, contribute=contribute)
@@ -528,7 +461,7 @@ class PeerService:
                     self.state_service.unpin(order)
                 case peer_effects.DiscardState():
                     self._discard_state()
-        if self.replica.finished:
+        if self.replica.trainer.finished:
             self._finish_if_done()
 
     async def _apply(self, commit: Commit) -> None:
@@ -545,7 +478,7 @@ class PeerService:
             self._use_layout(layout)
 
     def _finish_if_done(self) -> None:
-        if not self.replica.finished or self.finished.is_set():
+        if not self.replica.trainer.finished or self.finished.is_set():
             return
         if any(here.commit is not None for here in self.replica.rounds.values()):
             return  # committed rounds are still being applied

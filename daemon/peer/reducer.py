@@ -24,6 +24,8 @@ from ...collectives.links.hub import LinkHub
 from ...collectives.reduction import ReduceResult, Reduction
 from ...diloco.outer import outer_step
 from ...membership.manifest import is_everywhere
+from ...membership.peer.peer_effects import PeerEffect
+from ...membership.peer.replica import Replica
 from ...protocol.arena import Values
 from ...protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
 from ...protocol.messages import (
@@ -33,12 +35,13 @@ from ...protocol.messages import (
     Flush,
     FragmentHead,
     Held,
+    Message,
     Reduce,
     Repair,
 )
 from ...protocol.network.interface import Network
+from .line_report import measured
 from .peer_config import CurrentSpec, PeerConfig
-from .peer_events import PeerEvent, ReductionDone, ReductionFailed, RoundApplied
 from .state_service import StateService
 
 log = logging.getLogger("holdfast.peer")
@@ -57,9 +60,9 @@ class Reducer:
     """Reductions, repairs and outer steps of one peer.
 
     Args:
-      is_copying: returns whether a fragment is being fetched.
       start: runs a task until the service ends.
-      handle: takes this part's events.
+      tell: sends a message to the master.
+      perform: carries out effects of the replica.
     """
 
     _config: PeerConfig
@@ -67,9 +70,10 @@ class Reducer:
     _hub: LinkHub
     _spec: CurrentSpec
     _state_service: StateService
-    _is_copying: Callable[[int], bool] = field(kw_only=True)
+    _replica: Replica
     _start: Callable[..., None] = field(kw_only=True)
-    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _tell: Callable[[Message], None] = field(kw_only=True)
+    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
     _make_reduction: Callable[..., Reduction] = field(default=Reduction, kw_only=True)
     # By round, these three.
     _running: dict[int, _Running] = field(factory=dict, init=False)
@@ -125,13 +129,21 @@ class Reducer:
         def whole(result: ReduceResult) -> None:
             if self._running.get(order.round) is not running:
                 return
-            if self._is_copying(order.fragment) and reduction.condense():
+            if self._replica.is_copying(order.fragment) and reduction.condense():
                 # The result may wait for long, and several may wait at once.
                 result = evolve(result, values=result.values[:0].copy())
             self._results[order.round] = result
-            # The plan did not account for a repair: its rates are not reported.
-            planned = reduction.attempt == order.attempt
-            self._handle(ReductionDone(order.round, reduction.attempt, result, planned))
+            if reduction.attempt == order.attempt:  # the plan did not account for a repair
+                self._tell(measured(self._hub))
+            effects = self._replica.reduction_done(
+                order.round,
+                reduction.attempt,
+                result.digest,
+                result.manifest,
+                result.norm_sums,
+                result.momentum_square,
+            )
+            self._perform(effects)
 
         with running.scope:
             try:
@@ -155,15 +167,15 @@ class Reducer:
         running = self._running.get(order.round)
         if running is not None:  # else it failed here, and the master was told
             results = running.reduction.flush(order.lost)
-            self._handle(Held(order.round, order.attempt, results))
+            self._tell(Held(order.round, order.attempt, results))
 
     def diagnose(self, order: Diagnose) -> None:
         """Report what the reduction waits for and what it holds."""
         running = self._running.get(order.round)
         if running is None or running.reduction.attempt != order.attempt:
-            self._handle(Diagnosis(order.round, order.attempt))
+            self._tell(Diagnosis(order.round, order.attempt))
         else:
-            self._handle(running.reduction.diagnosis())
+            self._tell(running.reduction.diagnosis())
 
     def repair(self, order: Repair) -> None:
         """Continue without the lost members."""
@@ -215,7 +227,7 @@ class Reducer:
         bad: bool = False,
     ) -> None:
         log.info("round %d attempt %d fails here: %s", round_id, attempt, reason)
-        self._handle(ReductionFailed(round_id, attempt, accused, reason, bad))
+        self._perform(self._replica.reduction_failed(round_id, attempt, accused, bad, reason))
 
     # ------------------------------------------------------------ error feedback
 
@@ -282,4 +294,4 @@ class Reducer:
             )
 
         head = await self._network.run_sync(work)
-        self._handle(RoundApplied(commit.round, head))
+        self._perform(self._replica.applied(commit.round, head))

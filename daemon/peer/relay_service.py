@@ -42,17 +42,17 @@ class RelayWork:
     """A relay forwarder with its orders from the master and its reports.
 
     Args:
-      handle: takes messages for the master.
+      tell: sends a message to the master.
     """
 
-    def __init__(self, desk: RelayForwarder, handle: Callable[[Message], None]) -> None:
+    def __init__(self, desk: RelayForwarder, tell: Callable[[Message], None]) -> None:
         self.desk = desk
-        self._handle = handle
-        self._told: Relayed | None = None
+        self._tell = tell
+        self._sent: Relayed | None = None
 
     def welcome(self) -> None:
         """Begin a session: report again in full. Pairs may go on using their tickets."""
-        self._told = None
+        self._sent = None
 
     def hear(self, message: Message) -> None:
         """Carry out the master's orders about forwarding; other messages are ignored."""
@@ -65,23 +65,15 @@ class RelayWork:
         while True:
             await trio.sleep(REPORT_S)
             report = self.desk.report()
-            if report != self._told:
-                self._told = report
-                self._handle(report)
+            if report != self._sent:
+                self._sent = report
+                self._tell(report)
 
 
 class RelayService:
     """A relay of a run, on any ``Network``; ``config.relay`` limits what it forwards."""
 
-    def __init__(
-        self,
-        config: PeerConfig,
-        network: Network,
-        *,
-        renew: Callable[[], bytes] | None = None,
-        renewed: Callable[[bytes], None] | None = None,
-        renew_every_s: float = 6 * 3600.0,
-    ) -> None:
+    def __init__(self, config: PeerConfig, network: Network) -> None:
         assert config.relay is not None
         self.config = config
         self.network = network
@@ -98,9 +90,6 @@ class RelayService:
             hello=self._hello,
             obeys=self._obeys,
             handle=self._hear,
-            renew=renew,
-            renewed=renewed,
-            renew_every_s=renew_every_s,
         )
         self.work = RelayWork(RelayForwarder(config.relay, network.proven), self.session.tell)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import trio
 from attrs import define, field
@@ -22,11 +21,12 @@ from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
 from ...protocol.messages import FailureKind, RefusalCode, RelayOffer, Remedy, TrainerFailed
 from ...protocol.network.sockets import SocketNetwork
+from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.invite import Invite
 from ...protocol.trust.notary import Notary
 from ..exit_codes import ExitCode
 from ..memory_check import machine_bytes
-from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE
+from ..paths import CHECKPOINTS_FOLDER, OWN_STATE_FILE, socket_folder
 from ..status_records import CheckpointStatus, LinkRow, PeerRoundRow, PeerStatus
 from ..tasks import wait_for_signals
 from ..web.app import Json
@@ -43,8 +43,12 @@ from .trainer_service import format_failure
 from .trainer_supervisor import TrainerEnd, TrainerSupervisor
 from .volunteer_limits import DiskQuota
 
+PROGRESS_SHOWN = (  # fields of ``Progress`` that the status repeats
+    *("step", "tokens", "tokens_per_s", "loss", "metrics", "waited_s", "stepped_s"),
+    *("bulk_sent_bytes", "bulk_received_bytes", "state_received_bytes", "state_saved_bytes"),
+)
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of fetches that did not finish
-WRITING_TOLD_S = 5.0  # between two progress lines of the last checkpoint
+WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint
 AVAILABILITY_S = 1.0  # between two checks whether the machine is still available
 FAREWELL_S = 120.0  # for the trainer to evaluate, save and exit after the run's end
 
@@ -71,6 +75,22 @@ class PeerOptions:
     limits: Json = field(factory=dict)  # volunteer limits, for the status page
     http_names: Sequence[str] = ()  # host names that HTTP answers to, beside this machine's own
 
+    def config(self, credentials: Credentials, **more: Any) -> PeerConfig:
+        """Return the service's configuration, with more of its fields."""
+        return PeerConfig(
+            me=credentials.identity.peer_id,
+            name=self.name,
+            run_id=self.invite.run_id,
+            masters=self.invite.addresses,
+            bind=self.listen,
+            advertise=self.advertise,
+            incarnation=secrets.randbits(62),
+            patience_s=self.patience_s,
+            site=self.site,
+            credentials=credentials,
+            **more,
+        )
+
 
 class Peer:
     """A peer as a process: everything around ``PeerService``.
@@ -80,6 +100,7 @@ class Peer:
       unavailable: returns why this machine may not take part now; empty while it may.
 
     Attributes:
+      service, bridge: exist from the beginning of ``run``.
       away_reason: the volunteer limit that made this peer leave; empty if it left for another reason.
     """
 
@@ -94,11 +115,11 @@ class Peer:
         self.away_reason = ""
         self._unavailable = unavailable
         self._leaving = False
-        self.service: PeerService | None = None
+        self.service: PeerService
+        self.bridge: UnixBridge
         self.supervisor: TrainerSupervisor | None = None
-        self.bridge: UnixBridge | None = None
         self._signals = 0
-        self._nursery: trio.Nursery | None = None
+        self._nursery: trio.Nursery
         self._error: UserError | None = None
         self._unfit = False  # the master refuses the script's model
 
@@ -114,8 +135,7 @@ class Peer:
             options.state, options.invite, options.name, options.patience_s, self.tell
         )
         network = SocketNetwork(credentials, newcomers=False)
-        folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # a socket's path must be short
-        try:
+        with socket_folder() as folder:
             ends = self._end_trainer if options.command else None
             self.bridge = UnixBridge(folder / "trainer.sock", ends)
             if options.command:
@@ -126,19 +146,11 @@ class Peer:
                     crash_report=self.bridge.crash_report,
                     tell=self._trainer_failed,
                 )
-            config = PeerConfig(
-                me=credentials.identity.peer_id,
+            config = options.config(
+                credentials,
                 notary=Notary(options.invite.run_id, credentials.identity),
-                name=options.name,
-                run_id=options.invite.run_id,
-                masters=options.invite.addresses,
-                bind=options.listen,
-                advertise=options.advertise,
-                incarnation=secrets.randbits(62),
                 upload_bytes_per_s=options.upload_bytes_per_s,
                 download_bytes_per_s=options.download_bytes_per_s,
-                patience_s=options.patience_s,
-                site=options.site,
                 always_writes=options.checkpoints is not None,
                 local_checkpoint=str((options.state / OWN_STATE_FILE).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
@@ -147,21 +159,12 @@ class Peer:
                 partial_bytes=self._partial_bytes(place),
                 relay=options.relay,
             )
-            self.service = PeerService(
-                config,
-                network,
-                self.bridge,
-                renew=lambda: credentials.identity.request_pem(options.name),
-                renewed=credentials.replace_certificate,
-                checkpoints=place,
-            )
+            self.service = PeerService(config, network, self.bridge, checkpoints=place)
             await self._restore(self.service, place)
             try:
                 await self._serve(self.service)
             finally:
                 await self._write_last(self.service)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         if self._error is not None:
             raise self._error
         self.tell("left the run")
@@ -231,7 +234,7 @@ class Peer:
 
         async def tell() -> None:
             while True:
-                await trio.sleep(WRITING_TOLD_S)
+                await trio.sleep(WRITING_SHOWN_S)
                 self.tell(f"{written_bytes / 1e6:.0f} of {size_bytes / 1e6:.0f} MB written")
 
         with trio.CancelScope(shield=True):
@@ -249,7 +252,6 @@ class Peer:
             "peer",
             self.options.state,
             self.options.http,
-            reads={},
             actions={"leave": self._act_leave, "retry": self._act_retry},
             why_unready=self.why_unready,
             routes=[
@@ -288,9 +290,9 @@ class Peer:
             return
         if end is TrainerEnd.STOPPED:
             return
-        if self.service is not None and not self.service.finished.is_set():
+        if not self.service.finished.is_set():
             await self._leave("its training command ended by itself")
-        elif self.service is not None:
+        else:
             await self._leave("the run is finished")
 
     def _end_trainer(self, kind: FailureKind, reason: str, sick_s: float) -> None:
@@ -298,14 +300,12 @@ class Peer:
         self.supervisor.fail(kind, reason, sick_s)
 
     def _trainer_failed(self, failed: TrainerFailed) -> None:
-        assert self.service is not None
         self.service.training.failed_with(failed)
         if failed.remedy is Remedy.NONE:
             self.tell(f"the trainer: {format_failure(failed)}; until then this peer keeps a copy")
 
     async def _see_out(self) -> None:
         """Leave after the run's end, once the trainer had time to finish."""
-        assert self.service is not None
         await self.service.finished.wait()
         self.tell("the run is finished")
         self._leaving = True
@@ -324,7 +324,6 @@ class Peer:
         await self._leave(why)
 
     async def _leave(self, reason: str) -> None:
-        assert self.service is not None
         self._leaving = True
         await self.service.drain(reason)
         if self.supervisor is not None:
@@ -335,10 +334,9 @@ class Peer:
     def _on_signal(self) -> None:
         self._signals += 1
         self.away_reason = ""  # the operator ends this peer: it must not come back
-        if self._signals > 1 or self.service is None or self._nursery is None:
+        if self._signals > 1:
             self._error = UserError("stopped without draining", exit_code=ExitCode.INTERRUPTED)
-            if self.service is not None:
-                self.service.stop()
+            self.service.stop()
             return
         self.tell("leaving after the round in flight (again: stop at once) ...")
         self._nursery.start_soon(self._leave, "stopped by its operator")
@@ -349,27 +347,21 @@ class Peer:
         """Return this peer's status."""
         service = self.service
         assert service is not None
-        replica, progress = service.replica, service.progress()
+        replica, progress = service.replica, service.training.progress()
         return PeerStatus(
-            kind="peer",
             version=__version__,
             attached=service.session.connected,
             peer=service.config.me,
             name=service.config.name,
             run_id=service.config.run_id,
             number=service.number,
-            role=replica.role.value,
-            in_sync=replica.in_sync,
+            role=replica.trainer.role.value,
+            in_sync=replica.trainer.in_sync,
             phase=service.report.phase,
             why="; ".join(map(format_copy, progress.copies))
             or service.report.why
             or service.training.why_still(),
-            told=tuple(service.report.told),
-            step=progress.step,
-            tokens=progress.tokens,
-            tokens_per_s=progress.tokens_per_s,
-            loss=progress.loss,
-            metrics=progress.metrics,
+            notices=tuple(service.report.notices),
             links=tuple(
                 LinkRow(
                     peer=peer,
@@ -379,10 +371,6 @@ class Peer:
                 )
                 for peer, link in service.hub.links.items()
             ),
-            bulk_sent_bytes=progress.bulk_sent_bytes,
-            bulk_received_bytes=progress.bulk_received_bytes,
-            state_received_bytes=progress.state_received_bytes,
-            state_saved_bytes=progress.state_saved_bytes,
             copies=tuple(map(copy_row, progress.copies)),
             heads=tuple(map(head_row, replica.heads())),
             rounds=tuple(
@@ -395,23 +383,20 @@ class Peer:
                 for each in replica.rounds.values()
             ),
             checkpoints=_checkpoints(service.checkpointer),
-            finished=replica.finished,
-            trainer_pid=None if self.bridge is None else self.bridge.attached_pid,
+            finished=replica.trainer.finished,
+            trainer_pid=self.bridge.attached_pid,
             command_pid=None if self.supervisor is None else self.supervisor.pid,
             trainer_restarts=0 if self.supervisor is None else self.supervisor.restarts,
             trainer_state=self._trainer_state(),
-            waited_s=progress.waited_s,
-            stepped_s=progress.stepped_s,
             limits=self.options.limits,
+            **{name: getattr(progress, name) for name in PROGRESS_SHOWN},
         )
 
     def why_unready(self) -> str:
         """Return why this peer takes no part in its run now; empty if it does."""
-        assert self.service is not None
         return "" if self.service.session.connected else "it is not attached to a master"
 
     def _trainer_state(self) -> str:
-        assert self.service is not None
         training = self.service.training
         if training.layout is not None:
             return "running"
@@ -436,7 +421,6 @@ class Peer:
 
     async def _act_leave(self, _body: Json) -> Json:
         self.away_reason = ""
-        assert self._nursery is not None
         self._nursery.start_soon(self._leave, "asked to leave by its operator")
         return {"leaving": True}
 

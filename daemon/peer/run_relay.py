@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 
 import trio
@@ -12,7 +11,6 @@ from ...protocol.messages import RelayOffer
 from ...protocol.network.sockets import SocketNetwork
 from ..exit_codes import ExitCode
 from ..tasks import wait_for_signals
-from .peer_config import PeerConfig
 from .peer_credentials import as_user_error, obtain_credentials
 from .relay_service import RelayService
 from .run_peer import PeerOptions
@@ -45,24 +43,8 @@ class Relay:
         credentials = await obtain_credentials(
             options.state, options.invite, options.name, options.patience_s, self.tell
         )
-        config = PeerConfig(
-            me=credentials.identity.peer_id,
-            name=options.name,
-            run_id=options.invite.run_id,
-            masters=options.invite.addresses,
-            bind=options.listen,
-            advertise=options.advertise,
-            incarnation=secrets.randbits(62),
-            patience_s=options.patience_s,
-            site=options.site,
-            relay=self.offer,
-        )
-        service = RelayService(
-            config,
-            SocketNetwork(credentials),
-            renew=lambda: credentials.identity.request_pem(options.name),
-            renewed=credentials.replace_certificate,
-        )
+        config = options.config(credentials, relay=self.offer)
+        service = RelayService(config, SocketNetwork(credentials))
         async with trio.open_nursery() as nursery:
 
             def on_signal() -> None:

@@ -15,13 +15,12 @@ from functools import partial
 from itertools import islice
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ...checkpoint import checkpoints
 from ...checkpoint.blocks import FragmentArrays
 from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
 from ...checkpoint.checkpoints import Checkpoint, CheckpointError, Manifest
-from ...checkpoint.copy_progress import FetchProgress
 from ...checkpoint.donor import Donor
 from ...checkpoint.joiner import Joiner
 from ...checkpoint.partial_copy import PartialCopies
@@ -29,6 +28,7 @@ from ...checkpoint.shared_state import SharedState
 from ...checkpoint.state_transfer import FetchFailedError
 from ...collectives.links.hub import LinkHub
 from ...membership.master.state.roster import layout_difference
+from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
 from ...protocol.arena import Arena
 from ...protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
@@ -55,8 +55,8 @@ from ...protocol.messages import (
 from ...protocol.network.interface import Network
 from ..fragment_layout import fragments_of, sizes_of
 from ..memory_check import check_room
+from .line_report import measured
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .peer_events import FetchFailed, FragmentFetched, InitialStateTaken, PeerEvent, StateRestored
 from .trainer_port import TrainerPort
 
 log = logging.getLogger("holdfast.peer")
@@ -68,7 +68,8 @@ class StateService:
 
     Args:
       start: runs a task until the service ends.
-      handle: takes this part's events.
+      tell: sends a message to the master.
+      perform: carries out effects of the replica.
 
     Attributes:
       layout: the run's; None until it is known.
@@ -87,7 +88,8 @@ class StateService:
     _report: PeerReport
     _spec: CurrentSpec
     _start: Callable[..., None] = field(kw_only=True)
-    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _tell: Callable[[Message], None] = field(kw_only=True)
+    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
     layout: ModelLayout | None = field(default=None, init=False)
     known_state: SharedState | None = field(default=None, init=False)
     known_posted: Arena | None = field(default=None, init=False)
@@ -102,7 +104,7 @@ class StateService:
     _copying: bool = field(default=True, init=False)
     _fetches: dict[int, trio.CancelScope] = field(factory=dict, init=False)
     # (version, progress) by fragment.
-    _progress: dict[int, tuple[int, FetchProgress]] = field(factory=dict, init=False)
+    _progress: dict[int, CopyProgress] = field(factory=dict, init=False)
 
     @property
     def state(self) -> SharedState:
@@ -216,7 +218,14 @@ class StateService:
             self._forget()
             return False
         self.restored = manifest
-        self._handle(StateRestored(manifest))
+        self._replica.restored(
+            bytes.fromhex(manifest.lineage),
+            len(manifest.sizes),
+            manifest.fragment_heads(),
+            manifest.step,
+            manifest.term,
+            bytes.fromhex(manifest.nonce),
+        )
         return True
 
     def check_restored(self, layout: ModelLayout | None, lineage: bytes) -> None:
@@ -228,10 +237,10 @@ class StateService:
             return
         text = f"the checkpoint that was loaded here is not the run's: {difference}"
         log.warning("%s", text)
-        self._report.told.append(text)
+        self._report.notices.append(text)
         self._forget()
         self.restored = None
-        self._handle(StateRestored(None))
+        self._replica.restored(b"", 0, (), 0, self._replica.term, self._replica.nonce)
 
     def _difference(self, layout: ModelLayout | None, lineage: bytes) -> str:
         """Return how the restored state differs from the run's; empty if it does not."""
@@ -280,8 +289,8 @@ class StateService:
         await self._network.run_sync(work)
         heads = state.heads()
         lineage = state.lineage()
-        self._handle(InitialStateTaken(lineage, heads))
-        self._handle(WeightsSupplied(layout, state.sizes, heads, lineage))
+        self._replica.founded(lineage, heads)
+        self._tell(WeightsSupplied(layout, state.sizes, heads, lineage))
 
     async def verify(self, order: Verify | VerifyBlocks) -> None:
         """Digest the bytes in memory, one fragment after the other, and report to the master."""
@@ -292,14 +301,14 @@ class StateService:
                 assert state is not None
                 if (found := await run_sync(partial(state.digest_now, fragment))) is not None:
                     heads.append(found[0])
-            self._handle(Verified(order.number, tuple(heads)))
+            self._tell(Verified(order.number, tuple(heads)))
             return
         digests = b""
         if state is not None and order.fragment < len(state.sizes):
             found = await run_sync(partial(state.digest_now, order.fragment))
             if found is not None and found[0].version == order.version:
                 digests = found[1]
-        self._handle(BlocksVerified(order.number, order.fragment, order.version, digests))
+        self._tell(BlocksVerified(order.number, order.fragment, order.version, digests))
 
     # ------------------------------------------------------------ serving other peers
 
@@ -355,18 +364,8 @@ class StateService:
             here.fragment for here in self._replica.rounds.values() if here.commit is not None
         )
         return tuple(
-            CopyProgress(
-                fragment,
-                version,
-                progress.done_blocks,
-                progress.all_blocks,
-                progress.done_bytes,
-                progress.all_bytes,
-                progress.bytes_per_s,
-                progress.donors,
-                committed[fragment],
-            )
-            for fragment, (version, progress) in sorted(self._progress.items())
+            evolve(progress, rounds_kept=committed[fragment])
+            for fragment, progress in sorted(self._progress.items())
         )
 
     async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
@@ -378,13 +377,13 @@ class StateService:
         def wanted() -> bool:
             return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
 
-        def note(progress: FetchProgress) -> None:
+        def note(progress: CopyProgress, received: int, saved: int) -> None:
             nonlocal received_bytes, saved_bytes
             if wanted():
-                self._progress[head.fragment] = head.version, progress
-            self.received_bytes += progress.received_bytes - received_bytes
-            self.saved_bytes += progress.saved_bytes - saved_bytes
-            received_bytes, saved_bytes = progress.received_bytes, progress.saved_bytes
+                self._progress[head.fragment] = progress
+            self.received_bytes += received - received_bytes
+            self.saved_bytes += saved - saved_bytes
+            received_bytes, saved_bytes = received, saved
 
         with scope:
             try:
@@ -393,11 +392,12 @@ class StateService:
                 if wanted():
                     self._ended(head)
                     bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
-                    self._handle(FetchFailed(head, bad, str(error)))
+                    self._perform(self._replica.fetch_failed(head, bad, str(error)))
                 return
             if wanted():
                 self._ended(head)
-                self._handle(FragmentFetched(head, got.received_bytes, got.bad_donors))
+                self._tell(measured(self._hub))  # the first rate that is known of these lines
+                self._perform(self._replica.fetched(head, got.received_bytes, got.bad_donors))
 
     def _ended(self, head: FragmentHead) -> None:
         self._fetches.pop(head.fragment, None)

@@ -18,6 +18,7 @@ from ...collectives.codecs.error_feedback import Residual
 from ...collectives.links.hub import LinkHub
 from ...membership.master.state.roster import layout_difference
 from ...membership.master.trainers import NO_STEP
+from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
 from ...protocol.arena import (
     LOSS_SLOT,
@@ -49,7 +50,6 @@ from ...protocol.network.interface import Network
 from ...protocol.text import plain
 from ..fragment_layout import fragments_of
 from .peer_config import CurrentSpec, PeerReport
-from .peer_events import PeerEvent, PseudoGradientPosted, TrainerGone, TrainerReady
 from .state_service import StateService
 from .step_watch import StepSample, StepWatch
 from .trainer_port import TrainerPort
@@ -74,7 +74,8 @@ class TrainerService:
       local_checkpoint: file for the trainer's local checkpoint; empty: none.
       residual_of: returns a fragment's residual, which is added to the next contribution, or None.
       start: runs a task until the service ends.
-      handle: takes this part's events.
+      tell: sends a message to the master.
+      perform: carries out effects of the replica.
 
     Attributes:
       layout: the attached trainer's; None without one.
@@ -91,7 +92,8 @@ class TrainerService:
     _local_checkpoint: str = field(kw_only=True)
     _residual_of: Callable[[int], Residual | None] = field(kw_only=True)
     _start: Callable[..., None] = field(kw_only=True)
-    _handle: Callable[[PeerEvent], None] = field(kw_only=True)
+    _tell: Callable[[Message], None] = field(kw_only=True)
+    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
     layout: ModelLayout | None = field(default=None, init=False)
     failed: TrainerFailed | None = field(default=None, init=False)
     _watch: StepWatch = field(factory=StepWatch, init=False)
@@ -100,17 +102,17 @@ class TrainerService:
     _metrics: dict[str, float] = field(factory=dict, init=False)
     _pace: deque[tuple[float, int]] = field(factory=deque, init=False)  # recent (time, tokens)
 
-    # ------------------------------------------------------------ the trainer reports
+    # ------------------------------------------------------------ reports from the trainer
 
     def trainer_came(self, layout: ModelLayout) -> None:
         """Take note of a trainer that attached."""
         self.layout, self.failed = layout, None
         self._reloads.clear()
-        self._handle(TrainerAttached(layout))
+        self._tell(TrainerAttached(layout))
         if self._state_service.layout is not None and self._spec.known is not None:
             self.admit()
 
-    def trainer_said(self, message: Message) -> None:
+    def trainer_sent(self, message: Message) -> None:
         """Take a message from the trainer."""
         match message:
             case Posted():
@@ -129,19 +131,19 @@ class TrainerService:
     def trainer_went(self, reason: str) -> None:
         """Take note that the trainer is gone; it may come back."""
         self.layout = None
-        self._handle(TrainerLost(reason))
-        self._handle(TrainerGone())
+        self._tell(TrainerLost(reason))
+        self._perform(self._replica.trainer_lost())
 
     def failed_with(self, message: TrainerFailed) -> None:
         """Take note that the trainer's process failed, and of the remedy."""
         self.failed = message
-        self._report.told.append(f"the trainer: {format_failure(message)}")
-        self._handle(message)
+        self._report.notices.append(f"the trainer: {format_failure(message)}")
+        self._tell(message)
 
     def check_alive(self) -> None:
         """End a trainer that takes no steps. Called every second or so."""
         posted, spec, replica = self._state_service.known_posted, self._spec.known, self._replica
-        if posted is None or spec is None or not replica.trainer.loaded or replica.finished:
+        if posted is None or spec is None or not replica.trainer.loaded or replica.trainer.finished:
             self._watch = StepWatch()
             return
         waiting = int(posted.slots[WAITING_SLOT])
@@ -177,9 +179,9 @@ class TrainerService:
         self._reloads.append(now_s)
         log.warning("%s: it gets the shared state again", reason)
         message = TrainerFailed(FailureKind.NAN, reason, Remedy.RELOAD, len(self._reloads))
-        self._report.told.append(f"the trainer: {format_failure(message)}")
-        self._handle(message)
-        self._handle(TrainerReady())
+        self._report.notices.append(f"the trainer: {format_failure(message)}")
+        self._tell(message)
+        self._perform(self._replica.trainer_came())
 
     async def _check_posted(self, message: Posted) -> None:
         """Measure a pseudo-gradient's norm and refuse it if it is not finite."""
@@ -191,14 +193,14 @@ class TrainerService:
         residual = self._residual_of(message.fragment)
         norm = await self._network.run_sync(lambda: l2_norm(values, residual))
         if math.isfinite(norm):
-            self._handle(PseudoGradientPosted(message, norm, ""))
+            self._perform(self._replica.posted(message, norm, ""))
             return
         reason = "the pseudo-gradient is not finite (NaN or infinity)"
-        self._report.told.append(f"round {message.round}: {reason}")
+        self._report.notices.append(f"round {message.round}: {reason}")
         log.warning("round %d: %s", message.round, reason)
-        self._handle(PseudoGradientPosted(message, None, reason))
+        self._perform(self._replica.posted(message, None, reason))
 
-    # ------------------------------------------------------------ the trainer is told
+    # ------------------------------------------------------------ messages to the trainer
 
     def admit(self) -> None:
         """Give the attached trainer the arenas, or reject it if its tensors are not the run's."""
@@ -225,7 +227,7 @@ class TrainerService:
                 local_checkpoint=self._local_checkpoint if spec.checkpoint.trainer else "",
             )
         )
-        self._handle(TrainerReady())
+        self._perform(self._replica.trainer_came())
 
     def supply_weights(self) -> None:
         """Ask the trainer for the initial weights of a run that has none."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -41,6 +42,7 @@ GOOD_RUN_S = 60.0  # after a run of this length the next failure counts as the f
 FAILURES_MAX = 5  # in a row; then the peer stays without a trainer until ``holdfast retry``
 TERM_S = 10.0  # from SIGTERM to SIGKILL
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"
+START_BYTES = 8  # random: tells the starts of trainers under two daemons apart
 WATCHER = str(Path(__file__).with_name("trainer_watcher.py"))
 
 
@@ -81,6 +83,7 @@ class TrainerSupervisor:
         self.member = member
         self.pid: int | None = None
         self.restarts = 0
+        self._first_start = secrets.token_hex(START_BYTES)
         self.failed: TrainerFailed | None = None
         self._crash_report = crash_report
         self._tell = tell
@@ -98,6 +101,7 @@ class TrainerSupervisor:
             **kept,
             SOCKET_VARIABLE: str(self.socket_path),
             "HOLDFAST_MEMBER": self.member,
+            "HOLDFAST_START": f"{self._first_start}.{self.restarts}",
         }
 
     async def run(self) -> TrainerEnd:

@@ -152,37 +152,25 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     Args:
       tell: receives every witnessed event.
     """
-    reproduce = f"holdfast simulate --start {seed} --seeds 1{choice.options}"
-    if choice.hostile:
-        try:
-            return SeedResult(seed, outcome=live_with_hostile(seed, tell))
-        except (BaseExceptionGroup, ViolationError) as error:
-            lies = [kind.value for kind in Hostile.of(seed).kinds]
-            violation = Violation(seed, _describe(error), sorted(lies), [], reproduce)
-            return SeedResult(seed, violation=violation)
-    if choice.liar is not None:
-        try:
-            lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
-        except (BaseExceptionGroup, ViolationError) as error:
-            what = _describe(error)
-            return SeedResult(seed, violation=Violation(seed, what, [], [], reproduce))
-        return SeedResult(seed, found_out=lived)
     scenario = Scenario.of(seed, choice.peers, choice.audit)
     try:
+        if choice.hostile:
+            return SeedResult(seed, outcome=live_with_hostile(seed, tell))
+        if choice.liar is not None:
+            lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
+            return SeedResult(seed, found_out=lived)
         return SeedResult(seed, outcome=run_scenario(scenario, tell))
-    except (BaseExceptionGroup, ViolationError):
-        what = broken_by(scenario)  # the same seed fails in the same way
-    smaller = shrink(scenario, lambda each: bool(broken_by(each)))
-    return SeedResult(
-        seed,
-        violation=Violation(
-            seed,
-            what,
-            [str(fault) for fault in scenario.faults],
-            [str(fault) for fault in smaller.faults],
-            reproduce,
-        ),
-    )
+    except (BaseExceptionGroup, ViolationError) as error:
+        what = _describe(error)
+    faults: list[str] = []
+    shrunk: list[str] = []
+    if choice.hostile:
+        faults = sorted(kind.value for kind in Hostile.of(seed).kinds)
+    elif choice.liar is None:
+        smaller = shrink(scenario, lambda each: bool(broken_by(each)))
+        faults, shrunk = ([str(fault) for fault in each.faults] for each in (scenario, smaller))
+    reproduce = f"holdfast simulate --start {seed} --seeds 1{choice.options}"
+    return SeedResult(seed, violation=Violation(seed, what, faults, shrunk, reproduce))
 
 
 def _prepare() -> None:

@@ -1,4 +1,7 @@
-"""A trainer without a process: a numpy vector that drifts and follows the hook's protocol."""
+"""A trainer without a process: a numpy vector that drifts.
+
+What is due at a step boundary is decided by the hook's own ``BoundaryMachine``.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import trio
-from attrs import evolve, frozen
 from numpy.typing import NDArray
 
+from ...client.boundary import BoundaryMachine
 from ...protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, Arena, arena_bytes
 from ...protocol.messages import (
     ArenaOpened,
@@ -22,13 +25,12 @@ from ...protocol.messages import (
     Load,
     Message,
     ModelLayout,
-    Posted,
     PostInitial,
     Rejected,
     Remedy,
     RoundEnded,
     RoundOpened,
-    SetContributing,
+    SetRole,
     TensorSpec,
     TrainerFailed,
 )
@@ -49,15 +51,6 @@ def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> ModelLayo
     if counters:
         tensors.append(TensorSpec("steps", (counters,), "int64", "counter"))
     return ModelLayout(tuple(tensors))
-
-
-@frozen
-class _InFlight:
-    """A posted round that is not over, and the trainer's position at that boundary."""
-
-    fragment: int
-    tokens: int
-    step: int
 
 
 class SimTrainer:
@@ -128,8 +121,8 @@ class SimTrainer:
     def spoil(self) -> None:
         """Report a loss that is not finite."""
         assert self._events is not None
-        self._loaded = False
-        self._events.trainer_said(Failing(FailureKind.NAN, "the loss was not finite"))
+        self._machine.loaded = False
+        self._events.trainer_sent(Failing(FailureKind.NAN, "the loss was not finite"))
 
     def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
         self.crash(TrainerFailed(kind, reason, Remedy.RESTART, 1, RESTART_S))
@@ -148,99 +141,60 @@ class SimTrainer:
     # ------------------------------------------------------------ the loop of a training script
 
     async def _train(self) -> None:
-        self._step = self._tokens = 0
-        # By fragment: the token count at its last contribution; before the first, at the last load.
-        self._tokens_from: dict[int, int] = {}
-        self._tokens_loaded = 0
-        self._step_limit, self._contributing, self._loaded = 0, True, False
-        self._open: dict[int, RoundOpened] = {}
-        self._in_flight: dict[int, _InFlight] = {}  # by round
+        self._machine = machine = BoundaryMachine()
+        self._versions: dict[int, int] = {}  # by fragment: before its open round
         self._overlap_steps = 0
-        self._limit_extended = False
-        self._ahead_step: int | None = None  # step at which a round was due with nothing trained
         while not self.finished:
             await self._boundary()
             if self.finished:
                 return
             await trio.sleep(math.inf if self.stuck else self.step_s)
-            self._step += 1
-            self._tokens += self.tokens_per_step
+            machine.step += 1
+            machine.tokens += self.tokens_per_step
             assert self._posted is not None
-            self._posted.slots[STEP_SLOT] = self._step
-            self._posted.slots[TOKENS_SLOT] = self._tokens
-            self._posted.slots[LOSS_SLOT] = np.float64(1.0 / (1 + self._step)).view(np.uint64)
+            self._posted.slots[STEP_SLOT] = machine.step
+            self._posted.slots[TOKENS_SLOT] = machine.tokens
+            self._posted.slots[LOSS_SLOT] = np.float64(1.0 / (1 + machine.step)).view(np.uint64)
 
     async def _boundary(self) -> None:
+        machine = self._machine
         while not self.finished:
             try:
                 self._handle(self._receive.receive_nowait())
                 continue
             except trio.WouldBlock:
                 pass
-            self._post_due()
-            if not self._must_wait():
+            while (fragment := machine.next_to_post()) is not None:
+                self._post(fragment)
+            if not machine.must_wait(self._overlap_steps):
                 return
             if self._posted is not None:
                 self._posted.slots[WAITING_SLOT] = 1
-            contributing, since_s = self._loaded and self._contributing, trio.current_time()
+            contributing, since_s = machine.loaded and machine.contributing, trio.current_time()
             message = await self._receive.receive()
             self.waited_s += trio.current_time() - since_s if contributing else 0.0
             if self._posted is not None:
                 self._posted.slots[WAITING_SLOT] = 0
             self._handle(message)
 
-    def _must_wait(self) -> bool:
-        if not (self._loaded and self._contributing):
-            return True
-        if self._limit_extended:
-            return self._step >= self._step_limit
-        for posted in self._in_flight.values():
-            if self._step >= posted.step + self._overlap_steps:
-                return True
-        due = any(opened.at_step <= self._step for opened in self._open.values())
-        return self._step >= self._step_limit and not due
-
-    def _post_due(self) -> None:
-        if not (self._loaded and self._contributing) or self._limit_extended:
-            return
-        for opened in list(self._open.values()):
-            if opened.at_step > self._step or self._awaits(opened.fragment):
-                continue
-            tokens = self._tokens - self._tokens_from.get(opened.fragment, self._tokens_loaded)
-            if not tokens:
-                if self._ahead_step is None:
-                    self._ahead_step = self._step
-                if self._ahead_step == self._step:
-                    continue  # one more step first
-            self._ahead_step = None
-            assert self._posted is not None
-            assert self._events is not None
-            values = self._posted.values(opened.fragment)
-            if self.delta is not None:
-                values[:] = self.delta(self.peer, opened.round, len(values))
-            else:
-                values[:] = self._rng.standard_normal(len(values)).astype(np.float32)
-            if self.poison is not None:
-                values[:1] += np.float32(self.poison(opened.round))
-            self._posted.counters(opened.fragment)[:] = self._step
-            self.witness.saw_contribution(self.peer, opened.round, values)
-            self._in_flight[opened.round] = _InFlight(opened.fragment, self._tokens, self._step)
-            del self._open[opened.round]
-            self._events.trainer_said(
-                Posted(
-                    opened.round,
-                    opened.fragment,
-                    opened.version,
-                    tokens,
-                    self._step,
-                    self.step_s,
-                )
-            )
-
-    def _awaits(self, fragment: int) -> bool:
-        return any(posted.fragment == fragment for posted in self._in_flight.values())
+    def _post(self, fragment: int) -> None:
+        assert self._posted is not None
+        assert self._events is not None
+        self._machine.post(fragment)
+        posted = self._machine.announce_post(fragment, self._versions[fragment], self.step_s)
+        values = self._posted.values(fragment)
+        if self.delta is not None:
+            values[:] = self.delta(self.peer, posted.round, len(values))
+        else:
+            values[:] = self._rng.standard_normal(len(values)).astype(np.float32)
+        if self.poison is not None:
+            values[:1] += np.float32(self.poison(posted.round))
+        self._posted.counters(fragment)[:] = posted.step
+        self.witness.saw_contribution(self.peer, posted.round, values)
+        self._events.trainer_sent(posted)
 
     def _handle(self, message: Message) -> None:
+        machine = self._machine
         match message:
             case PostInitial():
                 assert self._posted is not None
@@ -249,43 +203,23 @@ class SimTrainer:
                     values = self._posted.values(fragment)
                     values[:] = np.arange(len(values), dtype=np.float32)
                     self._posted.counters(fragment)[:] = 0
-                self._events.trainer_said(InitialPosted())
+                self._events.trainer_sent(InitialPosted())
             case Load():
-                self._loaded, self.finished = True, message.finished
-                self._step = message.step
-                self._step_limit, self._limit_extended = message.step_limit, False
-                self._tokens_from, self._tokens_loaded = {}, self._tokens
-                self._in_flight.clear()
+                machine.move_to(message.step, message.step_limit)
+                machine.load()
+                self.finished = message.finished
             case ExtendStepLimit():
-                self._step_limit, self._limit_extended = message.step_limit, True
-            case SetContributing():
-                self._contributing = message.contributing
+                machine.extend_limit(message.step_limit)
+            case SetRole():
+                machine.contributing = message.contributing
             case RoundOpened():
-                if message.round not in self._in_flight:  # else this is a nudge for a posted round
-                    self._open[message.round] = message
-                self._step_limit, self._limit_extended = message.step_limit, False
+                machine.open_round(message)
+                self._versions[message.fragment] = message.version
             case RoundEnded():
-                self._open.pop(message.round, None)
-                posted = self._in_flight.pop(message.round, None)
-                if message.committed or not self._limit_extended:
-                    self._step_limit, self._limit_extended = message.step_limit, False
-                if message.committed:
-                    self._catch_up(message.step)
-                    if message.contributed and posted is not None:
-                        self._tokens_from[message.fragment] = posted.tokens
+                machine.end_round(message)
             case Finished():
                 self.finished = True
             case Rejected():
                 self._life.cancel()
             case ArenaOpened():
                 self._overlap_steps = message.overlap_steps
-
-    def _catch_up(self, step: int) -> None:
-        """Skip to the run's step; as in the hook, skipped steps do not use up an overlap."""
-        skipped = step - self._step
-        if skipped > 0:
-            self._step = step
-            self._in_flight = {
-                number: evolve(posted, step=posted.step + skipped)
-                for number, posted in self._in_flight.items()
-            }

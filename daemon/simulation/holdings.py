@@ -15,31 +15,21 @@ def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) 
     """
     if not (sim.alive and sim.holds_everything):
         return False
-    decided = _decided(witness, master)
+    commits, versions = list(witness.commits), dict(witness.versions)
+    if master is not None:
+        history = master.coordinator.context.history
+        commits += history.commits.values()
+        for fragment, version in enumerate(history.versions):
+            versions[fragment] = max(version, versions.get(fragment, 0))
+    decided = {commit.round for commit in commits}
     results = {
         (here.fragment, here.version)
         for here in sim.service.replica.rounds.values()
         if here.phase in (RoundState.REDUCED, RoundState.APPLYING) and here.round in decided
     }
     for head in sim.service.replica.heads():
-        committed = _newest(head.fragment, witness, master)
+        committed = versions.get(head.fragment, 0)
         step_away = (head.fragment, head.version) in results
         if head.version != committed and not (head.version == committed - 1 and step_away):
             return False
     return True
-
-
-def _decided(witness: Witness, master: WitnessedMaster | None) -> set[int]:
-    rounds = {commit.round for commit in witness.commits}
-    if master is not None:
-        history = master.coordinator.context.history
-        rounds.update(commit.round for commit in history.commits.values())
-    return rounds
-
-
-def _newest(fragment: int, witness: Witness, master: WitnessedMaster | None) -> int:
-    known = witness.versions.get(fragment, 0)
-    if master is None:
-        return known
-    history = master.coordinator.context.history
-    return max(known, history.versions[fragment]) if history.founded else known

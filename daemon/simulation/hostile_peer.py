@@ -55,7 +55,7 @@ from ..peer.peer_service import PeerFactories, PeerService
 
 LIES_MAX = 3  # kinds of lies of one peer
 PAUSE_S = 0.4  # mean time between two unrequested messages
-SAID_MAX = 64  # messages that may be repeated
+REPEATABLE_MAX = 64  # messages that may be repeated
 
 
 class Falsehood(enum.Enum):
@@ -100,14 +100,14 @@ class Hostile:
       rng: decides the content and the times of its lies.
       kinds: the kinds of its lies.
       always: it lies at every opportunity, instead of at random.
-      told: number of lies so far.
+      lie_count: lies so far.
     """
 
     rng: Random
     kinds: frozenset[Falsehood]
     always: bool = False
-    told: int = 0
-    _said: list[Message] = field(factory=list)
+    lie_count: int = 0
+    _sent: list[Message] = field(factory=list)
     _moved: int = 0
     _quarry: str = ""  # the peer that it lies about, the same for a long time
 
@@ -152,7 +152,7 @@ class Hostile:
     def does(self, kind: Falsehood, often: float = 0.7) -> bool:
         """Return whether it tells a kind of lie now, and count the lie."""
         lies = kind in self.kinds and (self.always or self.rng.random() < often)
-        self.told += lies
+        self.lie_count += lies
         return lies
 
     def greeting(self, hello: Hello) -> Hello:
@@ -164,7 +164,7 @@ class Hostile:
 
     def instead(self, service: PeerService, message: Message) -> Iterator[Message]:
         """Yield the messages to send instead of one of its daemon's."""
-        self._said = [*self._said, message][-SAID_MAX:]
+        self._sent = [*self._sent, message][-REPEATABLE_MAX:]
         if self.does(Falsehood.MUTE, 0.2):
             return
         match message:
@@ -227,7 +227,7 @@ class Hostile:
             await trio.sleep(self.rng.expovariate(1 / PAUSE_S))
             if service.session.connected:
                 for message in list(self._unasked(service)):
-                    self.told += 1
+                    self.lie_count += 1
                     MasterSession.tell(service.session, message)
 
     def _others(self, service: PeerService) -> list[str]:
@@ -288,8 +288,8 @@ class Hostile:
         if Falsehood.TRAINER in kinds:
             kind, remedy = rng.choice(list(FailureKind)), rng.choice(list(Remedy))
             yield TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)
-        if Falsehood.AGAIN in kinds and self._said:
-            yield rng.choice(self._said)
+        if Falsehood.AGAIN in kinds and self._sent:
+            yield rng.choice(self._sent)
 
 
 class _HostileSession(MasterSession):
@@ -311,8 +311,8 @@ class _HostileSession(MasterSession):
         self._service = service
 
     def tell(self, message: Message) -> None:
-        for said in self._hostile.instead(self._service, message):
-            super().tell(said)
+        for sent in self._hostile.instead(self._service, message):
+            super().tell(sent)
 
 
 class _HostileSending:

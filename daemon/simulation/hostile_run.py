@@ -31,10 +31,9 @@ from ...membership.master.state.master_effects import (
     RecordDurably,
 )
 from ...protocol.messages import Commit, Role
-from .drifting_trainer import small_layout
 from .hostile_peer import Falsehood, Hostile
-from .scenario import DEADLINE_S, MASTER, SPARE, Scenario
-from .scenario_run import RunOutcome, telling
+from .scenario import DEADLINE_S, SPARE, Scenario
+from .scenario_run import RunOutcome, format_state, make_swarm, telling
 from .swarm import Swarm
 from .virtual_time import run_virtually
 from .witness import Tell, ViolationError
@@ -122,17 +121,7 @@ async def _live(seed: int, tell: Tell | None) -> RunOutcome:
     scenario = evolve(made, audit=AUDIT if rng.random() < 0.25 else 0.0, delay_s=0.005)
     name, hostile = rng.choice([*scenario.names, SPARE]), Hostile.of(seed)
     async with trio.open_nursery() as nursery:
-        swarm = Swarm(
-            nursery,
-            scenario.toml,
-            seed=seed,
-            layout=small_layout(scenario.tensors, 0),
-            step_s=scenario.step_s,
-            delay_s=scenario.delay_s,
-            bytes_per_s=scenario.bytes_per_s,
-            delta=telling,
-        )
-        swarm.witness.tell = tell
+        swarm = make_swarm(nursery, scenario, tell, delta=telling, strict=False)
         # A peer that falsely claims to hold a result is asked to send it: all get the same wrong values.
         swarm.witness.knows_contributions = Falsehood.HELD not in hostile.kinds
         await swarm.start_master()
@@ -140,7 +129,6 @@ async def _live(seed: int, tell: Tell | None) -> RunOutcome:
         honest = [each for each in [*scenario.names, SPARE] if each != name]
         members = swarm.master.coordinator.context.roster
         for each in [*honest, name]:
-            swarm.world.link(MASTER, each, bytes_per_s=1e7)
             if each == name:
                 # The first peer supplies the initial weights, which cannot be checked: it must be honest.
                 await swarm.when(lambda: len(members) > 0, within_s=FOUND_S)
@@ -162,11 +150,11 @@ async def _live(seed: int, tell: Tell | None) -> RunOutcome:
                 target = swarm.committed + 1
                 await swarm.when(lambda: swarm.committed >= target, within_s=ROUND_S_MAX)  # noqa: B023
         except trio.TooSlowError:
-            raise ViolationError(f"the run makes no progress: {swarm.story()}") from None
+            raise ViolationError(f"the run makes no progress: {format_state(swarm)}") from None
         check.active = False
         nursery.cancel_scope.cancel()
     lies = [f"{name} {kind.value}" for kind in sorted(hostile.kinds, key=lambda k: k.name)]
-    return RunOutcome.of(seed, [*lies, f"{hostile.told} lies"], swarm)
+    return RunOutcome.of(seed, [*lies, f"{hostile.lie_count} lies"], swarm)
 
 
 def _all_in(swarm: Swarm, honest: list[str]) -> bool:

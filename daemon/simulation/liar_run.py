@@ -13,10 +13,9 @@ import trio
 from attrs import evolve, frozen
 
 from ...membership.master.rounds.audits import FALSE_MAX, WITHHELD_MAX
-from .drifting_trainer import small_layout
 from .lying_peers import Liar, Lie
-from .scenario import MASTER, Scenario
-from .scenario_run import telling
+from .scenario import Scenario
+from .scenario_run import format_state, make_swarm, telling
 from .swarm import Swarm
 from .virtual_time import run_virtually
 from .witness import Tell, ViolationError
@@ -71,41 +70,31 @@ def live_with_a_liar(
 async def _live(scenario: Scenario, liar: Liar, tell: Tell | None) -> FoundOut:
     name = scenario.names[-1]
     async with trio.open_nursery() as nursery:
-        swarm = Swarm(
-            nursery,
-            scenario.toml,
-            seed=scenario.seed,
-            layout=small_layout(scenario.tensors, 0),
-            step_s=scenario.step_s,
-            delay_s=scenario.delay_s,
-            bytes_per_s=scenario.bytes_per_s,
-            delta=telling,
-            strict=True,
-        )
-        swarm.witness.tell = tell
+        swarm = make_swarm(nursery, scenario, tell, delta=telling)
         swarm.witness.knows_contributions = False  # lies that no audit found are committed
         await swarm.start_master()
         for each in scenario.names:
-            swarm.world.link(MASTER, each, bytes_per_s=1e7)
             if each == name:
                 swarm.liars[name] = liar
             swarm.add_peer(each)
-        await swarm.when(lambda: len(liar.told) >= 1, within_s=FOUND_S)
+        await swarm.when(lambda: len(liar.lied_in) >= 1, within_s=FOUND_S)
         found_out = partial(_found_out, swarm, name, liar)
         rounds_max = int(PATIENCE * expected_rounds(liar.lie, scenario.audit, liar.chunks)) + 1
         try:
             await swarm.when(
-                lambda: found_out() or len(liar.told) > rounds_max,
+                lambda: found_out() or len(liar.lied_in) > rounds_max,
                 within_s=rounds_max * ROUND_S_MAX,
             )
         except trio.TooSlowError:
-            raise ViolationError(f"the run makes no progress: {swarm.story()}") from None
+            raise ViolationError(f"the run makes no progress: {format_state(swarm)}") from None
         if not found_out():
-            raise ViolationError(f"the liar lied in {len(liar.told)} rounds: {swarm.story()}")
-        told = set(liar.told)
+            raise ViolationError(
+                f"the liar lied in {len(liar.lied_in)} rounds: {format_state(swarm)}"
+            )
+        lied_in = set(liar.lied_in)
         target = swarm.committed + 1
         await swarm.when(lambda: swarm.committed >= target, within_s=FOUND_S)  # the run continues
-        outcome = FoundOut(scenario.seed, len(told), swarm.witness.events)
+        outcome = FoundOut(scenario.seed, len(lied_in), swarm.witness.events)
         nursery.cancel_scope.cancel()
     return outcome
 

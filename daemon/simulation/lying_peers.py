@@ -40,12 +40,12 @@ class Liar:
 
     Attributes:
       chunks: number of chunks per round that it falsifies, if it owns as many.
-      told: rounds in which it lied or accused.
+      lied_in: rounds in which it lied or accused.
     """
 
     lie: Lie
     chunks: int = 1
-    told: set[int] = field(factory=set)
+    lied_in: set[int] = field(factory=set)
 
     def corrupt(self, _service: PeerService, factories: PeerFactories) -> PeerFactories:
         """Return factories with the part that tells this lie."""
@@ -83,7 +83,7 @@ class _LyingSums:
             favourite = next(peer for peer in self._context.contributors if peer in arrived)
             self._lied[index] = bytes(arrived[favourite])
             arrived = dict.fromkeys(arrived, arrived[favourite])
-            self._liar.told.add(self._context.order.round)
+            self._liar.lied_in.add(self._context.order.round)
         self._honest_result(index, arrived)
 
     def _show(
@@ -110,5 +110,5 @@ class _LyingAuditor(Auditor):
         self, audit_log: AuditLog, evidence: ChunkEvidence, shown: list[memoryview]
     ) -> str:
         await super()._examine(audit_log, evidence, shown)
-        self._liar.told.add(evidence.order.round)
+        self._liar.lied_in.add(evidence.order.round)
         return "it is wrong because I say so"

@@ -40,13 +40,20 @@ TAKEN_EXIT_CODE = 4
 
 @define(eq=False, slots=False)
 class MemoryWorld(MemoryLines):
-    """All virtual hosts and how they reach each other; see ``MemoryLines`` for the lines."""
+    """All virtual hosts and how they reach each other; see ``MemoryLines`` for the lines.
+
+    Attributes:
+      unreachable: hosts to which dials fail, as behind a NAT; they can still dial out.
+      refused: (source, target) of dials that fail, as at a firewall that is open one way.
+      offline: hosts without their own network: all their dials fail.
+      moved: addresses of hosts that have another one than their name; dials to the name fail.
+    """
 
     _hosts: dict[str, Host] = field(factory=dict, init=False)
-    _unreachable: set[str] = field(factory=set, init=False)
-    _refused: set[tuple[str, str]] = field(factory=set, init=False)  # (source, target)
-    _offline: set[str] = field(factory=set, init=False)
-    _moved: dict[str, str] = field(factory=dict, init=False)  # addresses other than the host's name
+    unreachable: set[str] = field(factory=set, init=False)
+    refused: set[tuple[str, str]] = field(factory=set, init=False)
+    offline: set[str] = field(factory=set, init=False)
+    moved: dict[str, str] = field(factory=dict, init=False)
     _nats: dict[str, bool] = field(factory=dict, init=False)  # True: the router keeps ports
     # Dials from holes, by (host, outside port, target host, target port).
     _dialling: dict[tuple[str, int, str, int], trio.MemorySendChannel[MemoryStream]] = field(
@@ -82,38 +89,13 @@ class MemoryWorld(MemoryLines):
 
     # ------------------------------------------------------------ reachability
 
-    def unreachable(self, name: str, *, unreachable: bool = True) -> None:
-        """Make dials to a host fail, as behind a NAT; it can still dial out."""
-        if unreachable:
-            self._unreachable.add(name)
-        else:
-            self._unreachable.discard(name)
-
-    def refuse_dials(self, source: str, target: str, *, refuse: bool = True) -> None:
-        """Make dials from one host to another fail, as behind a firewall that is open one way."""
-        if refuse:
-            self._refused.add((source, target))
-        else:
-            self._refused.discard((source, target))
-
-    def go_offline(self, name: str, *, offline: bool = True) -> None:
-        """Disconnect a host from its own network, so that all its dials fail."""
-        if offline:
-            self._offline.add(name)
-        else:
-            self._offline.discard(name)
-
-    def move(self, name: str, address: str) -> None:
-        """Move a host to another address; dials to its name fail from now on."""
-        self._moved[name] = address
-
     def nat(self, name: str, *, keeps_ports: bool) -> None:
         """Put a host behind a NAT router: it cannot be dialled, and its outside ports matter.
 
         Args:
           keeps_ports: the router uses a host's local port as the outside port.
         """
-        self.unreachable(name)
+        self.unreachable.add(name)
         self._nats[name] = keeps_ports
 
     def new_port(self, host: Host) -> int:
@@ -162,7 +144,7 @@ class MemoryWorld(MemoryLines):
           OSError: the host cannot be reached, or refuses.
         """
         await trio.lowlevel.checkpoint()
-        name = next((n for n, at in self._moved.items() if at == address.host), address.host)
+        name = next((n for n, at in self.moved.items() if at == address.host), address.host)
         link = self.direction(host.name, name)
         await trio.sleep(2 * link.delay_s)
         while self.held(host.name, name) or self.held(name, host.name):
@@ -170,10 +152,10 @@ class MemoryWorld(MemoryLines):
         target = self._hosts.get(name)
         if not host.alive:
             raise OSError(errno.ENETDOWN, "this host crashed")
-        if host.name in self._offline:
+        if host.name in self.offline:
             raise OSError(errno.ENETUNREACH, "network is unreachable")
-        shut = name in self._unreachable or (host.name, name) in self._refused
-        shut |= self._moved.get(name, address.host) != address.host
+        shut = name in self.unreachable or (host.name, name) in self.refused
+        shut |= self.moved.get(name, address.host) != address.host
         if target is None or not target.alive or shut:
             raise OSError(errno.EHOSTUNREACH, f"no route to {address}")
         listener = target.listeners.get(address.port)

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from ...membership.master.rounds.round import Round
 from ...membership.master.rounds.round_table import RoundTable
 from ...membership.master.state.master_effects import EventKind
+from ...membership.master.status.status import describe
 from ...protocol.messages import Role
-from .drifting_trainer import small_layout
+from .drifting_trainer import Delta, small_layout
 from .faults import carry_out
 from .scenario import MASTER, SPARE, SUCCESSOR, Fault, Instant, Kind, Scenario
 from .swarm import Swarm
@@ -97,6 +98,60 @@ def telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
     return np.full(count, 256 + 2.0 ** ((int(peer[:8], 16) - 1) % 12), np.float32)
 
 
+def make_swarm(
+    nursery: trio.Nursery,
+    scenario: Scenario,
+    tell: Tell | None,
+    *,
+    delta: Delta | None,
+    strict: bool = True,
+) -> Swarm:
+    """Return the swarm of a scenario, without master and peers.
+
+    Args:
+      tell: receives every witnessed event.
+      delta, strict: as of ``Swarm``.
+    """
+    swarm = Swarm(
+        nursery,
+        scenario.toml,
+        seed=scenario.seed,
+        layout=small_layout(scenario.tensors, scenario.counters),
+        step_s=scenario.step_s,
+        slowness={scenario.names[0]: scenario.slowness},
+        delay_s=scenario.delay_s,
+        jitter_s=scenario.jitter_s,
+        bytes_per_s=scenario.bytes_per_s,
+        apply_s=scenario.apply_s,
+        delta=delta,
+        strict=strict,
+    )
+    swarm.witness.tell = tell
+    for name in [*scenario.names, SPARE]:
+        rate = max(MASTER_BYTES_PER_S, scenario.bytes_per_s)
+        swarm.world.link(MASTER, name, bytes_per_s=rate)
+    return swarm
+
+
+def format_state(swarm: Swarm) -> str:
+    """Describe the state of the run and all peers, for the report of a run that fails."""
+    lines = [f"at {trio.current_time():.2f} s, {swarm.committed} committed"]
+    if swarm.master is not None:
+        status = describe(swarm.master.coordinator, swarm.master.now())
+        lines.append(f"{status.state}: {status.why_waiting}")
+        lines += [f"{m.name} {m.role}: {m.why}" for m in status.members]
+        lines += [f"{e.at_s:.2f} {e.text}" for e in (status.events or ())[-12:]]
+    for name, sim in sorted(swarm.peers.items()):
+        replica = sim.service.replica
+        held = [(f.version, f.fetching is not None) for f in replica.fragments]
+        rounds = [(r.round, r.phase.value, r.attempt) for r in replica.rounds.values()]
+        lines.append(
+            f"{name} {'alive' if sim.alive else 'dead'} {replica.trainer.role.value} {held} {rounds}"
+            f" {sim.ended or ''}"
+        )
+    return "\n  ".join(lines)
+
+
 @contextmanager
 def _logged_errors() -> Iterator[list[str]]:
     """Collect the exceptions that daemons log: bugs that end only a connection."""
@@ -143,21 +198,8 @@ class _ScenarioRun:
     async def _live(self) -> RunOutcome:
         scenario = self.scenario
         async with trio.open_nursery() as nursery:
-            self.swarm = swarm = Swarm(
-                nursery,
-                scenario.toml,
-                seed=scenario.seed,
-                layout=small_layout(scenario.tensors, scenario.counters),
-                step_s=scenario.step_s,
-                slowness={scenario.names[0]: scenario.slowness},
-                delay_s=scenario.delay_s,
-                jitter_s=scenario.jitter_s,
-                bytes_per_s=scenario.bytes_per_s,
-                apply_s=scenario.apply_s,
-                delta=telling if scenario.telling else None,
-                strict=True,
-            )
-            swarm.witness.tell = self.tell
+            delta = telling if scenario.telling else None
+            self.swarm = swarm = make_swarm(nursery, scenario, self.tell, delta=delta)
             try:
                 await self._begin()
                 for fault in scenario.faults:
@@ -167,7 +209,7 @@ class _ScenarioRun:
                 await trio.sleep(scenario.linger_s)
                 await self._recover()
             except trio.TooSlowError as error:
-                raise ViolationError(f"the run makes no progress: {swarm.story()}") from error
+                raise ViolationError(f"the run makes no progress: {format_state(swarm)}") from error
             finally:
                 swarm.standstill.all_go_on()
             nursery.cancel_scope.cancel()
@@ -177,9 +219,6 @@ class _ScenarioRun:
         """Start all peers and wait for the first commit."""
         scenario, swarm = self.scenario, self.swarm
         names = [*scenario.names, *([SPARE] if scenario.spare else [])]
-        for name in names:
-            rate = max(MASTER_BYTES_PER_S, scenario.bytes_per_s)
-            swarm.world.link(MASTER, name, bytes_per_s=rate)
         await swarm.start_master()
         for name in names:
             swarm.add_peer(name, role=Role.SPARE if name == SPARE else Role.CONTRIBUTOR)
@@ -202,7 +241,7 @@ class _ScenarioRun:
         if not all(swarm.in_sync(name) for name in staying):
             return False
         able = sum(name != SPARE and not self._may_be_late(name) for name in staying)
-        here = sum(swarm.peers[name].service.replica.contributing for name in staying)
+        here = sum(swarm.peers[name].service.replica.trainer.contributing for name in staying)
         return here >= (min(able, self.scenario.places) if self.scenario.places else able)
 
     def _may_be_late(self, name: str) -> bool:
@@ -303,7 +342,7 @@ class _ScenarioRun:
         if self.scenario.faults[0].who == MASTER:
             return
         if self._tracker.abort_count or self._tracker.rerun_count:
-            raise ViolationError(f"one death cost a whole round: {self.swarm.story()}")
+            raise ViolationError(f"one death cost a whole round: {format_state(self.swarm)}")
 
     async def _recover(self) -> None:
         """End all faults, then check that the run recovers."""

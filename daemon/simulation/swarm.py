@@ -22,22 +22,21 @@ from ...membership.master.coordinator import Coordinator
 from ...membership.master.state.journal import RunCreated, TermStarted
 from ...membership.master.state.master_effects import Effect
 from ...membership.master.status.invariants import check_invariants
-from ...membership.master.status.status import describe
 from ...membership.spec.spec import TOPK_CODECS, RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
-from ...protocol.messages import ModelLayout, RelayOffer, Role
+from ...protocol.messages import ModelLayout, Role
 from ...protocol.trust.authority import Party
 from ..master.journal_store import GrantRow
 from ..master.master_service import CROWD_MIN
 from ..peer.peer_config import PeerConfig
-from ..peer.relay_service import RelayService
-from ..tasks import told_error
+from ..tasks import only_error
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .frozen_hosts import FrozenHosts, on_host
 from .holdings import keeps_state
 from .lying_peers import Corrupts
 from .memory_network import MemoryWorld
+from .scenario import MASTER
 from .simulated_keys import SimulatedKeys
 from .witness import ViolationError, Witness
 from .witnessed_services import (
@@ -51,7 +50,6 @@ from .witnessed_services import (
 
 RUN_ID = "5" * 32
 MASTER_ID = "f" * 32
-MASTER = "master"  # its host's name
 MASTER_ADDRESS = Address(MASTER, 29700)
 DEAD_SLACK_S = 2.0  # beyond the deadline: delays of messages in flight, and a heartbeat
 
@@ -111,7 +109,6 @@ class Swarm:
         self.peers: dict[str, SimPeer] = {}
         self.left: set[str] = set()  # names of peers that were asked to leave permanently
         self.liars: dict[str, Corrupts] = {}  # by name; set before the peer is added
-        self.relays: dict[str, trio.CancelScope] = {}  # running relays, by name
         self.twins: dict[str, SimPeer] = {}  # by the name of the peer whose identity they share
         self.gone_with_twin = False  # only a twin held the newest state, so the run must rewind
         self.standstill = FrozenHosts()
@@ -166,7 +163,7 @@ class Swarm:
             with scope:
                 await master.run(task_status=task_status)
         except BaseExceptionGroup as group:
-            error = told_error(group)
+            error = only_error(group)
             if not isinstance(error, UserError):
                 raise
             await self._master_ended(error)
@@ -253,42 +250,6 @@ class Swarm:
         self.peers[name] = sim = self._boot(name, peer, 1, site)
         return sim
 
-    def add_relay(
-        self,
-        name: str,
-        *,
-        pairs: int = 8,
-        bytes_per_s: float = 1e7,
-        quota_bytes: int = 0,
-    ) -> RelayService:
-        """Start a machine that only forwards for peers."""
-        peer = f"{self.rng.getrandbits(128):032x}"
-        self.store.admit(peer, GrantRow(Role.RELAY, False, name))
-        config = PeerConfig(
-            me=peer,
-            name=name,
-            run_id=RUN_ID,
-            masters=[MASTER_ADDRESS],
-            bind=[Address(name, 29701)],
-            incarnation=self.rng.getrandbits(60),
-            patience_s=None,
-            relay=RelayOffer(bytes_per_s, pairs, quota_bytes, only=True),
-        )
-        relay = RelayService(config, self.world.host(name, peer, Party.PEER))
-        scope = self.relays[name] = trio.CancelScope()
-
-        async def run() -> None:
-            with scope:
-                await relay.run()
-
-        with on_host(name):
-            self.nursery.start_soon(run)
-        return relay
-
-    def crash_relay(self, name: str) -> None:
-        self.world.crash(name)
-        self.relays.pop(name).cancel()
-
     def _boot(
         self, name: str, peer: str, lives: int, site: str, disk: Path | None = None
     ) -> SimPeer:
@@ -335,9 +296,9 @@ class Swarm:
             except EvictedError as error:
                 sim.ended = error
             except BaseExceptionGroup as group:
-                if not isinstance(told := told_error(group), UserError):
+                if not isinstance(only := only_error(group), UserError):
                     raise
-                sim.ended = told  # a process prints it and exits
+                sim.ended = only  # a process prints it and exits
             if sim.alive:
                 self._bury(sim)  # the process ended: its connections close
 
@@ -475,24 +436,6 @@ class Swarm:
 
     # ------------------------------------------------------------ waiting and checking
 
-    def story(self) -> str:
-        """Describe the state of the run and all peers, for the report of a failing seed."""
-        lines = [f"at {trio.current_time():.2f} s, {self.committed} committed"]
-        if self.master is not None:
-            status = describe(self.master.coordinator, self.master.now())
-            lines.append(f"{status.state}: {status.why_waiting}")
-            lines += [f"{m.name} {m.role}: {m.why}" for m in status.members]
-            lines += [f"{e.at_s:.2f} {e.text}" for e in (status.events or ())[-12:]]
-        for name, sim in sorted(self.peers.items()):
-            replica = sim.service.replica
-            held = [(f.version, f.fetching is not None) for f in replica.fragments]
-            rounds = [(r.round, r.phase.value, r.attempt) for r in replica.rounds.values()]
-            lines.append(
-                f"{name} {'alive' if sim.alive else 'dead'} {replica.role.value} {held} {rounds}"
-                f" {sim.ended or ''}"
-            )
-        return "\n  ".join(lines)
-
     async def until(self, condition: Callable[[], bool], *, within_s: float = 600.0) -> None:
         """Poll in virtual time until a condition holds.
 
@@ -537,7 +480,7 @@ class Swarm:
         )
 
     def role(self, name: str) -> Role:
-        return self.peers[name].service.replica.role
+        return self.peers[name].service.replica.trainer.role
 
     async def come_to_rest(self, names: Sequence[str], *, within_s: float = 60.0) -> None:
         """Pause the run, then wait until no round is in flight and the named peers are in sync."""

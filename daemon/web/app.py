@@ -37,21 +37,19 @@ HEADERS = {
 }
 
 Json = dict[str, object]
-Read = Callable[[], object]  # a record, or plain JSON
 Action = Callable[[Json], Awaitable[Json]]
 
 
 def make_app(
     *,
     token: str,
-    reads: Mapping[str, Read],
     actions: Mapping[str, Action],
     why_unready: Callable[[], str] = str,
     routes: Iterable[BaseRoute] = (),
     pages: PageFiles = PAGES,
     names: HostNames | None = None,
 ) -> ASGIApp:
-    """Make an application with the page, ``GET /api/NAME`` per read, ``POST /api/NAME`` per action.
+    """Make an application with the page, and ``POST /api/NAME`` for each action.
 
     Args:
       why_unready: returns why the daemon cannot do its work now, or an empty string.
@@ -75,7 +73,6 @@ def make_app(
             Route("/readyz", readyz, methods=["GET"]),
             Route("/api/openapi.json", description, methods=["GET"]),
             *pages.routes(),
-            *(_read_route(name, read) for name, read in reads.items()),
             *(_action_route(name, action, token) for name, action in actions.items()),
             *routes,
         ]
@@ -101,7 +98,9 @@ class _Headed:
         await self.app(scope, receive, headed)
 
 
-def _read_route(name: str, read: Read) -> Route:
+def read_route(name: str, read: Callable[[], object]) -> Route:
+    """Make ``GET /api/NAME``, which answers with a record or plain JSON."""
+
     async def handle(_request: Request) -> Response:
         return answer(read())
 

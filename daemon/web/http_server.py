@@ -17,7 +17,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from ..paths import DaemonAddress, published
-from .app import Action, Read, make_app
+from .app import Action, make_app
 from .connections import Connections
 from .host_names import HostNames
 
@@ -52,7 +52,6 @@ def control_side(
     state: Path,
     address: Address,
     *,
-    reads: Mapping[str, Read],
     actions: Mapping[str, Action],
     why_unready: Callable[[], str],
     routes: Iterable[BaseRoute] = (),
@@ -73,7 +72,6 @@ def control_side(
     token = secrets.token_urlsafe(TOKEN_BYTES)
     app = make_app(
         token=token,
-        reads=reads,
         actions=actions,
         why_unready=why_unready,
         routes=routes,

@@ -72,16 +72,11 @@ class LiveStream:
         self._stamp = stamp
         self._listeners: set[StreamListener] = set()
         self._wanted = trio.Event()
-        self._told: object = None  # the stamp of ``_frame``
+        self._encoded: object = None  # the stamp of ``_frame``
         self._frame = b""  # the newest status, encoded
 
-    @property
-    def heard(self) -> bool:
-        """True if there are listeners; otherwise publishing has no effect."""
-        return bool(self._listeners)
-
     def publish(self, kind: str, row: object) -> None:
-        """Queue a row for all listeners."""
+        """Queue a row for all listeners; without any this has no effect."""
         if not self._listeners:
             return
         frame = frame_of(kind, compact(row))
@@ -106,8 +101,8 @@ class LiveStream:
     def _look(self) -> None:
         """Encode the status if it may have changed."""
         stamp = self._stamp()
-        if stamp != self._told or not self._frame:
-            self._told, self._frame = stamp, frame_of("status", compact(self._status()))
+        if stamp != self._encoded or not self._frame:
+            self._encoded, self._frame = stamp, frame_of("status", compact(self._status()))
 
     # ------------------------------------------------------------ one listener
 

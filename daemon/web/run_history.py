@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Annotated, TypeVar
 
 import attrs
+import msgspec
 import trio
+from msgspec import Meta, Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -26,62 +28,53 @@ TEXT_CHARS_MAX = 200  # of a search text
 READERS_MAX = 4  # queries at once; further ones wait, the run never does
 AT_MAX = 1e11  # unix seconds: the year 5138
 COUNT_MAX = 2**53  # the largest exact integer in JavaScript
-DIGITS_MAX = 16  # of a number
+
+
+Count = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
+UnixTime = Annotated[float, Meta(ge=0, le=AT_MAX)]
+Q = TypeVar("Q", bound=Struct)
+
+
+class StatusQuery(Struct, forbid_unknown_fields=True):
+    past: Annotated[int, Meta(ge=0, le=1)] = 1
+
+
+class HistoryQuery(Struct, forbid_unknown_fields=True):
+    points: Annotated[int, Meta(ge=POINTS_MIN, le=POINTS_MAX)] = POINTS_DEFAULT
+    from_at: UnixTime | None = field(name="from", default=None)
+    to_at: UnixTime | None = field(name="to", default=None)
+
+
+class RoundsQuery(Struct, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=ROUNDS_ANSWER_MAX)] = ROUNDS_DEFAULT
+    before: Count | None = None
+
+
+class EventsQuery(Struct, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=EVENTS_ANSWER_MAX)] = EVENTS_DEFAULT
+    before: Count | None = None
+    kind: str = ""
+    text: Annotated[str, Meta(max_length=TEXT_CHARS_MAX)] = ""
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return the wanted kinds, or nothing for all; raise QueryError for an unknown one."""
+        kinds = [word for word in self.kind.split(",") if word]
+        for unknown in set(kinds).difference(EVENT_KINDS):
+            raise QueryError(f"no such kind: {unknown!r}; there are {', '.join(EVENT_KINDS)}")
+        return kinds
 
 
 class QueryError(ValueError):
     """An invalid query; the text is shown to people."""
 
 
-class Query:
-    """The query parameters of a request.
-
-    Raises:
-      QueryError: from every method, for an invalid value.
-    """
-
-    def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            raise QueryError(f"no such parameter: {unknown[0]!r}; there are {', '.join(known)}")
-        self._given = given
-
-    def count(self, name: str, default: int, lowest: int, highest: int) -> int:
-        text = self._given.get(name)
-        if text is None:
-            return default
-        if not text.isdecimal() or len(text) > DIGITS_MAX or not lowest <= int(text) <= highest:
-            raise QueryError(f"{name} must be a number from {lowest} to {highest}")
-        return int(text)
-
-    def before(self) -> int | None:
-        return self.count("before", 0, 1, COUNT_MAX) or None
-
-    def time(self, name: str) -> float | None:
-        text = self._given.get(name)
-        if text is None:
-            return None
-        try:
-            at = float(text)
-        except ValueError:
-            at = math.nan
-        if not 0.0 <= at <= AT_MAX:
-            raise QueryError(f"{name} must be a time in unix seconds")
-        return at
-
-    def text(self, name: str) -> str:
-        text = self._given.get(name, "")
-        if len(text) > TEXT_CHARS_MAX:
-            raise QueryError(f"{name} must have at most {TEXT_CHARS_MAX} characters")
-        return text
-
-    def words(self, name: str, known: Sequence[str]) -> list[str]:
-        """Return the known words of a comma-separated list; an empty list if there is none."""
-        words = [word for word in self.text(name).split(",") if word]
-        unknown = [word for word in words if word not in known]
-        if unknown:
-            raise QueryError(f"no such {name}: {unknown[0]!r}; there are {', '.join(known)}")
-        return words
+def parse_query(given: Mapping[str, str], kind: type[Q]) -> Q:
+    """Return the query parameters of a request; raises QueryError if one is invalid."""
+    try:
+        return msgspec.convert(dict(given), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise QueryError(str(error).replace("`$.", "`")) from error
 
 
 def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
@@ -93,7 +86,7 @@ def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
 
     async def handle(request: Request) -> Response:
         try:
-            past = Query(request.query_params, ("past",)).count("past", 1, 0, 1)
+            past = parse_query(request.query_params, StatusQuery).past
         except QueryError as error:
             return answer({"error": str(error)}, 400)
         return answer(status(bool(past)))
@@ -105,38 +98,33 @@ def past_routes(history: MetricsStore, network: Network) -> list[Route]:
     """Make the routes that read the history, in a few threads of their own."""
     readers = trio.CapacityLimiter(READERS_MAX)
 
-    def route(name: str, known: tuple[str, ...], ask: Callable[[Query], Response]) -> Route:
+    def route(name: str, kind: type[Q], ask: Callable[[Q], Response]) -> Route:
         async def handle(request: Request) -> Response:
             try:
-                query = Query(request.query_params, known)
+                query = parse_query(request.query_params, kind)
                 return await network.run_sync(lambda: ask(query), readers)
             except QueryError as error:
                 return answer({"error": str(error)}, 400)
 
         return Route(f"/api/{name}", handle, methods=["GET"])
 
-    def points(query: Query) -> Response:
-        count = query.count("points", POINTS_DEFAULT, POINTS_MIN, POINTS_MAX)
-        from_at, to_at = query.time("from"), query.time("to")
-        columns = as_columns(history.points(count, from_at, to_at))
+    def points(query: HistoryQuery) -> Response:
+        columns = as_columns(history.points(query.points, query.from_at, query.to_at))
         at = columns["at"]
         return answer(
             {"columns": columns, "from": at[0] if at else None, "to": at[-1] if at else None}
         )
 
-    def rounds(query: Query) -> Response:
-        count = query.count("limit", ROUNDS_DEFAULT, 1, ROUNDS_ANSWER_MAX)
-        rows = b",".join(history.rounds(count, query.before()))  # they are JSON already
+    def rounds(query: RoundsQuery) -> Response:
+        rows = b",".join(history.rounds(query.limit, query.before))  # they are JSON already
         return Response(b'{"rounds":[%s]}' % rows, media_type="application/json")
 
-    def events(query: Query) -> Response:
-        count = query.count("limit", EVENTS_DEFAULT, 1, EVENTS_ANSWER_MAX)
-        kinds = query.words("kind", EVENT_KINDS)
-        found = history.events(count, query.before(), kinds, query.text("text"))
+    def events(query: EventsQuery) -> Response:
+        found = history.events(query.limit, query.before, query.kinds, query.text)
         return answer({"events": [attrs.asdict(event) for event in found]})
 
     return [
-        route("history", ("points", "from", "to"), points),
-        route("rounds", ("limit", "before"), rounds),
-        route("events", ("limit", "before", "kind", "text"), events),
+        route("history", HistoryQuery, points),
+        route("rounds", RoundsQuery, rounds),
+        route("events", EventsQuery, events),
     ]

@@ -81,7 +81,7 @@ class Coordinator:
       spec: the run's spec.
       run_id: the id that a ``Hello`` must name.
       term: grows with every start of the master; view numbers are derived from it.
-      lot: random and secret; the choice of audited chunks is derived from it.
+      lot: random and secret; audited chunks and the tickets of relays are derived from it.
       history: replayed from the journal; a new run has none.
     """
 
@@ -167,9 +167,8 @@ class Coordinator:
             self._settle()
         effects = self.context.take_effects()
         if self.succession.superseded:
-            return [
-                StandDown(self.succession.superseded)
-            ]  # no effect of a superseded master may be seen
+            # No effect of a superseded master may be seen.
+            return [StandDown(self.succession.superseded)]
         return effects
 
     # ------------------------------------------------------------ events: connections

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from attrs import define, field
+
 from ...protocol.messages import Leaving, RefusalCode, Released
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
@@ -18,23 +20,18 @@ from .sync.state_sync import StateSync
 DRAIN_DEADLINES_MAX = 1.5
 
 
+@define(eq=False)
 class Departures:
     """Releases members that want to leave, and gives up contributors that stay away."""
 
-    def __init__(
-        self,
-        context: Context,
-        scheduler: RoundScheduler,
-        state_sync: StateSync,
-        succession: Succession,
-        removal: Removal,
-    ) -> None:
-        self.context = context
-        self.scheduler = scheduler
-        self.state_sync = state_sync
-        self.succession = succession
-        self.removal = removal
-        self._return_until_s: float | None = None  # set by the first event after a restart
+    context: Context
+    scheduler: RoundScheduler
+    state_sync: StateSync
+    succession: Succession
+    removal: Removal
+    _return_until_s: float | None = field(
+        default=None, init=False
+    )  # set by the first event after a restart
 
     # ------------------------------------------------------------ members that leave
 

@@ -28,8 +28,8 @@ from .rounds.round_table import Evict
 from .state.context import Context, format_member
 from .state.journal import RunRewound, VersionAdopted
 from .state.master_effects import EventKind
-from .state.roster import CopyState, Member
-from .state.succession import NAMES_SAID_MAX, Succession
+from .state.roster import RECEIVED_STATES, CopyState, Member
+from .state.succession import NAMES_MAX, Succession
 from .state.voting_blocs import Voice, elect, voices_of
 from .sync.state_sync import StateSync
 
@@ -72,22 +72,24 @@ class Lineage:
             return False
         useless = False
         for fragment in range(history.fragment_count):
-            told = {
-                member.peer: member.told[fragment]
+            reported = {
+                member.peer: member.reported_heads[fragment]
                 for member in self.context.roster
-                if fragment in member.told
-                and member.told[fragment].version > history.versions[fragment]
+                if fragment in member.reported_heads
+                and member.reported_heads[fragment].version > history.versions[fragment]
             }
-            claims = Counter(told[peer] for peer in self.succession.electorate if peer in told)
+            claims = Counter(
+                reported[peer] for peer in self.succession.electorate if peer in reported
+            )
             if not claims:
                 continue
             # Of equals, the one that spares hold, too: a damaged copy is held by one member only.
             # Of these the newest: all were the run's, one after the other.
-            held = Counter(told.values())
+            held = Counter(reported.values())
             head = max(claims, key=lambda each: (claims[each], held[each], each.version))
             count = claims[head]
             voices = self._voices()
-            found = elect(told, voices, len(self.succession.electorate) - len(voices))
+            found = elect(reported, voices, len(self.succession.electorate) - len(voices))
             if found is not None and found.majority:
                 self._adopt(found.winner, claims[found.winner])
                 return True
@@ -195,9 +197,10 @@ class Lineage:
 
     def _holds(self, member: Member) -> tuple[int, ...] | None:
         """Return the versions of a member's state, if the journal knows all its roots."""
-        if len(member.told) != self.context.history.fragment_count:
+        heads = member.reported_heads
+        if len(heads) != self.context.history.fragment_count:
             return None
-        return self._known(member, [member.told[fragment] for fragment in sorted(member.told)])
+        return self._known(member, [heads[fragment] for fragment in sorted(heads)])
 
     def _keeps(self, member: Member) -> list[tuple[int, ...] | None]:
         """Return likewise the versions in its checkpoints; the newest may have been given up."""
@@ -262,7 +265,7 @@ class Lineage:
         before = list(history.versions)
         self.context.record(RunRewound(found.heads))
         self.lost_since_s, self._announced_lost = None, False
-        names = ", ".join(self.context.name(peer) for peer in found.holders[:NAMES_SAID_MAX])
+        names = ", ".join(self.context.name(peer) for peer in found.holders[:NAMES_MAX])
         self.context.announce(
             EventKind.RUN,
             None,
@@ -319,7 +322,7 @@ class Lineage:
             )
         elif self.useless_since_s is not None:
             absent = self.succession.electorate - self.succession.attached
-            others = ", ".join(sorted(map(self.context.name, absent))[:NAMES_SAID_MAX])
+            others = ", ".join(sorted(map(self.context.name, absent))[:NAMES_MAX])
             left_s = self._until_s(self.useless_since_s) - now_s
             text = (
                 f"{text}, or for {others}: connected peers hold versions that the journal has "
@@ -337,7 +340,7 @@ class Lineage:
         for member, _why in reversed(self.context.departed):
             if any(
                 fragment < len(member.copies)
-                and member.copies[fragment].state in (CopyState.HELD, CopyState.UNCHECKED)
+                and member.copies[fragment].state in RECEIVED_STATES
                 and member.copies[fragment].version == history.versions[fragment]
                 for fragment in lost
             ):
@@ -350,4 +353,4 @@ class Lineage:
         names = [
             name for peer, name in found.items() if peer not in here and not history.is_out(peer)
         ]
-        return names[:NAMES_SAID_MAX]
+        return names[:NAMES_MAX]

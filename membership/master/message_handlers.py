@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from attrs import define, field
 
 from ...protocol.messages import (
     Applied,
@@ -47,6 +50,7 @@ from .state.roster import Member
 from .sync.state_sync import ROOT_BYTES, StateSync
 
 
+@define(eq=False)
 class MessageHandlers:
     """Hands each message to its handler, which only notes what the message says.
 
@@ -54,49 +58,43 @@ class MessageHandlers:
       table: the handler of each kind of message that a member may send.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        scheduler: RoundScheduler,
-        state_sync: StateSync,
-        routes: Routes,
-        adoption: Adoption,
-        probing: Probing,
-        founding: Founding,
-        departures: Departures,
-        removal: Removal,
-    ) -> None:
-        self.context = context
-        self.scheduler = scheduler
-        self.state_sync = state_sync
-        self.adoption = adoption
-        self.founding = founding
-        self.removal = removal
-        driver = scheduler.driver
-        self.table: dict[type[Message], Callable[[Member, Any], None]] = {
+    context: Context
+    scheduler: RoundScheduler
+    state_sync: StateSync
+    routes: Routes
+    adoption: Adoption
+    probing: Probing
+    founding: Founding
+    departures: Departures
+    removal: Removal
+    table: dict[type[Message], Callable[[Member, Any], None]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        driver = self.scheduler.driver
+        self.table = {
             Progress: self._on_progress,
             TrainerAttached: self._on_trainer_attached,
             TrainerLost: self._on_trainer_lost,
-            TrainerFailed: self._on_trainer_failed,
-            WeightsSupplied: founding.supplied,
-            Ready: scheduler.ready,
-            NotReady: scheduler.not_ready,
+            TrainerFailed: partial(trainers.failed, self.context),
+            WeightsSupplied: self.founding.supplied,
+            Ready: self.scheduler.ready,
+            NotReady: self.scheduler.not_ready,
             Reduced: self._on_reduced,
             Held: driver.repairer.held,
             Diagnosis: driver.inquirer.diagnosed,
             ReduceFailed: self._on_reduce_failed,
             Audited: driver.audits.audited,
             ProofPiece: driver.audits.proof,
-            Measured: scheduler.measured,
-            Probed: probing.probed,
-            LinkBroken: routes.broken,
-            RouteWanted: routes.wanted,
-            RouteWorks: routes.works,
-            Relayed: routes.relayed,
+            Measured: self.scheduler.measured,
+            Probed: self.probing.probed,
+            LinkBroken: self.routes.broken,
+            RouteWanted: self.routes.wanted,
+            RouteWorks: self.routes.works,
+            Relayed: self.routes.relayed,
             Applied: self._on_applied,
             Synced: self._on_synced,
-            SyncFailed: state_sync.failed,
-            Leaving: departures.leave,
+            SyncFailed: self.state_sync.failed,
+            Leaving: self.departures.leave,
         }
 
     def handle(self, member: Member, message: Message) -> None:
@@ -129,9 +127,6 @@ class MessageHandlers:
                 EventKind.ROLE, member.peer, f"{format_member(member)} has a trainer"
             )
         member.layout, member.trainerless_s, member.failed = message.layout, None, None
-
-    def _on_trainer_failed(self, member: Member, message: TrainerFailed) -> None:
-        trainers.failed(self.context, member, message)
 
     def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
         trainers.lost(self.context, member)

@@ -35,6 +35,7 @@ from ...protocol.messages import (
     Finish,
     Flush,
     FragmentHead,
+    MemberInfo,
     Message,
     NotReady,
     Open,
@@ -51,7 +52,7 @@ from ...protocol.messages import (
     View,
     Welcome,
 )
-from ..manifest import went_in
+from ..manifest import contents_of
 from ..spec.spec import EVERY
 from .local_fragment import LocalFragment
 from .local_round import LocalRound, RoundState, committed_rounds, overtaken_rounds, void_rounds
@@ -99,27 +100,6 @@ class Replica:
     # ------------------------------------------------------------ questions
 
     @property
-    def step(self) -> int:
-        """The step that the run has reached."""
-        return self.trainer.run_step
-
-    @property
-    def role(self) -> Role:
-        return self.trainer.role
-
-    @property
-    def in_sync(self) -> bool:
-        return self.trainer.in_sync
-
-    @property
-    def finished(self) -> bool:
-        return self.trainer.finished
-
-    @property
-    def contributing(self) -> bool:
-        return self.role is Role.CONTRIBUTOR and self.in_sync
-
-    @property
     def valid(self) -> bool:
         """Every fragment is held at some committed version."""
         return bool(self.fragments) and all(f.version is not None for f in self.fragments)
@@ -137,7 +117,11 @@ class Replica:
 
         All peers read the same view, so all come to the same answer.
         """
-        if not self.in_sync or self.view is None or not (isinstance(peers, int) or peers == EVERY):
+        if (
+            not self.trainer.in_sync
+            or self.view is None
+            or not (isinstance(peers, int) or peers == EVERY)
+        ):
             return False
         writing = [m.peer for m in sorted(self.view.members, key=lambda m: m.number) if m.in_sync]
         return self.me in (writing[:peers] if isinstance(peers, int) else writing)
@@ -184,14 +168,16 @@ class Replica:
         for head in heads:
             self.fragments[head.fragment] = LocalFragment(head.fragment, head.version, head.root)
 
-    def welcome(self, message: Welcome, sync_every: int, fragment_count: int) -> list[PeerEffect]:
+    def welcome(
+        self, message: Welcome, sync_every: int, fragment_count: int, total_steps: int = 0
+    ) -> list[PeerEffect]:
         """Begin a session with the master, also once the run was founded.
 
-        ``sync_every`` and ``fragment_count`` are the spec's.
+        ``sync_every``, ``fragment_count`` and ``total_steps`` are the spec's.
         """
         trainer = self.trainer
         trainer.away, trainer.sync_every = False, sync_every
-        trainer.fragment_count = fragment_count
+        trainer.fragment_count, trainer.total_steps = fragment_count, total_steps
         self.term, self.nonce = message.term, message.nonce
         known = self.lineage == message.lineage
         trainer.run_step = max(trainer.run_step, message.step) if known else message.step
@@ -210,7 +196,7 @@ class Replica:
             self.fragments[:] = map(LocalFragment, range(fragment_count))
         for commit in message.committed:
             effects += self.receive(commit)
-        return [*effects, *self._load_trainer()]
+        return [*effects, *self._load_trainer(), *trainer.update_role()]
 
     def _end_unknown(self, message: Welcome) -> list[PeerEffect]:
         """End the rounds that the master does not know any more, or does not continue."""
@@ -284,7 +270,8 @@ class Replica:
         self._reach(message.step)
         mine = next((member for member in message.members if member.peer == self.me), None)
         role, in_sync = (Role.SPARE, False) if mine is None else (mine.role, mine.in_sync)
-        return self.trainer.set_role(role, in_sync=in_sync, valid=self.valid)
+        leads = mine is not None and mine == leader_of(message)
+        return self.trainer.set_role(role, in_sync=in_sync, leads=leads, valid=self.valid)
 
     def _reach(self, step: int) -> None:
         self.trainer.run_step = max(self.trainer.run_step, step)
@@ -392,7 +379,7 @@ class Replica:
 
     def trainer_lost(self) -> list[PeerEffect]:
         """Tell the master not to wait for the trainer; rounds that it has posted for go on."""
-        self.trainer.attached = self.trainer.loaded = self.trainer.trained = False
+        self.trainer.lost()
         return [
             TellMaster(NotReady(each.round, "the trainer is gone"))
             for each in self.rounds.values()
@@ -530,7 +517,7 @@ class Replica:
         effects: list[PeerEffect] = []
         if ended.phase is RoundState.REDUCING:
             effects.append(StopReduction(ended.round))
-        added = went_in(ended.commit).added if committed and ended.commit is not None else ()
+        added = contents_of(ended.commit).added if committed and ended.commit is not None else ()
         shares = [each.weight_share for each in added if each.contributor.peer == self.me]
         told = self.trainer.tell_ended(
             ended, committed=committed, contributed=bool(shares), share=sum(shares, 0.0)
@@ -545,3 +532,12 @@ def _lost_result(commit: Commit) -> PeerEffect:
     """Tell the master that a committed result is not held here: it brings this peer in sync."""
     reason = "the committed result is not here"
     return TellMaster(ReduceFailed(commit.round, commit.attempt, (), False, reason))
+
+
+def leader_of(view: View) -> MemberInfo | None:
+    """Return the member that evaluates and saves for the run: the contributor that joined first.
+
+    Contributors that are in sync come before those that are not. None without a contributor.
+    """
+    contributors = [each for each in view.members if each.role is Role.CONTRIBUTOR]
+    return min(contributors, key=lambda each: (not each.in_sync, each.number), default=None)

@@ -15,7 +15,7 @@ from ...protocol.messages import (
     Role,
     RoundEnded,
     RoundOpened,
-    SetContributing,
+    SetRole,
 )
 from .local_fragment import LocalFragment
 from .local_round import LocalRound, RoundState
@@ -50,7 +50,9 @@ class TrainerControl:
       attached: a trainer with the run's layout is connected.
       loaded: the trainer has the shared state and may contribute.
       trained: all that the trainer did since its last ``Load`` is a contributor's training.
-      told_training: the trainer was last told that its steps count.
+      leads: this peer leads the members of the newest view.
+      total_steps: the step at which the run's last round is due; 0 for a run without an end.
+      told_role: the trainer's last ``SetRole``.
       away: there is no session with the master.
       extended_limit: the step limit since the master was lost; None again as soon as the trainer was
         told of a round.
@@ -68,10 +70,16 @@ class TrainerControl:
     attached: bool = False
     loaded: bool = False
     trained: bool = False
-    told_training: bool = False
+    leads: bool = False
+    total_steps: int = 0
+    told_role: SetRole | None = None
     away: bool = False
     extended_limit: int | None = None
     extension_count: int = 0
+
+    @property
+    def contributing(self) -> bool:
+        return self.role is Role.CONTRIBUTOR and self.in_sync
 
     @property
     def training(self) -> bool:
@@ -136,6 +144,11 @@ class TrainerControl:
         )
         return at_step if at_step > self.run_step and not later else self.step_limit()
 
+    def lost(self) -> None:
+        """Forget a trainer that is gone."""
+        self.attached = self.loaded = self.trained = False
+        self.told_role = None
+
     # ------------------------------------------------------------ the shared state
 
     def reload(self) -> list[PeerEffect]:
@@ -148,28 +161,39 @@ class TrainerControl:
             fragment.worth_step = worth_step
         for each in self.rounds.values():
             each.offered = False  # this may be another trainer than before
-        effects: list[PeerEffect] = [
-            ReloadTrainer(self.run_step, self.step_limit()),
-            self._tell_role(),
-        ]
+        load = ReloadTrainer(self.run_step, self.step_limit())
+        # ``attach`` returns at the first load, and the script may ask at once who leads. Later a spare
+        # that becomes a contributor must not train on before it has loaded.
+        first = self.told_role is None
+        effects: list[PeerEffect] = (
+            [self._tell_role(), load] if first else [load, self._tell_role()]
+        )
         for each in self.rounds.values():
             if each.unposted:
                 effects += self.offer(each)
         return [*effects, *self._end_extension()]
 
-    def set_role(self, role: Role, *, in_sync: bool, valid: bool) -> list[PeerEffect]:
+    def set_role(self, role: Role, *, in_sync: bool, leads: bool, valid: bool) -> list[PeerEffect]:
         """Take this peer's role from a new view; ``valid``: it holds a state to load."""
-        self.role, self.in_sync = role, in_sync
-        if self.training == self.told_training:
-            return []
-        if self.training and valid and not self.finished and not self.trained:
+        self.role, self.in_sync, self.leads = role, in_sync, leads
+        was_training = self.told_role is not None and self.told_role.contributing
+        begins = self.training and not was_training
+        if begins and valid and not self.finished and not self.trained:
             return self.reload()  # what a spare's trainer did is not a contribution: start afresh
-        return [self._tell_role()] if self.loaded else []
+        return self.update_role()
+
+    def update_role(self) -> list[PeerEffect]:
+        """Tell a loaded trainer its role if that differs from what it was told."""
+        changed = self.told_role is None or self._role() != self.told_role
+        return [self._tell_role()] if self.loaded and changed else []
+
+    def _role(self) -> SetRole:
+        why = "" if self.training else f"this peer is a {self.role.value}, kept in sync"
+        return SetRole(self.training, why, self.leads, self.total_steps)
 
     def _tell_role(self) -> PeerEffect:
-        self.told_training = self.training
-        why = "" if self.training else f"this peer is a {self.role.value}, kept in sync"
-        return TellTrainer(SetContributing(self.training, why))
+        self.told_role = self._role()
+        return TellTrainer(self.told_role)
 
     # ------------------------------------------------------------ rounds
 

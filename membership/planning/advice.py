@@ -12,11 +12,12 @@ proposed that come within ``TIE`` of the busiest.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
-from ..spec.spec import OVERLAP_AUTO_MAX, RunSpec
+from ..spec.spec import RunSpec
 from .predict import Conditions, Prediction, predict
 
 BUSY_ENOUGH = 0.98  # of a trainer's time; more would gain little
@@ -61,29 +62,75 @@ def propose(
       spec: all other settings are taken from it.
       quality: one of ``QUALITIES``.
     """
-    tried: list[tuple[RunSpec, Prediction]] = []
-    for candidate in _gentlest_first(spec, quality, fragments_max, conditions.rounds_in_flight):
-        prediction = predict(candidate, conditions)
-        if prediction.utilisation >= BUSY_ENOUGH:
-            return Proposal(candidate, prediction, enough=True)
-        tried.append((candidate, prediction))
-    busiest = max(prediction.utilisation for _, prediction in tried)
-    chosen = next(each for each in tried if each[1].utilisation >= busiest - TIE)
-    return Proposal(*chosen, enough=False)
+    busiest = 0.0
+    for group in _gentlest_first(spec, quality, fragments_max, conditions):
+        busiest = max(busiest, *(each.utilisation_max for each in group))
+        if busiest >= BUSY_ENOUGH:
+            return _shortest_overlap(group, conditions, BUSY_ENOUGH, enough=True)
+    wanted = busiest - TIE
+    for group in _gentlest_first(spec, quality, fragments_max, conditions):
+        if any(each.utilisation_max >= wanted for each in group):
+            return _shortest_overlap(group, conditions, wanted, enough=False)
+    raise AssertionError("some settings are the busiest")
+
+
+@frozen
+class _Candidate:
+    """Settings without their overlap.
+
+    Attributes:
+      spec: with ``overlap_max``.
+      overlap_max: with more, the round that is due would wait for a round in flight.
+      utilisation_max: with that overlap; a shorter one gives no more.
+    """
+
+    spec: RunSpec
+    overlap_max: int
+    utilisation_max: float
+
+    def with_overlap(self, overlap: int) -> RunSpec:
+        return evolve(self.spec, diloco=evolve(self.spec.diloco, overlap=overlap))
+
+
+def _shortest_overlap(
+    group: list[_Candidate], conditions: Conditions, wanted: float, *, enough: bool
+) -> Proposal:
+    """Return the settings with the shortest overlap that keeps trainers busy for ``wanted``.
+
+    Of equal overlaps the one with the fewest fragments, which come first in the group.
+    """
+
+    def utilisation(candidate: _Candidate, overlap: int) -> float:
+        return predict(candidate.with_overlap(overlap), conditions).utilisation
+
+    def shortest(candidate: _Candidate) -> int:
+        overlaps = range(candidate.overlap_max + 1)
+        return bisect_left(overlaps, wanted, key=lambda overlap: utilisation(candidate, overlap))
+
+    sufficing = [each for each in group if each.utilisation_max >= wanted]
+    overlap, chosen = min(
+        ((shortest(each), each) for each in sufficing), key=lambda found: found[0]
+    )
+    proposed = chosen.with_overlap(overlap)
+    return Proposal(proposed, predict(proposed, conditions), enough)
 
 
 def _gentlest_first(
-    spec: RunSpec, quality: str, fragments_max: int, rounds_in_flight: int
-) -> Iterator[RunSpec]:
+    spec: RunSpec, quality: str, fragments_max: int, conditions: Conditions
+) -> Iterator[list[_Candidate]]:
+    """Yield, for each number of steps and codec, the candidates by number of fragments."""
     # A proposal names each key, so neither an algorithm nor groups may fix any of them.
     plain = evolve(spec.diloco, algorithm="", groups=())
     for steps in STEPS_TRIED:
         even = [p for p in range(1, min(steps, fragments_max) + 1) if steps % p == 0]
         for up, down in QUALITIES[quality]:
             reduce = evolve(spec.reduce, codec_up=up, codec_down=down)
-            for overlap in range(min(steps - 1, OVERLAP_AUTO_MAX) + 1):
-                for fragments in even:
-                    if overlap > steps // fragments * min(fragments, rounds_in_flight):
-                        continue  # the round that is due would wait for a round in flight
-                    diloco = evolve(plain, sync_every=steps, fragments=fragments, overlap=overlap)
-                    yield evolve(spec, diloco=diloco, reduce=reduce)
+            group = []
+            for fragments in even:
+                in_flight = min(fragments, conditions.rounds_in_flight)
+                overlap = min(steps - 1, steps // fragments * in_flight)
+                diloco = evolve(plain, sync_every=steps, fragments=fragments, overlap=overlap)
+                candidate = evolve(spec, diloco=diloco, reduce=reduce)
+                found = predict(candidate, conditions)
+                group.append(_Candidate(candidate, overlap, found.utilisation))
+            yield group

@@ -17,7 +17,7 @@ from ...protocol.messages import FragmentSize, OwnerRun, Plan, SiteLeaders
 from ..spec.spec import MEAN, TOPK_CODECS, RunSpec
 from .bandwidth import LineCapacities, SiteLine
 from .shares import SharedLine, Workload, best_shares, bound_s, reduction_s, ring_s
-from .sites import Site, SitePlan, TreePlan, plan_tree, tree_s
+from .sites import SitePlan, TreePlan, plan_tree, tree_s
 
 VALUE_BYTES = 4  # float32
 COUNTER_BYTES = 8  # int64, sent verbatim
@@ -181,7 +181,7 @@ class _Sited:
     cut: _Cut
     members: Sequence[str]
     work: Workload
-    sites: tuple[Site, ...]
+    sites: tuple[SharedLine, ...]
     best: TreePlan
 
     @classmethod
@@ -194,7 +194,7 @@ class _Sited:
         number = {peer: index for index, peer in enumerate(members)}
         inner = {peer: rate for site in lines for peer, rate in site.inner.items()}
         sites = tuple(
-            Site(tuple(sorted(number[p] for p in site.members)), site.line) for site in lines
+            SharedLine(tuple(sorted(number[p] for p in site.members)), site.line) for site in lines
         )
         rates = tuple(inner.get(peer, rate) for peer, rate in zip(members, work.rates, strict=True))
         work = evolve(work, rates=rates)
@@ -203,8 +203,7 @@ class _Sited:
 
     @property
     def star(self) -> Workload:
-        lines = (SharedLine(frozenset(site.members), site.line) for site in self.sites)
-        return evolve(self.work, shared=tuple(lines))
+        return evolve(self.work, shared=self.sites)
 
     def deal(self) -> tuple[tuple[OwnerRun, ...], tuple[SiteLeaders, ...], float]:
         """Return the tree in whole chunks: its owners, its leaders and its time."""

@@ -48,11 +48,11 @@ class SharedLine:
     """A line to all other members that some members share, besides lines of their own.
 
     Attributes:
-      members: the numbers of the members behind it.
+      members: the numbers of the members behind it; at least two.
       rate: what these can send to others and receive from them, together.
     """
 
-    members: frozenset[int]
+    members: tuple[int, ...]
     rate: Bandwidth
 
 

@@ -31,26 +31,11 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from ...protocol.errors import LocalProtocolError
-from .bandwidth import Bandwidth
 from .shares import Direction, SharedLine, Workload, best_shares, bound_s, fill, shares_s
 
 # A tree has two more hops, some of which may be slower than measured, and depends on more members. It
 # is chosen only if it needs at most this part of the star's time.
 TREE_TIME_MAX = 0.9
-
-
-@frozen
-class Site:
-    """Members that share one line to all other members.
-
-    Attributes:
-      members: by number, as in the ``Workload``; at least two.
-      line: the shared line, to the outside. A member's own rate, within the site and to the outside,
-        is in the ``Workload``.
-    """
-
-    members: tuple[int, ...]
-    line: Bandwidth
 
 
 @frozen
@@ -95,7 +80,7 @@ class TreePlan:
 
 
 def plan_tree(
-    work: Workload, sites: Sequence[Site], *, inner_up_bytes: float, chunk_count: int
+    work: Workload, sites: Sequence[SharedLine], *, inner_up_bytes: float, chunk_count: int
 ) -> TreePlan:
     """Plan the best tree for these sites, and the best star beside it.
 
@@ -111,8 +96,7 @@ def plan_tree(
       NoReachableOwnerError: see ``best_shares``.
     """
     _check(work, sites)
-    lines = tuple(SharedLine(frozenset(site.members), site.line) for site in sites)
-    star = evolve(work, shared=lines)
+    star = evolve(work, shared=tuple(sites))
     star_shares = best_shares(star)
     groups = _groups(work, sites)
     outer = _outer(work, groups)
@@ -135,7 +119,7 @@ def plan_tree(
 
 def tree_s(
     work: Workload,
-    sites: Sequence[Site],
+    sites: Sequence[SharedLine],
     planned: Sequence[SitePlan],
     *,
     inner_up_bytes: float,
@@ -176,10 +160,10 @@ def same_site(hosts: Sequence[str]) -> list[tuple[int, ...]]:
 
 # ---------------------------------------------------------------- the two levels
 
-_Group = tuple[tuple[int, ...], Site | None]
+_Group = tuple[tuple[int, ...], SharedLine | None]
 
 
-def _check(work: Workload, sites: Sequence[Site]) -> None:
+def _check(work: Workload, sites: Sequence[SharedLine]) -> None:
     inside = [member for site in sites for member in site.members]
     if len(set(inside)) != len(inside) or any(m >= len(work.rates) for m in inside):
         raise LocalProtocolError("a member of two sites, or one that takes no part")
@@ -187,7 +171,7 @@ def _check(work: Workload, sites: Sequence[Site]) -> None:
         raise LocalProtocolError("a site of less than two members")
 
 
-def _groups(work: Workload, sites: Sequence[Site]) -> list[_Group]:
+def _groups(work: Workload, sites: Sequence[SharedLine]) -> list[_Group]:
     """Return all sites and lone members: first those that contribute, ordered by first member."""
     inside = {member for site in sites for member in site.members}
     groups: list[_Group] = [(tuple(sorted(site.members)), site) for site in sites]
@@ -204,7 +188,7 @@ def _outer(work: Workload, groups: Sequence[_Group]) -> Workload:
         if pair[0] != pair[1]:
             limits[pair] = min(limit, limits.get(pair, limit))
     return Workload(
-        rates=tuple(work.rates[m[0]] if site is None else site.line for m, site in groups),
+        rates=tuple(work.rates[m[0]] if site is None else site.rate for m, site in groups),
         contributor_count=sum(m[0] < work.contributor_count for m, _ in groups),
         up_bytes=work.up_bytes,
         down_bytes=work.down_bytes,

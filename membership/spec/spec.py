@@ -42,7 +42,7 @@ STEPS_MAX = 10**9
 # nothing in a run that keeps up. In a run that does not, results arrive this many steps late.
 OVERLAP_AUTO_MAX = 10
 SECONDS_MAX = 86_400.0
-# After a gap the kernel retransmits within this time at the latest (see ``sockets.retry_soon``).
+# After a gap the kernel retransmits within this time at the latest (see ``socket_options.retry_soon``).
 RETRANSMIT_S = 1.0
 SILENCE_SHARE_MAX = 0.75  # of the deadline
 CHECKPOINT_S_MAX = 366 * 86_400.0
@@ -403,6 +403,11 @@ class RunSpec:
     def __attrs_post_init__(self) -> None:
         for contradiction in contradictions(self.diloco, self.membership, self.reduce):
             raise ValueError(contradiction.text)
+
+    @property
+    def total_steps(self) -> int:
+        """The step at which the last round is due; 0 for a run without an end."""
+        return self.run.rounds * self.diloco.sync_every // self.diloco.fragments
 
     @classmethod
     def parse(cls, toml_text: str) -> RunSpec:

@@ -59,16 +59,13 @@ def find_faults(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
     if not errors:
         try:
             spec = RunSpec.parse(toml_text)
-        except (
-            UserError
-        ) as error:  # a fault between tables: a setting that contradicts its algorithm
+        except UserError as error:  # a setting that contradicts its algorithm
             text = str(error).removeprefix("run.toml: ")
             key = _key_in(text, lines)
             errors.append(SpecFault(lines.get(key, 0), key, text))
         else:
             warnings = [
-                SpecFault(lines.get(warning.key, 0), warning.key, warning.text)
-                for warning in spec_warnings(spec)
+                SpecFault(lines.get(key, 0), key, text) for key, text in spec_warnings(spec)
             ]
     return sorted(errors, key=_by_line), sorted(warnings, key=_by_line)
 
@@ -110,8 +107,8 @@ def _unknown_fault(
     name: str, known: list[str], what: str, key: str, lines: Mapping[str, int]
 ) -> SpecFault:
     near = next(iter(difflib.get_close_matches(name, known, n=1)), "")
-    told = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
-    return SpecFault(lines.get(key, 0), key, f"unknown {what} ({told})", near)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    return SpecFault(lines.get(key, 0), key, f"unknown {what} ({hint})", near)
 
 
 def _value_faults(

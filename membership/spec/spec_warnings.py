@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import frozen
-
 from .spec import FIXED_CODECS, MEAN, TOPK_CODECS, RunSpec
 
 ROUNDS_FEW = 50  # at a momentum of 0.9 a run of fewer rounds overshoots: 3.6 % worse over 25
@@ -21,10 +19,7 @@ OUTVOTED_MIN = 3  # contributors among whom a robust rule can leave out one
 COARSE_CODECS = (*TOPK_CODECS, "nf4", "e2m1", "e3m0")
 
 
-@frozen
-class SpecWarning:
-    key: str
-    text: str
+SpecWarning = tuple[str, str]  # key, text
 
 
 def spec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
@@ -38,28 +33,26 @@ def spec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
 def _algorithm_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     diloco, rounds = spec.diloco, spec.run.rounds
     if 0 < rounds < ROUNDS_FEW and diloco.outer_momentum > MOMENTUM_HIGH:
-        yield SpecWarning(
+        yield (
             "diloco.outer_momentum",
             f"{diloco.outer_momentum:g} overshoots in a run of only {rounds} rounds; 0.7 is better",
         )
     if diloco.outer_lr == 0:
-        yield SpecWarning("diloco.outer_lr", "0: the run would learn nothing")
+        yield ("diloco.outer_lr", "0: the run would learn nothing")
     elif diloco.outer_lr > 1:
-        yield SpecWarning("diloco.outer_lr", f"{diloco.outer_lr:g} goes beyond what was learnt")
+        yield ("diloco.outer_lr", f"{diloco.outer_lr:g} goes beyond what was learnt")
     if diloco.algorithm != "allreduce":
         if diloco.sync_every < STEPS_FEW:
-            yield SpecWarning(
+            yield (
                 "diloco.sync_every",
                 f"rounds every {diloco.sync_every} steps send about what data parallel training "
                 "would; 30 to 500 are usual",
             )
         if diloco.pace == "lockstep":
-            yield SpecWarning(
-                "diloco.pace", "all trainers wait for the slowest machine at every round"
-            )
+            yield ("diloco.pace", "all trainers wait for the slowest machine at every round")
     turn = diloco.sync_every // diloco.fragments
     if isinstance(diloco.overlap, int) and turn < diloco.overlap and not diloco.preview:
-        yield SpecWarning(
+        yield (
             "diloco.overlap",
             f"{diloco.overlap} steps are longer than from one fragment's round to the next "
             f'({turn}): trainers go on from old weights; "auto" stays below',
@@ -73,59 +66,52 @@ def _codec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         for each in (reduce.codec_up, reduce.codec_down)
     )
     if down & set(TOPK_CODECS):
-        yield SpecWarning(
+        yield (
             "reduce.codec_down",
             "topk drops most of a mean of several peers, and no peer sends it again; "
             "int8+zstd loses a third to a half of a percent",
         )
     elif up == {"fp32"} and down - set(FIXED_CODECS[:2]):
-        yield SpecWarning("reduce.codec_down", "results are coarser than what they are made of")
+        yield ("reduce.codec_down", "results are coarser than what they are made of")
     if up & set(COARSE_CODECS) and not reduce.error_feedback:
-        yield SpecWarning(
-            "reduce.error_feedback", "without it, what this coarse codec leaves out is lost"
-        )
+        yield ("reduce.error_feedback", "without it, what this coarse codec leaves out is lost")
     if reduce.combine != MEAN and 0 < spec.membership.contributors < OUTVOTED_MIN:
-        yield SpecWarning(
+        yield (
             "reduce.combine",
             f"{reduce.combine}: of {spec.membership.contributors} contributors none can be outvoted",
         )
     if spec.sync.donor_share == 0:
-        yield SpecWarning(
-            "sync.donor_share", "0: no peer gets a copy of the state while rounds go on"
-        )
+        yield ("sync.donor_share", "0: no peer gets a copy of the state while rounds go on")
 
 
 def _time_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     members, trainer = spec.membership, spec.trainer
     if members.deadline_s < DEADLINE_SHORT_S:
-        yield SpecWarning(
+        yield (
             "membership.deadline_s",
             f"{members.deadline_s:g} s: over the internet, live members are taken for dead",
         )
     if members.deadline_s > DEADLINE_LONG_S:
-        yield SpecWarning(
-            "membership.deadline_s", f"the run waits {members.deadline_s:g} s for each dead member"
+        yield (
+            "membership.deadline_s",
+            f"the run waits {members.deadline_s:g} s for each dead member",
         )
     if members.grace_s > members.deadline_s:
-        yield SpecWarning(
+        yield (
             "membership.grace_s",
             f"{members.grace_s:g} s for stragglers is more than deadline_s ({members.deadline_s:g} s)",
         )
     if members.quorum < 0.5:
-        yield SpecWarning(
-            "membership.quorum", f"{members.quorum:g}: less than half of the peers make a round"
-        )
+        yield ("membership.quorum", f"{members.quorum:g}: less than half of the peers make a round")
     if members.rewind_s == 0:
-        yield SpecWarning(
+        yield (
             "membership.rewind_s",
             "0: a run whose newest state is lost waits for ever instead of going back",
         )
     if trainer.step_deadline_s == 0:
-        yield SpecWarning(
-            "trainer.step_deadline_s", "0: a trainer that hangs is never started again"
-        )
+        yield ("trainer.step_deadline_s", "0: a trainer that hangs is never started again")
     elif trainer.step_deadline_s < STEP_DEADLINE_SHORT_S:
-        yield SpecWarning(
+        yield (
             "trainer.step_deadline_s",
             f"{trainer.step_deadline_s:g} s: an evaluation, or a first step that compiles, is ended",
         )
@@ -134,11 +120,9 @@ def _time_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
 def _checkpoint_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     kept = spec.checkpoint
     if not kept.every_rounds and not kept.every_s:
-        yield SpecWarning(
+        yield (
             "checkpoint.every_s",
             "no checkpoints while rounds go on: if all peers are killed at once, the run is lost",
         )
     if kept.keep_s and kept.every_s and kept.keep_s < kept.every_s:
-        yield SpecWarning(
-            "checkpoint.keep_s", "shorter than from one checkpoint to the next: one is kept"
-        )
+        yield ("checkpoint.keep_s", "shorter than from one checkpoint to the next: one is kept")

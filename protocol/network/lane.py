@@ -27,13 +27,14 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import trio
 from attrs import field, frozen
-from attrs.validators import and_, ge, in_, le, max_len, min_len
+from attrs.validators import and_, ge, le, max_len, min_len
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..errors import LocalProtocolError, RemoteProtocolError
+from .stream import receive_exactly
 
 MAGIC = 0x48  # 'H': a TLS connection starts with 0x16
 VERSION = 1
@@ -41,7 +42,7 @@ LINK_ID_BYTES = 16
 SECRET_BYTES = 32
 LANES_MAX = 2**32  # lane numbers of one link: the number of a replaced lane is not used again
 PAYLOAD_BYTES_MAX = 8 * 2**20  # a chunk is about 1 MiB; limits a lane's buffer for the other side
-SOCKET_READ_BYTES = 2**18  # per read of a stream that cannot read into a given buffer
+READ_BYTES = 2**18  # per read of a stream
 
 KEY_BYTES = 32
 TAG_BYTES = 16
@@ -58,12 +59,7 @@ _NONCE = struct.Struct(">4xQ")
 
 PREAMBLE_BYTES = _PREAMBLE.size
 HEADER_BYTES = _HEADER.size
-
-
-class PreambleSide(enum.IntEnum):
-    """The sender of a preamble, so that a preamble sent back to its sender is refused."""
-
-    FROM_DIALER = 1
+_FROM_DIALER = 1  # the side that sends a preamble
 
 
 class FrameKind(enum.IntEnum):
@@ -119,23 +115,19 @@ OPEN = FrameHeader(FrameKind.OPEN, 0, 0, 0, 0, 0)
 class LanePreamble:
     """The first bytes of a lane, from its dialer: the link whose keys to use, and the lane's number."""
 
-    link_id: bytes = field(
-        validator=and_(min_len(LINK_ID_BYTES), max_len(LINK_ID_BYTES)),
-    )
+    link_id: bytes = field(validator=and_(min_len(LINK_ID_BYTES), max_len(LINK_ID_BYTES)))
     lane: int = field(validator=and_(ge(0), le(LANES_MAX - 1)))
-    version: int = field(default=VERSION, validator=in_((VERSION,)))
-    direction: PreambleSide = PreambleSide.FROM_DIALER
 
     def pack(self) -> bytes:
-        return _PREAMBLE.pack(MAGIC, self.version, self.direction, self.lane, self.link_id)
+        return _PREAMBLE.pack(MAGIC, VERSION, _FROM_DIALER, self.lane, self.link_id)
 
     @classmethod
     def unpack(cls, data: Buffer) -> LanePreamble:
         """Parse a preamble; raises RemoteProtocolError if it is none of this version."""
         if len(data) != PREAMBLE_BYTES:
             raise RemoteProtocolError(f"a lane's preamble has {PREAMBLE_BYTES} bytes")
-        magic, version, direction, lane, link_id = _PREAMBLE.unpack(data)
-        if magic != MAGIC or direction != PreambleSide.FROM_DIALER or lane >= LANES_MAX:
+        magic, version, side, lane, link_id = _PREAMBLE.unpack(data)
+        if magic != MAGIC or side != _FROM_DIALER or lane >= LANES_MAX:
             raise RemoteProtocolError("not a lane's preamble")
         if version != VERSION:
             raise RemoteProtocolError(f"a lane of version {version}; this side has {VERSION}")
@@ -153,13 +145,7 @@ async def receive_preamble(stream: trio.abc.Stream) -> LanePreamble:
     Raises:
       RemoteProtocolError: the stream does not begin with a preamble.
     """
-    data = bytearray()
-    while len(data) < PREAMBLE_BYTES:
-        more = await stream.receive_some(PREAMBLE_BYTES - len(data))
-        if not more:
-            raise RemoteProtocolError("a lane ended before its preamble")
-        data += more
-    return LanePreamble.unpack(data)
+    return LanePreamble.unpack(await receive_exactly(stream, PREAMBLE_BYTES))
 
 
 def derive_lane_keys(
@@ -181,12 +167,6 @@ def derive_lane_keys(
         info=b"holdfast lane v1 " + lane.to_bytes(4, "big"),
     ).derive(secret_dialer + secret_acceptor)
     return material[:KEY_BYTES], material[KEY_BYTES:]
-
-
-def frame_bytes(payload_bytes: int) -> int:
-    """Return the bytes of a frame on the wire: header, ciphertext and tags."""
-    record_count = max(1, -(-payload_bytes // PIECE_BYTES))
-    return HEADER_BYTES + payload_bytes + TAG_BYTES * record_count
 
 
 class RecordSealer:
@@ -316,8 +296,6 @@ class Lane:
     Attributes:
       sealer: the sending direction's records, for code that continues in another way (``SocketLane``).
       opener: the same for the receiving direction.
-      sent_bytes: headers, ciphertexts and tags of all frames sent.
-      received_bytes: the same of all frames received.
 
     Args:
       send_key: of this direction (32 bytes); never used by any other lane.
@@ -332,8 +310,6 @@ class Lane:
         self.opener = RecordOpener(receive_key)
         self._send_torn = False
         self._receive_torn = False
-        self.sent_bytes = 0
-        self.received_bytes = 0
 
     async def open(self) -> None:
         """Prove to the other side that this side holds the keys; the first frame of each side."""
@@ -361,7 +337,6 @@ class Lane:
         for record in records:
             await self._stream.send_all(record)
         self._send_torn = False
-        self.sent_bytes += frame_bytes(header.payload_bytes)
 
     async def receive(self, place: Place) -> tuple[FrameHeader, memoryview | bytearray]:
         """Receive one frame.
@@ -392,37 +367,18 @@ class Lane:
                 raise trio.BrokenResourceError("a lane ended in the middle of a frame")
             self.opener.open(sealed, into)
         self._receive_torn = False
-        self.received_bytes += frame_bytes(header.payload_bytes)
         return header, bytearray() if target is None else target
-
-    async def aclose(self) -> None:
-        """Close the connection; the other side sees its end."""
-        await self._stream.aclose()
 
     async def _read_into(self, view: memoryview) -> bool:
         """Fill ``view``; return False if the stream ended before the first byte."""
         done = 0
-        stream = self._stream
-        if isinstance(stream, trio.SocketStream):
-            while done < len(view):  # directly into the view: no copy by Python
-                try:
-                    count = await stream.socket.recv_into(view[done:])
-                except OSError as error:
-                    if stream.socket.fileno() == -1:
-                        raise trio.ClosedResourceError("this side closed the lane") from None
-                    raise trio.BrokenResourceError(str(error)) from error
-                if not count:
-                    break
-                done += count
-                self._receive_torn = True
-        else:
-            while done < len(view):
-                data = await stream.receive_some(min(len(view) - done, SOCKET_READ_BYTES))
-                if not data:
-                    break
-                view[done : done + len(data)] = data
-                done += len(data)
-                self._receive_torn = True
+        while done < len(view):
+            data = await self._stream.receive_some(min(len(view) - done, READ_BYTES))
+            if not data:
+                break
+            view[done : done + len(data)] = data
+            done += len(data)
+            self._receive_torn = True
         if 0 < done < len(view):
             raise trio.BrokenResourceError("a lane ended in the middle of a frame")
         return done > 0

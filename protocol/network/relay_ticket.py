@@ -15,6 +15,7 @@ import trio
 from attrs import frozen
 
 from ..errors import RemoteProtocolError
+from .stream import receive_exactly
 
 MAGIC = 0x52  # neither a TLS record nor a lane
 VERSION = 1
@@ -55,24 +56,14 @@ async def receive_preamble(stream: trio.abc.ReceiveStream) -> RelayPreamble:
     Raises:
       RemoteProtocolError: not a preamble, or the stream ended within it.
     """
-    return RelayPreamble.unpack(await _exactly(stream, PREAMBLE_BYTES))
+    return RelayPreamble.unpack(await receive_exactly(stream, PREAMBLE_BYTES))
 
 
 async def wait_paired(stream: trio.abc.ReceiveStream) -> None:
     """Wait until the relay has found the other end; raises OSError if it hangs up instead."""
     try:
-        answer = await _exactly(stream, len(PAIRED))
+        answer = await receive_exactly(stream, len(PAIRED))
     except (RemoteProtocolError, trio.BrokenResourceError):
         raise OSError("the relay hung up") from None
     if answer != PAIRED:
         raise RemoteProtocolError("the relay sent an invalid answer")
-
-
-async def _exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = await stream.receive_some(count - len(data))
-        if not more:
-            raise RemoteProtocolError("the other end hung up within its first bytes")
-        data += more
-    return data

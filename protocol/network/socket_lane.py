@@ -19,7 +19,7 @@ from collections.abc import Callable
 import trio
 from attrs import frozen
 
-from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane, frame_bytes
+from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane
 
 # A call that blocks this long returns with the bytes done so far, so that the byte counts show that the
 # lane moves, however slowly.
@@ -50,8 +50,7 @@ class SocketLane:
     for it to be readable, and close it.
 
     Args:
-      sender: the lane that has sent so far; its counts go on.
-      receiver: the lane that has received so far.
+      lane: the lane whose frames have passed over the stream so far; its records are counted on.
       upload, download: bandwidth caps; None: no cap.
 
     Attributes:
@@ -62,14 +61,12 @@ class SocketLane:
     def __init__(
         self,
         stream: trio.SocketStream,
-        sender: Lane,
-        receiver: Lane,
+        lane: Lane,
         *,
         upload: LanePace | None = None,
         download: LanePace | None = None,
     ) -> None:
-        self._sender = sender
-        self._receiver = receiver
+        self._sealer, self._opener = lane.sealer, lane.opener
         self._upload = upload
         self._download = download
         self.sent_bytes = 0
@@ -96,14 +93,13 @@ class SocketLane:
           trio.BrokenResourceError: the connection is gone.
           trio.ClosedResourceError: ``close`` was called.
         """
-        for record in self._sender.sealer.seal(header, payload):
+        for record in self._sealer.seal(header, payload):
             upload = self._upload
             share_bytes = len(record) if upload is None else upload.share_bytes()
             for start in range(0, len(record), share_bytes):
                 piece = record[start : start + share_bytes]
                 self._wait(upload, len(piece))
                 self._send_all(piece)
-        self._sender.sent_bytes += frame_bytes(header.payload_bytes)
 
     def _wait(self, pace: LanePace | None, count: int) -> None:
         if pace is not None and (wait_s := pace.wait_s(count)) > 0:
@@ -148,7 +144,7 @@ class SocketLane:
         if not self._receive_into(self._head):
             self._check_open()
             raise trio.EndOfChannel
-        return self._receiver.opener.header(self._head)
+        return self._opener.header(self._head)
 
     def receive_payload(self, header: FrameHeader, target: memoryview | None) -> None:
         """Read the payload of the last header's frame; both are authentic when this returns.
@@ -158,13 +154,11 @@ class SocketLane:
 
         Raises: as ``receive_header``; RemoteProtocolError also for a record that is not authentic.
         """
-        opener = self._receiver.opener
-        for sealed, into in opener.records(header, target):
+        for sealed, into in self._opener.records(header, target):
             if not self._receive_into(sealed):
                 self._check_open()
                 raise trio.BrokenResourceError("a lane ended in the middle of a frame")
-            opener.open(sealed, into)
-        self._receiver.received_bytes += frame_bytes(header.payload_bytes)
+            self._opener.open(sealed, into)
 
     def _receive_into(self, view: memoryview) -> bool:
         """Fill ``view``; return False if the stream ended before the first byte."""

@@ -44,6 +44,17 @@ T = TypeVar("T")
 _LENGTH = struct.Struct(">I")
 
 
+async def receive_exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
+    """Receive the first ``count`` bytes of a stream; raises RemoteProtocolError if it ends before."""
+    data = b""
+    while len(data) < count:
+        more = await stream.receive_some(count - len(data))
+        if not more:
+            raise RemoteProtocolError("the other end hung up within its first bytes")
+        data += more
+    return data
+
+
 async def close(stream: trio.abc.Stream) -> None:
     """Close a stream, within ``CLOSE_S`` even if the other side does not read, and when cancelled."""
     with trio.move_on_after(CLOSE_S):

@@ -10,8 +10,6 @@ import datetime
 import ssl
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
-
 from ..durable_files import write_private
 from ..errors import RemoteProtocolError, UserError
 from .authority import Holder, check_issued, holder_of, load_certificate
@@ -82,14 +80,9 @@ class Credentials:
     def run_id(self) -> str:
         return self.holder.run_id
 
-    @property
-    def certificate_der(self) -> bytes:
-        return self._certificate.public_bytes(serialization.Encoding.DER)
-
-    def expires_in_s(self, now: datetime.datetime | None = None) -> float:
+    def expires_in_s(self) -> float:
         """Return the seconds until the certificate ends by the wall clock; negative after its end."""
-        now = now or datetime.datetime.now(datetime.UTC)
-        return (self.expires_at - now).total_seconds()
+        return (self.expires_at - datetime.datetime.now(datetime.UTC)).total_seconds()
 
     def replace_certificate(self, certificate_pem: bytes) -> None:
         """Use a renewed certificate from the next connection on, and keep it.
@@ -139,7 +132,6 @@ class Credentials:
         holder: Holder = holder_of(certificate)
         if holder.peer != self.identity.peer_id:
             raise RemoteProtocolError("a certificate for another key than this peer's")
-        self._certificate = certificate
         self.certificate_pem = certificate_pem
         self.holder = holder
         self.expires_at = certificate.not_valid_after_utc

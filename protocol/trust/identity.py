@@ -39,12 +39,12 @@ def peer_id_of_public_key(key: Ed25519PublicKey) -> str:
     return hashlib.sha256(der).digest()[:PEER_ID_BYTES].hex()
 
 
-def read_private(path: Path) -> bytes:
-    """Read a key file.
+def load_private_key(path: Path) -> Ed25519PrivateKey:
+    """Read and parse a key file.
 
     Raises:
       FileNotFoundError: there is none.
-      UserError: other users may read it, or it cannot be a key.
+      UserError: other users may read it, or it holds no Ed25519 key.
     """
     with path.open("rb") as file:
         state = os.fstat(file.fileno())
@@ -55,12 +55,7 @@ def read_private(path: Path) -> bytes:
             )
         if state.st_size > KEY_BYTES_MAX:
             raise UserError(f"{path} is not a key: {state.st_size} bytes")
-        return file.read()
-
-
-def load_private_key(path: Path) -> Ed25519PrivateKey:
-    """Read and parse a key file; raises what ``read_private`` raises."""
-    data = read_private(path)
+        data = file.read()
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

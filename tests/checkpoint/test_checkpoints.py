@@ -20,8 +20,9 @@ from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.protocol import wire
 from holdfast.protocol.messages import FragmentHead, FragmentSize, ModelLayout, TensorSpec
-from tests.checkpoint.test_place import LookedAtPlace
-from tests.checkpoint.test_state import SIZE, SMALL, advance, content, founded, make_state
+from tests.checkpoint.pins import pinned
+from tests.checkpoint.test_checkpoint_store import LookedAtPlace
+from tests.checkpoint.test_shared_state import SIZE, SMALL, advance, content, founded, make_state
 
 LAYOUT = ModelLayout((TensorSpec("weight", (7,), "float32", "parameter"),))
 LINEAGE = b"l" * 32
@@ -62,7 +63,7 @@ def save(
 
 
 def back(place: CheckpointStore, *sizes: FragmentSize) -> SharedState:
-    """What the newest holds."""
+    """Return the state in the newest checkpoint."""
     state = make_state(*sizes)
     checkpoints.open_checkpoint(place, checkpoints.names(place)[0]).load(state)
     return state
@@ -135,7 +136,7 @@ def test_it_is_of_one_instant_whatever_is_applied_meanwhile(effects: list[str]) 
     assert [content(back(place, *sizes), n) for n in range(3)] == [
         content(twin, n) for n in range(3)
     ]
-    assert [state.pinned(n) for n in range(3)] == [()] * 3, "nothing is held for it any more"
+    assert [pinned(state, n) for n in range(3)] == [()] * 3, "nothing is held for it any more"
     place.delete(manifest.name)
 
 
@@ -144,7 +145,7 @@ def test_what_is_not_there_any_more_cannot_be_pinned() -> None:
     manifest = manifest_of(state)
     advance(state, 1)
     assert not checkpoints.pin(state, manifest, READER)
-    assert state.pinned(0) == state.pinned(1) == ()
+    assert pinned(state, 0) == pinned(state, 1) == ()
 
 
 def test_a_state_that_is_not_whole_has_none() -> None:

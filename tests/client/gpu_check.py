@@ -1,6 +1,6 @@
 """Tests of the hook that need a GPU: `make gpu`. CI has none, so pytest does not collect this file.
 
-The rules of posts and merges are tested in ``test_mirror``, ``test_deferred`` and ``test_eager``.
+The rules of posts and merges are tested in ``test_fragment_replica``, ``test_deferred`` and ``test_eager``.
 Here it is about CUDA's part: streams, events and pinned memory, and that nothing stalls.
 """
 

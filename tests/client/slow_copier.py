@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
+from holdfast.client.copier import CudaCopier, Transfer
 
-class Slow:
-    """A ``DeviceCopier`` whose transfers end when the test ends them, or when they are waited for."""
+
+class Slow(CudaCopier):
+    """A copier whose transfers end when the test ends them, or when they are waited for."""
 
     def __init__(self) -> None:
         self.under_way: list[Late] = []
@@ -40,7 +42,7 @@ class Slow:
         return late
 
 
-class Late:
+class Late(Transfer):
     def __init__(self, given: Sequence[torch.Tensor], copier: Slow) -> None:
         self.parts: list[torch.Tensor] = []
         self._given: Sequence[torch.Tensor] | None = given

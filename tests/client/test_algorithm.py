@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from holdfast.client.hook import Run, attach
+from holdfast.client.attach import attach
+from holdfast.client.hook import Run
 from holdfast.diloco.outer import outer_step
 from holdfast.protocol.arena import STEP_SLOT
 from holdfast.protocol.messages import Finished, Posted

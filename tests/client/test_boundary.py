@@ -37,9 +37,9 @@ def test_a_round_is_posted_at_its_step_and_awaited_when_no_overlap_is_left() -> 
     train(machine)
     assert machine.next_to_post() == 0
     machine.post(0)
-    assert machine.untold_fragments() == [0]
-    assert machine.tell_posted(0, 3, 0.5) == Posted(1, 0, 3, 20, 2, 0.5)
-    assert machine.untold_fragments() == []
+    assert machine.unannounced_fragments() == [0]
+    assert machine.announce_post(0, 3, 0.5) == Posted(1, 0, 3, 20, 2, 0.5)
+    assert machine.unannounced_fragments() == []
     assert machine.must_wait(0)
     assert not machine.must_wait(1)
     train(machine)
@@ -54,7 +54,7 @@ def test_tokens_count_from_the_last_contribution_of_the_fragment() -> None:
         machine.open_round(opened(number, step))
         train(machine, step - machine.step)
         machine.post(0)
-        assert machine.tell_posted(0, 3, 0.5).tokens == {1: 20, 2: 30}[number]
+        assert machine.announce_post(0, 3, 0.5).tokens == {1: 20, 2: 30}[number]
         machine.end_round(committed(number, step))
 
 
@@ -68,7 +68,7 @@ def test_an_aborted_round_leaves_its_tokens_to_the_next_one() -> None:
     machine.open_round(opened(2, at_step=2))
     train(machine)
     machine.post(0)
-    assert machine.tell_posted(0, 3, 0.5).tokens == 20
+    assert machine.announce_post(0, 3, 0.5).tokens == 20
 
 
 def test_a_load_forgets_posted_rounds_and_keeps_the_others() -> None:
@@ -124,7 +124,7 @@ def test_skipped_steps_do_not_shorten_an_overlap() -> None:
     machine.open_round(opened(2, at_step=50, fragment=1))
     train(machine)
     machine.post(0)
-    machine.tell_posted(0, 3, 0.5)
+    machine.announce_post(0, 3, 0.5)
     machine.end_round(committed(2, step=8, fragment=1))
     assert machine.step == 8
     assert not machine.must_wait(2)

@@ -13,9 +13,10 @@ from tensorboardX.proto import event_pb2
 from torch import nn
 
 import holdfast
-from holdfast.client.callbacks import Callback, Curves, Merge, StepDone
+from holdfast.client.attach import attach_over
+from holdfast.client.callbacks import Callback, Curves, Merge, Step
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.client.hook import Run, attach_over
+from holdfast.client.hook import Run
 from holdfast.protocol.arena import WAITING_SLOT
 from tests.client.fake_daemon import FakeDaemon, settled, talking
 
@@ -31,12 +32,12 @@ class Clock:
 
 class Notes(Callback):
     def __init__(self) -> None:
-        self.steps: list[StepDone] = []
+        self.steps: list[Step] = []
         self.merges: list[Merge] = []
         self.logs: list[tuple[int, Mapping[str, float]]] = []
         self.ends = 0
 
-    def on_step(self, step: StepDone) -> None:
+    def on_step(self, step: Step) -> None:
         self.steps.append(step)
 
     def on_merge(self, merge: Merge) -> None:
@@ -79,7 +80,7 @@ def test_steps_merges_figures_and_the_end_are_told() -> None:
             run.step(loss=1.0, tokens=20)
         run.log(accuracy=0.5, broken=math.nan)
     run.close()
-    assert notes.steps[0] == StepDone(41, 2.0, 10, 0.5, 0.0)
+    assert notes.steps[0] == Step(41, 2.0, 10, 0.5, 0.0)
     assert notes.steps[1].step == 42
     waiting = notes.steps[-1]
     assert (waiting.step_s, waiting.waited_s) == (0.25 * (len(notes.steps) == 2), 3.0)
@@ -90,7 +91,7 @@ def test_steps_merges_figures_and_the_end_are_told() -> None:
 
 def test_what_a_callback_raises_comes_out_of_the_step() -> None:
     class Full(Callback):
-        def on_step(self, step: StepDone) -> None:
+        def on_step(self, step: Step) -> None:
             raise OSError("no space left")
 
     with talking(FakeDaemon.start, stay=True) as path:
@@ -111,10 +112,10 @@ class Points(Curves):
 
 def test_a_point_is_the_mean_of_its_steps() -> None:
     curves = Points(every=2)
-    curves.on_step(StepDone(1, 2.0, 10, 0.5, 0.0))
+    curves.on_step(Step(1, 2.0, 10, 0.5, 0.0))
     assert curves.points == []
-    curves.on_step(StepDone(2, 4.0, 30, 1.5, 2.0))
-    curves.on_step(StepDone(3, math.nan, 8, 4.0, 0.0))
+    curves.on_step(Step(2, 4.0, 30, 1.5, 2.0))
+    curves.on_step(Step(3, math.nan, 8, 4.0, 0.0))
     curves.on_end()
     first, last = curves.points
     assert first == (
@@ -140,7 +141,7 @@ def test_a_point_is_the_mean_of_its_steps() -> None:
 
 def tell(curves: Curves) -> None:
     for number in range(1, 5):
-        curves.on_step(StepDone(number, 1.0 / number, 10, 0.1, 0.0))
+        curves.on_step(Step(number, 1.0 / number, 10, 0.1, 0.0))
     curves.on_merge(Merge(4, 2, 1, 3, True, 2))
     curves.on_log(4, {"accuracy": 0.5})
     curves.on_end()

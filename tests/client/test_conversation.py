@@ -20,8 +20,9 @@ from torch import nn
 
 import holdfast
 from holdfast.client import hook
+from holdfast.client.attach import attach
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.client.hook import Run, attach
+from holdfast.client.hook import Run
 from holdfast.protocol.arena import (
     LOSS_SLOT,
     STEP_SLOT,
@@ -42,7 +43,7 @@ from holdfast.protocol.messages import (
     PostInitial,
     Rejected,
     RoundEnded,
-    SetContributing,
+    SetRole,
     TrainerHello,
 )
 from tests.client.fake_daemon import WAIT_S, FakeDaemon, settled, talking, wait_for
@@ -508,7 +509,7 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
 
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
-        daemon.say(SetContributing(False, "all places are taken"))
+        daemon.say(SetRole(False, "all places are taken"))
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
         for version in (1, 2):
             daemon.open_round(version, at_step=0)
@@ -518,7 +519,7 @@ def test_a_spare_waits_in_its_first_step_and_follows_every_commit() -> None:
             settled(functools.partial(equals, model, 10.0 * version))
         assert daemon.posted.slots[STEP_SLOT] == 200
         daemon.load(step=200, step_limit=201)
-        daemon.say(SetContributing(True, ""))
+        daemon.say(SetRole(True, ""))
         daemon.open_round(3, at_step=201)
         posted = daemon.hear(Posted)
         assert (posted.tokens, posted.version, posted.step) == (4, 2, 201)
@@ -552,11 +553,11 @@ def test_the_optimizer_forgets_warm_up_steps_unless_it_came_with_a_state(fresh: 
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas()
         daemon.found()
-        daemon.say(SetContributing(False, "all places are taken"))
+        daemon.say(SetRole(False, "all places are taken"))
         daemon.load()
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 1)
         daemon.load(step=0, step_limit=1)
-        daemon.say(SetContributing(True, ""))
+        daemon.say(SetRole(True, ""))
         daemon.open_round(1, at_step=1)
         daemon.hear(Posted)
         daemon.load(step=1, step_limit=1)  # a resync
@@ -580,10 +581,10 @@ def test_a_contributor_that_becomes_a_spare_waits_and_loses_its_delta() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start(step_limit=1)
         daemon.round(1, 1, change=1.0)
-        daemon.say(SetContributing(False, "a faster one came"))
+        daemon.say(SetRole(False, "a faster one came"))
         daemon.share(0, 2, np.full(3, 5, np.float32))
         daemon.end_round(2, contributed=False)
-        daemon.say(SetContributing(True, ""))
+        daemon.say(SetRole(True, ""))
 
     with talking(script, stay=True) as path, attach(model, socket_path=path) as run:
         while run.round_count < 2 or not run.contributing:
@@ -807,6 +808,7 @@ def test_ctrl_c_works_while_the_trainer_waits() -> None:
     with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(KeyboardInterrupt):
             train(run)
+        assert run._slots[WAITING_SLOT] == 0, "a script that catches it may train on"
 
 
 # ---------------------------------------------------------------- the package

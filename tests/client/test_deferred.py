@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.client import arenas
+from holdfast.client.attach import attach
 from holdfast.client.fragment_replica import FragmentReplica
-from holdfast.client.hook import attach
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import merged
 from holdfast.protocol.arena import STEP_SLOT, Arena, arena_bytes

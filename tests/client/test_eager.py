@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
+from holdfast.client.attach import attach
 from holdfast.client.fragment_replica import FragmentReplica
-from holdfast.client.hook import attach
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.eager import OuterEstimate
 from holdfast.diloco.merge import merged

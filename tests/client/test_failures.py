@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.client.attach import attach
 from holdfast.client.crash_report import REASON_CHARS_MAX, CrashReport, kind_of, text_of
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.client.hook import attach
 from holdfast.protocol.arena import NOTHING_WHOLE, STEP_SLOT, WAITING_SLOT
 from holdfast.protocol.messages import (
     COUNT_MAX,

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.client.hook import Run, attach
-from holdfast.client.rate_ramp import RAMP_STEPS
+from holdfast.client.attach import attach
+from holdfast.client.hook import Run
+from holdfast.client.inner_optimizer import RAMP_STEPS
 from holdfast.protocol.arena import STEP_SLOT
-from holdfast.protocol.messages import Failing, Finished, Posted, SetContributing
+from holdfast.protocol.messages import Failing, Finished, Posted, SetRole
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
 
 COUNT = 3
@@ -95,11 +96,11 @@ def test_a_spares_ramp_begins_when_its_turn_comes_and_a_resync_later_is_no_reaso
     def script(daemon: FakeDaemon) -> None:
         daemon.open_arenas()
         daemon.share(0, 7, np.ones(COUNT, np.float32))
-        daemon.say(SetContributing(False, "all places are taken"))
+        daemon.say(SetRole(False, "all places are taken"))
         daemon.load(step=100)
         settled(lambda: daemon.posted.slots[STEP_SLOT] == 101)
         daemon.load(step=900, step_limit=900 + RAMP_STEPS)
-        daemon.say(SetContributing(True, ""))
+        daemon.say(SetRole(True, ""))
         daemon.open_round(1, at_step=900 + RAMP_STEPS)
         daemon.hear(Posted)
         daemon.load(step=2_000, step_limit=2_001)

@@ -333,7 +333,7 @@ async def test_a_receiver_that_never_registers_delays_no_peer() -> None:
             await swarm.reduce(order, size, swarm.nodes[:3])
             assert trio.current_time() - started_s < 1
             check_same_bits(order, size, swarm.nodes[:3])
-            swarm.nodes[3].hub.forget_through(round_, 1)
+            swarm.nodes[3].hub.router.forget_through(round_, 1)
         await trio.sleep(1)
         assert swarm.nodes[3].hub.router.dropped_frames == 3 * 201
         assert len(swarm.nodes[3].hub.links) == 3

@@ -182,15 +182,6 @@ def test_a_sum_beyond_float32_is_refused(name: str) -> None:
         encoded.encode(1)
 
 
-def test_clearing_forgets_what_is_left_and_the_round_in_flight() -> None:
-    residual = Residual(COUNT)
-    encoded = make_input("nf4", drawn(7, 0), residual)
-    encode_all(encoded)
-    residual.clear()
-    encoded.settle()
-    assert not residual.values.any()
-
-
 def test_a_residual_of_another_fragment_is_our_own_fault() -> None:
     with pytest.raises(LocalProtocolError, match="residual of 5 values for 700"):
         make_input("nf4", drawn(8, 0), Residual(5))

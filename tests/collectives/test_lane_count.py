@@ -188,5 +188,5 @@ def test_a_link_that_is_lost_lets_others_try() -> None:
     assert trials.by is first.count
     second = Path(LaneCount(trials=trials), fills(100e6, 1e6))
     assert second.run(20) == 2
-    first.count.stop()
+    first.count.end_trial()
     assert second.run(20) > 2

@@ -34,7 +34,7 @@ from tests.collectives.net import KEY, frame, note
 
 pytestmark = pytest.mark.real_time
 
-SOON_S = 60.0  # no test takes this long unless something hangs
+SOON_S = 120.0  # no test takes this long unless something hangs
 
 
 @define(eq=False)
@@ -175,7 +175,7 @@ async def test_every_frame_arrives_once_though_lanes_keep_breaking(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.send_from, source)
                 breaks = 0
-                while source.position < source.count - 20:
+                while breaks < 3 or source.position < source.count - 20:
                     await trio.sleep(0.01)
                     victim = rng.choice((link, back))
                     if victim.lanes:
@@ -183,7 +183,6 @@ async def test_every_frame_arrives_once_though_lanes_keep_breaking(
                         breaks += 1
             while len(sink.arrived) < source.count:
                 await trio.sleep(0.01)
-        assert breaks > 2
         assert all(got == [source.payload(index)] for index, got in sink.arrived.items())
         assert not link.lost.is_set()
         assert not back.lost.is_set()
@@ -306,6 +305,8 @@ async def test_closing_in_the_middle_of_everything_ends_at_once(tmp_path: Path) 
             link = await link_between(a, b)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.send_from, Frames(10_000, 2**23))
+                while not busy_threads():
+                    await trio.sleep(0.01)
                 await trio.sleep(0.3)  # the frame waits for the cap, the other end for the frame
                 assert busy_threads()
                 nursery.cancel_scope.cancel()

@@ -67,8 +67,8 @@ async def test_messages_go_both_ways_and_in_order() -> None:
     async with a_net() as net:
         a, b, _, _ = await net.pair()
         for sequence in range(5):
-            await a.hub.send(peer_id(1), note(sequence))
-            await b.hub.send(peer_id(0), note(10 + sequence))
+            await (await a.hub.link(peer_id(1))).send(note(sequence))
+            await (await b.hub.link(peer_id(0))).send(note(10 + sequence))
         await trio.sleep(1)
         assert b.heard == [(peer_id(0), note(n)) for n in range(5)]
         assert a.heard == [(peer_id(1), note(10 + n)) for n in range(5)]
@@ -426,7 +426,7 @@ async def test_idle_lanes_take_the_next_frame() -> None:
             await trio.sleep(1)
         assert sorted(sink.frames) == [(peer_id(1), i, p) for i, p in sent.items()]
         assert len(at_b.lanes) == 2
-        assert min(lane.sender.sent_bytes for lane in at_b.lanes) > 100_000
+        assert min(lane.sent_bytes for lane in at_b.lanes) > 100_000
         assert a.hub.received_bytes == at_a.received_bytes == at_b.sent_bytes
 
 
@@ -498,7 +498,7 @@ async def test_a_frame_without_a_sink_in_time_is_dropped_and_the_lane_goes_on() 
 async def test_frames_of_a_finished_attempt_or_transfer_are_dropped_at_once() -> None:
     async with a_net() as net:
         a, _, _, at_b = await net.pair()
-        a.hub.forget_through(7, 2)
+        a.hub.router.forget_through(7, 2)
         with a.hub.register((FrameKind.BLOCK, 4), Sink()):
             pass
         over = [

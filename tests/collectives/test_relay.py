@@ -131,9 +131,23 @@ async def test_the_oldest_of_too_many_parked_connections_are_closed() -> None:
 async def test_more_pairs_than_were_offered_are_not_carried() -> None:
     async with a_relay() as at:
         at.forwarder.carry(RelayPair(TICKET, ()))
+        parked = await at.show(RelayRole.PARK)
+        call = await at.show(RelayRole.CALL)
+        assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
         at.forwarder.carry(RelayPair(b"y" * 32, ()))
         stream = await at.show(RelayRole.PARK, b"y" * 32)
         assert await stream.receive_some() == b""
+
+
+@pytest.mark.real_time
+async def test_a_ticket_that_nobody_uses_makes_way_for_a_new_masters() -> None:
+    async with a_relay() as at:
+        at.forwarder.carry(RelayPair(TICKET, ()))  # of a master that is gone
+        at.forwarder.carry(RelayPair(b"y" * 32, ()))
+        assert at.forwarder.report().pairs == 1
+        parked = await at.show(RelayRole.PARK, b"y" * 32)
+        call = await at.show(RelayRole.CALL, b"y" * 32)
+        assert await parked.receive_some(1) == await call.receive_some(1) == PAIRED
 
 
 @pytest.mark.real_time

@@ -229,7 +229,7 @@ def test_what_is_spread_after_a_loss_is_what_its_owner_made(codec: str) -> None:
 
 
 async def cut_off_for_a_while(at_s: float) -> None:
-    """What a lost peer had on its way arrives when all is over; nothing may change by it."""
+    """Deliver a lost peer's frames when the round is over; they may change nothing."""
     async with a_swarm(5, MemoryWorld(random.Random(0), bytes_per_s=10_000)) as swarm:
         await swarm.settle()
         round_ = begin(swarm)

@@ -177,7 +177,7 @@ async def test_a_tree_gives_every_peer_the_same_bits(codec: str, owning: list[in
 
 
 async def test_a_site_crosses_its_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three members behind one line one contribution goes out, and one result comes in."""
+    """For three members behind one line, one contribution goes out and one result comes in."""
     size = FragmentSize(2_000, 0, 0)
     crossing: list[tuple[FrameKind, int]] = []
     async with a_swarm(5) as swarm:

@@ -14,7 +14,8 @@ import trio
 from click.testing import CliRunner
 
 from holdfast.daemon.bench.allreduce_bench import allreduce, parse_rates, parse_size
-from holdfast.daemon.bench.rendezvous import Rendezvous, free_port
+from holdfast.daemon.bench.rank_processes import RankSeat, free_port
+from holdfast.daemon.bench.rendezvous import Rendezvous
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 
@@ -121,9 +122,7 @@ async def test_ranks_hear_each_other_in_order() -> None:
     heard: dict[int, list[dict[str, Any]]] = {}
 
     async def rank(number: int) -> None:
-        async with Rendezvous.open(
-            peers=3, rank=number, master=master, token="secret"
-        ) as rendezvous:
+        async with Rendezvous.open(RankSeat(number, 3, master, "secret")) as rendezvous:
             heard[number] = await rendezvous.exchange({"rank": number})
             await rendezvous.exchange({})
 
@@ -140,7 +139,7 @@ async def test_a_rank_with_another_token_is_refused() -> None:
     master = Address(HOST, free_port(HOST))
 
     async def rank(number: int, token: str) -> None:
-        async with Rendezvous.open(peers=2, rank=number, master=master, token=token):
+        async with Rendezvous.open(RankSeat(number, 2, master, token)):
             pass
 
     async with trio.open_nursery() as nursery:

@@ -17,9 +17,9 @@ import torch
 import trio
 from torch import nn
 
+from holdfast.client.attach import attach
 from holdfast.client.attach_errors import AttachRefused, DaemonGone
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.client.hook import attach
 from holdfast.daemon.peer import bridge as module
 from holdfast.daemon.peer.bridge import UnixBridge
 from holdfast.protocol import wire
@@ -53,7 +53,7 @@ SIZES = (FragmentSize(3, 3, 0),)
 
 
 class Events:
-    """What the bridge reports, in order."""
+    """The events that the bridge reports, in order."""
 
     def __init__(self) -> None:
         self.seen: list[ModelLayout | Message | str] = []
@@ -61,7 +61,7 @@ class Events:
     def trainer_came(self, layout: ModelLayout) -> None:
         self.seen.append(layout)
 
-    def trainer_said(self, message: Message) -> None:
+    def trainer_sent(self, message: Message) -> None:
         self.seen.append(message)
 
     def trainer_went(self, reason: str) -> None:
@@ -282,12 +282,12 @@ async def test_the_daemon_keeps_no_descriptor_of_those_that_went(folder: Path) -
 )
 async def test_junk_instead_of_a_hello_disturbs_nobody(folder: Path, junk: bytes) -> None:
     async with serving(folder) as (bridge, events):
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(str(bridge.path))
-            stranger.sendall(junk)
-            stranger.shutdown(socket.SHUT_WR)
-            stranger.settimeout(5)
-            assert await on_thread(lambda: read_to_end(stranger)) == b""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(bridge.path))
+            client.sendall(junk)
+            client.shutdown(socket.SHUT_WR)
+            client.settimeout(5)
+            assert await on_thread(lambda: read_to_end(client)) == b""
         good = await on_thread(lambda: dial(bridge, hello()))
         await events.until(ModelLayout)
         assert events.seen == [LAYOUT]

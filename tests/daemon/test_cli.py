@@ -27,7 +27,7 @@ from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.invite import Invite
-from tests.processes.harness import Fleet, Node, alive, environment, member, spec
+from tests.processes.harness import WAIT_S, Fleet, Node, alive, environment, member, spec
 
 INVITE = Invite(
     run_id="ab" * 16,
@@ -303,14 +303,12 @@ def test_a_daemon_that_does_not_answer(run: Run, tmp_path: Path) -> None:
 
 
 def test_no_master_at_the_invites_address(run: Run) -> None:
-    began_s = time.monotonic()
     said = run("join", INVITE.encode(), "--patience", "0.3", "--", "true")
     assert said.status == ExitCode.UNREACHABLE
     assert "127.0.0.1:1" in said.line
     assert "trying again" in said.out
     assert said.out.count("the invite names only this machine (127.0.0.1:1)") == 1, "at once"
     assert "--advertise HOST" in said.out
-    assert time.monotonic() - began_s < 20
 
 
 # ---------------------------------------------------------------- against a live master
@@ -343,6 +341,13 @@ def ours(node: Node) -> list[str]:
     ]
 
 
+def until_logged(node: Node, words: str) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while words not in node.log:
+        assert time.monotonic() < until_s, node.log
+        time.sleep(0.02)
+
+
 def ask(fleet: Fleet, *arguments: str) -> Said:
     """Run ``holdfast ARGUMENTS`` as a process with this fleet's master."""
     done = subprocess.run(
@@ -350,7 +355,7 @@ def ask(fleet: Fleet, *arguments: str) -> Said:
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=30,
+        timeout=WAIT_S,
     )
     return Said(done.returncode, done.stdout, done.stderr)
 
@@ -555,7 +560,7 @@ def small(tmp_path: Path) -> Iterator[Fleet]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_master_and_peer_with_0(small: Fleet, number: signal.Signals) -> None:
-    peer = small.join("p", command=("sleep", "60"))
+    peer = small.join("p", command=("sleep", "600"))
     small.until(lambda _: small.peer("p")["number"], "it knows that it is in the run")
     trainer = small.peer("p")["command_pid"]
     peer.signal(number)
@@ -571,19 +576,15 @@ def test_ctrl_c_ends_master_and_peer_with_0(small: Fleet, number: signal.Signals
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(small: Fleet) -> None:
-    peer = small.join("p", command=("sleep", "60"))
+    peer = small.join("p", command=("sleep", "600"))
     small.until(lambda _: small.peer("p")["number"], "it knows that it is in the run")
     trainer = small.peer("p")["command_pid"]
     small.nodes["master"].signal(signal.SIGSTOP)  # it will not release the peer
     peer.signal(signal.SIGINT)
-    until_s = time.monotonic() + 20
-    while "leaving" not in peer.log and time.monotonic() < until_s:
-        time.sleep(0.02)
+    until_logged(peer, "leaving")
     assert peer.process.poll() is None
-    began_s = time.monotonic()
     peer.signal(signal.SIGINT)
     assert peer.wait() == ExitCode.INTERRUPTED
-    assert time.monotonic() - began_s < 12
     assert "without draining" in told(peer)
     assert not alive(trainer)
 
@@ -593,10 +594,8 @@ def test_ctrl_c_before_admission(small: Fleet) -> None:
     small.act("invite", {})
     small.invites["p"] = str(small.act("invite", {})["invite"])
     small.nodes["master"].signal(signal.SIGSTOP)  # it accepts, and says nothing
-    peer = small.join("p", command=("sleep", "60"))
-    until_s = time.monotonic() + 10
-    while "admission" not in peer.log and time.monotonic() < until_s:
-        time.sleep(0.02)
+    peer = small.join("p", command=("sleep", "600"))
+    until_logged(peer, "admission")
     time.sleep(0.2)
     peer.signal(signal.SIGINT)
     assert peer.wait() == ExitCode.INTERRUPTED
@@ -605,7 +604,7 @@ def test_ctrl_c_before_admission(small: Fleet) -> None:
 
 @pytest.mark.slow
 def test_a_peer_that_loses_its_master_gives_up_after_its_patience(small: Fleet) -> None:
-    peer = small.join("p", more=("--patience", "1"), command=("sleep", "60"))
+    peer = small.join("p", more=("--patience", "1"), command=("sleep", "600"))
     small.until(lambda s: member(s, "p"), "it is in the run")
     small.nodes["master"].process.kill()
     assert peer.wait() == ExitCode.UNREACHABLE

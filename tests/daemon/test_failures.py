@@ -1,4 +1,4 @@
-"""What an exit status and the kernel's counters say of a death."""
+"""The cause of a trainer's death, from its exit status and the kernel's counters."""
 
 from __future__ import annotations
 

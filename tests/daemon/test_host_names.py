@@ -8,14 +8,16 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
-from holdfast.daemon.web.app import HEADERS, make_app
+from holdfast.daemon.web.app import HEADERS, make_app, read_route
 from holdfast.daemon.web.host_names import MISDIRECTED, HostNames
 
 HERE = "192.0.2.7"  # where the connection came in
 
 
 def app(*named: str, bound: str = "127.0.0.1") -> ASGIApp:
-    return make_app(token="t", reads={"status": dict}, actions={}, names=HostNames(bound, named))
+    return make_app(
+        token="t", actions={}, routes=[read_route("status", dict)], names=HostNames(bound, named)
+    )
 
 
 async def ask(app: ASGIApp, host: str, path: str = "/api/status") -> httpx.Response:

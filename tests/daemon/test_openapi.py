@@ -49,7 +49,7 @@ class Daemon:
         }
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        async with httpx.AsyncClient(timeout=20.0) as client:
+        async with httpx.AsyncClient(timeout=120.0) as client:
             return await client.request(method, f"{self.url}{path}", **more)
 
     async def act(self, name: str, body: object) -> httpx.Response:

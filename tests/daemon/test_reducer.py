@@ -15,6 +15,7 @@ from holdfast.daemon.peer import reducer
 from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig
 from holdfast.daemon.peer.reducer import Reducer
 from holdfast.diloco.outer import outer_step
+from holdfast.membership.peer.replica import Replica
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun, FragmentSize
@@ -42,14 +43,15 @@ def a_reducer(network: Any = None, state_service: Any = None) -> Reducer:
         cast("Any", None),
         CurrentSpec(RunSpec()),
         state_service,
-        is_copying=lambda _fragment: False,
+        Replica(ME),
         start=lambda *_: None,
-        handle=lambda _event: None,
+        tell=lambda _message: None,
+        perform=lambda _effects: None,
     )
 
 
 def settled(manifest: tuple[ContributorRun, ...], contributors: Any = CONTRIBUTORS) -> bool | None:
-    """Whether the residual is settled by such a commit; None: it is forgotten."""
+    """Return whether such a commit settles the residual, or None if the residual is dropped."""
     mine = a_reducer()
     kept = mine._inputs[1] = cast("Any", Input())
     mine._residuals[0] = cast("Any", object())

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -17,7 +18,7 @@ from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.daemon.cli.simulate_command import simulate
 from holdfast.daemon.exit_codes import ExitCode
 
-STARTED_S = 60.0
+STARTED_S = 120.0
 
 
 def say(*arguments: str) -> Result:
@@ -36,6 +37,12 @@ def test_a_few_seeds_are_counted_and_written_as_json(tmp_path: Path) -> None:
     one.pop("seconds")
     two.pop("seconds")
     assert one == two, "the number of processes changes nothing"
+
+
+def test_json_can_go_to_stdout_alone() -> None:
+    result = say("--start", "5", "--seeds", "1", "--json", "-")
+    assert json.loads(result.stdout)["seeds"] == 1
+    assert "happened" in result.stderr
 
 
 def test_one_seed_tells_its_story_the_same_one_each_time() -> None:
@@ -96,7 +103,10 @@ def test_ctrl_c_reports_what_was_done(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        time.sleep(6.0)  # a few seeds; it may as well be none
+        until_s = time.monotonic() + STARTED_S
+        while len(psutil.Process(process.pid).children()) < 2:  # its workers start
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         out, error = process.communicate(timeout=STARTED_S)
     finally:

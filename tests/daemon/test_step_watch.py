@@ -1,4 +1,4 @@
-"""When a trainer counts as hanging."""
+"""Detection of a trainer that hangs."""
 
 from __future__ import annotations
 

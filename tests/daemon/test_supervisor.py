@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -186,7 +185,7 @@ async def test_the_time_in_which_it_hung_is_no_good_time(
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
-        for sick_s in (0.3, 0.3, 0.0):
+        for sick_s in (1_000.0, 1_000.0, 0.0):
             await until_known(supervisor)
             await trio.sleep(0.3)
             supervisor.fail(FailureKind.HANG, "no step", sick_s)
@@ -372,7 +371,7 @@ async def test_one_that_ignores_sigterm_is_killed_in_the_end(
         "import signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"open({str(tmp_path / 'ready')!r}, 'w').write('x\\n')\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     supervisor = TrainerSupervisor([sys.executable, "-c", script], tmp_path / "sock", member="me")
     async with trio.open_nursery() as nursery:
@@ -380,9 +379,8 @@ async def test_one_that_ignores_sigterm_is_killed_in_the_end(
         await until_exists(tmp_path / "ready")
         pid = supervisor.pid
         assert pid is not None
-        began_s = time.monotonic()
-        await supervisor.stop()
-        assert time.monotonic() - began_s < 9
+        with trio.fail_after(PATIENCE_S):
+            await supervisor.stop()
         assert not alive(pid)
 
 

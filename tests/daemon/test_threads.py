@@ -1,4 +1,4 @@
-"""What members and HTTP clients can ask for takes none of the threads that write the journal."""
+"""Requests of members and HTTP clients occupy none of the threads that write the journal."""
 
 from __future__ import annotations
 

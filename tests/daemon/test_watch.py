@@ -108,7 +108,7 @@ def test_the_headline_is_the_masters() -> None:
     assert second.endswith("2.0 MB sent")
 
 
-def test_news_are_new_once_also_where_numbers_begin_anew() -> None:
+def test_news_are_new_once_also_where_numbers_begin_again() -> None:
     news, rows = NewRows(), list(seen(a_run(2)).events)
     assert news.of(rows) == rows
     assert news.of(rows) == []

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.web.app import BODY_BYTES_MAX, HEADERS, Json, make_app
+from holdfast.daemon.web.app import BODY_BYTES_MAX, HEADERS, Json, make_app, read_route
 from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.daemon.web.page_files import PAGES, PageFiles
 from holdfast.protocol.addresses import Address
@@ -30,7 +30,7 @@ class Things:
         self.done: list[Json] = []
         self.app = make_app(
             token=TOKEN,
-            reads={"status": lambda: {"state": "training", "loss": None}},
+            routes=[read_route("status", lambda: {"state": "training", "loss": None})],
             actions={"note": self.note, "refuse": self.refuse},
             pages=pages,
         )

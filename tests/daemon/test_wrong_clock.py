@@ -56,7 +56,7 @@ def leaves(group: BaseExceptionGroup[UserError]) -> list[UserError]:
 
 
 async def why_it_ended(master: Master, state: Path, patience_s: float) -> UserError:
-    """What becomes of a peer that has to do with this master."""
+    """Run a peer of this master, and return the error that ends it."""
     ended: list[UserError] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(master.run)

@@ -1,4 +1,4 @@
-"""What a few lines make of the benchmarks, which are a package of the repository's root only."""
+"""Runs lines of code against the benchmarks, which only the root of the repository can import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def told(code: str, *arguments: str, seconds: float = 50) -> Any:
-    """What the lines print as JSON, in a process of their own."""
+    """Run the lines in another process, and return what they print as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", f"import json, sys\n{code}", *arguments],
         cwd=ROOT,

@@ -256,7 +256,7 @@ print(json.dumps(asdict(outcome)))
 
 
 @pytest.mark.slow
-def test_a_real_liar_that_the_norm_gate_sees_is_left_out_and_the_others_agree() -> None:
+def test_a_real_liar_that_the_norm_check_sees_is_left_out_and_the_others_agree() -> None:
     found = told(LYING, seconds=140)
     assert found["notes"]["rounds"] == 5
     assert found["notes"]["contributors_at_last"] == 3

@@ -28,6 +28,7 @@ Host, WanLab = wan_lab.Host, wan_lab.WanLab
 
 # A missing tool is no reason to skip: where a lab is allowed, its tests fail and say what to install.
 FORBIDDEN = wan_lab.why_not()
+HANGS_S = 120.0  # for what hangs
 needs_lab = pytest.mark.skipif(bool(FORBIDDEN), reason=f"no WAN lab here: {FORBIDDEN}")
 
 # Sends a file's worth of bytes that the receiver can check, and hangs up.
@@ -60,8 +61,8 @@ def transfer(lab: wan_lab.WanLab, count: int) -> str:
     assert receiver.stdout is not None
     receiver.stdout.readline()
     argv = [sys.executable, "-c", SENDER, lab.address(1), str(count)]
-    lab.run(0, argv, check=True, timeout=40)
-    return str(receiver.communicate(timeout=10)[0]).strip()
+    lab.run(0, argv, check=True, timeout=HANGS_S)
+    return str(receiver.communicate(timeout=HANGS_S)[0]).strip()
 
 
 def test_a_queue_holds_a_round_trip_but_not_less_than_a_burst() -> None:
@@ -105,9 +106,12 @@ def test_the_slower_end_decides_the_rate_also_after_a_change() -> None:
     with WanLab([Host(up_mbit=100, delay_ms=2), Host(down_mbit=20, delay_ms=2)]) as lab:
         (narrow,) = wan_lab.measure_rates(lab, [(0, 1)], 1.0)
         lab.set(1, down_mbit=40)
-        (wide,) = wan_lab.measure_rates(lab, [(0, 1)], 1.0)
+        for _attempt in range(20):  # a busy machine may be slower than the rate for some seconds
+            (wide,) = wan_lab.measure_rates(lab, [(0, 1)], 1.0)
+            if wide > narrow:
+                break
 
-    # A busy machine may be slower than the rate; a second's burst makes it a little faster.
+    # A second's burst makes it a little faster than the rate.
     assert narrow <= 22
     assert narrow < wide <= 44
 
@@ -193,7 +197,7 @@ def test_an_error_leaves_neither_namespaces_nor_processes() -> None:
 def test_a_stopped_lab_cleans_up(stop: signal.Signals) -> None:
     with started_lab() as lab:
         lab.send_signal(stop)
-        assert lab.wait(20) == 130
+        assert lab.wait(HANGS_S) == 130
 
     assert not made_by(lab.pid)
 

@@ -177,7 +177,7 @@ class MasterMachine(RuleBasedStateMachine):
 
     @rule(index=peers, victim=peers, bad=booleans, then=cycles)
     def answer_late(self, index: int, victim: int, bad: bool, then: int) -> None:
-        """What a peer says about an attempt arrives when the next one has begun."""
+        """Deliver a peer's report on an attempt when the next attempt has begun."""
         self.to_the_middle()
         peer, other = self.peer(index), self.peer(victim)
         for number in list(peer.orders):
@@ -293,7 +293,7 @@ class MasterMachine(RuleBasedStateMachine):
 
     @rule(effects=st.integers(0, 8), comes_back=st.permutations(range(len(GRANTS))), then=cycles)
     def let_master_die(self, effects: int, comes_back: list[int], then: int) -> None:
-        """It dies after so many more effects; then some come back, in some order."""
+        """Kill the master after ``effects`` more effects; then some peers return, in some order."""
         self.note_phase("master will die")
         self.world.crash_after = effects
         self.everybody(3)

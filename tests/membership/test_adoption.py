@@ -104,7 +104,7 @@ def test_who_leaves_again_before_all_are_back_ends_the_reduction() -> None:
 
 
 def test_an_attempt_that_the_journal_does_not_know_is_void_after_a_restart() -> None:
-    """It was repaired since: others are lost, and other owners make the chunks."""
+    """The round was repaired meanwhile: other peers are lost, and other owners make the chunks."""
     table = Table()
     order = under_way(table)
     again = attrs.evolve(order, attempt=order.attempt + 1)

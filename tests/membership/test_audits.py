@@ -53,7 +53,7 @@ def owner_of(order: Reduce) -> str:
 
 
 def look(table: Table, peers: Sequence[str] = PEERS) -> tuple[str, AuditOrder]:
-    """Who was asked to look, and at what."""
+    """Return the peer that was asked to audit, and its order."""
     asked = [
         (peer, message)
         for peer in peers
@@ -374,7 +374,7 @@ def test_an_owner_that_is_gone_before_it_was_looked_at_leaves_nothing_behind() -
 
 
 def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None:
-    """It gave its results and went; nobody can show any more what went into them."""
+    """The owner has sent its results and left; no peer can prove any more what it added."""
     table = a_table()
     order = table.reduce(*PEERS)
     owner = owner_of(order)
@@ -390,7 +390,7 @@ def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None
     assert table.hear(left[0], Reduce).attempt > repair.attempt
 
 
-def test_what_an_heir_adds_up_is_looked_at_as_its_work() -> None:
+def test_chunks_that_a_successor_adds_are_audited_as_its_own() -> None:
     table = a_table()
     order = table.reduce(*PEERS)
     owner = owner_of(order)
@@ -425,7 +425,7 @@ def test_who_leaves_out_a_contributor_that_was_not_lost_owns_nothing_in_the_roun
 
 
 def draws(share: float, rounds: int, chunks: int, lot: bytes = b"secret") -> list[set[int]]:
-    """What is drawn in each of so many rounds."""
+    """Return the chunks that are drawn in each of ``rounds`` rounds."""
     spec = RunSpec.parse(f"[reduce]\naudit = {share}\n")
     audits = Coordinator(spec, "5" * 32, 1, lot).scheduler.driver.audits
     audits._alone = lambda number: False  # type: ignore[method-assign]

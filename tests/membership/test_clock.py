@@ -128,7 +128,7 @@ def test_a_grace_is_never_less_than_who_is_as_fast_as_the_run_needs() -> None:
 
 
 def test_a_distant_peer_is_not_taken_for_a_slow_one() -> None:
-    """It needs long from being nudged to being ready, but no longer than anybody for a step."""
+    """The peer is ready late after a nudge, but its steps are as fast as those of the others."""
     table = table_of()
     table.start(A, B)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Who keeps from others what it owes them, or gives them different things: asked for, found, left out."""
+"""Members that withhold data from others or send them different data: inquiry, finding, exclusion."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_who_has_reported_a_result_lacks_nothing_whatever_it_says() -> None:
     assert waiting(told, FIVE, done=(B, C, D, E)).against == {E: {A}}
 
 
-def test_strangers_and_oneself_are_not_named() -> None:
+def test_unknown_peers_and_oneself_are_not_named() -> None:
     assert waiting({A: answer(contributions=(A, "9" * 32))}, FIVE).against == {}
 
 
@@ -129,7 +129,7 @@ def test_a_result_that_is_kept_from_one_costs_that_one_the_round_and_the_pair() 
 
 
 @pytest.mark.fault("somebody alive keeps what it owes another one")
-def test_a_contribution_that_is_kept_from_all_owners_costs_its_keeper_the_round() -> None:
+def test_a_contribution_withheld_from_all_owners_costs_its_sender_the_round() -> None:
     table, order = five()
     table.wait(DEADLINE_S, *FIVE)
     table.diagnosed(order, A, B, C, D, contributions=(E,), results=(A, B, C, D))
@@ -288,7 +288,7 @@ def test_in_a_tree_who_is_late_stays_a_member() -> None:
     assert table.hear(D, SyncFragment)
 
 
-def test_what_an_heir_spreads_is_not_blamed_on_the_dead() -> None:
+def test_what_a_successor_spreads_is_not_blamed_on_the_dead() -> None:
     table, order = five()
     table.reduced(order, A)
     table.leave(E)

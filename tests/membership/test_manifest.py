@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.membership.manifest import MeanContents, format_committed, went_in
+from holdfast.membership.manifest import MeanContents, contents_of, format_committed
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun
 
 PEERS = [letter * 32 for letter in "abcdef12"]
@@ -30,21 +30,21 @@ def chunks_of(made: MeanContents, chunk_count: int) -> list[set[str]]:
 
 
 def test_if_no_contributor_is_missing_each_has_its_share_of_the_weight() -> None:
-    made = went_in(commit_of([30, 10]))
+    made = contents_of(commit_of([30, 10]))
     assert [(e.chunk_share, e.weight_share) for e in made.added] == [(1.0, 0.75), (1.0, 0.25)]
     assert (made.parts, made.tokens) == ((), 40)
     assert format_committed(made) == "committed with 2 contributors"
 
 
 def test_a_contributor_in_no_chunk_does_not_count() -> None:
-    made = went_in(commit_of([30, 500, 10], (0b101, 3), (0b101, 5)))
+    made = contents_of(commit_of([30, 500, 10], (0b101, 3), (0b101, 5)))
     assert [each.contributor.peer for each in made.added] == [PEERS[0], PEERS[2]]
     assert [(e.chunk_share, e.weight_share) for e in made.added] == [(1.0, 0.75), (1.0, 0.25)]
     assert (made.parts, made.tokens) == ((), 40)
 
 
 def test_a_contributor_in_some_chunks_counts_for_these() -> None:
-    made = went_in(commit_of([30, 60, 10], (0b111, 2), (0b101, 1), (0b101, 2), (0b111, 5)))
+    made = contents_of(commit_of([30, 60, 10], (0b111, 2), (0b101, 1), (0b101, 2), (0b111, 5)))
     assert [each.chunk_share for each in made.added] == [1.0, 0.7, 1.0]
     assert [each.weight_share for each in made.added] == pytest.approx(
         [0.7 * 0.3 + 0.3 * 0.75, 0.7 * 0.6, 0.7 * 0.1 + 0.3 * 0.25]
@@ -65,7 +65,7 @@ def test_every_chunk_is_told_with_those_who_are_in_it(seed: int) -> None:
     count = chance.randint(1, len(PEERS))
     weights = [chance.randint(0, 100) for _ in range(count)]
     runs = [(chance.randint(1, 2**count - 1), chance.randint(1, 5)) for _ in range(6)]
-    made = went_in(commit_of(weights, *runs))
+    made = contents_of(commit_of(weights, *runs))
     expected = [
         {PEERS[place] for place in range(count) if bits >> place & 1}
         for bits, run in runs

@@ -1,4 +1,4 @@
-"""Who may enter, who founds, who is in sync, who has a place: as conversations."""
+"""Admission, founding, sync and places of members, as conversations."""
 
 from __future__ import annotations
 
@@ -433,8 +433,8 @@ def test_a_joiner_that_lost_a_result_while_it_fetched_fetches_again() -> None:
     assert table.roles()["c"] == "contributor*"
 
 
-def test_a_joiner_that_a_round_leaves_out_while_it_fetches_begins_anew() -> None:
-    """It has no link to whoever adds up, so nothing leads from what it fetches to the next version."""
+def test_a_joiner_that_a_round_leaves_out_while_it_fetches_starts_from_scratch() -> None:
+    """The joiner has no link to the chunk owners, so it cannot get from the fetched version to the next."""
     table = Table()
     table.start(A, B)
     table.join(C)

@@ -114,7 +114,7 @@ def test_the_spec_decides_codecs_and_chunk_size() -> None:
 
 
 def test_a_fragment_may_have_codecs_of_its_own() -> None:
-    """They are in its plan, in what that should need, and in whether a tree may carry them."""
+    """The codecs decide the plan, its estimate, and whether a tree may carry them."""
     spec = RunSpec.parse(
         "[diloco]\nfragments = 2\n[reduce]\ncodec_up = ['fp32', 'nf4']\ncodec_down = ['bf16', 'nf4']\n"
     )

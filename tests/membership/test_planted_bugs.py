@@ -118,7 +118,7 @@ from tests.membership import (
     test_repair,
     test_rounds,
     test_succession,
-    test_voices,
+    test_voting_blocs,
 )
 from tests.membership.machine import MasterMachine
 from tests.membership.model import ModelPeer
@@ -466,14 +466,14 @@ def _(patch: Patch) -> None:
 
 @conversation(
     "heads are votes",
-    test_voices.test_four_of_one_invite_and_line_do_not_replace_everybodys_weights,
+    test_voting_blocs.test_four_of_one_invite_and_line_do_not_replace_everybodys_weights,
 )
 def _(patch: Patch) -> None:
     patch.setattr(root_votes, "voice_of", lambda member: (member.peer, ""))
 
 
 @conversation(
-    "anybody founds", test_voices.test_of_those_who_came_by_one_invite_the_first_one_founds
+    "anybody founds", test_voting_blocs.test_of_those_who_came_by_one_invite_the_first_one_founds
 )
 def _(patch: Patch) -> None:
     def founders(self: Founding) -> list[roster.Member]:
@@ -506,7 +506,7 @@ def _(patch: Patch) -> None:
         beyond = {
             member.peer
             for member in self.context.roster
-            for head in member.told.values()
+            for head in member.reported_heads.values()
             if head.version > versions[head.fragment]
         }
         self.succession.electorate = electorate & beyond or electorate
@@ -535,7 +535,7 @@ def _(patch: Patch) -> None:
 )
 def _(patch: Patch) -> None:
     def holds(self: Lineage, member: roster.Member) -> tuple[int, ...]:
-        return tuple(head.version for head in member.told.values())
+        return tuple(head.version for head in member.reported_heads.values())
 
     patch.setattr(Lineage, "_holds", holds)
 

@@ -13,7 +13,7 @@ from holdfast.membership.planning.advice import BUSY_ENOUGH, QUALITIES, STEPS_TR
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import make_plan
 from holdfast.membership.planning.predict import FRAME_BYTES, Conditions, RoundCost, predict
-from holdfast.membership.spec.spec import OVERLAP_AUTO_MAX, DilocoTable, ReduceTable, RunSpec
+from holdfast.membership.spec.spec import DilocoTable, ReduceTable, RunSpec
 from holdfast.protocol.messages import FragmentSize
 from holdfast.protocol.network.lane import HEADER_BYTES, TAG_BYTES
 
@@ -167,9 +167,33 @@ def test_what_is_proposed_is_enough_and_nothing_gentler_is(quality: str) -> None
     gentler += [(chosen.sync_every, pair) for pair in codecs[:used]]
     for steps, pair in gentler:
         for fragments in (p for p in range(1, 33) if steps % p == 0):
-            overlap = min(OVERLAP_AUTO_MAX, steps // fragments, steps - 1)
+            overlap = min(overlap_bound(steps, fragments), steps - 1)
             other = spec_of(steps, fragments, overlap, *pair)
             assert predict(other, HOME).utilisation < BUSY_ENOUGH
+
+
+def overlap_bound(steps: int, fragments: int) -> int:
+    """Return the overlap beyond which the round that is due waits for a round in flight."""
+    return steps // fragments * min(fragments, HOME.rounds_in_flight)
+
+
+@pytest.mark.parametrize(("value_count", "round_trip_s"), [(8_000_000, 0.1), (2_000_000, 0.3)])
+@pytest.mark.parametrize("mbit", [20, 50, 200])
+def test_every_overlap_is_searched(value_count: int, round_trip_s: float, mbit: int) -> None:
+    line = Bandwidth(mbit * 125e3, mbit * 125e3)
+    conditions = evolve(HOME, value_count=value_count, delay_s=round_trip_s / 2, line=line)
+    found = propose(RunSpec(), conditions, "exact", 8)
+    sufficing = [
+        (steps, overlap, fragments)
+        for steps in STEPS_TRIED
+        if steps <= found.spec.diloco.sync_every
+        for fragments in range(1, min(steps, 8) + 1)
+        if steps % fragments == 0
+        for overlap in range(min(overlap_bound(steps, fragments), steps - 1) + 1)
+        if predict(spec_of(steps, fragments, overlap), conditions).utilisation >= BUSY_ENOUGH
+    ]
+    chosen = found.spec.diloco
+    assert (chosen.sync_every, chosen.overlap_steps, chosen.fragments) == min(sufficing)
 
 
 def test_a_coarser_quality_has_rounds_more_often() -> None:

@@ -38,7 +38,7 @@ class Bench:
         self.probing.removed(self.context.roster.members.pop(peer))
 
     def advance(self, *, lines_busy: bool = False) -> tuple[str, Probe] | None:
-        """Whom a probe was ordered from, and the order."""
+        """Return the peer that was ordered to probe, and the order, if any."""
         self.context.take_effects()
         self.probing.advance(lines_busy=lines_busy)
         sent = [each for each in self.context.take_effects() if isinstance(each, SendMessage)]

@@ -29,7 +29,7 @@ from tests.plain import describe
     "the same",
     "its chunks go to others, nothing else is done again",
 )
-def test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_anew() -> None:
+def test_a_chunk_that_a_survivor_holds_is_spread_and_the_others_are_made_again() -> None:
     table = Table()
     table.start(A, B, C, spares=[D])
     table.reduce(A, B, C)

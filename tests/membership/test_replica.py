@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.membership.peer.local_round import OVERTAKEN_MAX
 from holdfast.membership.peer.peer_effects import PeerEffect, ReloadTrainer, TellMaster, TellTrainer
-from holdfast.membership.peer.replica import Replica
+from holdfast.membership.peer.replica import Replica, leader_of
 from holdfast.membership.peer.trainer_control import WORTH_SHARE
 from holdfast.protocol.messages import (
     Abort,
@@ -25,6 +25,7 @@ from holdfast.protocol.messages import (
     Role,
     RoundEnded,
     RoundOpened,
+    SetRole,
     View,
     Welcome,
 )
@@ -237,3 +238,59 @@ def test_a_round_told_again_with_an_earlier_step_is_posted_for_at_once() -> None
 
     replica.posted(Posted(1, 0, 0, 48, EVERY - 2), 1.0, "")
     assert told(replica.receive(Open(1, 0, 0, 0))) == [], "it has posted; once is enough"
+
+
+# ---------------------------------------------------------------- who leads
+
+
+BIRCH = "b" * 32
+
+
+def member(
+    peer: str, number: int, role: Role = Role.CONTRIBUTOR, in_sync: bool = True
+) -> MemberInfo:
+    return MemberInfo(peer, peer[0], number, (), role, in_sync)
+
+
+@pytest.mark.parametrize(
+    ("members", "leader"),
+    [
+        ([], None),
+        ([member(ME, 1, Role.SPARE)], None),
+        ([member(BIRCH, 2), member(ME, 1)], ME),
+        ([member(ME, 1, Role.SPARE), member(BIRCH, 2)], BIRCH),
+        ([member(ME, 1, in_sync=False), member(BIRCH, 2)], BIRCH),
+        ([member(ME, 1, in_sync=False), member(BIRCH, 2, in_sync=False)], ME),
+    ],
+)
+def test_the_first_contributor_that_is_in_sync_leads(
+    members: list[MemberInfo], leader: str | None
+) -> None:
+    found = leader_of(View(1, tuple(members), 0))
+    assert (None if found is None else found.peer) == leader
+
+
+def test_a_trainer_is_told_its_role_before_attach_returns_and_when_it_changes() -> None:
+    replica = Replica(ME)
+    heads = (FragmentHead(0, 0, ROOT),)
+    welcome = Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1)
+    replica.founded(LINEAGE, heads)
+    replica.welcome(welcome, EVERY, 1, 100)
+    replica.receive(View(1, (member(BIRCH, 1), member(ME, 2)), 0))
+    came = replica.trainer_came()
+    assert told(came) == [SetRole(True, "", False, 100)]
+    assert [type(effect) for effect in came[:2]] == [TellTrainer, ReloadTrainer]
+    assert told(replica.receive(View(2, (member(ME, 2),), 0))) == [SetRole(True, "", True, 100)]
+    assert told(replica.receive(View(3, (member(ME, 2),), 0))) == []
+    assert told(replica.welcome(welcome, EVERY, 1, 200)) == [SetRole(True, "", True, 200)]
+
+
+def test_a_spare_that_becomes_a_contributor_loads_before_it_is_told() -> None:
+    replica = Replica(ME)
+    heads = (FragmentHead(0, 0, ROOT),)
+    replica.founded(LINEAGE, heads)
+    replica.welcome(Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1), EVERY, 1)
+    replica.receive(View(1, (member(ME, 1, Role.SPARE),), 0))
+    replica.trainer_came()
+    effects = replica.receive(View(2, (member(ME, 1),), 0))
+    assert [type(effect) for effect in effects[:2]] == [ReloadTrainer, TellTrainer]

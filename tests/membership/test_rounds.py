@@ -318,7 +318,7 @@ def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -
     "an update is far too small", "the median of the norms", "refused, in the end removed"
 )
 def test_an_update_far_shorter_than_the_others_is_refused() -> None:
-    """Who sends next to nothing takes part for nothing; who has trained less may have come less far."""
+    """A peer that sends almost nothing gains without training; one that trained less may send less."""
     table = Table()
     table.start(A, B, C, D)
     table.ready(A, norm=1.0)
@@ -692,7 +692,7 @@ def test_of_two_contributors_one_of_which_accuses_the_other_both_stay() -> None:
 
 
 def left_out(table: Table, accuser: str, accused: tuple[str, ...], *others: str) -> None:
-    """It alone loses these, and the round, which the others end without it; it is synced again."""
+    """Check that the accuser alone loses the round, which the others end; it is synced again."""
     order = table.reduce(*others, accuser)
     table.forget()
     table.say(accuser, ReduceFailed(order.round, order.attempt, accused, False, "no bytes"))

@@ -16,7 +16,7 @@ from holdfast.membership.planning.shares import (
     program_shares,
     shares_s,
 )
-from holdfast.membership.planning.sites import Site, TreePlan, plan_tree, same_site
+from holdfast.membership.planning.sites import TreePlan, plan_tree, same_site
 from holdfast.protocol.errors import LocalProtocolError
 
 MBIT = 125_000.0
@@ -29,7 +29,7 @@ bandwidths = st.builds(Bandwidth, rates, rates)
 
 
 @st.composite
-def sited(draw: st.DrawFn) -> tuple[Workload, list[Site]]:
+def sited(draw: st.DrawFn) -> tuple[Workload, list[SharedLine]]:
     """Any lines, codecs and listeners; some members, perhaps all, in one or two sites."""
     count = draw(st.integers(2, 7))
     lines = draw(st.lists(bandwidths, min_size=count, max_size=count + 2))
@@ -37,11 +37,11 @@ def sited(draw: st.DrawFn) -> tuple[Workload, list[Site]]:
     order = draw(st.permutations(range(len(lines))))
     first = draw(st.integers(2, len(order)))
     parts = [order[:first], order[first:]]
-    sites = [Site(tuple(part), draw(bandwidths)) for part in parts if len(part) > 1]
+    sites = [SharedLine(tuple(part), draw(bandwidths)) for part in parts if len(part) > 1]
     return work, sites[: draw(st.integers(1, 2))]
 
 
-def tree(work: Workload, sites: list[Site], *, chunk_count: int = 100) -> TreePlan:
+def tree(work: Workload, sites: list[SharedLine], *, chunk_count: int = 100) -> TreePlan:
     return plan_tree(work, sites, inner_up_bytes=work.up_bytes, chunk_count=chunk_count)
 
 
@@ -51,7 +51,7 @@ def tree(work: Workload, sites: list[Site], *, chunk_count: int = 100) -> TreePl
 def test_four_behind_one_uplink_cross_it_once() -> None:
     """Four share 20 Mbit/s, four others have as much each: the star is four times slower."""
     work = Workload((LAN,) * 4 + (HOME,) * 4, 8, SIZE, SIZE)
-    planned = tree(work, [Site((0, 1, 2, 3), HOME)])
+    planned = tree(work, [SharedLine((0, 1, 2, 3), HOME)])
     assert planned.pays
     # Five members of equal uplinks: 2 (5 - 1) / 5 of everything.
     assert planned.tree_bound_s == pytest.approx(1.6 * SIZE / (20 * MBIT))
@@ -67,7 +67,7 @@ def test_lines_of_their_own_need_no_tree() -> None:
     alone = Bandwidth(20 * MBIT, 20 * MBIT)
     work = Workload((alone,) * 8, 8, SIZE, SIZE)
     wide = Bandwidth(80 * MBIT, 80 * MBIT)
-    planned = tree(work, [Site((0, 1, 2, 3), wide)])
+    planned = tree(work, [SharedLine((0, 1, 2, 3), wide)])
     assert not planned.pays
 
 
@@ -75,7 +75,7 @@ def test_a_site_that_is_slow_within_keeps_the_star() -> None:
     """Its members' own lines are hardly faster than the one they share."""
     slow = Bandwidth(6 * MBIT, 300 * MBIT)
     work = Workload((slow,) * 4 + (HOME,) * 4, 8, SIZE, SIZE)
-    assert not tree(work, [Site((0, 1, 2, 3), HOME)]).pays
+    assert not tree(work, [SharedLine((0, 1, 2, 3), HOME)]).pays
 
 
 def test_what_saves_less_than_a_tenth_is_not_done() -> None:
@@ -84,7 +84,7 @@ def test_what_saves_less_than_a_tenth_is_not_done() -> None:
     answers = []
     for mbit in (10, 20, 30, 36, 39, 60, 200):
         line = Bandwidth(mbit * MBIT, 300 * MBIT)
-        planned = tree(work, [Site((0, 1), line)])
+        planned = tree(work, [SharedLine((0, 1), line)])
         assert planned.pays == (planned.tree_s <= 0.9 * planned.star_s)
         answers.append(planned.pays)
     assert answers == sorted(answers, reverse=True)
@@ -95,7 +95,7 @@ def test_listeners_of_a_site_get_the_result_over_its_line_once() -> None:
     """Three spares in one home with 30 Mbit/s down; three contributors elsewhere."""
     home = Bandwidth(20 * MBIT, 30 * MBIT)
     work = Workload((LAN,) * 6, 3, SIZE, SIZE)
-    planned = tree(work, [Site((3, 4, 5), home)])
+    planned = tree(work, [SharedLine((3, 4, 5), home)])
     assert planned.star_s == pytest.approx(3 * SIZE / (30 * MBIT), rel=0.01)
     assert planned.tree_s == pytest.approx(SIZE / (30 * MBIT), rel=0.1)
     assert planned.sites[-1].owned == 0.0
@@ -108,7 +108,7 @@ def test_listeners_of_a_site_get_the_result_over_its_line_once() -> None:
 @settings(max_examples=80, deadline=None)
 @given(sited())
 def test_shares_are_shares_and_no_time_is_below_its_bound(
-    case: tuple[Workload, list[Site]],
+    case: tuple[Workload, list[SharedLine]],
 ) -> None:
     work, sites = case
     planned = tree(work, sites)
@@ -125,11 +125,10 @@ def test_shares_are_shares_and_no_time_is_below_its_bound(
 @settings(max_examples=80, deadline=None)
 @given(sited(), st.lists(st.floats(0.01, 1.0), min_size=9, max_size=9))
 def test_no_other_star_is_faster_over_shared_lines(
-    case: tuple[Workload, list[Site]], parts: list[float]
+    case: tuple[Workload, list[SharedLine]], parts: list[float]
 ) -> None:
     work, sites = case
-    lines = tuple(SharedLine(frozenset(site.members), site.line) for site in sites)
-    work = evolve(work, shared=lines)
+    work = evolve(work, shared=tuple(sites))
     mine = shares_s(work, best_shares(work))
     guess = parts[: work.contributor_count]
     others = shares_s(work, [part / sum(guess) for part in guess])
@@ -138,10 +137,12 @@ def test_no_other_star_is_faster_over_shared_lines(
 
 @settings(max_examples=60, deadline=None)
 @given(sited())
-def test_a_shared_line_without_a_limit_changes_nothing(case: tuple[Workload, list[Site]]) -> None:
+def test_a_shared_line_without_a_limit_changes_nothing(
+    case: tuple[Workload, list[SharedLine]],
+) -> None:
     work, sites = case
     endless = Bandwidth(1e15, 1e15)
-    lines = tuple(SharedLine(frozenset(site.members), endless) for site in sites)
+    lines = tuple(SharedLine(site.members, endless) for site in sites)
     free, shared = evolve(work, shared=()), evolve(work, shared=lines)
     assert shares_s(shared, program_shares(shared)) == pytest.approx(
         shares_s(free, best_shares(free)), rel=10 * ROUGHLY
@@ -157,7 +158,7 @@ def test_own_lines_leave_a_tree_nothing_to_gain(
     members = data.draw(st.permutations(range(len(lines))))[: min(group, len(lines))]
     work = Workload(tuple(lines), len(lines), SIZE, SIZE)
     endless = Bandwidth(1e15, 1e15)
-    planned = tree(work, [Site(tuple(members), endless)], chunk_count=10**6)
+    planned = tree(work, [SharedLine(tuple(members), endless)], chunk_count=10**6)
     assert planned.tree_s >= planned.star_s * (1 - 10 * ROUGHLY)
     assert not planned.pays
 
@@ -169,7 +170,9 @@ def test_equal_lines_in_groups_need_what_the_star_needs(count: int, line: Bandwi
     work = Workload((line,) * count, count, SIZE, SIZE)
     star = 2 * (count - 1) / count * SIZE / 1e6
     for group in (2, count // 2, count):
-        planned = tree(work, [Site(tuple(range(group)), Bandwidth(1e15, 1e15))], chunk_count=10**6)
+        planned = tree(
+            work, [SharedLine(tuple(range(group)), Bandwidth(1e15, 1e15))], chunk_count=10**6
+        )
         assert planned.star_s == pytest.approx(star, rel=ROUGHLY)
         assert planned.tree_s >= star * (1 - ROUGHLY)
 
@@ -177,9 +180,9 @@ def test_equal_lines_in_groups_need_what_the_star_needs(count: int, line: Bandwi
 def test_contradictory_sites_are_refused() -> None:
     work = Workload((LAN,) * 4, 4, SIZE, SIZE)
     for sites in (
-        [Site((0, 1), HOME), Site((1, 2), HOME)],
-        [Site((0, 4), HOME)],
-        [Site((0,), HOME)],
+        [SharedLine((0, 1), HOME), SharedLine((1, 2), HOME)],
+        [SharedLine((0, 4), HOME)],
+        [SharedLine((0,), HOME)],
     ):
         with pytest.raises(LocalProtocolError):
             tree(work, sites)

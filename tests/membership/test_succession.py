@@ -1,4 +1,4 @@
-"""Who may decide and what the run's versions are, in conversations with the master."""
+"""The authority of a master and the versions of the run after a restart, as conversations."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_one_holder_of_an_older_state_is_enough_if_there_are_members_to_go_on() 
 
 
 @pytest.mark.fault("all holders of the newest version are gone")
-def test_nobody_is_waited_for_when_all_have_begun_anew_and_the_newest_counts() -> None:
+def test_nobody_is_waited_for_when_all_have_restarted_and_the_newest_counts() -> None:
     table = Table("[membership]\nquorum = 0.1\nrewind_s = 600\n")
     table.start(A, B, C)
     for _ in range(3):
@@ -295,7 +295,7 @@ def test_nobody_is_waited_for_when_all_have_begun_anew_and_the_newest_counts() -
     assert table.hear(A, SyncFragment) == SyncFragment(head_of(0, 2), (B,))
 
 
-def test_who_did_not_begin_anew_may_still_be_applying_what_nobody_holds_yet() -> None:
+def test_a_member_that_did_not_restart_may_still_apply_what_nobody_holds_yet() -> None:
     table = Table("[membership]\nquorum = 0.1\nrewind_s = 600\n")
     table.start(A, B)
     order = table.reduce(A, B)
@@ -360,7 +360,7 @@ def test_a_state_whose_root_the_journal_does_not_know_is_none() -> None:
 
 
 def on_disk(peer: str, *heads: FragmentHead, holds: FragmentHead | None = None) -> Hello:
-    """It holds what the run never had, or has given up, and has older states in its checkpoints."""
+    """Return the ``Hello`` of a peer whose state the run never had, with older states in its checkpoints."""
     hello = hello_of(
         peer, heads=[holds or head_of(0, 1, b"?" * 32)], lineage=LINEAGE, incarnation=2
     )
@@ -411,7 +411,7 @@ def test_a_checkpoint_of_another_lineage_is_none() -> None:
     "after `rewind_s` the run goes back to that",
 )
 def test_a_journal_that_is_behind_goes_back_to_what_there_is() -> None:
-    """It lacks one of three rounds, and all that is left is older than what it has."""
+    """The journal lacks one of three rounds, and all states that are left are older."""
     table = Table("[membership]\nrewind_s = 60\n")
     table.start(A, B, C)
     for _ in range(3):

@@ -151,7 +151,7 @@ def test_a_loss_in_the_star_that_follows_is_repaired() -> None:
 
 
 def test_a_loss_after_all_others_have_the_result_costs_nothing() -> None:
-    """Who only listens and lacks what the lost has not sent is synced again."""
+    """A listener that lacks the lost peer's frames is synced again."""
     table = lab_table()
     table.join_in_sync(G, SPARE)
     measure(table)

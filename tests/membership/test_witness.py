@@ -84,7 +84,7 @@ def test_who_fetches_a_fragment_may_still_hold_another_one_damaged() -> None:
 
 
 def test_what_a_listener_held_is_gone_with_it() -> None:
-    """It alone has a lost owner's result, says so, and dies before the repair."""
+    """The listener alone has a lost owner's result, reports it, and dies before the repair."""
     world = started()
     owner, listener = world.peers[3], world.peers[4]
     world.detach(owner)

@@ -39,7 +39,7 @@ def stage(name: str) -> str:
 
 
 def copied(name: str) -> list[str]:
-    """What a stage takes from the repository."""
+    """Return the files that a stage copies from the repository."""
     lines = re.findall(r"^COPY (?!--from)(.+) \S+$", stage(name), re.M)
     return [word for line in lines for word in line.split()]
 

@@ -70,13 +70,21 @@ def test_the_command_line_loads_no_torch() -> None:
 
 
 def test_who_asks_the_command_line_for_little_waits_for_nothing_large() -> None:
-    """What only some commands need, these import themselves."""
+    """Large packages are imported by the commands that need them."""
     done = run_guarded(
         "import holdfast.daemon.cli\n"
         "print(sorted({'numpy', 'zstandard', 'fsspec', 'scipy'} & set(sys.modules)))"
     )
 
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_trainer_of_the_process_tests_loads_no_torch() -> None:
+    trainer = str(ROOT / "tests" / "processes" / "tiny_trainer.py")
+
+    done = run_guarded("import runpy\nrunpy.run_path(sys.argv[1])", trainer)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_guard_itself_works() -> None:

@@ -122,7 +122,7 @@ def test_the_rooms_are_listed() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """What a link after # may name: headings as GitHub spells them."""
+    """Return the anchors of a text: its headings as GitHub spells them."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.replace(" ", "-") for heading in kept}

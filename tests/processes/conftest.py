@@ -23,7 +23,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens on, in a range that the kernel does not give out by itself."""
+    """Return a free port, in a range that the kernel does not assign by itself."""
     for port in range(20_000 + os.getpid() % 5_000, 32_000):
         with socket.socket() as probe:
             try:

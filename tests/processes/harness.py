@@ -1,8 +1,7 @@
-"""Real ``holdfast`` processes on loopback, and what a test sees of them from outside.
+"""Real ``holdfast`` processes on loopback, observed from outside.
 
-A ``Fleet`` is one run: a master and its peers, each a process with a log and a state directory of
-its own. What it started it stops again, by process id. It learns everything over HTTP, as any owner
-would.
+A ``Fleet`` is one run: a master and its peers, each a process with its own log and state directory.
+It reads everything over HTTP, as an operator would, and stops by process id what it started.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from typing import Any
 
 import httpx
 
-TRAINER = Path(__file__).with_name("tiny_trainer.py")
+TRAINER = Path(__file__).with_name("tiny_trainer.py")  # without torch
+WITH_TORCH = (sys.executable, str(TRAINER.with_name("torch_trainer.py")))
 POLL_S = 0.03
 START_S = 60.0  # of one daemon; it does not import torch
-WAIT_S = 120.0  # for whatever a test waits for: torch alone takes many seconds on a busy machine
+WAIT_S = 120.0  # for whatever a test waits for: importing torch takes long on a busy machine
 EXIT_S = 60.0
 LOG_TAIL_CHARS = 3_000
 
@@ -73,14 +73,14 @@ def spec(
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's, without what would tell a daemon about another one."""
+    """Return this process's environment without the variables that configure holdfast."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
-    kept.pop("COLUMNS", None)  # a test's own terminal, or its runner's, is none of theirs
+    kept.pop("COLUMNS", None)  # the width of the test runner's terminal
     return {**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(extra or {})}
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -95,10 +95,10 @@ class Node:
         self.folder = folder
         self.process = process
         self.trainer_pids: set[int] = set()
-        self.awaited = False  # the test has seen its end
+        self.awaited = False  # the test expects its end
 
     def ended_badly(self) -> bool:
-        """Whether it ended by itself with a failure that nobody has looked at."""
+        """Return whether it ended by itself with a failure that the test has not awaited."""
         return not self.awaited and (self.process.poll() or 0) > 0
 
     @property
@@ -106,7 +106,7 @@ class Node:
         return (self.folder.parent / f"{self.name}.log").read_text(errors="replace")
 
     def control(self) -> dict[str, Any]:
-        """How to reach it, once it serves."""
+        """Wait until it serves, and return its URL, token and process id."""
         until_s = time.monotonic() + START_S
         while time.monotonic() < until_s and self.process.poll() is None:
             with contextlib.suppress(OSError, ValueError):
@@ -120,7 +120,7 @@ class Node:
         self.process.send_signal(number)
 
     def wait(self, seconds: float = EXIT_S) -> int:
-        """Its exit status."""
+        """Wait for its end, and return its exit status."""
         self.awaited = True
         try:
             return self.process.wait(seconds)
@@ -132,7 +132,7 @@ class Fleet:
     """The processes of one run.
 
     Args:
-      strict: while a test waits, a process that ends by itself with a failure fails the test.
+      strict: a process that fails while the test waits fails the test.
     """
 
     def __init__(self, folder: Path, *, strict: bool = True) -> None:
@@ -141,7 +141,7 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self.ended: list[Node] = []  # earlier lives of nodes that were started again
         self.invites: dict[str, str] = {}
-        self._client = httpx.Client(timeout=10.0)
+        self._client = httpx.Client(timeout=EXIT_S)
         self._master_arguments: list[str] = []
 
     # ------------------------------------------------------------ processes
@@ -156,7 +156,7 @@ class Fleet:
         """Start ``holdfast ARGUMENTS``; its state is ``folder/name``, its output a log beside it.
 
         Args:
-          before: a command that becomes that one.
+          before: a command that executes that one.
         """
         folder = self.folder / name
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -185,7 +185,7 @@ class Fleet:
         return node
 
     def restart_master(self) -> Node:
-        """The master again, at the address that its peers know."""
+        """Start the master again, at the address that its peers know."""
         addresses = self._last_addresses
         node = self._spawn_master(addresses[0])
         node.control()
@@ -209,9 +209,11 @@ class Fleet:
         env: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
     ) -> Node:
-        """Start a peer, normally with the tiny trainer; ``script`` are the trainer's arguments.
+        """Start a peer; a name that was there before returns with its identity and its old invite.
 
-        A name that was there before comes back with its identity and its old invite.
+        Args:
+          script: the trainer's arguments.
+          command: by default the trainer that needs no torch.
         """
         if name not in self.invites:
             body = {"role": role, "uses": 1, "hours": 1, "founder": founder}
@@ -239,7 +241,7 @@ class Fleet:
         )
 
     def kill(self, name: str) -> None:
-        """As if its power were cut: neither the daemon nor its trainer sees the other die."""
+        """Kill a peer as a power cut does: neither the daemon nor its trainer sees the other die."""
         trainer = self.peer(name)["command_pid"]
         self.nodes[name].signal(signal.SIGSTOP)
         if trainer:
@@ -249,11 +251,11 @@ class Fleet:
         self.nodes[name].process.wait()
 
     def stop_all(self) -> None:
-        """End whatever still runs, and print all logs: pytest shows them if the test failed."""
+        """Kill all processes that still run, and print all logs: pytest shows them if the test failed."""
         for node in self.nodes.values():
             if node.process.poll() is None:
                 node.signal(signal.SIGCONT)
-                with contextlib.suppress(Exception):  # a daemon that hangs is killed all the same
+                with contextlib.suppress(Exception):  # a daemon that hangs is killed, too
                     self.peer(node.name)
                 node.process.kill()
                 node.process.wait()
@@ -266,10 +268,10 @@ class Fleet:
             print(f"---------------- {name} ended with {node.process.returncode}; its log:")
             print(node.log[-LOG_TAIL_CHARS:])
 
-    # ------------------------------------------------------------ what it says
+    # ------------------------------------------------------------ status and actions
 
     def peer(self, name: str) -> Status:
-        """A peer's own status."""
+        """Return a peer's own status."""
         node = self.nodes[name]
         status: Status = self._client.get(f"{node.control()['url']}/api/status").json()
         if status.get("command_pid"):
@@ -311,12 +313,12 @@ class Fleet:
             time.sleep(POLL_S)
 
     def until_committed(self, more: int) -> Status:
-        """So many more rounds."""
+        """Wait until the run has committed ``more`` rounds."""
         goal = self.master()["committed"] + more
         return self.until(lambda s: s["committed"] >= goal, f"{more} more rounds")
 
     def settle(self, *names: str) -> dict[str, str]:
-        """Pause the run and wait until these hold its last version; their digests, by name."""
+        """Pause the run, wait until these peers hold its last version, and return their digests by name."""
         self.act("pause", {})
 
         def settled(status: Status) -> bool:
@@ -336,18 +338,18 @@ class Fleet:
 
 
 def member(status: Status, name: str) -> Status | None:
-    """The member of that name as the master sees it."""
+    """Return the member of that name as the master sees it."""
     return next((m for m in status["members"] if m["name"] == name), None)
 
 
-def gone_after_s(before: Status, after: Status, name: str) -> float:
-    """By the master's clock: from ``before`` to the event that says that this member is gone."""
+def why_gone(status: Status, name: str) -> str:
+    """Return the text of the last event that says that this member is gone."""
     left = [
-        event["at_s"] - before["now_s"]
-        for event in after["events"]
+        event["text"]
+        for event in status["events"]
         if event["kind"] == "leave" and event["text"].startswith(f"{name} (")
     ]
-    return float(left[-1])
+    return str(left[-1])
 
 
 def role(status: Status, name: str) -> str:
@@ -361,7 +363,7 @@ def in_sync(status: Status, *names: str) -> bool:
 
 
 def contributing(status: Status, *names: str) -> bool:
-    """Whether the last committed round has added the updates of all of these."""
+    """Return whether the last committed round has added the updates of all these members."""
     ended = [r for r in status["past_rounds"] if r["outcome"] == "committed"]
     if not ended:
         return False

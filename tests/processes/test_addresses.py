@@ -26,7 +26,7 @@ POLL_S = 0.1
 
 
 def told(begin: list[str], *bound: str, towards: str = "") -> str:
-    """What a process there tells others that listens on these."""
+    """Return the addresses that a process there advertises when it listens on these."""
     command = [*begin, sys.executable, "-c", CODE.format(bound=bound, towards=towards)]
     return subprocess.check_output(command, text=True, env=environment()).strip()
 

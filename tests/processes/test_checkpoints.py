@@ -12,8 +12,8 @@ from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Checkpoint
 from holdfast.daemon.cli.export import export_safetensors, tensors_of
-from tests.processes.harness import Fleet, contributing, digests, in_sync, spec
-from tests.processes.tiny_trainer import batch, make_model
+from tests.processes.harness import WITH_TORCH, Fleet, contributing, digests, in_sync, spec
+from tests.processes.torch_trainer import batch, make_model
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def losses(path: Path) -> list[tuple[int, float]]:
 
 
 def loss_of(weights: Path | None, rank: int, step: int) -> float:
-    """Of the plain model with these weights, or its first, on a rank's data for a step."""
+    """Return the loss of the plain model with these or its initial weights, on a rank's data for a step."""
     model = make_model(width=16)
     if weights is not None:
         model.load_state_dict(load_file(weights))
@@ -55,7 +55,11 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
         more = ["--checkpoints", str(apart)] if name == "c" else []
         curve = ["--losses", str(fleet.folder / f"{name}.{life}")]
         fleet.join(
-            name, "--rank", str(rank), "--pause", "0.005", *curve, more=more, founder=founder
+            name,
+            *("--rank", str(rank), "--pause", "0.005", *curve),
+            more=more,
+            founder=founder,
+            command=WITH_TORCH,
         )
 
     for rank, name in enumerate(NAMES):

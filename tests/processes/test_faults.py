@@ -14,17 +14,16 @@ from tests.processes.harness import (
     Fleet,
     alive,
     contributing,
-    gone_after_s,
     in_sync,
     member,
     role,
     spec,
+    why_gone,
 )
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 3.0  # as the harness's spec says
-PAUSE = ("--pause", "0.005")  # a step of the tiny trainer takes no time; rounds are 50 ms then
+PAUSE = ("--pause", "0.005")  # a step of the trainer takes no time; rounds are 50 ms then
 
 
 def start_three_and_a_spare(fleet: Fleet, **scripts: tuple[str, ...]) -> None:
@@ -51,12 +50,11 @@ def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fle
     identity = member(fleet.master(), "b")
     moved = fleet.peer("d")["state_received_bytes"]
 
-    before = fleet.master()
     fleet.kill("b")
     status = fleet.until(
         lambda s: role(s, "d") == "contributor" and contributing(s, "d"), "d steps in"
     )
-    assert gone_after_s(before, status, "b") < DEADLINE_S / 2, "a closed connection counts at once"
+    assert "no sign of life" not in why_gone(status, "b"), "at once, not after the deadline"
     assert fleet.peer("d")["state_received_bytes"] == moved, "a promotion moves no state"
     fleet.until_committed(3)
 
@@ -92,12 +90,11 @@ def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fle
 @pytest.mark.fault("a peer freezes")
 def test_a_frozen_daemon_is_out_within_the_deadline_and_thaws_as_a_spare(fleet: Fleet) -> None:
     start_three_and_a_spare(fleet)
-    before = fleet.master()
     fleet.nodes["b"].signal(signal.SIGSTOP)
     status = fleet.until(
         lambda s: role(s, "d") == "contributor" and contributing(s, "d"), "d steps in"
     )
-    assert gone_after_s(before, status, "b") < 1.5 * DEADLINE_S
+    assert "no sign of life" in why_gone(status, "b")
     fleet.until_committed(3)
     fleet.nodes["b"].signal(signal.SIGCONT)
     status = fleet.until(lambda s: in_sync(s, "b"), "b is back")
@@ -171,7 +168,8 @@ def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     assert fleet.master()["term"] > 1_000
     assert {name: fleet.peer(name)["state_received_bytes"] for name in "ab"} == received
 
-    old = fleet.spawn("old", "master", "--state", str(fleet.folder / "master"), *http, *standby)
+    anywhere = ("--listen", "127.0.0.1:0", *http, *standby)
+    old = fleet.spawn("old", "master", "--state", str(fleet.folder / "master"), *anywhere)
     assert old.wait() == ExitCode.SUPERSEDED, old.log
     assert "another master has taken this run over" in old.log
     fleet.until_committed(2)

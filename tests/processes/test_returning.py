@@ -1,4 +1,4 @@
-"""Everybody leaves, the master too; who comes back goes on where the run was."""
+"""All peers and the master leave; those that return go on where the run was."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tests.processes.harness import TRAINER, Fleet, contributing, environment, member, spec
-from tests.processes.tiny_trainer import make_model, make_optimizer, train_step
+from tests.processes.harness import (
+    WITH_TORCH,
+    Fleet,
+    contributing,
+    environment,
+    member,
+    spec,
+)
+from tests.processes.torch_trainer import make_model, make_optimizer, train_step
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +40,8 @@ def run_to_the_end(fleet: Fleet, names: str) -> list[Tensors]:
 def join_all(fleet: Fleet, names: str, *script: str) -> None:
     for rank, name in enumerate(names):
         save = str(fleet.folder / f"{name}.npz")
-        fleet.join(name, "--rank", str(rank), "--save", save, *script, founder=rank == 0)
+        arguments = ("--rank", str(rank), "--save", save, *script)
+        fleet.join(name, *arguments, founder=rank == 0, command=WITH_TORCH)
 
 
 def same_bits(tensors: list[Tensors]) -> bool:
@@ -74,6 +81,7 @@ def test_unlike_processors_end_with_the_same_bits(fleet: Fleet, codec: str) -> N
             name,
             *("--rank", str(rank), "--save", save),
             founder=rank == 0,
+            command=WITH_TORCH,
             env=old_machine() if name == "b" else None,
         )
     final = run_to_the_end(fleet, names)
@@ -189,7 +197,8 @@ def test_ipv6_names_and_advertised_addresses_work_together(fleet: Fleet, free_po
 @pytest.mark.fault("another model in the script", "layout", "refused, with the first difference")
 def test_a_script_with_other_shapes_is_refused_by_name_and_touches_nobody(fleet: Fleet) -> None:
     fleet.start_master(spec())
-    join_all(fleet, "ab", "--pause", "0.005")
+    for rank, name in enumerate("ab"):
+        fleet.join(name, "--rank", str(rank), "--pause", "0.005", founder=rank == 0)
     fleet.until(lambda s: contributing(s, *"ab"), "a and b train")
     odd = fleet.join("odd", "--width", "17")
     assert odd.wait() == 7
@@ -207,9 +216,7 @@ def test_a_script_with_other_shapes_is_refused_by_name_and_touches_nobody(fleet:
 
 
 def test_a_script_without_a_daemon_says_what_to_do() -> None:
-    done = subprocess.run(
-        [sys.executable, str(TRAINER)], capture_output=True, text=True, env=environment()
-    )
+    done = subprocess.run(WITH_TORCH, capture_output=True, text=True, env=environment())
     assert done.returncode == 1
     # A traceback shows where in the script; its last line says what to do about it.
     last = done.stderr.strip().splitlines()[-1]

@@ -11,7 +11,7 @@ import httpx
 from holdfast.protocol.trust.identity import load_private_key
 from holdfast.protocol.trust.invite import Invite
 from tests.daemon.test_secrets import spellings
-from tests.processes.harness import Fleet, spec
+from tests.processes.harness import WAIT_S, Fleet, spec
 
 READS = ("", "api/status", "api/invites", "api/rounds", "api/events", "api/history", "metrics")
 PRIVATE = ("authority.key", "identity.key", "control.json")
@@ -45,7 +45,7 @@ def test_no_secret_is_anywhere_that_others_look(fleet: Fleet) -> None:
     texts = {f"{name}'s log": node.log.encode() for name, node in fleet.nodes.items()}
     for name, control in nodes.items():
         for read in READS:
-            texts[f"{name}: {read}"] = httpx.get(f"{control['url']}/{read}", timeout=20).content
+            texts[f"{name}: {read}"] = httpx.get(f"{control['url']}/{read}", timeout=WAIT_S).content
         texts[f"{name}'s arguments"] = arguments_of(control["pid"])
     for name in ("alder", "birch"):
         texts[f"{name}'s trainer's"] = arguments_of(fleet.peer(name)["command_pid"])

@@ -1,4 +1,4 @@
-"""Real training processes that fail in every way: the run goes on, and everybody is told why."""
+"""Real training processes that fail in every way: the run goes on, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.processes.harness import (
     TRAINER,
+    WITH_TORCH,
     Fleet,
     Status,
     alive,
@@ -39,8 +40,9 @@ def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
     fault = tmp_path / "fault"
     toml = spec(min_members=1) + f"[trainer]\nstep_deadline_s = {STEP_DEADLINE_S}\nnan_steps = 3\n"
     fleet.start_master(toml)
-    fleet.join("a", "--pause", "0.005", founder=True)
-    fleet.join("b", "--rank", "1", "--pause", "0.005", "--fault", str(fault))
+    fleet.join("a", "--pause", "0.005", founder=True, command=WITH_TORCH)
+    faulty = ("--rank", "1", "--pause", "0.005", "--fault", str(fault))
+    fleet.join("b", *faulty, command=WITH_TORCH)
     fleet.until(lambda s: contributing(s, "a", "b"), "a and b train")
     moved = fleet.peer("b")["state_received_bytes"]
 

@@ -1,146 +1,282 @@
-"""A training script in miniature: a few hundred parameters, data that follow from rank and step.
+"""A training script without torch: numpy values that move towards data of rank and step.
 
-It is run as a script under ``holdfast join``; the tests import its model and data to do the same
-training without holdfast.
+It is run as a script under ``holdfast join``. Torch's import would be most of such a process's time,
+and the daemon does not see the difference: connection, arenas and step boundaries are the client's
+own. ``torch_trainer`` is the script for what the hook itself does.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import signal
-import sys
 import time
-import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
+from numpy.typing import NDArray
 
-import holdfast
+from holdfast.client.attach_errors import AttachRefused
+from holdfast.client.boundary import BoundaryMachine
+from holdfast.client.daemon_connection import DaemonConnection
+from holdfast.diloco.eager import FOUNDING_VERSION
+from holdfast.diloco.fragments import BUFFER, COUNTER, PARAMETER
+from holdfast.diloco.merge import merged
+from holdfast.protocol.arena import (
+    STEP_SLOT,
+    TOKENS_SLOT,
+    WAITING_SLOT,
+    Arena,
+    NotWholeError,
+    map_arena,
+)
+from holdfast.protocol.messages import (
+    VERSION_MAX,
+    ArenaOpened,
+    ExtendStepLimit,
+    Finished,
+    InitialPosted,
+    KeepState,
+    Load,
+    Message,
+    ModelLayout,
+    PostInitial,
+    Rejected,
+    RoundEnded,
+    RoundOpened,
+    SetRole,
+    TensorSpec,
+    TrainerHello,
+)
 
 INPUTS = 8
-BATCH = 16
+TOKENS = 16  # of a step
+RATE = 1e-2
+PAUSE_S = 0.001  # about what a step of ``torch_trainer`` takes
+FLOATS = ("bfloat16", "float16", "float64")
+INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
+
+WAITED, STEPPED = 0, 1  # indices into ``Arena.seconds``
 
 
-def skip_the_compiler() -> None:
-    """Optimizers import torch's compiler only to say that they are not to be compiled, and that is
-    more than half of this script's start. They get what they want of it here."""
-    stub: Any = types.ModuleType("torch._dynamo")
-    stub.disable = lambda function, *_arguments, **_options: function
-    stub.graph_break = lambda: None
-    sys.modules["torch._dynamo"] = stub
-    setattr(torch, "_dynamo", stub)  # noqa: B010 - as the import would
+def make_layout(width: int, every_kind: bool) -> ModelLayout:
+    """A model of two linear layers; with ``every_kind`` also tensors of every other type."""
+    tensors = [
+        TensorSpec("0.weight", (width, INPUTS), "float32", PARAMETER),
+        TensorSpec("0.bias", (width,), "float32", PARAMETER),
+        TensorSpec("2.weight", (1, width), "float32", PARAMETER),
+        TensorSpec("2.bias", (1,), "float32", PARAMETER),
+    ]
+    if every_kind:
+        for dtype in FLOATS:
+            tensors.append(TensorSpec(f"{dtype}s", (3,), dtype, PARAMETER))
+            tensors.append(TensorSpec(f"{dtype}_mean", (), dtype, BUFFER))
+        tensors += [TensorSpec(f"{dtype}s", (2, 1), dtype, COUNTER) for dtype in INTEGERS]
+        tensors.append(TensorSpec("nothing", (0, 4), "float32", PARAMETER))
+    return ModelLayout(tuple(tensors))
 
 
-def make_model(width: int) -> nn.Module:
-    """The same first weights in every process."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, 1))
+class Fragment:
+    """A fragment's local values, their anchor, and its counters, as in ``fragment_replica``.
+
+    All values are float32, whatever type the layout names. Each post takes a snapshot.
+    """
+
+    def __init__(self, index: int, shared: Arena, posted: Arena) -> None:
+        self.index = index
+        self.version = FOUNDING_VERSION
+        count = shared.sizes[index].value_count
+        self.values = np.random.default_rng(index).standard_normal(count, np.float32)
+        self._counters = np.ones(shared.sizes[index].counter_count, np.int64)
+        self._anchor = self._snapshot = self.values.copy()
+        self._shared = shared
+        self._posted = posted
+
+    def train(self, rank: int, step: int) -> float:
+        """Take one step towards a target of rank and step, and return the loss."""
+        noise = np.random.default_rng((rank, step)).standard_normal(self.values.size, np.float32)
+        error = np.sin(np.arange(self.values.size, dtype=np.float32)) + noise / 4 - self.values
+        self.values += np.float32(RATE) * error
+        return float(np.square(error).mean())
+
+    def post_present(self) -> None:
+        with self._posted.writing(self.index, FOUNDING_VERSION):
+            self._posted.values(self.index)[:] = self.values
+            self._posted.counters(self.index)[:] = self._counters
+
+    def post(self) -> None:
+        self._snapshot = self.values.copy()
+        with self._posted.writing(self.index, self.version):
+            self._posted.values(self.index)[:] = self._anchor - self.values
+            self._posted.counters(self.index)[:] = self._counters
+
+    def load(self, connection: DaemonConnection) -> None:
+        self._anchor, self._counters = self._read(connection)
+        self.values = self._anchor.copy()
+
+    def merge(self, connection: DaemonConnection, contributed: bool) -> None:
+        base = self._snapshot if contributed else self._anchor
+        self._anchor, self._counters = self._read(connection)
+        self.values = merged(self._anchor, self.values, base)
+
+    def _read(self, connection: DaemonConnection) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        values, counters = np.empty_like(self.values), np.empty_like(self._counters)
+
+        def copy() -> None:
+            values[:] = self._shared.values(self.index)
+            counters[:] = self._shared.counters(self.index)
+
+        self.version = self._shared.read(self.index, copy, connection.pause)
+        return values, counters
 
 
-def add_every_kind(model: nn.Module) -> None:
-    """Tensors of every type that a model may have, 0-dim and empty ones too."""
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        name = str(dtype).removeprefix("torch.")
-        model.register_parameter(f"{name}s", nn.Parameter(torch.rand(3, dtype=dtype)))
-        model.register_buffer(f"{name}_mean", torch.rand((), dtype=dtype))
-    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
-        name = str(dtype).removeprefix("torch.")
-        model.register_buffer(f"{name}s", torch.ones((2, 1), dtype=dtype))
-    model.register_parameter("nothing", nn.Parameter(torch.empty(0, 4)))
-    model.register_buffer("scale", torch.tensor(True))
+class TinyRun:
+    """A trainer's part in the run; does for ``Fragment`` what ``hook.Run`` does for a model."""
 
+    def __init__(self, layout: ModelLayout) -> None:
+        self.machine = BoundaryMachine()
+        self.fragments: list[Fragment] = []
+        self._overlap_steps = 0
+        self._posted: Arena | None = None
+        self._connection = DaemonConnection.open(os.environ["HOLDFAST_SOCKET"])
+        self._connection.send(TrainerHello(VERSION_MAX, os.getpid(), layout))
+        while not self.machine.loaded:
+            self._handle(self._connection.receive())
+        self._left_at_s = time.monotonic()
+        self._step_s = 0.0
 
-def make_optimizer(model: nn.Module, kind: str, rate: float) -> torch.optim.Optimizer:
-    if kind == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=rate)
-    return torch.optim.AdamW(model.parameters(), lr=rate)
+    @property
+    def posted(self) -> Arena:
+        assert self._posted is not None, "the daemon has not opened its arenas"
+        return self._posted
 
+    def step(self, loss: float) -> None:
+        """Report a step, and do what is due at it."""
+        machine = self.machine
+        machine.step += 1
+        machine.tokens += TOKENS
+        self.posted.slots[STEP_SLOT] = machine.step
+        self.posted.slots[TOKENS_SLOT] = machine.tokens
+        self.posted.loss[0] = loss
+        self._step_s = time.monotonic() - self._left_at_s
+        self.posted.seconds[STEPPED] += self._step_s
+        while not machine.finished:
+            message = self._connection.receive_nowait()
+            if message is None and not self._post_due():
+                if not machine.must_wait(self._overlap_steps):
+                    break
+                with self._waiting():
+                    message = self._connection.receive()
+            if message is not None:
+                self._handle(message)
+        self._left_at_s = time.monotonic()
 
-def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a rank trains on in a step of the run: inputs ``(16, 8)`` and targets ``(16, 1)``."""
-    inputs = np.random.default_rng((rank, step)).standard_normal((BATCH, INPUTS), np.float32)
-    targets = np.sin(inputs.sum(axis=1, keepdims=True))
-    return torch.from_numpy(inputs), torch.from_numpy(targets)
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.posted.slots[WAITING_SLOT] = self._connection.received_count + 1
+        started_s = time.monotonic()
+        yield
+        self.posted.slots[WAITING_SLOT] = 0
+        if self.machine.contributing:
+            self.posted.seconds[WAITED] += time.monotonic() - started_s
 
+    def _post_due(self) -> bool:
+        number = self.machine.next_to_post()
+        if number is None:
+            return False
+        fragment = self.fragments[number]
+        fragment.post()
+        self.machine.post(number)
+        self._connection.send(self.machine.announce_post(number, fragment.version, self._step_s))
+        return True
 
-def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int
-) -> torch.Tensor:
-    inputs, targets = batch(rank, step)
-    loss: torch.Tensor = nn.functional.mse_loss(model(inputs), targets)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    return loss
+    def _handle(self, message: Message) -> None:
+        try:
+            self._obey(message)
+        except NotWholeError:
+            self.machine.loaded = False  # ``Load`` comes when the fragment is whole
 
+    def _obey(self, message: Message) -> None:
+        machine = self.machine
+        match message:
+            case ArenaOpened():
+                self._open_arenas(message)
+            case PostInitial():
+                for fragment in self.fragments:
+                    fragment.post_present()
+                self._connection.send(InitialPosted())
+            case Load():
+                machine.move_to(message.step, message.step_limit)
+                self._load()
+                machine.finished = message.finished
+            case RoundOpened():
+                machine.open_round(message)
+            case RoundEnded():
+                self._end_round(message)
+            case SetRole():
+                machine.contributing = message.contributing
+            case ExtendStepLimit():
+                machine.extend_limit(message.step_limit)
+            case Finished():
+                self._load()
+                machine.finished = True
+            case KeepState():
+                pass  # it has no optimizer
+            case Rejected():
+                raise AttachRefused(f"the run does not take this trainer: {message.reason}")
+            case _:
+                raise AssertionError(f"the daemon sent a {type(message).__name__}")
 
-def fail(kind: str, model: nn.Module) -> None:
-    """In one of the ways in which training scripts fail."""
-    match kind:
-        case "memory":
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            resource.setrlimit(resource.RLIMIT_AS, (used, used))
-            bytearray(2 * used)
-        case "cuda":
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        case "nan":
-            with torch.no_grad():
-                next(model.parameters()).fill_(float("nan"))
-        case _:
-            sys.exit(17)
+    def _open_arenas(self, message: ArenaOpened) -> None:
+        files = self._connection.take_descriptors()
+        shared, self._posted = (map_arena(each, message.sizes) for each in files)
+        for file in files:
+            os.close(file)
+        self._overlap_steps = message.overlap_steps
+        self._posted.slots[WAITING_SLOT] = 0
+        self.fragments = [
+            Fragment(index, shared, self._posted) for index in range(len(message.fragments))
+        ]
 
+    def _end_round(self, message: RoundEnded) -> None:
+        contributed = self.machine.end_round(message).contributed
+        if not message.committed:
+            return
+        self.posted.slots[STEP_SLOT] = self.machine.step
+        fragment = self.fragments[message.fragment]
+        if not self.machine.contributing and not contributed:
+            fragment.load(self._connection)
+        elif contributed or fragment.version < message.version:
+            fragment.merge(self._connection, contributed)
 
-def save(model: nn.Module, path: Path) -> None:
-    """All parameters as float32, in one file that is whole or absent."""
-    arrays = {name: each.numpy() for name, each in model.state_dict().items()}
-    scratch = path.with_suffix(".new.npz")
-    np.savez(scratch, **arrays)
-    scratch.replace(path)
+    def _load(self) -> None:
+        self.posted.slots[STEP_SLOT] = self.machine.step
+        for fragment in self.fragments:
+            fragment.load(self._connection)
+        self.machine.load()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--optimizer", default="adamw")
-    parser.add_argument("--rate", type=float, default=1e-2)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds after every step")
+    parser.add_argument("--pause", type=float, default=PAUSE_S, help="seconds after every step")
     parser.add_argument("--crash", type=Path, help="kill itself while this file exists; removes it")
-    parser.add_argument("--fault", type=Path, help="fail as this file says; removes it")
     parser.add_argument("--every-kind", action="store_true", help="tensors of every type, too")
-    parser.add_argument("--save", type=Path, help="the final parameters")
-    parser.add_argument("--losses", type=Path, help="the step and loss of every step, in hex")
+    parser.add_argument("--save", type=Path, help="the final values")
     arguments = parser.parse_args()
 
-    skip_the_compiler()
-    torch.set_num_threads(1)
-    model = make_model(arguments.width)
-    if arguments.every_kind:
-        add_every_kind(model)
-    optimizer = make_optimizer(model, arguments.optimizer, arguments.rate)
-    with holdfast.attach(model, optimizer) as run:
-        while not run.finished:
-            loss = train_step(model, optimizer, arguments.rank, run.global_step)
-            if arguments.losses is not None:
-                with arguments.losses.open("a") as file:
-                    file.write(f"{run.global_step} {float(loss.item()).hex()}\n")
-            run.step(loss=loss.item(), tokens=BATCH)
-            if arguments.pause:
-                time.sleep(arguments.pause)
-            if arguments.crash is not None and arguments.crash.exists():
-                arguments.crash.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-            if arguments.fault is not None and arguments.fault.exists():
-                kind = arguments.fault.read_text()
-                arguments.fault.unlink()
-                fail(kind, model)
+    run = TinyRun(make_layout(arguments.width, arguments.every_kind))
+    while not run.machine.finished:
+        run.step(max(each.train(arguments.rank, run.machine.step) for each in run.fragments))
+        time.sleep(arguments.pause)
+        if arguments.crash is not None and arguments.crash.exists():
+            arguments.crash.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
     if arguments.save is not None:
-        save(model, arguments.save)
+        np.savez(arguments.save, *(each.values for each in run.fragments))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -43,7 +42,7 @@ async def lane_pair() -> AsyncIterator[tuple[Lane, SocketLane]]:
     await far.open()
     await near.wait_open()
     await far.wait_open()
-    threaded = SocketLane(far_stream, far, far)
+    threaded = SocketLane(far_stream, far)
     try:
         yield near, threaded
     finally:
@@ -130,6 +129,9 @@ async def test_records_of_a_frame_cannot_change_places() -> None:
         nursery.cancel_scope.cancel()  # the rest is not read
 
 
+FOR_EVER_S = 10_000.0  # if closing waited for it, pytest would end the test
+
+
 async def test_closing_wakes_a_thread_that_receives_and_one_that_sends() -> None:
     big = bytes(2**23)
 
@@ -142,12 +144,13 @@ async def test_closing_wakes_a_thread_that_receives_and_one_that_sends() -> None
             for_ever(function)
 
     async with lane_pair() as (_near, far), trio.open_nursery() as nursery:
-        for blocking in (partial(far.receive_header, 60.0), partial(far.send, header(big), big)):
+        for blocking in (
+            partial(far.receive_header, FOR_EVER_S),
+            partial(far.send, header(big), big),
+        ):
             nursery.start_soon(trio.to_thread.run_sync, until_closed, blocking)
         await trio.sleep(0.1)
-        started_s = time.monotonic()
         far.close()
-    assert time.monotonic() - started_s < 30, "it was not waited for what would have come in 60 s"
 
 
 async def test_closing_wakes_a_thread_in_the_middle_of_a_frame() -> None:
@@ -170,7 +173,7 @@ async def test_how_the_other_side_ends_is_told_apart(torn: bool) -> None:
         if torn:
             (record,) = near.sealer.seal(header(b"torn"), b"torn")
             await near._stream.send_all(bytes(record)[:-1])
-        await near.aclose()
+        await near._stream.aclose()
         expected = trio.BrokenResourceError if torn else trio.EndOfChannel
         with pytest.raises(expected):
             await trio.to_thread.run_sync(receive, far)
@@ -179,6 +182,6 @@ async def test_how_the_other_side_ends_is_told_apart(torn: bool) -> None:
 async def test_a_reset_is_a_broken_connection() -> None:
     async with lane_pair() as (near, far):
         near._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # type: ignore[attr-defined]
-        await near.aclose()
+        await near._stream.aclose()
         with pytest.raises(trio.BrokenResourceError):
             await trio.to_thread.run_sync(receive, far)

@@ -16,7 +16,7 @@ DEADLINE_S = 3.0
 
 
 def steps(swarm: Swarm) -> list[int]:
-    return [sim.service.progress().step for sim in swarm.peers.values()]
+    return [sim.service.training.progress().step for sim in swarm.peers.values()]
 
 
 def waited_s(swarm: Swarm) -> float:
@@ -160,8 +160,8 @@ async def test_a_trainer_that_comes_while_the_master_is_away_goes_on_too() -> No
         await trio.sleep(0.1)
         swarm.peers["b"].trainer.crash()
         await trio.sleep(1.2)
-        before = swarm.peers["b"].service.progress().step
+        before = swarm.peers["b"].service.training.progress().step
         await trio.sleep(1.0)
-        assert swarm.peers["b"].service.progress().step > before + 2 * SYNC_EVERY
+        assert swarm.peers["b"].service.training.progress().step > before + 2 * SYNC_EVERY
         await swarm.start_master()
         await settled(swarm, "abc", more=10)

@@ -21,6 +21,7 @@ from holdfast.daemon.simulation.witnessed_services import WitnessedPeer
 from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Commit
+from tests.checkpoint.pins import pinned
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 
@@ -217,9 +218,9 @@ async def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> Non
         await swarm.until(lambda: service.checkpointer.writing)
         state = service.state
         assert state is not None
-        (version,) = state.pinned(0)
+        (version,) = pinned(state, 0)
         committed = swarm.committed
-        await swarm.until(lambda: version not in state.pinned(0), within_s=20)
+        await swarm.until(lambda: version not in pinned(state, 0), within_s=20)
         assert swarm.committed > committed + 2
         await swarm.until(lambda: version in [m.rounds for m in saved(swarm, "a")], within_s=5)
         await settled(swarm, "abc")
@@ -270,7 +271,7 @@ async def test_a_disk_that_is_full_costs_checkpoints_and_nothing_else(tmp_path: 
         checkpointer.place = FolderStore(tmp_path / "a")
         await settled(swarm, "bcd", more=6)
         assert "a" in checkpointer.error
-        assert sum("no checkpoint" in text for text in swarm.peers["d"].service.report.told) == 1
+        assert sum("no checkpoint" in text for text in swarm.peers["d"].service.report.notices) == 1
         assert saved(swarm, "b")
 
 
@@ -302,7 +303,7 @@ async def test_who_gives_little_of_its_disk_keeps_few_or_none_and_says_so(tmp_pa
         await swarm.until(look)
         await settled(swarm, "abcde")
         assert most["b"] == 0
-        told = swarm.peers["b"].service.report.told
+        told = swarm.peers["b"].service.report.notices
         assert sum("do not fit into --max-disk" in each for each in told) == 1
         assert (most["c"] <= 2, len(saved(swarm, "c"))) == (True, 1)
         assert (most["d"] <= 4, len(saved(swarm, "d"))) == (True, 3)

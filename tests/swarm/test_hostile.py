@@ -32,7 +32,7 @@ from holdfast.membership.master.rounds.norms import UnderstatedNorm
 from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.state.master_effects import EventKind
-from holdfast.membership.master.sync import state_sync
+from holdfast.membership.master.sync import donor_choice, state_sync
 from holdfast.membership.master.sync.root_votes import RootVotes
 from tests.planting import Bugs, Note, Patch, first_that_shows, spares_first, what_shows
 
@@ -136,14 +136,14 @@ lies("blamed donors", Falsehood.DONORS)
 
 @bug("blamed donors", seed=10)
 def _(patch: Patch) -> None:
-    original = state_sync.StateSync._name_bad_donors
+    original = donor_choice.note_bad_donors
 
-    def name(self: state_sync.StateSync, member: Any, fetch: Any, bad: Any) -> None:
-        original(self, member, fetch, bad)
+    def note(context: Any, member: Any, fetch: Any, bad: Any) -> None:
+        original(context, member, fetch, bad)
         for peer in bad:
-            self.context.announce(EventKind.BAD, peer, "it serves wrong blocks")
+            context.announce(EventKind.BAD, peer, "it serves wrong blocks")
 
-    patch.setattr(state_sync.StateSync, "_name_bad_donors", name)
+    patch.setattr(state_sync, "note_bad_donors", note)
 
 
 lies("spares first", Falsehood.ROUTES, Falsehood.BROKEN, Falsehood.LOST)

@@ -13,6 +13,7 @@ from holdfast.checkpoint import blocks
 from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.protocol.errors import PeerLostError
+from tests.checkpoint.pins import pinned
 from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
@@ -47,7 +48,7 @@ def received_bytes(swarm: Swarm) -> int:
 
 
 def is_in_sync(swarm: Swarm) -> bool:
-    return swarm.peers["late"].service.replica.in_sync
+    return swarm.peers["late"].service.replica.trainer.in_sync
 
 
 async def test_a_copy_is_shown_in_blocks_bytes_donors_and_seconds() -> None:
@@ -138,10 +139,10 @@ async def test_a_joiner_that_dies_holds_nothing_at_its_donors() -> None:
         swarm.add_peer("late", founder=False)
         await swarm.until(lambda: received_bytes(swarm) > STATE_BYTES / 3)
         states = [swarm.peers[name].service.state for name in "abc"]
-        assert all(state is not None and state.pinned(0) for state in states)
+        assert all(state is not None and pinned(state, 0) for state in states)
         swarm.crash("late")
         await trio.sleep(1)
-        assert all(state is not None and not state.pinned(0) for state in states)
+        assert all(state is not None and not pinned(state, 0) for state in states)
 
 
 @pytest.mark.fault(
@@ -157,7 +158,7 @@ async def test_who_cannot_keep_up_waits_and_is_told_why_until_the_run_needs_less
         late = swarm.add_peer("late", founder=False)
         await swarm.until(lambda: "the run's commits need" in str(row(swarm)), within_s=60)
         await trio.sleep(1)  # it hears of it, too, and a round that ran then ends
-        text = next(t for t in late.service.report.told if "cannot keep up" in t)
+        text = next(t for t in late.service.report.notices if "cannot keep up" in t)
         assert "its link carries" in text
         assert late.service.replica.fragments[0].fetching is None
         before = swarm.committed
@@ -167,7 +168,7 @@ async def test_who_cannot_keep_up_waits_and_is_told_why_until_the_run_needs_less
         for name in "abc":
             state = swarm.peers[name].service.state
             assert state is not None
-            assert not state.pinned(0)
+            assert not pinned(state, 0)
         swarm.master.decide(coordinator.pause)
         await swarm.until(lambda: is_in_sync(swarm), within_s=120)
         swarm.check_final(["a", "b", "c", "late"])

@@ -151,7 +151,7 @@ async def machines(toml: str, seed: int = 0) -> AsyncIterator[Machines]:
 
 
 def state_bytes(swarm: Swarm, names: Sequence[str]) -> dict[str, int]:
-    return {n: swarm.peers[n].service.progress().state_received_bytes for n in names}
+    return {n: swarm.peers[n].service.training.progress().state_received_bytes for n in names}
 
 
 def why(master: WitnessedMaster) -> str:

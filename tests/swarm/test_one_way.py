@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import trio
 
+from benchmarks.one_way_run import CASES, OneWay, live_through
 from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.one_way_run import CASES, OneWay, live_through
 from holdfast.daemon.simulation.swarm import Swarm
 from tests.swarm.test_routes import contributed, links, reach, routes, see
 from tests.swarm.test_swarm import a_swarm, settled, spec
@@ -88,11 +88,11 @@ async def test_what_was_arranged_in_a_session_ends_with_it() -> None:
         members = swarm.master.coordinator.context.roster.by_number()
         first, later = members[0].name, members[-1].name
         pair = "".join(sorted((first, later)))
-        swarm.world.refuse_dials(later, first)
+        swarm.world.refused.add((later, first))
         swarm.world.cut(first, later)
         await see(swarm, lambda: routes(swarm).get(pair, ("", False))[1])
         assert routes(swarm)[pair][0].startswith(f"direct, {first} ")
-        swarm.world.refuse_dials(later, first, refuse=False)
+        swarm.world.refused.discard((later, first))
         swarm.world.partition(later, "master")
         await see(swarm, lambda: len(reach(swarm)) == 2)
         swarm.world.heal(later, "master")

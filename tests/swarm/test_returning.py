@@ -106,5 +106,5 @@ async def test_the_state_of_another_lineage_is_not_used(tmp_path: Path) -> None:
         assert state_service is not swarm.peers["c"].service.state_service
         service = swarm.peers["c"].service
         assert service.state_service.restored is None
-        assert "it began with other weights" in service.report.told[0]
+        assert "it began with other weights" in service.report.notices[0]
         assert saved.exists()

@@ -11,9 +11,15 @@ import pytest
 import trio
 
 from holdfast.daemon.master import reachability
-from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.daemon.master.journal_store import GrantRow
+from holdfast.daemon.peer.peer_config import PeerConfig
+from holdfast.daemon.peer.relay_service import RelayService
+from holdfast.daemon.simulation.frozen_hosts import on_host
+from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, RUN_ID, Swarm
 from holdfast.protocol.addresses import Address
+from holdfast.protocol.messages import RelayOffer, Role
 from holdfast.protocol.network.resumption import KEPT_MAX
+from holdfast.protocol.trust.authority import Party
 from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
@@ -27,7 +33,7 @@ async def a_swarm_behind(
         swarm = Swarm(nursery, toml or spec(contributors=0), **options)
         await swarm.start_master()
         for name in hidden:
-            swarm.world.unreachable(name)
+            swarm.world.unreachable.add(name)
         for name in names:
             swarm.add_peer(name)
         await swarm.until(
@@ -98,7 +104,7 @@ async def test_two_that_cannot_be_dialled_train_with_one_that_can() -> None:
 async def test_where_none_can_be_dialled_the_run_waits_and_goes_on_when_one_can() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         for name in "abc":
-            swarm.world.unreachable(name)
+            swarm.world.unreachable.add(name)
         swarm.crash_master()
         await swarm.start_master()
         for one, other in ("ab", "bc", "ac"):
@@ -108,7 +114,7 @@ async def test_where_none_can_be_dialled_the_run_waits_and_goes_on_when_one_can(
         await trio.sleep(10)
         assert swarm.committed <= before + 1
         assert reach(swarm).keys() == set("abc"), "nobody is blamed for it"
-        swarm.world.unreachable("b", unreachable=False)
+        swarm.world.unreachable.discard("b")
         swarm.crash_master()
         await swarm.start_master()
         await swarm.until(lambda: contributed(swarm, "abc"), within_s=120)
@@ -119,7 +125,7 @@ async def test_where_none_can_be_dialled_the_run_waits_and_goes_on_when_one_can(
 async def test_a_one_way_firewall_between_two_is_gone_round() -> None:
     """Nothing that ``c`` dials at ``b`` arrives; what ``b`` dials at ``c`` does."""
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
-        swarm.world.refuse_dials("c", "b")
+        swarm.world.refused.add(("c", "b"))
         swarm.world.cut("b", "c")
         await swarm.until(lambda: links(swarm, "c") == {"a"})
         target = swarm.committed + 2
@@ -138,14 +144,14 @@ async def test_a_one_way_firewall_between_two_is_gone_round() -> None:
 async def test_a_spare_that_reaches_nobody_stops_nobody() -> None:
     async with a_swarm("abc", "d") as swarm:
         for name in "abc":
-            swarm.world.refuse_dials("d", name)
-            swarm.world.refuse_dials(name, "d")
+            swarm.world.refused.add(("d", name))
+            swarm.world.refused.add((name, "d"))
             swarm.world.cut("d", name)
         target = swarm.committed + 5
         await swarm.until(lambda: swarm.committed >= target, within_s=60)
         for name in "abc":
-            swarm.world.refuse_dials("d", name, refuse=False)
-            swarm.world.refuse_dials(name, "d", refuse=False)
+            swarm.world.refused.discard(("d", name))
+            swarm.world.refused.discard((name, "d"))
         await swarm.until(lambda: swarm.in_sync("d"), within_s=120)
         await settled(swarm, "abcd")
 
@@ -156,7 +162,7 @@ async def test_whoever_can_be_dialled_again_is_classed_so() -> None:
         async with a_swarm_behind("c", "abc") as swarm:
             await swarm.come_to_rest("abc")
             assert reach(swarm)["c"] == "outbound"
-            swarm.world.unreachable("c", unreachable=False)
+            swarm.world.unreachable.discard("c")
             await trio.sleep(4)
             assert reach(swarm)["c"] == "reachable"
             swarm.resume()
@@ -166,16 +172,52 @@ async def test_whoever_can_be_dialled_again_is_classed_so() -> None:
 # ---------------------------------------------------------------- relays
 
 
+class RelayedSwarm(Swarm):
+    """A swarm with machines that only forward for peers."""
+
+    def __init__(self, nursery: trio.Nursery, toml: str, **options: Any) -> None:
+        super().__init__(nursery, toml, **options)
+        self.relays: dict[str, trio.CancelScope] = {}  # running relays, by name
+
+    def add_relay(self, name: str, *, bytes_per_s: float = 1e7, quota_bytes: int = 0) -> None:
+        """Start a relay."""
+        peer = f"{self.rng.getrandbits(128):032x}"
+        self.store.admit(peer, GrantRow(Role.RELAY, False, name))
+        config = PeerConfig(
+            me=peer,
+            name=name,
+            run_id=RUN_ID,
+            masters=[MASTER_ADDRESS],
+            bind=[Address(name, 29701)],
+            incarnation=self.rng.getrandbits(60),
+            patience_s=None,
+            relay=RelayOffer(bytes_per_s, 8, quota_bytes, only=True),
+        )
+        relay = RelayService(config, self.world.host(name, peer, Party.PEER))
+        scope = self.relays[name] = trio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await relay.run()
+
+        with on_host(name):
+            self.nursery.start_soon(run)
+
+    def crash_relay(self, name: str) -> None:
+        self.world.crash(name)
+        self.relays.pop(name).cancel()
+
+
 @asynccontextmanager
-async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Swarm]:
+async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[RelayedSwarm]:
     """None of the three can be dialled, so all their traffic goes by relay."""
     async with trio.open_nursery() as nursery:
-        swarm = Swarm(nursery, spec(contributors=0, min_members=3), **options)
+        swarm = RelayedSwarm(nursery, spec(contributors=0, min_members=3), **options)
         await swarm.start_master()
         for relay in relays:
             swarm.add_relay(relay)
         for name in "abc":
-            swarm.world.unreachable(name)
+            swarm.world.unreachable.add(name)
             swarm.add_peer(name)
         await swarm.until(lambda: swarm.committed >= 1 and contributed(swarm, "abc"))
         yield swarm
@@ -248,7 +290,7 @@ async def test_when_the_only_relay_comes_back_the_run_goes_on() -> None:
         await settled(swarm, "abc")
 
 
-async def test_a_master_that_starts_again_arranges_the_routes_anew() -> None:
+async def test_a_master_that_starts_again_arranges_the_routes_again() -> None:
     async with a_relayed_swarm() as swarm:
         await see(swarm, lambda: len(routes(swarm)) == 3)
         swarm.crash_master()
@@ -274,10 +316,10 @@ async def test_a_relay_whose_quota_is_spent_gives_way_to_another() -> None:
 
 
 @asynccontextmanager
-async def a_swarm_behind_routers(keeps: str, draws: str = "") -> AsyncIterator[Swarm]:
+async def a_swarm_behind_routers(keeps: str, draws: str = "") -> AsyncIterator[RelayedSwarm]:
     """Every peer is behind a router of its own; there is a relay."""
     async with trio.open_nursery() as nursery:
-        swarm = Swarm(nursery, spec(contributors=0, min_members=len(keeps + draws)))
+        swarm = RelayedSwarm(nursery, spec(contributors=0, min_members=len(keeps + draws)))
         await swarm.start_master()
         swarm.add_relay("r")
         for name in keeps + draws:
@@ -344,10 +386,10 @@ async def test_a_peer_whose_network_is_away_for_a_moment_keeps_its_session() -> 
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
         assert swarm.master is not None
         view = swarm.master.coordinator.context.roster.view_number
-        swarm.world.go_offline("b")
+        swarm.world.offline.add("b")
         swarm.world.cut("b", "master")
         await trio.sleep(1)  # several dials; the deadline is 3 s
-        swarm.world.go_offline("b", offline=False)
+        swarm.world.offline.discard("b")
         await trio.sleep(4)
         assert swarm.master.coordinator.context.roster.view_number == view
         await settled(swarm, "abc")
@@ -358,7 +400,7 @@ async def test_a_session_of_which_nothing_is_confirmed_ends_as_one_whose_master_
         service = swarm.peers["b"].service
         lifted = service.replica.trainer.extension_count
         for _ in range(KEPT_MAX + 1):
-            service.session.tell(service.progress())
+            service.session.tell(service.training.progress())
         await swarm.until(lambda: service.replica.trainer.extension_count > lifted)
         await swarm.until(lambda: service.session.connected and swarm.in_sync("b"))
         await settled(swarm, "abc")
@@ -379,13 +421,13 @@ async def test_whoever_dies_is_out_as_soon_as_the_others_say_so() -> None:
 )
 async def test_a_control_stream_that_does_not_come_back_is_out_by_the_deadline() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
-        swarm.world.refuse_dials("b", "master")
+        swarm.world.refused.add(("b", "master"))
         swarm.world.cut("b", "master")
         await trio.sleep(1)
         assert "b" in reach(swarm)
         await trio.sleep(3)
         assert "b" not in reach(swarm)
-        swarm.world.refuse_dials("b", "master", refuse=False)
+        swarm.world.refused.discard(("b", "master"))
         await swarm.until(lambda: swarm.in_sync("b") and contributed(swarm, "abc"))
         await settled(swarm, "abc")
 
@@ -401,7 +443,7 @@ async def test_a_member_that_moves_is_dialled_where_it_is_now() -> None:
         assert swarm.master is not None
         view = swarm.master.coordinator.context.roster.view_number
         service = swarm.peers["b"].service
-        swarm.world.move("b", "elsewhere")
+        swarm.world.moved["b"] = "elsewhere"
         for other in ("a", "c", "master"):
             swarm.world.cut("b", other)
         service.config.advertise = [Address("elsewhere", 29701)]

@@ -31,7 +31,7 @@ async def joined(swarm: Swarm, name: str, bytes_per_s: float) -> tuple[int, int,
         swarm.world.link(other, name, bytes_per_s=bytes_per_s)
     swarm.add_peer(name, founder=False)
     await swarm.until(lambda: swarm.in_sync(name))
-    told = swarm.peers[name].service.progress()
+    told = swarm.peers[name].service.training.progress()
     travelled = sum(swarm.world.sent_bytes[other, name] for other in swarm.peers)
     return told.state_received_bytes, told.state_saved_bytes, travelled
 

@@ -179,7 +179,7 @@ async def test_a_joiner_over_a_link_slower_than_the_rounds_replays_them() -> Non
             swarm.world.link(name, "late", delay_s=0.05, bytes_per_s=600_000.0)
         before = swarm.committed
         swarm.add_peer("late", founder=False)
-        await swarm.until(lambda: swarm.peers["late"].service.replica.in_sync)
+        await swarm.until(lambda: swarm.peers["late"].service.replica.trainer.in_sync)
         assert swarm.committed > before, "nobody stops for a joiner"
         await settled(swarm, "abc")
         await swarm.until(lambda: swarm.in_sync("late"))
@@ -238,12 +238,12 @@ async def test_a_death_in_each_phase_of_a_round(phase: str, victim: str) -> None
         await swarm.until(lambda: in_phase(swarm, victim, phase))
         swarm.crash(victim)
         spare = swarm.peers["d"].service
-        moved = spare.progress().state_received_bytes
+        moved = spare.training.progress().state_received_bytes
         await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
         assert swarm.master is not None
         swarm.master.decide(swarm.master.coordinator.resume)
         await settled(swarm, "abcd".replace(victim, ""))
-        assert spare.progress().state_received_bytes == moved, "a promotion moves no state"
+        assert spare.training.progress().state_received_bytes == moved, "a promotion moves no state"
 
 
 async def test_a_peer_that_comes_back_finds_its_place_taken_and_becomes_a_spare() -> None:
@@ -270,10 +270,10 @@ async def test_two_deaths_at_once() -> None:
 )
 async def test_a_crashed_trainer_gets_the_state_back_from_its_daemon() -> None:
     async with a_swarm("abc") as swarm:
-        received = swarm.peers["b"].service.progress().state_received_bytes
+        received = swarm.peers["b"].service.training.progress().state_received_bytes
         swarm.peers["b"].trainer.crash()
         await settled(swarm, "abc", more=12)
-        assert swarm.peers["b"].service.progress().state_received_bytes == received
+        assert swarm.peers["b"].service.training.progress().state_received_bytes == received
         assert len(swarm.witness.commits[-1].contributors) == 3
 
 
@@ -335,7 +335,9 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
     layout = small_layout((3_000,), counters=1)
     async with a_swarm("abc", "d", layout=layout, bytes_per_s=200_000.0) as swarm:
         await swarm.until(lambda: in_phase(swarm, "a", phase))
-        received = {n: swarm.peers[n].service.progress().state_received_bytes for n in "abcd"}
+        received = {
+            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abcd"
+        }
         swarm.crash_master()
         await trio.sleep(1)
         await swarm.start_master()
@@ -348,7 +350,7 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
             "d": Role.SPARE,
         }
         assert received == {
-            n: swarm.peers[n].service.progress().state_received_bytes for n in "abcd"
+            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abcd"
         }
 
 
@@ -369,7 +371,7 @@ async def test_a_pseudo_gradient_that_is_not_finite_is_refused_and_attributed(
         await swarm.until(lambda: swarm.committed >= start + 4)
         late = swarm.witness.commits[start + 1 :]
         assert all(bad.peer not in [c.peer for c in commit.contributors] for commit in late)
-        assert any("not finite" in line for line in bad.service.report.told)
+        assert any("not finite" in line for line in bad.service.report.notices)
         bad.trainer.poison = None
         await settled(swarm, "abc", more=3)
         assert len(swarm.witness.commits[-1].contributors) == 3
@@ -386,7 +388,7 @@ async def test_an_update_far_larger_than_the_others_is_refused() -> None:
         await swarm.until(lambda: swarm.committed >= start + 3)
         last = swarm.witness.commits[-1]
         assert bad.peer not in [c.peer for c in last.contributors]
-        await swarm.until(lambda: bool(bad.service.report.told))
+        await swarm.until(lambda: bool(bad.service.report.notices))
 
 
 async def test_a_script_with_other_shapes_is_refused_by_name() -> None:
@@ -404,13 +406,13 @@ async def test_a_drifted_peer_is_healed_by_the_blocks_that_differ() -> None:
         drifted = swarm.peers["b"]
         assert drifted.service.state is not None
         swarm.witness.excused.add(drifted.peer)
-        before = drifted.service.progress().state_received_bytes
+        before = drifted.service.training.progress().state_received_bytes
         drifted.service.state.values(0)[123] += np.float32(1.0)  # a bit flip in its memory
-        await swarm.until(lambda: drifted.service.progress().state_received_bytes > before)
+        await swarm.until(lambda: drifted.service.training.progress().state_received_bytes > before)
         await swarm.until(lambda: swarm.in_sync("b"))
         swarm.witness.excused.clear()
         await settled(swarm, "abc")
-        healed = drifted.service.progress().state_received_bytes - before
+        healed = drifted.service.training.progress().state_received_bytes - before
         assert healed < 4 * 700_000, "less than the values alone: only what differed came"
 
 

@@ -159,8 +159,8 @@ async def test_a_loss_that_is_not_finite_costs_a_reload_and_in_the_end_a_restart
         trainer = swarm.peers["b"].trainer
         for count in (1, 2):
             trainer.spoil()
-            assert trainer._loaded is False
-            await swarm.until(lambda: trainer._loaded)
+            assert trainer._machine.loaded is False
+            await swarm.until(lambda: trainer._machine.loaded)
             await contributes(swarm, "b")
             told = [t for t in events(swarm) if "it goes on with the shared state" in t]
             assert len(told) == count

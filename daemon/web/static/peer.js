@@ -12,14 +12,14 @@ export class Peer {
 
   constructor() {
     this.figures = new Figures(byId("figures"), ["Loss", "Tokens", "Tokens/s", "Utilisation", "Role", "Sent", "Received", "Trainer"]);
-    this.told = element("ul", { className: "told" });
+    this.notices = element("ul", { className: "notices" });
     this.copies = element("div", {});
     this.links = element("tbody");
     this.heads = element("tbody");
     this.rounds = element("p", {});
     this.checkpoint = element("p", {});
     byId("peer").replaceChildren(
-      this.told,
+      this.notices,
       card("Copying the state", this.copies, "copies"),
       element("div", { className: "pair" }, chartCard("Loss", "own-loss"), chartCard("Throughput", "own-speed")),
       element(
@@ -41,8 +41,8 @@ export class Peer {
     showState(...stateOf(status));
     showWhy(status.why || doing(status), Boolean(status.why));
     this.#showFigures(status);
-    this.told.replaceChildren(...status.told.map((text) => element("li", { textContent: text })));
-    this.told.hidden = status.told.length === 0;
+    this.notices.replaceChildren(...status.notices.map((text) => element("li", { textContent: text })));
+    this.notices.hidden = status.notices.length === 0;
     this.#showCopies(status.copies);
     this.links.replaceChildren(...status.links.map((link) => row([link.name ?? format.short(link.peer), link.lanes, format.duration(link.round_trip_s), link.congestion.join(", ") || format.UNKNOWN])));
     this.heads.replaceChildren(...status.heads.map((head) => row([head.fragment, head.version, head.root.slice(0, 16)])));

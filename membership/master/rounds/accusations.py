@@ -184,7 +184,7 @@ class Accusations:
     def _leave_out(self, round_: Round, exclusion: Exclusion) -> None:
         attempt, peer = round_.running(), exclusion.peer
         if exclusion.alone or len(exclusion.others) == 1:
-            for other in exclusion.others:
+            for other in sorted(exclusion.others):
                 self.routes.disputes.note(peer, other, self.context.now_s)
         others = quoted(", ".join(sorted(self.context.name(other) for other in exclusion.others)))
         if attempt.vain.get(peer) or any(peer in vain for vain in attempt.vain.values()):

@@ -181,7 +181,7 @@ class Attempt:
         """Return whether a member is accused that the attempt has not lost."""
         return any(peer not in self.lost and self.against(peer, {}) for peer in self.accusers)
 
-    def most_accused(self, without: Mapping[str, Collection[str]] | None = None) -> str | None:
+    def most_accused(self, without: Mapping[str, Collection[str]]) -> str | None:
         """Return the member with the most accusers; of equals, the last in the attempt.
 
         Args:
@@ -190,7 +190,7 @@ class Attempt:
         """
         order = {peer: index for index, peer in enumerate(self.receivers)}
         counts = {
-            peer: len(self.against(peer, without or {}))
+            peer: len(self.against(peer, without))
             for peer in self.accusers
             if peer not in self.lost and self.against(peer, {})
         }
@@ -231,8 +231,8 @@ class Attempt:
         """Return the members that were asked and may still answer."""
         if self.inquiry is None:
             return []
-        asked, told = self.inquiry.asked, self.inquiry.told
-        return [peer for peer in self.served() if peer in asked and peer not in told]
+        asked, answers = self.inquiry.asked, self.inquiry.answers
+        return [peer for peer in self.served() if peer in asked and peer not in answers]
 
     # ------------------------------------------------------------ flush and repair
 

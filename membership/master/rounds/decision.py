@@ -7,8 +7,10 @@ all survivors reported --results agree, audits passed-----------> commit
 
 from __future__ import annotations
 
+from attrs import define
+
 from ....protocol.messages import Commit
-from ...manifest import format_committed, went_in
+from ...manifest import contents_of, format_committed
 from ..state.context import Context, quoted
 from ..state.journal import RoundCommitted
 from ..state.master_effects import EventKind
@@ -25,29 +27,19 @@ from .round import Round
 from .round_table import RoundTable
 
 
+@define(eq=False)
 class Decision:
     """Commits the result of a round, or has the round run again."""
 
-    def __init__(
-        self,
-        context: Context,
-        state_sync: StateSync,
-        round_table: RoundTable,
-        orders: ReductionOrders,
-        audits: Auditing,
-        accusations: Accusations,
-        inquirer: Inquirer,
-        repairer: Repairer,
-    ) -> None:
-        self.context = context
-        self.state_sync = state_sync
-        self.round_table = round_table
-        self.orders = orders
-        self.audits = audits
-        self.accusations = accusations
-        self.inquirer = inquirer
-        self.repairer = repairer
-        self.contribution_checks = ContributionChecks(context)
+    context: Context
+    state_sync: StateSync
+    round_table: RoundTable
+    orders: ReductionOrders
+    audits: Auditing
+    accusations: Accusations
+    inquirer: Inquirer
+    repairer: Repairer
+    contribution_checks: ContributionChecks
 
     def decide(self, round_: Round) -> bool:
         """Decide on a round whose survivors have all reported.
@@ -135,7 +127,7 @@ class Decision:
         self._announce_two_faced(round_)
         self.context.record(RoundCommitted(commit))
         round_.digest = outcome.digest
-        round_.went_in = went_in(commit)
+        round_.contents = contents_of(commit)
         wrong = dict(attempt.missed)
         for peer, reported in attempt.outcomes.items():
             if reported != outcome:
@@ -154,8 +146,8 @@ class Decision:
 
 def format_outcome(round_: Round) -> str:
     """Return a sentence about a committed round, for its record."""
-    assert round_.went_in is not None
-    text = format_committed(round_.went_in)
+    assert round_.contents is not None
+    text = format_committed(round_.contents)
     for what, count in (("repaired", round_.repair_count), ("run again", round_.rerun_count)):
         if count:
             text += f", {what} {'once' if count == 1 else f'{count} times'}"

@@ -50,7 +50,7 @@ class Inquirer:
         attempt = self.round_table.attempt(message.round, message.attempt)
         inquiry = attempt.inquiry if attempt is not None else None
         if inquiry is not None and member.peer in inquiry.asked:
-            inquiry.told[member.peer] = message
+            inquiry.answers[member.peer] = message
 
     def limit_s(self, attempt: Attempt) -> float:
         """Return when the answers are evaluated: at once if there are all of them."""
@@ -68,7 +68,7 @@ class Inquirer:
             attempt.inquired.discard(Question.DIFFERENCE)
             return
         left = set(attempt.takes_part(attempt.receivers)) - attempt.lost.keys()
-        findings = self._weighed(attempt, waiting(inquiry.told, left, attempt.outcomes))
+        findings = self._weighed(attempt, waiting(inquiry.answers, left, attempt.outcomes))
         for peer, accusers in findings.against.items():
             attempt.vain[peer] = accusers
             for accuser in accusers:
@@ -77,13 +77,13 @@ class Inquirer:
             return
         if inquiry.question is Question.STALL and attempt.moved_s > inquiry.began_s:
             attempt.inquired.discard(Question.STALL)  # it goes on; the next stall has another cause
-        if any(is_done(answer) for answer in inquiry.told.values()):
+        if any(is_done(answer) for answer in inquiry.answers.values()):
             attempt.patience_s = now_s + self.context.spec.membership.deadline_s
 
     def find_two_faced(self, attempt: Attempt) -> None:
         """End an inquiry about results: note the owners that two or more members accuse."""
-        told = attempt.end_inquiry().told
-        findings = self._weighed(attempt, differing(told, set(attempt.makers)))
+        answers = attempt.end_inquiry().answers
+        findings = self._weighed(attempt, differing(answers, set(attempt.makers)))
         attempt.two_faced = findings.culprits
         attempt.misled = {
             accuser: peer for peer, accusers in findings.against.items() for accuser in accusers

@@ -38,13 +38,13 @@ class Inquiry:
     Attributes:
       asked: the members that are to answer.
       began_s: when they were asked.
-      told: their answers.
+      answers: by member.
     """
 
     question: Question
     asked: tuple[str, ...]
     began_s: float
-    told: dict[str, Diagnosis] = Factory(dict)
+    answers: dict[str, Diagnosis] = Factory(dict)
 
 
 @define
@@ -72,19 +72,19 @@ class Findings:
 
 
 def waiting(
-    told: Mapping[str, Diagnosis], taking_part: Collection[str], done: Collection[str] = ()
+    answers: Mapping[str, Diagnosis], taking_part: Collection[str], done: Collection[str] = ()
 ) -> Findings:
     """Find the members that hold others up.
 
     Args:
-      told: the answers.
+      answers: by member.
       taking_part: contributors and owners, without the lost.
       done: members that have reported a result, and so lack nothing.
     """
     others_count = len(taking_part) - 1
     lacks = {
         speaker: set(answer.contributions).intersection(taking_part) - {speaker}
-        for speaker, answer in told.items()
+        for speaker, answer in answers.items()
         if speaker not in done
     }
     # Owners that wait for contributions themselves: their results may be late.
@@ -92,7 +92,7 @@ def waiting(
         speaker for speaker, named in lacks.items() if named and not _most(named, others_count)
     }
     for speaker, named in lacks.items():
-        named |= set(told[speaker].results).intersection(taking_part) - excused - {speaker}
+        named |= set(answers[speaker].results).intersection(taking_part) - excused - {speaker}
     return _weighed(lacks, others_count)
 
 
@@ -101,17 +101,17 @@ def is_done(answer: Diagnosis) -> bool:
     return bool(answer.made) and not answer.contributions and not answer.results
 
 
-def differing(told: Mapping[str, Diagnosis], makers: Collection[str]) -> Findings:
+def differing(answers: Mapping[str, Diagnosis], makers: Collection[str]) -> Findings:
     """Find the members whose results are not the same everywhere.
 
     Args:
-      told: the answers.
+      answers: by member.
       makers: members that have added chunks up, including the lost, whose results others spread.
     """
-    named: dict[str, set[str]] = {speaker: set() for speaker in told}
+    named: dict[str, set[str]] = {speaker: set() for speaker in answers}
     holds = {
         speaker: {each.maker: each.digest for each in answer.made}
-        for speaker, answer in told.items()
+        for speaker, answer in answers.items()
     }
     for maker in sorted(makers):
         digests = {speaker: held[maker] for speaker, held in holds.items() if maker in held}

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 
-from ....protocol.messages import Contributor, Reduced, ReduceFailed, RefusalCode
+from ....protocol.messages import Reduced, ReduceFailed, RefusalCode
 from ...manifest import fits
 from ...planning.bandwidth import Bandwidths
 from ..routes.routes import Routes
@@ -40,6 +40,7 @@ from ..sync.state_sync import StateSync
 from .accusations import Accusations
 from .attempt import Attempt
 from .audits import Auditing
+from .contribution_checks import ContributionChecks
 from .decision import Decision
 from .inquirer import Inquirer
 from .inquiry import Question
@@ -81,11 +82,8 @@ class ReductionDriver:
             self.accusations,
             self.inquirer,
             self.repairer,
+            ContributionChecks(context),
         )
-
-    def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
-        """Order the first attempt of a round."""
-        self.orders.begin(round_, contributors)
 
     # ------------------------------------------------------------ facts
 

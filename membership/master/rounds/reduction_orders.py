@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import evolve
+from attrs import define, evolve
 
 from ....protocol.messages import Contributor, Reduce
 from ...planning.bandwidth import Bandwidths, LineCapacities
@@ -17,7 +17,7 @@ from ..state.master_effects import EventKind
 from ..state.roster import CopyState, caps_of, sites_of
 from .attempt import Attempt
 from .audits import Auditing
-from .round import Round, RoundEvent
+from .round import Round
 from .round_table import RoundTable
 
 # Attempts from nothing in one round; then it is aborted, and a new round asks all contributors again.
@@ -28,25 +28,22 @@ RERUNS_MAX = 7
 RECORDED_RECEIVERS_MAX = 256
 
 
+@define(eq=False)
 class ReductionOrders:
     """Orders the attempts of a round, from the first to the last."""
 
-    def __init__(
-        self,
-        context: Context,
-        round_table: RoundTable,
-        bandwidths: Bandwidths,
-        routes: Routes,
-        audits: Auditing,
-    ) -> None:
-        self.context = context
-        self.round_table = round_table
-        self.bandwidths = bandwidths
-        self.routes = routes
-        self.audits = audits
+    context: Context
+    round_table: RoundTable
+    bandwidths: Bandwidths
+    routes: Routes
+    audits: Auditing
 
     def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
-        """Order a reduction of these contributors: the first attempt of the round, or another one."""
+        """Order a reduction of these contributors: the first attempt of the round, or another one.
+
+        All of them must be in ``round_.ready``: a member that is gone or refused is in neither.
+        """
+        assert all(each.peer in round_.ready for each in contributors)
         everybody = [contributor.peer for contributor in contributors]
         wanted = self._receivers(set(everybody), round_.fragment)
         if round_.attempt is None:
@@ -145,7 +142,6 @@ class ReductionOrders:
             f"round {round_.number} starts over with {len(left)} contributors"
             f"{', as a star' if attempt.sites else ''}: {why}",
         )
-        round_.turn(RoundEvent.RERUN)
         self.begin(round_, left)
 
     def abort_below_quorum(self, round_: Round) -> bool:

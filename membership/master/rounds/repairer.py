@@ -14,7 +14,7 @@ from ..state.roster import Member
 from .attempt import Attempt
 from .outcome import ReductionOutcome
 from .repair import plan_repair
-from .round import Round, RoundEvent
+from .round import Round
 from .round_table import RoundTable
 
 SUCCESSORS_NAMED_MAX = 4  # in an event
@@ -85,7 +85,6 @@ class Repairer:
         assignments = self._assignments(attempt, attempt.survivors(), attempt.held)
         if len(assignments) > OWNER_RUNS_MAX:
             return False
-        round_.turn(RoundEvent.REPAIR)
         round_.repair_count += 1
         self.round_table.repair_count += 1
         self.context.announce(EventKind.ROUND, None, self._format_repair(round_, assignments))

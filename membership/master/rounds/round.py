@@ -43,23 +43,9 @@ class RoundPhase(enum.Enum):
     ABORTED = "aborted"
 
 
-class RoundEvent(enum.Enum):
-    """Cause of a change of phase."""
-
-    CLOSE = "close"
-    RERUN = "rerun"
-    REPAIR = "repair"
-    AGREE = "agree"
-    VOID = "void"
-
-
-NEXT_PHASE: dict[tuple[RoundPhase, RoundEvent], RoundPhase] = {
-    (RoundPhase.OPEN, RoundEvent.CLOSE): RoundPhase.REDUCING,
-    (RoundPhase.OPEN, RoundEvent.VOID): RoundPhase.ABORTED,
-    (RoundPhase.REDUCING, RoundEvent.RERUN): RoundPhase.REDUCING,
-    (RoundPhase.REDUCING, RoundEvent.REPAIR): RoundPhase.REDUCING,
-    (RoundPhase.REDUCING, RoundEvent.AGREE): RoundPhase.COMMITTED,
-    (RoundPhase.REDUCING, RoundEvent.VOID): RoundPhase.ABORTED,
+NEXT_PHASES = {
+    RoundPhase.OPEN: (RoundPhase.REDUCING, RoundPhase.ABORTED),
+    RoundPhase.REDUCING: (RoundPhase.COMMITTED, RoundPhase.ABORTED),
 }
 
 
@@ -109,16 +95,17 @@ class Round:
     alone: set[str] = Factory(set)  # accusers on whose word alone the round was run again
     barred: set[str] = Factory(set)  # own nothing in this round: they failed an audit's fetch
     digest: bytes = b""  # of the committed result
-    went_in: MeanContents | None = None  # contributors of the committed mean
+    contents: MeanContents | None = None  # contributors of the committed mean
     stall_count: int = 0  # attempts in which nothing moved
     repair_count: int = 0
     rerun_count: int = 0  # attempts after the first
     outcome: str = ""  # a sentence, once the round is over
     marks: dict[str, RoundTimes] = Factory(dict)  # by peer: all that were asked or reported
 
-    def turn(self, turn: RoundEvent) -> None:
+    def turn(self, phase: RoundPhase) -> None:
         """Change the phase."""
-        self.phase = NEXT_PHASE[self.phase, turn]
+        assert phase in NEXT_PHASES[self.phase]
+        self.phase = phase
 
     def forget(self, peer: str, why: str) -> None:
         """Note that a member is gone; if it returns it starts from scratch."""

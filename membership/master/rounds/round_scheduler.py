@@ -22,7 +22,7 @@ from ..state.round_schedule import next_fragment
 from ..state.succession import Succession
 from ..sync.state_sync import StateSync
 from .reduction_driver import ReductionDriver
-from .round import Round, RoundEvent, RoundPhase, answered, gate_norms
+from .round import Round, RoundPhase, answered, gate_norms
 from .round_clock import RoundClock
 from .round_table import Evict, RoundTable
 
@@ -288,10 +288,10 @@ class RoundScheduler:
                     f"{contributor.scale:.3g}",
                 )
         self._note_late(round_, expected)
-        round_.turn(RoundEvent.CLOSE)
+        round_.turn(RoundPhase.REDUCING)
         round_.closed_s = self.context.now_s
         round_.original_count = len(contributors)
-        self.driver.begin(round_, contributors)
+        self.driver.orders.begin(round_, contributors)
 
     def _note_late(self, round_: Round, expected: list[str]) -> None:
         """Note which contributors the round closes without, and how often in a row for each."""

@@ -15,7 +15,7 @@ from ..state.context import Context
 from ..state.master_effects import EventKind
 from ..state.round_schedule import Backoff
 from .attempt import Attempt
-from .round import Round, RoundEvent, RoundPhase, quorum_count
+from .round import Round, RoundPhase, quorum_count
 
 BAD_MAX = 3  # refused contributions in a row (no commit in between) before the peer is removed
 REDUCTIONS_KEPT = 3  # durations whose median is the expected duration of a reduction
@@ -101,12 +101,12 @@ class RoundTable:
 
     def commit(self, round_: Round, outcome: str) -> None:
         """End a round whose commit has been recorded and sent."""
-        round_.turn(RoundEvent.AGREE)
+        round_.turn(RoundPhase.COMMITTED)
         for contributor in round_.running().contributors:
             self._bad_counts.pop(contributor.peer, None)
         self.backoff.committed()
         self.reductions_s.append(self.context.now_s - round_.closed_s)
-        added_count = len(round_.went_in.added) if round_.went_in is not None else 0
+        added_count = len(round_.contents.added) if round_.contents is not None else 0
         self.context.totals.committed(
             round_.fragment, round_.at_step, added_count, self.context.roster
         )
@@ -115,13 +115,13 @@ class RoundTable:
     def abort(self, round_: Round, reason: str) -> None:
         """End a round without a result, and tell its members."""
         reason = plain(reason)
-        told = set(round_.invited)
+        receivers = set(round_.invited)
         if round_.attempt is not None:
-            told.update(round_.attempt.reached())
+            receivers.update(round_.attempt.reached())
         for member in self.context.roster.by_number():
-            if member.peer in told:
+            if member.peer in receivers:
                 self.context.send(member.peer, Abort(round_.number, reason))
-        round_.turn(RoundEvent.VOID)
+        round_.turn(RoundPhase.ABORTED)
         self.abort_count += 1
         self.backoff.aborted(self.context.now_s)
         self.context.announce(EventKind.ROUND, None, f"round {round_.number} was aborted: {reason}")

@@ -104,12 +104,10 @@ class Routes:
     """Routes of all pairs; most pairs keep their default route.
 
     Attributes:
-      secret: the key of tickets; the master's service sets it to random bytes.
       disputes: pairs that failed each other in a round; they outlive removals and returns.
     """
 
     def __init__(self, context: Context) -> None:
-        self.secret = b""
         self.disputes = Disputes(context.spec.membership.deadline_s)
         self._context = context
         self._pairs: dict[Ends, RoutedPair] = {}
@@ -361,10 +359,10 @@ class Routes:
         pair.ticket = b""
 
     def _ticket(self, one: Member, other: Member, number: int) -> bytes:
-        """Make the secret ticket of one pair and one route."""
+        """Make the ticket of one pair and one route; no peer can guess it."""
         term = self._context.term
         what = f"{term} {number} {one.peer} {one.incarnation} {other.peer} {other.incarnation}"
-        return hmac.new(self.secret, what.encode(), hashlib.sha256).digest()
+        return hmac.new(self._context.lot, what.encode(), hashlib.sha256).digest()
 
     def _relays(self, one: Member, other: Member, pair: RoutedPair) -> list[Member]:
         """Return the relays that would forward for this pair, the least busy first."""

@@ -18,7 +18,7 @@ from attrs import Factory, define, frozen
 
 from ....protocol.errors import LocalProtocolError
 from ....protocol.messages import Commit, FragmentHead, FragmentSize, ModelLayout, Ready, Reduce
-from ...manifest import went_in
+from ...manifest import contents_of
 
 # Versions per fragment whose root is kept. The run can go back this far if all members with newer
 # versions are gone for good (see ``lineage``).
@@ -200,28 +200,9 @@ class RunFinished(JournalRecord):
 
 
 RECORDS: dict[str, type[JournalRecord]] = {
-    kind.__name__: kind
-    for kind in (
-        RunCreated,
-        TermStarted,
-        SpecChanged,
-        MastersKnown,
-        VersionAdopted,
-        RunRewound,
-        PeerAdmitted,
-        PlaceTaken,
-        PlaceVacated,
-        RunFounded,
-        RoundNumbered,
-        RoundOrdered,
-        RoundCommitted,
-        RootKnown,
-        PeerRevoked,
-        PeerQuarantined,
-        PeerCleared,
-        RunPaused,
-        RunFinished,
-    )
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, JournalRecord) and kind is not JournalRecord
 }
 """All kinds of records, by the names under which the journal stores them."""
 
@@ -252,9 +233,8 @@ class RunHistory:
     last_round: int = 0
     next_round: int = 1
     next_number: int = 1
-    number_at_commit: int = (
-        1  # at the last commit; members with smaller numbers may still be applying it
-    )
+    # ``next_number`` at the last commit; members with smaller numbers may still be applying it.
+    number_at_commit: int = 1
     admitted: dict[str, PeerAdmitted] = Factory(dict)  # by peer, oldest first
     places: set[str] = Factory(set)  # peers that are contributors
     vacancies: int = 0  # places given up and not taken again
@@ -466,7 +446,7 @@ class RunHistory:
         self.commits[commit.fragment] = commit
         self.orders.pop(commit.fragment, None)
         self.commit_count += 1
-        self.token_count += went_in(commit).tokens
+        self.token_count += contents_of(commit).tokens
         self.turns[commit.fragment] += 1
         self.trail.append(commit.fragment)
         self.step = max(self.step, commit.at_step)

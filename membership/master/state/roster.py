@@ -55,12 +55,23 @@ class Grant:
 
 
 class CopyState(enum.Enum):
-    """State of one member's copy of one fragment, as the master knows it."""
+    """State of one member's copy of one fragment, as the master knows it.
+
+    STALE ---- a transfer starts ----> FETCHING ---- Synced ----> HELD | UNCHECKED
+      ^                                   |                        |        |
+      |<------ failed, donors gone -------+                        |        | when the version's root
+      |<------ differs, or did not apply a commit in time ---------+--------+ is agreed: HELD | STALE
+
+    A stale copy that catches up by itself becomes HELD or UNCHECKED, too.
+    """
 
     STALE = "stale"  # missing, too old, or different: must be fetched
     FETCHING = "fetching"  # being fetched from donors
     UNCHECKED = "unchecked"  # complete, but the version's root is not agreed yet
     HELD = "held"  # complete, and its root is the run's
+
+
+RECEIVED_STATES = (CopyState.HELD, CopyState.UNCHECKED)
 
 
 @define
@@ -131,7 +142,7 @@ class Member:
     draining_s: float | None = None  # since when it wants to leave
     draining_why: str = ""  # its reason
     progress: Progress | None = None
-    told: dict[int, FragmentHead] = Factory(dict)  # by fragment: the version it last reported
+    reported_heads: dict[int, FragmentHead] = Factory(dict)  # by fragment, the last ones
     kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
     bad_donors: set[str] = Factory(set)  # members that served this one wrong blocks
     bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
@@ -180,9 +191,9 @@ class Roster:
 
     def next_view(self, places: set[str], *, force: bool) -> bool:
         """Make a view if anything in it changed, or if ``force``. Returns True if there is a new one."""
-        told = {member.number: member for member in self.view_members}
+        published = {member.number: member for member in self.view_members}
         members = tuple(
-            _info(member, places, told.get(member.number)) for member in self.by_number()
+            _info(member, places, published.get(member.number)) for member in self.by_number()
         )
         if members == self.view_members and not force:
             return False
@@ -257,23 +268,23 @@ def role_of(member: Member, places: set[str]) -> Role:
     return Role.CONTRIBUTOR if member.peer in places else Role.SPARE
 
 
-def _info(member: Member, places: set[str], told: MemberInfo | None) -> MemberInfo:
-    """Return a member's entry in the view: the published one (``told``) while it is still right.
+def _info(member: Member, places: set[str], published: MemberInfo | None) -> MemberInfo:
+    """Return a member's entry in the view: the ``published`` one while it is still right.
 
     Every conclusion of the master asks for the entries of all members. To make and check new ones each
     time was most of the work of a master with many members.
     """
     role = role_of(member, places)
     if (
-        told is not None
-        and told.role is role
-        and told.in_sync == member.in_sync
-        and told.addresses == member.addresses
-        and told.reachable == member.reachable
-        and told.name == member.name
-        and told.peer == member.peer
+        published is not None
+        and published.role is role
+        and published.in_sync == member.in_sync
+        and published.addresses == member.addresses
+        and published.reachable == member.reachable
+        and published.name == member.name
+        and published.peer == member.peer
     ):
-        return told
+        return published
     return MemberInfo(
         peer=member.peer,
         name=member.name,

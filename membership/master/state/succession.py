@@ -20,7 +20,7 @@ from .context import Context
 from .journal import MastersKnown
 from .master_effects import EventKind
 
-NAMES_SAID_MAX = 8  # names in one sentence
+NAMES_MAX = 8  # names in one sentence
 
 
 class Succession:
@@ -111,9 +111,9 @@ class Succession:
     def why_waiting(self) -> str:
         """Return a sentence about the members that are waited for."""
         absent = sorted(self.context.name(peer) for peer in self.electorate - self.attached)
-        names = ", ".join(absent[:NAMES_SAID_MAX])
-        if len(absent) > NAMES_SAID_MAX:
-            names += f" and {len(absent) - NAMES_SAID_MAX} more"
+        names = ", ".join(absent[:NAMES_MAX])
+        if len(absent) > NAMES_MAX:
+            names += f" and {len(absent) - NAMES_MAX} more"
         needed = len(self.electorate) // 2 + 1 - len(self.attached)
         return (
             f"this master takes the run over from a journal that may lack its last records: "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ....protocol.messages import MEMBERS_MAX
 from ..rounds.round import RoundPhase
 from ..state.journal import ROOTS_KEPT_MAX
-from ..state.roster import CopyState, can_contribute
+from ..state.roster import RECEIVED_STATES, CopyState, can_contribute
 
 if TYPE_CHECKING:
     from ..coordinator import Coordinator
@@ -39,9 +39,7 @@ def _check_roster(coordinator: Coordinator) -> None:
     assert history.vacancies >= 0
     for member in roster:
         assert len(member.copies) == history.fragment_count
-        received = all(
-            copy.state in (CopyState.HELD, CopyState.UNCHECKED) for copy in member.copies
-        )
+        received = all(copy.state in RECEIVED_STATES for copy in member.copies)
         assert not member.in_sync or (member.copies and received), "in sync without the state"
 
 
@@ -63,7 +61,7 @@ def _check_copies(coordinator: Coordinator) -> None:
                 known = history.root(fragment, copy.version)
                 assert known in (b"", copy.root), "held, but with another root"
             behind = copy.version < history.versions[fragment]
-            if copy.state in (CopyState.HELD, CopyState.UNCHECKED) and behind:
+            if copy.state in RECEIVED_STATES and behind:
                 assert not math.isinf(copy.due_s), "behind, and nobody waits for it"
     for roots in history.roots:
         assert len(roots) <= ROOTS_KEPT_MAX

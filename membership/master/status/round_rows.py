@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ....protocol.messages import Commit
-from ...manifest import AddedContributor, MeanContents, format_committed, went_in
+from ...manifest import AddedContributor, MeanContents, contents_of, format_committed
 from ..rounds.attempt import Attempt
 from ..rounds.round import PastRole, Round, part_of
 from .records import (
@@ -88,7 +88,7 @@ def journaled_round(
       opened_at: Unix seconds.
       ended_at: Unix seconds.
     """
-    added = went_in(commit)
+    added = contents_of(commit)
     peers = [each.contributor.peer for each in added.added]
     return RecordedRound(
         round=commit.round,
@@ -136,7 +136,7 @@ def _past(round_: Round) -> dict[str, Any]:
         "repairs": round_.repair_count,
         "reruns": round_.rerun_count,
         "lost": dict(attempt.lost) if attempt else {},
-        **_mean(round_.went_in, attempt),
+        **_mean(round_.contents, attempt),
         "declined": dict(round_.declined),
         "digest": round_.digest.hex(),
         "opened_s": round_.opened_s,

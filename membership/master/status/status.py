@@ -66,7 +66,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         counts=MemberCounts(
             live=len(context.roster),
             participating=len(scheduler.contributors()),
-            contributed=len(last.went_in.added) if last and last.went_in else 0,
+            contributed=len(last.contents.added) if last and last.contents else 0,
         ),
         places=PlaceCounts(
             limit=context.spec.membership.contributors,

@@ -9,7 +9,7 @@ from ....protocol.messages import CopyProgress
 from ..rounds.round import Round, RoundPhase, answered
 from ..state.context import quoted
 from ..state.roster import CopyState, Member, can_contribute
-from ..state.succession import NAMES_SAID_MAX
+from ..state.succession import NAMES_MAX
 from ..sync.catch_up import format_rate
 from ..trainers import NO_STEP, state_of
 from .records import RunState
@@ -82,9 +82,9 @@ class WaitReasons:
         last = {c.peer for commit in context.history.commits.values() for c in commit.contributors}
         gone = [context.name(p) for p in sorted(last) if p not in context.roster]
         if coming:
-            text += f"; connected but not ready: {', '.join(coming[:NAMES_SAID_MAX])}"
+            text += f"; connected but not ready: {', '.join(coming[:NAMES_MAX])}"
         if gone:
-            text += f"; not connected: {', '.join(gone[:NAMES_SAID_MAX])}"
+            text += f"; not connected: {', '.join(gone[:NAMES_MAX])}"
         lost = self._coordinator.lineage.why_waiting(self._now_s)
         return f"{text}; {lost}" if lost and len(context.roster) else text
 
@@ -175,8 +175,8 @@ class WaitReasons:
         history = self._coordinator.context.history
         fetching = [copy.fetch for copy in member.copies if copy.fetch is not None]
         if fetching:
-            if told := [format_copy(copy) for copy in wanted_copies(member)]:
-                return "; ".join(told)
+            if progress := [format_copy(copy) for copy in wanted_copies(member)]:
+                return "; ".join(progress)
             donors = {donor for fetch in fetching for donor in fetch.donors}
             source = f"{len(donors)} donors" if donors else "its disk"
             return f"fetching {len(fetching)} fragments from {source}"
@@ -211,11 +211,11 @@ def wanted_copies(member: Member) -> list[CopyProgress]:
     if member.progress is None:
         return []
     return [
-        told
-        for told in member.progress.copies
-        if told.fragment < len(member.copies)
-        and (fetch := member.copies[told.fragment].fetch) is not None
-        and fetch.head.version == told.version
+        copy
+        for copy in member.progress.copies
+        if copy.fragment < len(member.copies)
+        and (fetch := member.copies[copy.fragment].fetch) is not None
+        and fetch.head.version == copy.version
     ]
 
 

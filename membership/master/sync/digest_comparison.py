@@ -15,7 +15,7 @@ from attrs import frozen
 from ....protocol.messages import FragmentHead
 
 DIGEST_BYTES = 32
-RUNS_SAID_MAX = 12  # runs of blocks that a sentence names
+RUNS_MAX = 12  # runs of blocks that a sentence names
 
 
 @frozen
@@ -35,16 +35,16 @@ class DifferingCopy:
 
 
 def differences(
-    told: Mapping[str, Sequence[FragmentHead]], known_root: Callable[[int, int], bytes]
+    reported: Mapping[str, Sequence[FragmentHead]], known_root: Callable[[int, int], bytes]
 ) -> list[DifferingCopy]:
     """Return the copies that differ, sorted by peer and fragment.
 
     Args:
-      told: the heads that each peer's memory has, by peer.
+      reported: the heads that each peer's memory has, by peer.
       known_root: the journal's root of a fragment's version, or ``b""``.
     """
     holders: dict[tuple[int, int], dict[str, bytes]] = defaultdict(dict)
-    for peer, heads in told.items():
+    for peer, heads in reported.items():
         for head in heads:
             holders[head.fragment, head.version][peer] = head.root
     found = []
@@ -89,5 +89,5 @@ def format_blocks(blocks: Sequence[int]) -> str:
             runs[-1][1:] = [block]
         else:
             runs.append([block])
-    texts = [" to ".join(map(str, run)) for run in runs[:RUNS_SAID_MAX]]
-    return ", ".join(texts) + (", ..." if len(runs) > RUNS_SAID_MAX else "")
+    texts = [" to ".join(map(str, run)) for run in runs[:RUNS_MAX]]
+    return ", ".join(texts) + (", ..." if len(runs) > RUNS_MAX else "")

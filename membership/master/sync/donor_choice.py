@@ -7,12 +7,14 @@ chosen before a slow one, and an idle slow line before a busy fast one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ....protocol.messages import FragmentHead
 from ...planning.bandwidth import Bandwidths
 from ..routes.routes import Routes
-from ..state.roster import CopyState, Member, Roster, caps_of
+from ..state.context import Context, format_member
+from ..state.master_effects import EventKind
+from ..state.roster import CopyState, Fetch, Member, Roster, caps_of
 
 DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
 
@@ -54,6 +56,23 @@ def rank_donors(roster: Roster, able: Sequence[Member], bandwidths: Bandwidths) 
         return lines.rates[other.peer].up_bytes_per_s / (1 + receivers[other.peer])
 
     return sorted(able, key=lambda other: (other.draining, -spare(other), other.number))
+
+
+def note_bad_donors(context: Context, member: Member, fetch: Fetch, bad: Iterable[str]) -> None:
+    """Announce and count donors of a transfer that served blocks with wrong digests."""
+    for peer in bad:
+        donor = context.roster.get(peer)
+        if donor is None or peer not in fetch.donors:
+            continue
+        member.bad_donors.add(peer)
+        donor.bad_blocks_count += 1
+        donor.called_bad_donor.add(member.peer)
+        text = f"{format_member(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
+        if len(donor.called_bad_donor) > 1:
+            context.announce(EventKind.BAD, peer, f"{text}{format_member(member)}")
+        else:
+            text = f"{text}{format_member(member)}, which alone says so"
+            context.announce(EventKind.SYNC, peer, text)
 
 
 def _holds(member: Member, head: FragmentHead, version: int) -> bool:

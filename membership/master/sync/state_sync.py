@@ -30,11 +30,10 @@ from ..routes.routes import Routes
 from ..state.context import Context, format_member, quoted
 from ..state.journal import RootKnown
 from ..state.master_effects import EventKind
-from ..state.roster import Copy, CopyState, Fetch, Member, holds_newest
+from ..state.roster import RECEIVED_STATES, Copy, CopyState, Fetch, Member, holds_newest
 from ..state.succession import Succession
 from .catch_up import CatchUp
-from .copy_states import NEXT_STATE, RECEIVED_STATES, CopyEvent
-from .donor_choice import choose_donors
+from .donor_choice import choose_donors, note_bad_donors
 from .root_votes import RootVotes
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to start over
@@ -91,11 +90,13 @@ class StateSync:
             for kept in hello.kept
             if [head.fragment for head in kept.heads] == list(range(len(member.copies)))
         ]
-        told = {commit.fragment: commit.version for commit in committed}
+        next_results = {commit.fragment: commit.version for commit in committed}
         for head in hello.heads:
             if head.fragment < len(member.copies) and len(head.root) == ROOT_BYTES:
-                member.told[head.fragment] = head
-                self._compare(member, head, about_to_apply=told.get(head.fragment) == head.version)
+                member.reported_heads[head.fragment] = head
+                self._compare(
+                    member, head, about_to_apply=next_results.get(head.fragment) == head.version
+                )
 
     def _compare(self, member: Member, head: FragmentHead, *, about_to_apply: bool = False) -> None:
         """Compare a stale copy that a member reports to hold with the run's version.
@@ -119,12 +120,12 @@ class StateSync:
         newest = self.context.history.versions[fragment]
         self.votes.forget_beyond(fragment, newest)
         for member in self.context.roster.by_number():
-            copy, head = member.copies[fragment], member.told.get(fragment)
+            copy, head = member.copies[fragment], member.reported_heads.get(fragment)
             if copy.state in RECEIVED_STATES:
                 why = f"the run has gone to version {newest} of fragment {fragment}"
-                self._move(member, fragment, CopyEvent.LATE, why)
+                self._move(member, fragment, CopyState.STALE, why)
             elif copy.fetch is not None:
-                self._move(member, fragment, CopyEvent.FAILED, "the run has changed its version")
+                self._move(member, fragment, CopyState.STALE, "the run has changed its version")
             copy.version, copy.root = 0, b""
             if head is not None:
                 self._compare(member, head)
@@ -133,12 +134,12 @@ class StateSync:
         """Take a copy as stale whose version is unknown here: of a branch not taken, or lost with the
         journal's end.
         """
-        member.told[head.fragment] = head
+        member.reported_heads[head.fragment] = head
         copy = member.copies[head.fragment]
         if copy.fetch is None:
             newest = self.context.history.versions[head.fragment]
             why = f"it holds version {head.version}, the run is at {newest}"
-            self._move(member, head.fragment, CopyEvent.LATE, why)
+            self._move(member, head.fragment, CopyState.STALE, why)
 
     def founded(self, founder: Member | None) -> None:
         """Give every member its copies; the founder's are the run's state by definition."""
@@ -161,7 +162,7 @@ class StateSync:
                     continue
                 copy.fetch.donors.remove(member.peer)
                 if not copy.fetch.donors:  # no failure of the member: it may try again at once
-                    self._move(other, fragment, CopyEvent.FAILED, "its donors are gone")
+                    self._move(other, fragment, CopyState.STALE, "its donors are gone")
 
     # ------------------------------------------------------------ what members report
 
@@ -170,7 +171,7 @@ class StateSync:
         copy = member.copies[head.fragment]
         if copy.state is CopyState.FETCHING:
             return  # what it holds is being replaced; its Synced will report the copy
-        member.told[head.fragment] = head
+        member.reported_heads[head.fragment] = head
         self.votes.cast(member, head)
         copy.version, copy.root, copy.mute = head.version, head.root, False
         newest = self.context.history.versions[head.fragment]
@@ -191,8 +192,8 @@ class StateSync:
                 member, head.fragment, f"it reports version {head.version}, not {wanted.version}"
             )
             return
-        self._name_bad_donors(member, copy.fetch, message.bad_donors)
-        member.told[head.fragment] = head
+        note_bad_donors(self.context, member, copy.fetch, message.bad_donors)
+        member.reported_heads[head.fragment] = head
         copy.version, copy.root = head.version, head.root
         self._check(member, head.fragment)
         if copy.state in RECEIVED_STATES:
@@ -209,26 +210,8 @@ class StateSync:
             return
         if copy.fetch.head.version != message.version:
             return  # about a transfer that was replaced in the meantime
-        self._name_bad_donors(member, copy.fetch, message.bad_donors)
+        note_bad_donors(self.context, member, copy.fetch, message.bad_donors)
         self._fail(member, message.fragment, quoted(message.reason))
-
-    def _name_bad_donors(self, member: Member, fetch: Fetch, bad: Iterable[str]) -> None:
-        """Announce and count donors of a transfer that served blocks with wrong digests."""
-        for peer in bad:
-            donor = self.context.roster.get(peer)
-            if donor is None or peer not in fetch.donors:
-                continue
-            member.bad_donors.add(peer)
-            donor.bad_blocks_count += 1
-            donor.called_bad_donor.add(member.peer)
-            text = (
-                f"{format_member(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
-            )
-            if len(donor.called_bad_donor) > 1:
-                self.context.announce(EventKind.BAD, peer, f"{text}{format_member(member)}")
-            else:
-                text = f"{text}{format_member(member)}, which alone says so"
-                self.context.announce(EventKind.SYNC, peer, text)
 
     def moved(self, member: Member, *, state: bool) -> None:
         """Note that bytes arrive at the member: of a state transfer (``state``), or of a reduction."""
@@ -250,7 +233,7 @@ class StateSync:
         """
         copy = member.copies[fragment]
         if copy.fetch is None:
-            self._move(member, fragment, CopyEvent.LATE, why)
+            self._move(member, fragment, CopyState.STALE, why)
         elif version is not None and version >= copy.fetch.head.version:
             self._outrun(member, fragment, why)
 
@@ -387,11 +370,11 @@ class StateSync:
             if copy.state is not CopyState.STALE or excluded(member, fragment):
                 continue
             head = self.context.history.head(fragment)
-            told = member.told.get(fragment)
-            beside = told is not None or bool(copy.root)
+            reported = member.reported_heads.get(fragment)
+            beside = reported is not None or bool(copy.root)
             if beside and running >= BESIDE_MAX:
                 continue
-            newer = told is not None and told.version > head.version
+            newer = reported is not None and reported.version > head.version
             if newer and self.context.history.behind and (self.succession.waiting or self.missing):
                 continue  # its version may turn out to be the run's, see ``lineage``
             if not head.root:
@@ -401,8 +384,8 @@ class StateSync:
                 continue
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
             self.catch_up.began(member, copy.fetch)
-            self._move(member, fragment, CopyEvent.FETCH)
-            member.told.pop(fragment, None)  # it discards what it has
+            self._move(member, fragment, CopyState.FETCHING)
+            member.reported_heads.pop(fragment, None)  # it discards what it has
             for donor in donors:
                 self.context.send(donor.peer, Donate(head, member.peer))
             self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors), newer))
@@ -423,7 +406,7 @@ class StateSync:
         """End a transfer and tell its receiver to drop what it has fetched."""
         head = fetch.head
         self.context.send(member.peer, Release(head.fragment, head.version, member.peer))
-        self._move(member, head.fragment, CopyEvent.FAILED, why)
+        self._move(member, head.fragment, CopyState.STALE, why)
 
     def _stalled(self, member: Member, fragment: int, why: str) -> None:
         """End a transfer without new blocks; results may take all of the line."""
@@ -446,9 +429,9 @@ class StateSync:
             if copy.fetch is not None:
                 self._fail(member, fragment, why)
             else:
-                self._move(member, fragment, CopyEvent.DIFFERS, why)
+                self._move(member, fragment, CopyState.STALE, why)
             return
-        self._move(member, fragment, CopyEvent.AGREES if known else CopyEvent.UNKNOWN)
+        self._move(member, fragment, CopyState.HELD if known else CopyState.UNCHECKED)
         deadline_s = self.context.spec.membership.deadline_s
         copy.due_s = self.context.now_s + deadline_s if behind else math.inf
 
@@ -463,11 +446,12 @@ class StateSync:
             f"{format_member(member)} could not fetch fragment {fragment}: {why} "
             f"(failure {member.sync_failures} of {SYNC_ATTEMPTS_MAX})",
         )
-        self._move(member, fragment, CopyEvent.FAILED, why)
+        self._move(member, fragment, CopyState.STALE, why)
 
-    def _move(self, member: Member, fragment: int, event: CopyEvent, why: str = "") -> None:
+    def _move(self, member: Member, fragment: int, state: CopyState, why: str = "") -> None:
         copy = member.copies[fragment]
-        copy.state, copy.mute = NEXT_STATE[copy.state, event], False
+        assert state is not CopyState.FETCHING or copy.state is CopyState.STALE
+        copy.state, copy.mute = state, False
         if copy.state is not CopyState.FETCHING:
             self._release(member, copy)
         if copy.state in (CopyState.STALE, CopyState.FETCHING):

@@ -1,0 +1,97 @@
+"""``attach``: how a training script joins the run that its process was started for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from .attach_errors import NoDaemonError
+from .callbacks import Callback
+from .daemon_connection import DaemonConnection
+from .hook import Run
+from .standalone import STANDALONE_VARIABLE, StandaloneRun, steps_from_environment
+from .tensors import check_optimizer, find_shared
+
+SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    socket_path: str | None = None,
+    callbacks: Sequence[Callback] = (),
+    standalone: bool = False,
+    total_steps: int | None = None,
+) -> Run:
+    """Join the run that this process was started for; returns with the run's weights in the model.
+
+    Every parameter and persistent buffer becomes part of the run's shared state. Gradients and the
+    optimizer's state stay local. They are not touched, with two exceptions. A state that an optimizer
+    without one gathered in dropped steps is cleared (a spare takes a step, to be warm when its turn
+    comes). So is the state after losses that are not finite.
+
+    Args:
+      model: on any device, in float32, float64, bfloat16 or float16; may be wrapped by
+        DistributedDataParallel or torch.compile.
+      optimizer: the inner optimizer; one that has a state of this run already needs no ramp of its
+        rate (``Run.rate_scale``).
+      socket_path: of the daemon; by default the environment variable ``HOLDFAST_SOCKET``.
+      callbacks: called at steps, merges, logged figures and the end: ``TensorBoard``, ``Wandb``, or
+        the script's own ``Callback``.
+      standalone: without a daemon, run alone on this machine; nothing is shared. The environment
+        variable ``HOLDFAST_STANDALONE=1`` does the same. A script that a daemon started joins its run.
+      total_steps: the step at which a standalone run is finished; by default the environment
+        variable ``HOLDFAST_STANDALONE_STEPS``, else it has no end.
+
+    Raises:
+      NoDaemonError: the script was not started by ``holdfast join``.
+      AttachRefused: the run does not take this model; the text gives the reason.
+      ModelError: a tensor cannot be shared, or the optimizer trains other tensors.
+      DaemonGone: the daemon ended meanwhile.
+      TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
+    """
+    _check_types(model, optimizer)
+    path = socket_path or os.environ.get(SOCKET_VARIABLE)
+    if path:
+        return attach_over(
+            lambda: DaemonConnection.open(path), model, optimizer, callbacks=callbacks
+        )
+    if standalone or os.environ.get(STANDALONE_VARIABLE, "0") not in ("", "0"):
+        if total_steps is None:
+            total_steps = steps_from_environment()
+        return StandaloneRun(find_shared(model), optimizer, callbacks, total_steps)
+    raise NoDaemonError(
+        "this process has no holdfast daemon",
+        hint="start the script with `holdfast join INVITE -- python train.py`, or, to try it alone, "
+        f"with {STANDALONE_VARIABLE}=1",
+    )
+
+
+def attach_over(
+    connect: Callable[[], DaemonConnection],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    clock: Callable[[], float] = time.monotonic,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Join a run as ``attach`` does, over a given connection and clock; raises what it raises."""
+    tensors = find_shared(model)
+    if optimizer is not None:
+        check_optimizer(model, optimizer)
+    return Run(connect(), tensors, optimizer, clock, callbacks)
+
+
+def _check_types(model: object, optimizer: object) -> None:
+    if isinstance(model, torch.optim.Optimizer) and isinstance(optimizer, nn.Module):
+        raise TypeError("attach takes the model first, then the optimizer: they are swapped")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )

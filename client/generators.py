@@ -1,0 +1,52 @@
+"""Random number generators for a trainer's data: no two trainers and no restart draw the same samples.
+
+A generator's seed is the hash of the peer, the run's step at ``attach``, the start of the trainer's process,
+and how many generators this process has made (BLAKE2b, RFC 7693).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Literal, overload
+
+import numpy as np
+import torch
+
+START_VARIABLE = "HOLDFAST_START"  # set by the daemon: differs at every start of a trainer
+SEED_BYTES = 8
+
+
+class Generators:
+    """Makes the generators of one trainer process.
+
+    Args:
+      peer: the peer's id.
+      start: differs at every start of the trainer; by default the daemon's, from the environment.
+    """
+
+    def __init__(self, peer: str, start: str | None = None) -> None:
+        self._peer = peer
+        self._start = os.environ.get(START_VARIABLE, "") if start is None else start
+        self._count = 0
+
+    @overload
+    def make(self, kind: Literal["torch"], step: int) -> torch.Generator: ...
+
+    @overload
+    def make(self, kind: Literal["numpy"], step: int) -> np.random.Generator: ...
+
+    @overload
+    def make(self, kind: str, step: int) -> torch.Generator | np.random.Generator: ...
+
+    def make(self, kind: str, step: int) -> torch.Generator | np.random.Generator:
+        """Make the process's next generator, on the CPU; raises ValueError for an unknown kind."""
+        if kind not in ("torch", "numpy"):
+            raise ValueError(f"there is no generator {kind!r}: give 'torch' or 'numpy'")
+        self._count += 1
+        text = "\0".join((self._peer, self._start, str(step), str(self._count)))
+        digest = hashlib.blake2b(text.encode(), digest_size=SEED_BYTES).digest()
+        seed = int.from_bytes(digest, "big")
+        if kind == "numpy":
+            return np.random.default_rng(seed)
+        return torch.Generator().manual_seed(seed)

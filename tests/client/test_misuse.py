@@ -1,0 +1,189 @@
+"""Calls that a run does not take: each one clear error, and what the script did before stands."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.client.attach import attach
+from holdfast.client.hook import Run
+from holdfast.protocol.messages import Posted, SetRole
+
+from .fake_daemon import FakeDaemon, talking
+
+pytestmark = pytest.mark.real_time
+
+
+def line(value: float = 1.0) -> nn.Linear:
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+@pytest.fixture
+def run() -> Any:
+    with talking(FakeDaemon.start, stay=True) as path, attach(line(), socket_path=path) as run:
+        yield run
+
+
+@pytest.mark.parametrize("tokens", [-1, np.int64(-3)])
+def test_tokens_must_not_be_negative(run: Run, tokens: Any) -> None:
+    with pytest.raises(ValueError, match=r"tokens must not be negative, got -"):
+        run.step(tokens=tokens)
+    assert run.global_step == 0
+
+
+@pytest.mark.parametrize("tokens", [1.5, 2.0, "8", None, torch.tensor(1.0)])
+def test_tokens_must_be_whole(run: Run, tokens: Any) -> None:
+    with pytest.raises(TypeError, match="tokens must be a whole number"):
+        run.step(tokens=tokens)
+    assert run.global_step == 0
+
+
+@pytest.mark.parametrize("tokens", [np.int64(7), torch.tensor(7), np.uint8(7)])
+def test_whole_numbers_of_other_kinds_are_taken(run: Run, tokens: Any) -> None:
+    run.step(tokens=tokens)
+    assert run._machine.tokens == 7
+    assert type(run._machine.tokens) is int
+
+
+def test_a_loss_may_be_a_tensor_that_requires_gradients(run: Run) -> None:
+    run.step(loss=torch.tensor(0.5, requires_grad=True))
+    assert run._loss[0] == 0.5
+
+
+def test_a_step_after_close(run: Run) -> None:
+    run.close()
+    with pytest.raises(holdfast.MisuseError, match=r"run.step was called after run.close\(\)"):
+        run.step()
+    with pytest.raises(holdfast.MisuseError, match=r"run.log was called after"):
+        run.log(rate=1.0)
+    assert "closed" in repr(run)
+
+
+def test_a_step_from_a_second_thread(run: Run) -> None:
+    raised: list[BaseException] = []
+
+    def step() -> None:
+        try:
+            run.step()
+        except holdfast.MisuseError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    assert "another thread" in str(raised[0])
+    assert run.global_step == 0
+
+
+def test_a_step_in_a_forked_child(run: Run) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        text = "another error"
+        try:
+            run.step()
+            text = "it was taken"
+        except holdfast.MisuseError as error:
+            text = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writing, text.encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (
+        os.read(reading, 1000).decode().startswith("MisuseError: run.step was called in a forked")
+    )
+    os.close(reading)
+    os.close(writing)
+    run.step()
+    assert run.global_step == 1
+
+
+def test_model_and_optimizer_swapped() -> None:
+    model: Any = line()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="they are swapped"):
+        holdfast.attach(optimizer, model)
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got list"):
+        holdfast.attach([model], optimizer)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got float"):
+        holdfast.attach(model, 0.1)  # type: ignore[arg-type]
+
+
+def test_a_parameter_that_is_replaced_after_attach() -> None:
+    model = line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(step_limit=2)
+        daemon.open_round(1, at_step=2)
+
+    with talking(script, stay=True) as path, attach(model, optimizer, socket_path=path) as run:
+        run.step()
+        model.weight = nn.Parameter(torch.zeros(1, 3))
+        with pytest.raises(
+            holdfast.ModelError, match=r"'weight' was replaced after attach"
+        ) as found:
+            run.step()
+        assert "copy_" in found.value.hint
+
+
+def test_a_parameter_may_be_replaced_with_the_optimizers() -> None:
+    model = line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(step_limit=2)
+        daemon.open_round(1, at_step=2)
+        daemon.hear(Posted)
+        daemon.end_round(1, committed=False)
+
+    with talking(script, stay=True) as path, attach(model, optimizer, socket_path=path) as run:
+        run.step()
+        model.weight = nn.Parameter(torch.zeros(1, 3))
+        optimizer.param_groups[0]["params"] = [model.weight]
+        run.step()
+
+
+def test_a_hint_is_part_of_the_traceback() -> None:
+    model: Any = line()
+    with pytest.raises(holdfast.NoDaemonError) as found:
+        holdfast.attach(model)
+    assert found.value.__notes__ == [found.value.hint]
+    assert "HOLDFAST_STANDALONE=1" in found.value.hint
+
+
+# ---------------------------------------------------------------- what a run says of itself
+
+
+def test_who_leads_and_how_long_the_run_is() -> None:
+    def script(daemon: FakeDaemon) -> None:
+        daemon.open_arenas()
+        daemon.found()
+        daemon.say(SetRole(True, "", True, 400))
+        daemon.load(step_limit=2)
+        daemon.say(SetRole(True, "", False, 800))
+        daemon.open_round(1, at_step=3, step_limit=5)
+
+    with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
+        assert run.is_leader
+        assert run.total_steps == 400
+        assert repr(run) == "<holdfast.Run at step 0 of 400, 0 rounds, contributing, leader>"
+        run.step()
+        run.step()  # waits at the limit for what comes next
+        assert not run.is_leader
+        assert run.total_steps == 800
+
+
+def test_the_package_shows_what_a_script_needs() -> None:
+    assert {"attach", "Run", "Step", "Merge", "Callback"} <= set(dir(holdfast))
+    for name in holdfast.__all__:
+        assert getattr(holdfast, name) is not None

@@ -1,0 +1,123 @@
+"""Norm reports: norms of contributions and their direction, measured where they are added up."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+
+import numpy as np
+import pytest
+import trio
+from attrs import evolve
+
+from holdfast.collectives.norm_report import PIECE_VALUES, SAMPLE_VALUES, NormSums, product
+from holdfast.collectives.reduction import Reduction
+from holdfast.daemon.simulation.memory_network import MemoryWorld
+from holdfast.membership.master.rounds.norms import NormsFound, found_in, makes_sense
+from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce, SiteLeaders
+from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order
+
+SIZE = FragmentSize(3_000, 2_500, 1)
+
+
+async def norm_sums(
+    swarm: Swarm, order: Reduce, size: FragmentSize = SIZE
+) -> dict[str, NormsFound]:
+    """Add up all nodes' reports; the outer momentum is 1 everywhere."""
+    momentum = np.ones(size.momentum_count, np.float32)
+    reports = []
+
+    async def reduce(node: Node) -> None:
+        reduction = Reduction(
+            order,
+            node.peer,
+            size,
+            node.hub,
+            node.network,
+            node.values,
+            node.counters,
+            momentum=momentum,
+        )
+        result = await reduction.run()
+        reports.append((result.norm_sums, result.momentum_square))
+
+    for node in swarm.nodes:
+        swarm.nursery.start_soon(reduce, node)
+    while len(reports) < len(swarm.nodes):
+        await trio.sleep(0.01)
+    return found_in(reports, [contributor.peer for contributor in order.contributors])
+
+
+def check(swarm: Swarm, found: dict[str, NormsFound], rel: float) -> None:
+    for node in swarm.nodes:
+        assert node.values is not None
+        wide = node.values.astype(np.float64)
+        with_momentum = wide[: SIZE.momentum_count]
+        assert found[node.peer].norm == pytest.approx(float(np.linalg.norm(wide)), rel=rel)
+        cosine = float(
+            with_momentum.sum() / np.linalg.norm(with_momentum) / math.sqrt(SIZE.momentum_count)
+        )
+        assert found[node.peer].cosine == pytest.approx(cosine, abs=rel)
+
+
+@pytest.mark.parametrize(
+    ("codec", "rule", "rel"),
+    [("fp32", "mean", 1e-5), ("fp32", "clipped", 1e-5), ("int8+zstd", "trimmed", 1e-2)],
+)
+async def test_all_chunks_together_are_the_contribution(codec: str, rule: str, rel: float) -> None:
+    async with a_swarm(4, MemoryWorld(random.Random(0), jitter_s=0.02)) as swarm:
+        give_input(swarm.nodes, SIZE, 1)
+        everyone = [(node, 64, 0.5) for node in swarm.nodes]  # clipping is not what was sent
+        order = make_order(
+            SIZE, everyone, swarm.nodes, chunk_elements=300, codecs=(codec, "fp32"), combine=rule
+        )
+        check(swarm, await norm_sums(swarm, order), rel)
+
+
+async def test_in_a_tree_leaders_find_what_owners_do_not_see() -> None:
+    async with a_swarm(5) as swarm:
+        give_input(swarm.nodes, SIZE, 1)
+        everyone = [(node, 64, 1.0) for node in swarm.nodes]
+        owners = [swarm.nodes[number] for number in (0, 3, 4)]
+        order = make_order(SIZE, everyone, swarm.nodes, chunk_elements=1_000, owners=owners)
+        members = tuple(node.peer for node in swarm.nodes[:3])
+        leads = SiteLeaders(members, (OwnerRun(members[0], 1), OwnerRun(members[1], 3)))
+        order = evolve(
+            order,
+            plan=evolve(
+                order.plan,
+                owners=(OwnerRun(members[0], 1), OwnerRun(swarm.nodes[3].peer, 3)),
+                sites=(leads,),
+            ),
+        )
+        check(swarm, await norm_sums(swarm, order), 1e-5)
+
+
+def test_long_chunks_are_compared_by_their_beginning() -> None:
+    count = 2 * SAMPLE_VALUES + 77
+    values, momentum = np.ones(count, np.float32), np.full(count, 2, np.float32)
+    sums = NormSums(momentum)
+    for start in range(0, count, 50_000):
+        sums.take("a" * 32, start, values[start : start + 50_000])
+    assert struct.unpack("<3f", sums.norm_sums(["a" * 32])) == (
+        count,
+        SAMPLE_VALUES,
+        2 * SAMPLE_VALUES,
+    )
+    assert sums.momentum_square == 4 * SAMPLE_VALUES
+
+
+@pytest.mark.parametrize("count", [0, 1, PIECE_VALUES - 1, PIECE_VALUES, 3 * PIECE_VALUES + 5])
+def test_products_of_any_length(count: int) -> None:
+    assert product(np.full(count, 2, np.float32), np.full(count, 3, np.float32)) == 6.0 * count
+
+
+def test_what_is_too_large_to_square_can_still_be_told() -> None:
+    sums = NormSums(np.full(3, -1e30, np.float32))
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums.take("a" * 32, 0, np.full(3, 1e30, np.float32))
+        sums.take("b" * 32, 0, np.array([1e30, 1e30, -1e30], np.float32))
+    norm_sums = sums.norm_sums(["a" * 32, "b" * 32])
+    assert makes_sense(norm_sums, 2)
+    assert min(found.norm for found in found_in([(norm_sums, 1.0)], ["a", "b"]).values()) > 1e19

@@ -1,0 +1,60 @@
+"""Members' reports about other members' connections, and the master's conclusions."""
+
+from __future__ import annotations
+
+import trio
+
+from holdfast.daemon.simulation.scenario import MASTER
+from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.protocol.messages import LinkBroken
+from tests.swarm.test_swarm import a_swarm, settled
+
+
+def lies(swarm: Swarm, liar: str) -> None:
+    """Let a peer claim that its links to all others broke."""
+    service = swarm.peers[liar].service
+    for name, other in swarm.peers.items():
+        if name != liar:
+            service.session.tell(LinkBroken(other.peer))
+
+
+def gone(swarm: Swarm) -> list[str]:
+    assert swarm.master is not None
+    return [member.name for member, _why in swarm.master.coordinator.context.departed]
+
+
+async def test_one_members_word_does_not_end_the_session_of_who_comes_back() -> None:
+    async with a_swarm("abcd") as swarm:
+        lies(swarm, "d")
+        await trio.sleep(0.1)
+        swarm.world.cut("a", MASTER)
+        lies(swarm, "d")
+        await trio.sleep(1.0)
+        assert gone(swarm) == []
+        await settled(swarm, "abc", more=5)
+
+
+async def test_who_is_killed_is_known_to_be_gone_at_once_though_words_take_two() -> None:
+    async with a_swarm("abcd") as swarm:
+        swarm.crash("a")
+        await trio.sleep(0.2)
+        assert gone(swarm) == ["a"]
+
+
+async def test_of_two_who_are_killed_at_once_both_are_known_to_be_gone() -> None:
+    """With one other peer left, that peer's report alone counts."""
+    async with a_swarm("abc") as swarm:
+        swarm.crash("a")
+        swarm.crash("b")
+        await trio.sleep(0.2)
+        assert sorted(gone(swarm)) == ["a", "b"]
+
+
+async def test_words_of_long_ago_do_not_end_a_session() -> None:
+    async with a_swarm("abcd") as swarm:
+        lies(swarm, "d")
+        lies(swarm, "c")
+        await trio.sleep(2.5)
+        swarm.world.cut("a", MASTER)
+        await trio.sleep(1.0)
+        assert gone(swarm) == []
