@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "kill.svg"
 BYTES_MAX = 300_000  # every clone downloads it
 
-COLUMNS = 100
+COLUMNS = 108
 DEMO_ROWS, WATCH_ROWS = 14, 19
 RUN_S = 300.0  # limit for the whole run
 LOOK_S = 0.05
@@ -277,7 +277,7 @@ def svg(shown: Sequence[Frame]) -> str:
         for y, text in zip(
             pane_y,
             (
-                f"$ holdfast demo   (a real run; faster except around the kill: {FASTER:g} times)",
+                f"$ holdfast demo   (a real run, {FASTER:g} times as fast except around the kill)",
                 "$ holdfast watch",
             ),
             strict=True,
