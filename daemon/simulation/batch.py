@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
+from multiprocessing.connection import Connection
 
 from attrs import define, field, frozen
 
@@ -23,7 +26,7 @@ from .shrink import shrink
 from .witness import Tell, ViolationError
 
 WHAT_CHARS_MAX = 4_000  # of a violation's description
-AHEAD = 4  # queued seeds per process: few, so that Ctrl+C takes effect soon
+AHEAD = 4  # queued seeds per process
 
 
 @frozen
@@ -173,11 +176,18 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     return SeedResult(seed, violation=Violation(seed, what, faults, shrunk, reproduce))
 
 
-def _prepare() -> None:
-    """Initialize a process that runs seeds."""
+def _prepare(parent: Connection) -> None:
+    """Initialize a process that runs seeds; it ends when the other end of ``parent`` is closed."""
     gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
     # The daemons' logs are part of the trace, which ``--trace`` prints for one seed.
     logging.getLogger("holdfast").addHandler(logging.NullHandler())
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Connection) -> None:
+    with suppress(EOFError, OSError):
+        parent.recv()
+    os._exit(1)
 
 
 def try_seeds(
@@ -199,25 +209,26 @@ def try_seeds(
     seeds = iter(range(start, start + count))
     waiting: set[Future[SeedResult]] = set()
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_prepare) as pool:
-        try:
-            while True:
-                with _sigint_blocked():  # submitting starts processes
-                    for seed in islice(seeds, AHEAD * jobs - len(waiting)):
-                        waiting.add(pool.submit(try_seed, seed, choice))
-                if not waiting:
-                    return
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=lambda f: f.result().seed):
-                    add(future.result())
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    theirs, ours = spawn.Pipe(duplex=False)
+    with (
+        theirs,
+        ProcessPoolExecutor(jobs, spawn, initializer=_prepare, initargs=(theirs,)) as pool,
+        ours,  # closed first, in this process or by its death: the workers end at once
+    ):
+        while True:
+            with _sigint_blocked():  # submitting starts processes
+                for seed in islice(seeds, AHEAD * jobs - len(waiting)):
+                    waiting.add(pool.submit(try_seed, seed, choice))
+            if not waiting:
+                return
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in sorted(done, key=lambda f: f.result().seed):
+                add(future.result())
 
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT for processes started in this context, so that they finish their current seed."""
+    """Block SIGINT in processes started in this context: it is the parent's, which then ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -74,7 +74,7 @@ def test_a_convicted_honest_owner_is_a_broken_promise() -> None:
     """Planted bug: every accused peer is convicted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "holdfast.daemon.master.master_service.fault_proven",
+            "holdfast.daemon.master.master_service._fault_proven",
             lambda *_args: "because it is said",
         )
         result = try_seed(1, BatchOptions(audit=AUDIT, liar=Lie.ACCUSER))
