@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.packaging.test_docs import ROOT, blocks
-from tests.processes.harness import WAIT_S, Fleet, Status, environment, spec
+from tests.processes.harness import WAIT_S, Fleet, Status, contributing, environment, spec
 
 pytestmark = pytest.mark.slow
 
@@ -201,14 +201,28 @@ def test_frozen_layers_that_are_attached_keep_their_bits(fleet: Fleet) -> None:
     assert printed(fleet, r"same (\w+)") == ["True"]
 
 
-def test_all_peers_stop_at_the_same_step(fleet: Fleet) -> None:
-    status = train(fleet, script_of("early-stopping.md"), *PEERS, rounds=400)
+def test_all_peers_stop_at_the_same_step_after_the_leader_has_died(fleet: Fleet) -> None:
+    """The best score so far is in the shared state, so the next leader goes on from it."""
+    script = script_of("early-stopping.md")
+    script = changed(script, "run.log(validation", "print('leads', flush=True); run.log(validation")
+    script = changed(script, "progress[STOP] = 1", "progress[STOP] = int(Path('stop').exists())")
+    (fleet.folder / "train.py").write_text(script)
+    fleet.start_master(spec(rounds=0, sync_every=SYNC_EVERY, min_members=2))
+    names = (*PEERS, "cedar")
+    for name in names:
+        fleet.join(name, founder=name == "alder", command=(sys.executable, "train.py"))
+    fleet.until(lambda s: s["committed"] > 1 and contributing(s, *names), "all train")
+    leader = next(name for name in names if "leads" in fleet.nodes[name].log)
 
-    steps = printed(fleet, r"stopped at step (\d+)")
-    assert len(steps) == len(PEERS)
-    assert len(set(steps)) == 1
-    assert status["committed"] < 400
-    assert loaded(fleet.folder / "final.pt")["progress"][0] == 1
+    fleet.kill(leader)
+    (fleet.folder / "stop").touch()
+
+    left = [fleet.nodes[name] for name in names if name != leader]
+    assert [node.wait(WAIT_S) for node in left] == [0, 0]
+    steps = {step for node in left for step in re.findall(r"stopped at step (\d+)", node.log)}
+    assert len(steps) == 1
+    stop, best_step, _ = loaded(fleet.folder / "final.pt")["progress"].tolist()
+    assert (stop, best_step > 0) == (1, True)
 
 
 def test_the_rate_falls_to_a_tenth_by_the_runs_end(fleet: Fleet) -> None:
