@@ -273,6 +273,7 @@ async def measure(folder: Path, run: Run) -> dict[str, Any]:
             value_count=0,
             addresses=(),
             pending=(),
+            ending=None,
         )
 
     live = recorder.live = LiveStream(

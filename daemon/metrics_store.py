@@ -1,4 +1,4 @@
-"""The run's history in one SQLite file: its curve, its rounds and its events.
+"""The run's history in one SQLite file: its curve, those of its members, its rounds and its events.
 
 The run can continue without it. Therefore its last seconds may be lost, and a damaged file is replaced
 by a new one. The journal is a separate file (see ``journal_store``); rounds that the journal has and the
@@ -28,6 +28,8 @@ import attrs
 from attrs import frozen
 
 from ..protocol.messages import COUNT_MAX
+from . import member_curves
+from .member_curves import Line, MemberPoint
 
 log = logging.getLogger("holdfast.master")
 
@@ -122,6 +124,7 @@ class MetricsStore:
         self._warn = warn
         self._lock = threading.Lock()
         self._fault = ""
+        self._refused: set[str] = set()  # names of figures that are not stored
         self._db = self._open()
 
     # ------------------------------------------------------------ the file
@@ -148,7 +151,7 @@ class MetricsStore:
                 if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
                     raise sqlite3.DatabaseError("its pages are damaged")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
-                db.executescript(SCHEMA)
+                db.executescript(SCHEMA + member_curves.SCHEMA)
             self._counts = dict(db.execute("select level, count(*) from points group by level"))
             self._rounds = _round_sums(db)
         except BaseException:
@@ -204,13 +207,15 @@ class MetricsStore:
         points: Sequence[Point] = (),
         rounds: Sequence[tuple[int, bytes]] = (),
         events: Sequence[PastEvent] = (),
+        members: Sequence[MemberPoint] = (),
     ) -> bool:
         """Store all rows, or none; return whether they are stored.
 
         Args:
           rounds: number, and a row as JSON.
+          members: oldest first.
         """
-        if not (points or rounds or events):
+        if not (points or rounds or events or members):
             return True
         packed = [(number, zlib.compress(body, ZIP_LEVEL)) for number, body in rounds]
         with self._access(), self._db:
@@ -236,10 +241,22 @@ class MetricsStore:
             if events:
                 oldest = events[-1].id - EVENTS_MAX
                 self._db.execute("delete from events where id <= ?", [oldest])
+            self._warn_refused(member_curves.write_points(self._db, members))
             # Not before: after a failed transaction the old counts hold.
             self._counts, self._rounds = counts, (count, size_bytes)
             return True
         return False
+
+    def _warn_refused(self, names: Sequence[str]) -> None:
+        """Warn once of each figure that is not stored, and of no more than there may be figures."""
+        for name in names:
+            if name not in self._refused and len(self._refused) < member_curves.FIGURES_MAX:
+                self._refused.add(name)
+                self._warn(
+                    f"the figure {name[: member_curves.FIGURE_NAME_CHARS_MAX]!r} of run.log is not stored: "
+                    f"a run has at most {member_curves.FIGURES_MAX}, with names of 1 to "
+                    f"{member_curves.FIGURE_NAME_CHARS_MAX} characters"
+                )
 
     def _merge(self, counts: dict[int, int]) -> None:
         """Merge points of every level that is full."""
@@ -339,20 +356,69 @@ class MetricsStore:
             return {number for (number,) in self._db.execute("select number from rounds")}
         return set()
 
+    def losses(self) -> tuple[float | None, float | None]:
+        """Return the run's first and last loss, of those that are stored."""
+        first, last = (
+            f"(select loss from points where loss is not null order by at {order} limit 1)"
+            for order in ("asc", "desc")
+        )
+        with self._access():
+            found: tuple[float | None, float | None]
+            found = self._db.execute(f"select {first}, {last}").fetchone()
+            return found
+        return None, None
+
+    def figures(self) -> list[str]:
+        """Return the names of the figures of ``run.log``."""
+        with self._access():
+            return member_curves.figure_names(self._db)
+        return []
+
+    def member(self, member: str) -> tuple[str, str] | None:
+        """Return id and name of a member with points, found by either, or None."""
+        with self._access():
+            return member_curves.find_member(self._db, member)
+        return None
+
+    def member_points(
+        self, peer: str, count: int, from_at: float | None, to_at: float | None
+    ) -> list[Row]:
+        """Return ``count`` rows of a member at most, and gaps, oldest first: see ``member_curves``."""
+        with self._access():
+            return member_curves.member_rows(self._db, peer, count, from_at, to_at)
+        return []
+
+    def lines(
+        self, of: str, count: int, from_at: float | None, to_at: float | None, *, figure: bool
+    ) -> tuple[list[Line], int]:
+        """Return a line per member, and how many members are left out: see ``member_curves``."""
+        with self._access():
+            return member_curves.lines(self._db, of, count, from_at, to_at, figure=figure)
+        return [], 0
+
     def events(
-        self, count: int, before: int | None, kinds: Sequence[str] = (), text: str = ""
+        self,
+        count: int,
+        before: int | None,
+        kinds: Sequence[str] = (),
+        text: str = "",
+        peer: str = "",
     ) -> list[PastEvent]:
         """Return ``count`` events at most, newest first.
 
         Args:
           kinds: only events of these kinds; all if empty.
           text: only events with this in their text or their peer's name, in any case.
+          peer: only events about this peer; all if empty.
         """
         where, arguments = ["id < ?"], [2**62 if before is None else before]
         wanted: list[Any] = [*arguments]
         if kinds:
             where.append(f"kind in ({', '.join('?' * len(kinds))})")
             wanted += kinds
+        if peer:
+            where.append("peer = ?")
+            wanted.append(peer)
         if text:
             where.append("(text like ? escape '\\' or name like ? escape '\\')")
             escaped = text.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")

@@ -38,6 +38,23 @@ class PendingRow:
 
 
 @frozen(kw_only=True)
+class Ending:
+    """The outcome of a finished run; null where it is not known."""
+
+    finished_at: Annotated[float | None, about("Unix seconds.")]
+    duration_s: Annotated[float | None, about("From the first round's opening to the last commit.")]
+    loss_start: Annotated[float | None, about("The first loss in the run's history.")]
+    loss_end: float | None
+    weights_at: Annotated[
+        tuple[str, ...],
+        about(
+            "Names of the last commit's contributors. Each writes the final weights as a checkpoint; "
+            "`holdfast export FILE` there makes a file of them."
+        ),
+    ]
+
+
+@frozen(kw_only=True)
 class MasterStatus(RunStatus):
     """A run as its master sees it."""
 
@@ -50,6 +67,7 @@ class MasterStatus(RunStatus):
     value_count: int
     addresses: tuple[str, ...]
     pending: tuple[PendingRow, ...]
+    ending: Annotated[Ending | None, about("null: the run is not finished.")]
 
 
 @frozen(kw_only=True)

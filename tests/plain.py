@@ -30,6 +30,7 @@ def master_status(coordinator: Coordinator, now_s: float, name: str) -> MasterSt
         "value_count": 0,
         "addresses": [],
         "pending": [],
+        "ending": None,
     }
     return msgspec.convert({**describe(coordinator, now_s), **more}, MasterStatus)
 

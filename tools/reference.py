@@ -31,8 +31,8 @@ ROOMS = ("protocol", "diloco", "membership", "collectives", "checkpoint", "clien
 RECORDS = [MasterStatus, PeerStatus, RecordedRound, PastEvent]
 # Schemas that no record stands behind.
 BY_HAND = (
-    *("Error", "EventKind", "Events", "Health", "History", "InviteRow", "Invites", "Point"),
-    *("Readiness", "Refusal", "Rounds", "Status"),
+    *("Error", "EventKind", "Events", "Health", "History", "InviteRow", "Invites", "Line", "Lines"),
+    *("MemberHistory", "MemberPoint", "Point", "Readiness", "Refusal", "Rounds", "Status"),
 )
 
 

@@ -32,7 +32,7 @@ SHOWN_AT = 24  # a kill, a promotion and a return have happened by then
 PEER = "alder"
 RUN_S = 600.0  # limit for one part of the run
 LOOK_S = 0.1
-BYTES_MAX = 300_000  # of a picture: every clone downloads it
+BYTES_MAX = 330_000  # of a picture: every clone downloads it
 
 
 @frozen
@@ -41,6 +41,7 @@ class Picture:
 
     Attributes:
       node: name of the daemon whose page is shown.
+      member: name of the member whose page is shown; empty: the run's.
       scale: device pixels per page pixel.
       whole: show the whole page, not only the part that fits the window.
       seen: selector of the element to scroll to.
@@ -48,6 +49,7 @@ class Picture:
 
     name: str
     node: str = "master"
+    member: str = ""
     width: int = 1280
     height: int = 960
     scheme: str = "light"
@@ -70,13 +72,15 @@ ALL = (
         seen="#members-title",
     ),
     Picture("dashboard-peer", node=PEER),
+    Picture("dashboard-member", member=PEER, height=1120, whole=False),
+    Picture("dashboard-member-dark", member=PEER, height=1120, scheme="dark", whole=False),
 )
 
 
 def follow_until(demo: Demo, count: int) -> None:
     """Run the demo until a number of rounds is committed."""
     until_s = time.monotonic() + RUN_S
-    while demo.poll()["committed"] < count:
+    while demo.poll().committed < count:
         if time.monotonic() > until_s:
             raise SystemExit(f"fewer than {count} rounds in {RUN_S:.0f} s; is this machine busy?")
         time.sleep(LOOK_S)
@@ -89,8 +93,9 @@ def pose(browser: Browser, picture: Picture, url: str) -> Page:
         color_scheme="dark" if picture.scheme == "dark" else "light",
         device_scale_factor=picture.scale,
     )
-    page.goto(url)
-    page.wait_for_selector("#loss-chart canvas, #own-loss-chart canvas")
+    own = picture.node != "master" or picture.member
+    page.goto(f"{url}/#member={picture.member}" if picture.member else url)
+    page.wait_for_selector("#own-loss-chart canvas" if own else "#loss-chart canvas")
     return page
 
 
@@ -127,7 +132,7 @@ def main() -> None:
         )
         stack.callback(browser.close)
         follow_until(demo, POSED_AT)
-        urls = {each: str(demo.await_control(each.node)["url"]) for each in ALL}
+        urls = {each: demo.await_control(each.node).url for each in ALL}
         pages = {each: pose(browser, each, urls[each]) for each in ALL}
         follow_until(demo, SHOWN_AT)
         taken = {each: take(page, each) for each, page in pages.items()}

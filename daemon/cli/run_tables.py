@@ -17,6 +17,7 @@ from ..status_records import MasterStatus, ShownRound
 
 # A pipe has no edge, so no table cell may be cut.
 PIPE_COLUMNS = 1_000
+FIGURE_MEMBERS_SHOWN = 8  # with more, a figure's lowest and highest value stand beside its mean
 
 
 def plain_console() -> Console:
@@ -70,6 +71,49 @@ def show_members(console: Console, members: Iterable[DepartedRow], headings: Seq
     for member in members:
         add(table, *member_cells(member, headings))
     console.print(table)
+
+
+def show_figures(console: Console, members: Sequence[DepartedRow]) -> None:
+    """Print a table of the figures of ``run.log``; nothing if there are none.
+
+    The means are of the contributors, as far as these log a figure.
+    """
+    logging = [member for member in members if member.metrics]
+    names = sorted({name for member in logging for name in member.metrics})
+    if not names:
+        return
+    many = len(logging) > FIGURE_MEMBERS_SHOWN
+    table = plain_table(
+        "figure", "mean", *(["lowest", "highest"] if many else [m.name for m in logging])
+    )
+    for name in names:
+        values = [member.metrics.get(name) for member in logging]
+        known = [value for value in values if value is not None]
+        training = [
+            m.metrics[name] for m in logging if m.role == "contributor" and name in m.metrics
+        ]
+        cells = [min(known), max(known)] if many else values
+        add(table, name, *map(format_figure, [_mean(training or known), *cells]))
+    console.print()
+    console.print(table)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def format_figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def format_duration(seconds: float) -> str:
+    if seconds < 120.0:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60.0)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def format_loss(loss: float | None) -> str:

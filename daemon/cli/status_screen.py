@@ -10,11 +10,22 @@ from rich.console import Console
 from rich.text import Text
 
 from ...membership.master.status.records import PastRoundRow, RoundRow
-from ..status_records import MasterStatus, PeerStatus
+from ..status_records import Ending, MasterStatus, PeerStatus
 from .run_client import Status, format_pending
-from .run_tables import add, format_loss, plain_console, plain_table, show_members
+from .run_tables import (
+    add,
+    format_duration,
+    format_figure,
+    format_loss,
+    format_time,
+    plain_console,
+    plain_table,
+    show_figures,
+    show_members,
+)
 
 ROUTES_SHOWN_MAX = 12  # pairs; those without a link come first
+EXPORT_COMMAND = "holdfast export model.safetensors"
 
 
 STATUS_COLUMNS = ("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "why")
@@ -30,10 +41,14 @@ def show_status(status: Status) -> None:
 
 
 def _show_master(console: Console, status: MasterStatus) -> None:
-    counts = f"{status.committed} rounds committed, {status.aborted} aborted"
+    rounds = "1 round" if status.committed == 1 else f"{status.committed} rounds"
+    counts = f"{rounds} committed, {status.aborted} aborted"
     console.print(_headed(status.name, f"  {status.state}  {counts}"))
     if status.why_waiting:
         console.print(status.why_waiting)
+    if status.ending is not None:
+        for line in _ending(status, status.ending):
+            console.print(line)
     for warning in status.warnings:
         console.print(f"warning: {warning}", markup=False)
     for row in status.pending:
@@ -42,7 +57,23 @@ def _show_master(console: Console, status: MasterStatus) -> None:
         console.print(line)
     if tree := _tree(status):
         console.print(tree)
-    show_members(console, status.members, STATUS_COLUMNS)
+    if status.members or status.ending is None:
+        show_members(console, status.members, STATUS_COLUMNS)
+    show_figures(console, status.members or status.departed)
+
+
+def _ending(status: MasterStatus, ending: Ending) -> Iterator[str]:
+    """Yield lines about a finished run: how it went, and where its weights are."""
+    text = "finished"
+    if ending.finished_at is not None:
+        text += f" at {format_time(ending.finished_at)}"
+    if ending.duration_s is not None:
+        text += f", after {format_duration(ending.duration_s)}"
+    losses = f"{format_loss(ending.loss_start)} -> {format_loss(ending.loss_end)}"
+    yield f"{text}: loss {losses}, {status.headline.tokens} tokens"
+    if ending.weights_at:
+        yield f"final weights: in the checkpoints of {', '.join(ending.weights_at)}"
+        yield f"to get a file of them, run there: {EXPORT_COMMAND}"
 
 
 def _headed(head: object, rest: str) -> Text:
@@ -135,6 +166,9 @@ def _show_peer(console: Console, status: PeerStatus) -> None:
                 for name, value in limits.items()
             )
         )
+    if status.metrics:
+        figures = (f"{name} {format_figure(value)}" for name, value in status.metrics.items())
+        console.print(f"figures: {', '.join(figures)}")
     saved = status.checkpoints
     if saved.newest:
         console.print(f"checkpoint: step {saved.step}, in {saved.place}")

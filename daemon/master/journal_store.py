@@ -292,6 +292,16 @@ class JournalStore:
             evolve(each, opened_at=opened_at.get(each.commit.round)) for each in reversed(found)
         ]
 
+    def run_times(self) -> tuple[float | None, float | None]:
+        """Return when the run's first round was opened, and when the run was finished (unix seconds)."""
+        first, last = (
+            self._db.execute(
+                f"select {which}(at_s) from records where kind = ?", [kind.__name__]
+            ).fetchone()[0]
+            for which, kind in (("min", journal.RoundNumbered), ("max", journal.RunFinished))
+        )
+        return first, last
+
     # ------------------------------------------------------------ invites
 
     def make_token(

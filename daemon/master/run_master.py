@@ -292,12 +292,14 @@ class Master:
             value_count=sum(size.value_count for size in sizes),
             addresses=tuple(self._addresses()),
             pending=self.service.admission.rows(),
+            ending=self.recorder.ending(),
         )
 
     def _stamp(self) -> object:
         """Return a value that changes when the status may have changed in more than ages."""
         context, service = self.coordinator.context, self.service
-        return context.change_count, service.admission.change_count, service.why_stuck()
+        changes = context.change_count, service.admission.change_count
+        return *changes, service.why_stuck(), self.recorder.ending()
 
     def why_unready(self) -> str:
         """Return why no round can be committed here, or an empty string."""

@@ -5,17 +5,19 @@
     Coordinator --state-----'                     '--> LiveStream    open pages
 
 Once a second it checks whether the run has changed. If so, a thread writes the rounds that have ended,
-the events, and a point of the curve if one is due. Rounds that the journal has and the history lacks
+the events, and a point of the run's curve and of each member's if one is due. Rounds that the journal has and the history lacks
 are copied from the journal at the start, and after a failed write.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +32,10 @@ from ...membership.master.status.headline import headline
 from ...membership.master.status.records import Headline, RecordedRound
 from ...membership.master.status.round_rows import journaled_round, recorded_round
 from ...protocol.errors import HoldfastError
+from ..member_curves import EVERYBODY, MemberPoint
 from ..metrics_store import COLUMNS, HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent, Point
+from ..sampling import Sampler
+from ..status_records import Ending
 from ..web.json_answers import compact
 from .event_log import EVENT_LOG_FILE, EventLog
 from .master_service import MasterService
@@ -39,11 +44,14 @@ log = logging.getLogger("holdfast.master")
 
 LOOK_S = 1.0
 POINT_S = 2.0  # between two points of the curve
+MEMBER_POINTS_PER_S = 20  # of all members together: with more than 40 they have fewer points each
+FIGURE_MEMBERS_MAX = 64  # members whose figures of run.log are stored; the means are of all
 WARNINGS_MAX = 8  # of the files, between two looks
 # While the disk is slow or full; beyond these limits the oldest rows are dropped.
 EVENTS_WAITING_MAX = 10_000
 POINTS_WAITING_MAX = 2_000  # more than an hour
-FIGURES = [name for name in COLUMNS if name not in ("at", "members")]  # of a ``Headline``
+FIGURES = [name for name in COLUMNS if name not in ("at", "members", "step")]  # of a ``Headline``
+MEMBER_POINTS_WAITING_MAX = 40_000
 ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
 
 Json = dict[str, Any]
@@ -62,9 +70,10 @@ class PendingRows:
     points: list[Point] = Factory(list)
     rounds: list[tuple[int, bytes]] = Factory(list)
     events: list[PastEvent] = Factory(list)
+    members: list[MemberPoint] = Factory(list)
 
     def __bool__(self) -> bool:
-        return bool(self.points or self.rounds or self.events)
+        return bool(self.points or self.rounds or self.events or self.members)
 
     def followed_by(self, later: PendingRows) -> PendingRows:
         """Return both, without the oldest rows beyond the limits."""
@@ -76,6 +85,7 @@ class PendingRows:
             [*self.points, *later.points][-POINTS_WAITING_MAX:],
             rounds,
             [*self.events, *later.events][-EVENTS_WAITING_MAX:],
+            [*self.members, *later.members][-MEMBER_POINTS_WAITING_MAX:],
         )
 
 
@@ -113,6 +123,9 @@ class RunRecorder:
         # The totals of this run's earlier masters, as far as they are known.
         self._before = history.last_point()
         self._last: Point | None = None  # this master's last point
+        self._sampler = Sampler()
+        self._sampled_at = -math.inf  # unix seconds of the members' last points
+        self._ending: Ending | None = None  # once the run is finished
         self._next_id = history.last_event_id() + 1
         if self._before is not None:
             now = wall_clock()
@@ -172,6 +185,10 @@ class RunRecorder:
             return  # the count stays unseen: the next look records this change, perhaps the last for long
         self._seen_count = count
         self._take_point(now)
+        every_s = max(POINT_S, len(self._context.roster) / MEMBER_POINTS_PER_S)
+        if now - self._sampled_at >= every_s or self._context.history.finished:
+            self._sampled_at = now
+            self._take_members(now)
 
     @property
     def history(self) -> MetricsStore:
@@ -185,7 +202,7 @@ class RunRecorder:
     def _write(self, new: PendingRows) -> None:
         self._event_log.write(new.events)
         rows = self._late.followed_by(new)
-        if not self._history.write(rows.points, rows.rounds, rows.events):
+        if not self._history.write(rows.points, rows.rounds, rows.events, rows.members):
             self._late, self._lacks = rows, True
             return
         self._late = PendingRows()
@@ -272,6 +289,7 @@ class RunRecorder:
         figures = self.headline(headline(self._service.coordinator))
         point = Point(
             at=now,
+            step=max(figures.step, self._trainers_step()),
             members=len(self._context.roster),
             **{name: getattr(figures, name) for name in FIGURES},
         )
@@ -282,6 +300,76 @@ class RunRecorder:
         self._new.points.append(point)
         if self.live is not None:
             self.live.publish("point", point_row(point))
+
+    def _trainers_step(self) -> int:
+        """Return the step of the trainers' middle: that of the last commit says little in a long round."""
+        contributors = self._service.coordinator.scheduler.contributors()
+        return statistics.median_low(
+            [member.progress.step for member in contributors if member.progress] or [0]
+        )
+
+    def _take_members(self, now: float) -> None:
+        """Collect a point of each member, and of the means."""
+        rows = [
+            self._sampler.take(member.peer, member.name, now, member.number, member.progress)
+            for member in self._context.roster.by_number()
+            if member.progress is not None
+        ]
+        training = {member.peer for member in self._service.coordinator.scheduler.contributors()}
+        rows = [row if row.peer in training else attrs.evolve(row, loss=None) for row in rows]
+        means = {
+            **_means(row.figures for row in rows if row.peer not in training),
+            **_means(row.figures for row in rows if row.peer in training),
+        }
+        logging_members = [row.peer for row in rows if row.figures][:FIGURE_MEMBERS_MAX]
+        rows = [
+            row if row.peer in logging_members else attrs.evolve(row, figures={}) for row in rows
+        ]
+        if rows:
+            step, loss = (None, None) if self._last is None else (self._last.step, self._last.loss)
+            rows.insert(0, MemberPoint(EVERYBODY, "mean", now, step, loss, figures=means))
+        self._new.members += rows
+        if self.live is not None and rows:
+            self.live.publish("sample", rows)
+
+    # ------------------------------------------------------------ the end
+
+    def ending(self) -> Ending | None:
+        """Return the outcome of a finished run; None before its end."""
+        history = self._context.history
+        if not history.finished:
+            self._ending = None
+            return None
+        if self._ending is None or self._ending.finished_at is None:  # the record is being written
+            opened_at, finished_at = self._service.store.run_times()
+            first, last = self._history.losses()
+            known = self._last is not None and self._last.loss is not None
+            self._ending = Ending(
+                finished_at=finished_at,
+                duration_s=max(0.0, finished_at - opened_at)
+                if finished_at is not None and opened_at is not None
+                else None,
+                loss_start=first,
+                loss_end=self._last.loss if known and self._last is not None else last,
+                weights_at=tuple(self._holders()),
+            )
+        return self._ending
+
+    def _holders(self) -> Iterable[str]:
+        """Yield the names of the contributors of the last commits: they hold the final weights."""
+        history = self._context.history
+        peers = {each.peer for commit in history.commits.values() for each in commit.contributors}
+        yield from sorted(history.name_of(peer) for peer in peers)
+
+
+def _means(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each figure over the members that log it."""
+    values: dict[str, list[float]] = {}
+    for each in figures:
+        for name, value in each.items():
+            if math.isfinite(value):
+                values.setdefault(name, []).append(value)
+    return {name: sum(every) / len(every) for name, every in values.items()}
 
 
 def point_row(point: Point) -> Json:

@@ -33,9 +33,10 @@ from ..web.app import Json
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
-from ..web.run_history import status_route
+from ..web.run_history import own_routes, status_route
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
+from .own_history import OwnHistory
 from .peer_config import PeerConfig
 from .peer_credentials import as_user_error, obtain_credentials
 from .peer_service import PeerService
@@ -248,6 +249,8 @@ class Peer:
 
     async def _serve(self, service: PeerService) -> None:
         live = LiveStream(self.status, self.status)
+        me = service.config.me, service.config.name
+        history = OwnHistory(*me, service.training.progress, live, service.network)
         side = control_side(
             "peer",
             self.options.state,
@@ -255,9 +258,10 @@ class Peer:
             actions={"leave": self._act_leave, "retry": self._act_retry},
             why_unready=self.why_unready,
             routes=[
-                status_route(lambda _past: self.status()),  # a peer has no history
+                status_route(lambda _past: self.status()),  # rounds and events are the master's
                 Route("/api/live", live, methods=["GET"]),
                 metrics_route(self.status),
+                *own_routes(history.store, service.network, me),
             ],
             names=self.options.http_names,
         )
@@ -267,6 +271,7 @@ class Peer:
                 nursery.start_soon(wait_for_signals, self._on_signal)
                 nursery.start_soon(serve_http)
                 nursery.start_soon(live.run)
+                nursery.start_soon(history.run)
                 if self.supervisor is not None:
                     nursery.start_soon(self._supervise, self.supervisor)
                 nursery.start_soon(self._see_out)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import trio
@@ -30,6 +30,7 @@ from ...protocol.arena import (
     Values,
 )
 from ...protocol.messages import (
+    METRICS_MAX,
     ArenaOpened,
     Failing,
     FailureKind,
@@ -124,7 +125,7 @@ class TrainerService:
             case Failing(kind=FailureKind.NAN):
                 self._not_finite(message.reason)
             case Metrics():
-                self._metrics.update(message.values)
+                self._log(message.values)
             case _:
                 log.warning("unexpected %s from the trainer", type(message).__name__)
 
@@ -199,6 +200,14 @@ class TrainerService:
         self._report.notices.append(f"round {message.round}: {reason}")
         log.warning("round %d: %s", message.round, reason)
         self._perform(self._replica.posted(message, None, reason))
+
+    def _log(self, figures: Mapping[str, float]) -> None:
+        """Take figures of ``run.log``; those that were logged the longest ago make way for new ones."""
+        for name, value in figures.items():
+            self._metrics.pop(name, None)
+            self._metrics[name] = value
+        for name in list(self._metrics)[:-METRICS_MAX]:
+            del self._metrics[name]
 
     # ------------------------------------------------------------ messages to the trainer
 

@@ -7,6 +7,7 @@ An action needs the bearer token from the state directory.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -48,6 +49,7 @@ def make_app(
     routes: Iterable[BaseRoute] = (),
     pages: PageFiles = PAGES,
     names: HostNames | None = None,
+    token_file: Path | None = None,
 ) -> ASGIApp:
     """Make an application with the page, and ``POST /api/NAME`` for each action.
 
@@ -55,6 +57,7 @@ def make_app(
       why_unready: returns why the daemon cannot do its work now, or an empty string.
       routes: further routes.
       names: the daemon's host names; by default this machine's own names.
+      token_file: the file that holds the token; its path is told to clients on this machine.
     """
 
     async def healthz(_request: Request) -> Response:
@@ -64,6 +67,10 @@ def make_app(
         why = why_unready()
         return answer({"ready": not why, "why": why}, 503 if why else 200)
 
+    async def token_place(request: Request) -> Response:
+        here = request.client is not None and _is_loopback(request.client.host)
+        return answer({"path": str(token_file) if token_file is not None and here else None})
+
     async def description(_request: Request) -> Response:
         return Response(DESCRIPTION.read_bytes(), media_type="application/json")
 
@@ -72,12 +79,20 @@ def make_app(
             Route("/healthz", healthz, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
             Route("/api/openapi.json", description, methods=["GET"]),
+            Route("/api/token-file", token_place, methods=["GET"]),
             *pages.routes(),
             *(_action_route(name, action, token) for name, action in actions.items()),
             *routes,
         ]
     )
     return _Headed(Named(app, names or HostNames()))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class _Headed:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
-from ..paths import DaemonAddress, published
+from ..paths import CONTROL_FILE, DaemonAddress, published
 from .app import Action, make_app
 from .connections import Connections
 from .host_names import HostNames
@@ -76,6 +76,7 @@ def control_side(
         why_unready=why_unready,
         routes=routes,
         names=HostNames(address.host, names),
+        token_file=(state / CONTROL_FILE).absolute(),
     )
     with listener, published(state, DaemonAddress(kind, url, token, os.getpid())):
         yield partial(serve_http, app, listener), url

@@ -157,10 +157,15 @@ class StatusCollector(Collector):
             yield from _families(RUN, [({"run": run}, status)])
             members = [({"run": run, "peer": m.peer, "name": m.name}, m) for m in status.members]
             yield from _families(MEMBER, members)
+            logged = [
+                ({"run": run, "peer": m.peer, "member": m.name}, m.metrics) for m in status.members
+            ]
+            yield _figures(logged)
         else:
             me = {"run": run, "peer": status.peer, "name": status.name}
             yield from _families(PEER, [(me, status)])
-            yield from _own_figures(me, status.metrics)
+            logged = [({"run": run, "peer": status.peer, "member": status.name}, status.metrics)]
+            yield _figures(logged)
 
 
 def _info(status: Status, run: str) -> Metric:
@@ -190,14 +195,14 @@ def _families(table: Iterable[Figure[R]], of: list[tuple[dict[str, str], R]]) ->
         yield family
 
 
-def _own_figures(me: Mapping[str, str], figures: Mapping[str, float]) -> Iterator[Metric]:
-    """Yield the figures that the training script logs with ``run.log``."""
-    family = GaugeMetricFamily(
-        "holdfast_peer_logged", "Figures of the training script.", labels=[*me, "figure"]
-    )
-    for name, value in figures.items():
-        family.add_metric([*me.values(), name], value)
-    yield family
+def _figures(logged: Iterable[tuple[Mapping[str, str], Mapping[str, float]]]) -> Metric:
+    """Return the figures that training scripts log with ``run.log``, by member."""
+    labels = ["run", "peer", "member", "figure"]
+    family = GaugeMetricFamily("holdfast_figure", "Figures of run.log.", labels=labels)
+    for member, figures in logged:
+        for name, value in figures.items():
+            family.add_metric([*member.values(), name], value)
+    return family
 
 
 def metrics_route(status: Callable[[], Status]) -> Route:

@@ -1,4 +1,4 @@
-"""HTTP routes for a run's status, curve, rounds and events."""
+"""HTTP routes for a run's status, curves, rounds and events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from starlette.routing import Route
 from ...membership.master.state.master_effects import EventKind
 from ...protocol.network.interface import Network
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
+from ..member_curves import EVERYBODY, LINE_COLUMNS, member_columns
 from ..metrics_store import MetricsStore, as_columns
 from ..status_records import MasterStatus, PeerStatus
 from .json_answers import answer
 
 POINTS_MIN, POINTS_MAX, POINTS_DEFAULT = 10, 5_000, 600
+LINE_POINTS_DEFAULT = 200
 ROUNDS_DEFAULT = 50
 EVENTS_DEFAULT = 200
 EVENT_KINDS = tuple(kind.value for kind in EventKind)
@@ -32,6 +34,8 @@ COUNT_MAX = 2**53  # the largest exact integer in JavaScript
 
 Count = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
 UnixTime = Annotated[float, Meta(ge=0, le=AT_MAX)]
+PointCount = Annotated[int, Meta(ge=POINTS_MIN, le=POINTS_MAX)]
+Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Q = TypeVar("Q", bound=Struct)
 
 
@@ -40,9 +44,28 @@ class StatusQuery(Struct, forbid_unknown_fields=True):
 
 
 class HistoryQuery(Struct, forbid_unknown_fields=True):
-    points: Annotated[int, Meta(ge=POINTS_MIN, le=POINTS_MAX)] = POINTS_DEFAULT
+    points: PointCount = POINTS_DEFAULT
     from_at: UnixTime | None = field(name="from", default=None)
     to_at: UnixTime | None = field(name="to", default=None)
+
+
+class MemberQuery(HistoryQuery, forbid_unknown_fields=True):
+    peer: Text = ""
+
+
+class LinesQuery(Struct, forbid_unknown_fields=True):
+    figure: Text = ""
+    column: Text = ""
+    points: PointCount = LINE_POINTS_DEFAULT
+    from_at: UnixTime | None = field(name="from", default=None)
+    to_at: UnixTime | None = field(name="to", default=None)
+
+    @property
+    def of(self) -> str:
+        """Return the figure or the column; raise QueryError unless there is one of the two."""
+        if bool(self.figure) == bool(self.column) or self.column not in ("", *LINE_COLUMNS):
+            raise QueryError(f"give figure=NAME, or one column of {', '.join(LINE_COLUMNS)}")
+        return self.figure or self.column
 
 
 class RoundsQuery(Struct, forbid_unknown_fields=True):
@@ -54,7 +77,8 @@ class EventsQuery(Struct, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=EVENTS_ANSWER_MAX)] = EVENTS_DEFAULT
     before: Count | None = None
     kind: str = ""
-    text: Annotated[str, Meta(max_length=TEXT_CHARS_MAX)] = ""
+    text: Text = ""
+    peer: Text = ""
 
     @property
     def kinds(self) -> list[str]:
@@ -94,37 +118,88 @@ def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
     return Route("/api/status", handle, methods=["GET"])
 
 
-def past_routes(history: MetricsStore, network: Network) -> list[Route]:
-    """Make the routes that read the history, in a few threads of their own."""
-    readers = trio.CapacityLimiter(READERS_MAX)
+class _Readers:
+    """Routes whose answers are read from the history, in a few threads of their own."""
 
-    def route(name: str, kind: type[Q], ask: Callable[[Q], Response]) -> Route:
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._limiter = trio.CapacityLimiter(READERS_MAX)
+
+    def route(self, name: str, kind: type[Q], ask: Callable[[Q], Response]) -> Route:
+        """Make the route ``GET /api/NAME``; ``kind`` are its parameters."""
+
         async def handle(request: Request) -> Response:
             try:
                 query = parse_query(request.query_params, kind)
-                return await network.run_sync(lambda: ask(query), readers)
+                return await self._network.run_sync(lambda: ask(query), self._limiter)
             except QueryError as error:
                 return answer({"error": str(error)}, 400)
 
         return Route(f"/api/{name}", handle, methods=["GET"])
 
+
+def _member_answer(history: MetricsStore, query: HistoryQuery, found: tuple[str, str]) -> Response:
+    peer, name = found
+    rows = history.member_points(peer, query.points, query.from_at, query.to_at)
+    columns, figures = member_columns(rows)
+    return answer({"peer": peer, "name": name, "columns": columns, "figures": figures})
+
+
+def own_routes(history: MetricsStore, network: Network, me: tuple[str, str]) -> list[Route]:
+    """Make a peer's route ``GET /api/member``, whose answer is that of the master about this peer.
+
+    Args:
+      me: this peer's id and name.
+    """
+
+    def member(query: HistoryQuery) -> Response:
+        return _member_answer(history, query, me)
+
+    return [_Readers(network).route("member", HistoryQuery, member)]
+
+
+def past_routes(history: MetricsStore, network: Network) -> list[Route]:
+    """Make the routes that read the history."""
+    readers = _Readers(network)
+
     def points(query: HistoryQuery) -> Response:
         columns = as_columns(history.points(query.points, query.from_at, query.to_at))
         at = columns["at"]
         return answer(
-            {"columns": columns, "from": at[0] if at else None, "to": at[-1] if at else None}
+            {
+                "columns": columns,
+                "from": at[0] if at else None,
+                "to": at[-1] if at else None,
+                "figures": history.figures(),
+            }
         )
+
+    def member(query: MemberQuery) -> Response:
+        found = history.member(query.peer)
+        if found is None:
+            return answer({"error": f"the history has no member {query.peer!r}"}, 404)
+        return _member_answer(history, query, found)
+
+    def lines(query: LinesQuery) -> Response:
+        found, left_out = history.lines(
+            query.of, query.points, query.from_at, query.to_at, figure=bool(query.figure)
+        )
+        rows = [attrs.asdict(line) for line in found]
+        mean = rows.pop(0) if rows and rows[0]["peer"] == EVERYBODY else None
+        return answer({"of": query.of, "mean": mean, "lines": rows, "left_out": left_out})
 
     def rounds(query: RoundsQuery) -> Response:
         rows = b",".join(history.rounds(query.limit, query.before))  # they are JSON already
         return Response(b'{"rounds":[%s]}' % rows, media_type="application/json")
 
     def events(query: EventsQuery) -> Response:
-        found = history.events(query.limit, query.before, query.kinds, query.text)
+        found = history.events(query.limit, query.before, query.kinds, query.text, query.peer)
         return answer({"events": [attrs.asdict(event) for event in found]})
 
     return [
-        route("history", HistoryQuery, points),
-        route("rounds", RoundsQuery, rounds),
-        route("events", EventsQuery, events),
+        readers.route("history", HistoryQuery, points),
+        readers.route("rounds", RoundsQuery, rounds),
+        readers.route("events", EventsQuery, events),
+        readers.route("member", MemberQuery, member),
+        readers.route("lines", LinesQuery, lines),
     ]

@@ -132,11 +132,10 @@ class MessageHandlers:
         trainers.lost(self.context, member)
         self.scheduler.trainer_lost(member)
         self.founding.withdraw(member.peer)
-        self.context.announce(
-            EventKind.ROLE,
-            member.peer,
-            f"{format_member(member)} has lost its trainer: {quoted(message.reason)}",
-        )
+        what = f"has lost its trainer: {quoted(message.reason)}"
+        if self.context.history.finished:
+            what = "has no trainer any more: the run is finished"
+        self.context.announce(EventKind.ROLE, member.peer, f"{format_member(member)} {what}")
 
     def _on_reduced(self, member: Member, message: Reduced) -> None:
         if not self.adoption.hears(member, message):

@@ -62,7 +62,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         http = f"127.0.0.1:{_free_port()}"
         made.start_master(spec(contributors=2), more=["--http", http])
         for rank, name in enumerate(MEMBERS):
-            made.join(name, "--rank", str(rank), "--pause", "0.02", founder=rank == 0)
+            script = ("--rank", str(rank), "--pause", "0.02", "--figures")
+            made.join(name, *script, founder=rank == 0)
             made.until(partial(_in_sync, MEMBERS[: rank + 1]), f"{name} is in sync")
         made.until_committed(2)
         yield made

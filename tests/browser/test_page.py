@@ -99,6 +99,198 @@ def test_members_are_sorted_by_a_click_on_a_heading(page: Page) -> None:
     expect(names.first).to_have_text("birch")
 
 
+def test_a_healthy_run_looks_healthy(page: Page) -> None:
+    expect(page.locator("#why")).to_have_attribute("data-tone", "calm")
+    expect(page.locator("#why")).to_have_text(
+        re.compile(r"^(Training up to step \d+, where round|Next: round|Reducing round) \d+")
+    )
+    expect(page.locator("#state")).to_have_attribute("data-state", "training")
+    expect(page.locator("#warnings")).to_be_hidden()
+    for name in ("alder", "birch"):
+        expect(row_named(page, name)).to_have_attribute("data-tone", "ok")
+    expect(page.locator("#rounds .legend")).to_contain_text("waiting for others")
+    expect(page.locator("#rounds .legend .swatch.lost")).to_be_hidden()
+
+
+def test_no_figure_is_wider_than_its_cell(page: Page, fleet: Fleet) -> None:
+    for name in ("master", "alder"):
+        page.goto(url(fleet, name))
+        expect(page.locator("#connection")).to_contain_text("live")
+        expect(page.locator("canvas").first).to_be_visible()
+        wide = page.locator(".figures dd").evaluate_all(
+            "cells => cells.filter(each => each.scrollWidth > each.clientWidth + 1)"
+            ".map(each => each.textContent)"
+        )
+        assert wide == []
+
+
+def legend(page: Page, chart: str) -> Locator:
+    return page.locator(f"{chart} .u-legend .u-label")
+
+
+def test_figures_of_the_script_have_charts_that_a_reload_keeps(page: Page) -> None:
+    for _load in range(2):
+        chart = "#logged [data-figure='error']"
+        expect(page.locator(f"{chart} canvas")).to_be_visible()
+        expect(legend(page, chart)).to_contain_text(["Time", "alder", "birch", "Mean"])
+        expect(page.locator("#logged section")).to_have_count(2)
+        page.reload()
+
+
+def test_the_mean_of_a_figure_is_that_of_its_members(page: Page) -> None:
+    """The script logs its rank. A spare's does so once it has stood in for a contributor."""
+    page.wait_for_function("""() => {
+        const rows = [...document.querySelectorAll("#logged [data-figure='rank'] .u-series")];
+        const read = (row, part) => row.querySelector(part).textContent;
+        const told = new Map(rows.slice(1).map((row) => [read(row, ".u-label"), Number(read(row, ".u-value"))]));
+        const mean = told.get("Mean");
+        told.delete("Mean");
+        const ranks = [...told.values()];
+        const sum = ranks.reduce((all, each) => all + each, 0);
+        return told.get("alder") === 0 && told.get("birch") === 1 && mean === sum / ranks.length;
+    }""")
+
+
+def test_the_charts_go_by_time_or_by_step(page: Page) -> None:
+    loss = "#loss-chart"
+    expect(legend(page, loss)).to_contain_text(["Time", "alder", "birch", "Mean"])
+    switch = page.get_by_role("group", name="Axis of the charts")
+    switch.get_by_role("button", name="by step").click()
+    for _load in range(2):
+        for chart in (loss, "#speed-chart", "#logged [data-figure='error']"):
+            expect(legend(page, chart).first).to_have_text("Step")
+        expect(switch.get_by_role("button", name="by step")).to_have_attribute(
+            "aria-pressed", "true"
+        )
+        step = page.locator(f"{loss} .u-legend .u-value").first
+        expect(step).to_have_text(re.compile(r"^[\d,]+$"))
+        page.reload()
+    switch.get_by_role("button", name="by time").click()
+    expect(legend(page, loss).first).to_have_text("Time")
+
+
+def test_a_member_that_was_away_leaves_a_gap_in_its_line(page: Page) -> None:
+    """Live points, made up: the daemon's own answers are tested with the history."""
+    line = page.evaluate("""async () => {
+        const { Lines } = await import("/static/history.js");
+        const lines = new Lines({ column: "loss" });
+        for (const at of [100, 102, 104, 164, 166]) lines.add({ peer: "1", name: "alder", at, step: at }, at);
+        lines.add({ peer: "1", name: "alder", at: 150, step: 150 }, 1);  // late
+        for (let at = 50; at < 1000; at += 50) lines.add({ peer: "2", name: "birch", at, step: at }, at);
+        return [...lines.lines.values()].map((each) => each.value);
+    }""")
+    assert line == [[100, 102, 104, None, 164, 166], [*range(50, 1000, 50)]]
+
+
+def test_a_gap_lasts_until_the_members_next_point(page: Page) -> None:
+    """Also where other members have points in between, and by steps, which have no gaps."""
+    expect(page.locator("#loss-chart canvas")).to_be_visible()
+    columns = page.evaluate("""async () => {
+        const { joined } = await import("/static/charts.js");
+        const lines = [
+            { at: [1, 2, 3, 4, 5], step: [10, 20, 30, 40, 50], value: [1, 1, 1, 1, 1] },
+            { at: [1, 1.5, 4, 5], step: [10, null, 20, 15], value: [7, null, 8, 9] },
+        ];
+        const show = () => joined(uPlot, lines).map((each) => [...each].map((value) => value ?? String(value)));
+        const byTime = show();
+        const { axis } = await import("/static/charts.js");
+        axis.now = "step";
+        return [byTime, show()];
+    }""")
+    assert columns == [
+        [[1, 1.5, 2, 3, 4, 5], [1, "undefined", 1, 1, 1, 1], [7, "null", "null", "null", 8, 9]],
+        [[10, 15, 20, 30, 40, 50], [1, "undefined", 1, 1, 1, 1], [7, 9, 8, *["undefined"] * 3]],
+    ]
+
+
+def test_drawings_have_names_for_screen_readers(page: Page) -> None:
+    expect(page.locator("#loss-chart canvas")).to_be_visible()
+    expect(page.locator("#logged canvas").first).to_be_visible()
+    expect(page.locator("canvas:not([role='img'])")).to_have_count(0)
+    labels = page.locator("canvas").evaluate_all("all => all.map(each => each.ariaLabel)")
+    assert all(labels), labels
+    assert len(set(labels)) == len(labels)
+
+
+def test_a_member_has_a_page_with_an_address(page: Page, fleet: Fleet) -> None:
+    page.route("**/api/logs**", lambda route: route.fulfill(json=LOG, headers={}))
+    row_named(page, "birch").get_by_role("link", name="birch").click()
+    for _load in range(2):
+        assert page.url.endswith("/#member=birch")
+        expect(page.locator("#run")).to_be_hidden()
+        expect(page.locator("#member .member-title")).to_have_text("birch")
+        expect(page.locator("#member .figure", has_text="Role")).to_contain_text("contributor")
+        for chart in ("#own-loss-chart", "#own-speed-chart", "#own-traffic-chart"):
+            expect(page.locator(f"#member {chart} canvas")).to_be_visible()
+        expect(page.locator("#member [data-figure='error'] canvas")).to_be_visible()
+        expect(page.locator("#member .events li", has_text="joined as member")).to_be_visible()
+        expect(page.locator("#member .events li").filter(has_not_text="birch")).to_have_count(0)
+        lines = page.locator("#member .log li")
+        expect(lines.first).to_have_text(re.compile(r"daemonit <b>begins</b>$"))
+        expect(lines.last).to_contain_text("trainerstep 20")
+        page.reload()
+    page.get_by_role("link", name="The run").click()
+    expect(page.locator("#run")).to_be_visible()
+    expect(page.locator("#member")).to_be_hidden()
+
+
+LOG = {
+    "peer": "birch",
+    "lines": [
+        {"at": 1e9, "source": "daemon", "text": "it <b>begins</b>"},
+        {"at": 1e9 + 1, "source": "trainer", "text": "step 20"},
+    ],
+}
+
+
+def test_a_log_that_cannot_be_had_says_why(page: Page, fleet: Fleet) -> None:
+    gone = {"error": "birch is not connected"}
+    page.route("**/api/logs**", lambda route: route.fulfill(json=gone, status=503))
+    page.goto(f"{url(fleet, 'master')}/#member=birch")
+    note = page.locator("#member-no-log")
+    expect(note).to_have_text("The log cannot be shown: birch is not connected.")
+    page.unroute("**/api/logs**")
+    page.route("**/api/logs**", lambda route: route.fulfill(json=LOG))
+    page.get_by_role("button", name="Load again").click()
+    expect(page.locator("#member .log li")).to_have_count(2)
+    expect(note).to_be_hidden()
+    watch(page).expect("503")
+
+
+def test_a_name_that_no_member_has_is_said_to_be_unknown(page: Page, fleet: Fleet) -> None:
+    page.route("**/api/logs**", lambda route: route.fulfill(json=LOG))
+    page.goto(f"{url(fleet, 'master')}/#member=<b>nobody</b>")
+    expect(page.locator("#member .notice")).to_have_text(
+        "No curves: the history has no member '<b>nobody</b>'."
+    )
+    expect(page.locator("#member b")).to_have_count(0)
+    watch(page).expect("404")
+
+
+def test_rates_that_were_not_measured_again_stay_with_their_age(page: Page) -> None:
+    """Show the view with made-up rows: which links a round uses is not for a test to choose."""
+    page.evaluate("""async () => {
+        const { Matrix } = await import("/static/matrix.js");
+        const status = (links) => ({ members: [
+            { peer: "1", name: "alder", bandwidth: { links } },
+            { peer: "2", name: "birch", bandwidth: { links: { 1: 2e6 } } },
+        ] });
+        document.getElementById("matrix").id = "shown-before";
+        const made = Object.assign(document.createElement("div"), { id: "matrix" });
+        document.getElementById("shown-before").after(made);
+        const matrix = new Matrix();
+        matrix.show(status({ 2: 1e6 }));
+        await new Promise((resolve) => setTimeout(resolve, 1100));
+        matrix.show(status({}));
+    }""")
+    expect(page.locator("#matrix .swatch.aged")).to_be_visible()
+    page.locator("#matrix canvas").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#matrix .readout")).to_have_text(
+        re.compile(r"^alder to birch: 1 MB/s, measured [\d.]+ s ago$")
+    )
+
+
 def test_drawings_are_read_with_the_arrow_keys(page: Page) -> None:
     page.locator("#rounds canvas").focus()
     page.keyboard.press("ArrowLeft")
@@ -107,17 +299,18 @@ def test_drawings_are_read_with_the_arrow_keys(page: Page) -> None:
     expect(readout).to_contain_text(re.compile(r"^Round \d+, alder; ready after "))
     page.keyboard.press("ArrowDown")
     expect(readout).to_contain_text(re.compile(r"^Round \d+, birch"))
+    expect(page.locator("#matrix canvas")).to_be_visible()  # once something was measured
     page.locator("#matrix canvas").focus()
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#matrix .readout")).to_have_text(
-        re.compile(r"^alder to birch: [\d.]+ [kM]?B/s$")
+        re.compile(r"^alder to birch: [\d.]+ [kM]?B/s(, measured [\d.]+ m?s ago)?$")
     )
 
 
 def test_events_are_filtered_by_kind_and_text(page: Page) -> None:
     events = page.locator("#events li")
     expect(events.first).to_be_visible()
-    page.get_by_role("button", name="joins").click()
+    page.get_by_role("button", name="join", exact=True).click()
     expect(page.locator("#events li:not([data-kind=join])")).to_have_count(0)
     expect(events.first).to_be_visible()
     page.get_by_label("Filter events by text").fill("birch")
@@ -201,7 +394,39 @@ def test_a_peer_has_a_page_of_its_own(page: Page, fleet: Fleet) -> None:
     watch(page).expect("422")
 
 
+def test_a_peers_page_has_its_past_after_a_reload(page: Page, fleet: Fleet) -> None:
+    page.route("**/api/live", lambda route: route.abort())  # no point comes live
+    page.goto(url(fleet, "alder"))
+    for chart in ("#own-loss-chart", "#own-speed-chart", "#own-traffic-chart"):
+        expect(page.locator(f"{chart} canvas")).to_be_visible()
+    expect(page.locator("#peer [data-figure='error'] canvas")).to_be_visible()
+    watch(page).expect("ERR_FAILED")
+
+
 # ---------------------------------------------------------------- acting
+
+
+def test_a_token_in_the_address_signs_in_and_disappears(page: Page, fleet: Fleet) -> None:
+    page.goto("about:blank")
+    page.goto(f"{url(fleet, 'master')}/#token={token_of(fleet)}&member=alder")
+    expect(page.locator("#member .member-title")).to_have_text("alder")
+    assert page.url.endswith("/#member=alder")
+    assert page.evaluate("sessionStorage.length") == 1
+    page.get_by_role("link", name="The run").click()
+    page.get_by_role("button", name="Verify copies").click()
+    expect(page.get_by_role("dialog")).to_contain_text("identical")
+    page.get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Forget the token").click()
+    assert page.evaluate("sessionStorage.length") == 0
+    watch(page).expect("404")  # of the log, with a daemon that has none
+
+
+def test_the_dialog_names_the_file_of_the_token(page: Page, fleet: Fleet) -> None:
+    page.get_by_role("button", name="Pause").click()
+    dialog = page.get_by_role("dialog", name="Bearer token")
+    expect(dialog).to_contain_text(str(fleet.folder / "master" / "control.json"))
+    expect(dialog).to_contain_text("holdfast dashboard")
+    page.keyboard.press("Escape")
 
 
 def test_actions_need_the_token(page: Page, fleet: Fleet) -> None:

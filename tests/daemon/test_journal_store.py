@@ -77,6 +77,20 @@ def test_commits_come_with_the_times_of_their_rounds(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_run_begins_with_its_first_round_and_ends_when_it_is_finished(tmp_path: Path) -> None:
+    clock = Clock()
+    store = JournalStore(tmp_path / "journal.sqlite", now=clock)
+    began_at = clock.now_s
+    assert store.run_times() == (None, None)
+    for number in (1, 2):
+        store.append(RoundNumbered(number))
+        clock.now_s += 60.0
+    assert store.run_times() == (began_at, None)
+    store.append(RunFinished(2))
+    assert store.run_times() == (began_at, began_at + 120.0)
+    store.close()
+
+
 def test_only_its_owner_reads_a_journal_whatever_the_umask(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     before = os.umask(0o022)

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import jsonschema
 import openapi_spec_validator
 import pytest
 import trio
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
@@ -22,10 +24,12 @@ from holdfast.daemon.master.run_master import Master, MasterOptions
 from holdfast.daemon.peer.run_peer import Peer, PeerOptions
 from holdfast.daemon.web import http_server
 from holdfast.daemon.web.app import DESCRIPTION, make_app
+from holdfast.daemon.web.prometheus import StatusCollector
 from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.invite import Invite
+from tests.plain import peer_status
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT: dict[str, Any] = json.loads(DESCRIPTION.read_text())
@@ -194,6 +198,19 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             response = await master.act(name, body)
             assert response.status_code == status, (name, response.text)
             check(operations("master")["POST", f"/api/{name}"], response)
+        for query, status in (
+            *(("column=loss", 200), ("figure=accuracy", 200), ("column=name", 400)),
+            *(("column=loss&figure=accuracy", 400), ("column=loss,step", 400)),
+        ):
+            response = await master.ask("GET", f"/api/lines?{query}")
+            assert response.status_code == status, query
+            check(operations("master")["GET", "/api/lines"], response)
+        while (await master.ask("GET", "/api/member?peer=alder")).status_code != 200:
+            await trio.sleep(0.05)  # until its first point is written
+        for query, status in (("alder", 200), ("nobody", 404)):
+            response = await master.ask("GET", f"/api/member?peer={query}")
+            assert response.status_code == status, query
+            check(operations("master")["GET", "/api/member"], response)
         for query, status in (("join,route", 200), ("", 200), ("join,joined", 400)):
             response = await master.ask("GET", f"/api/events?kind={query}")
             assert response.status_code == status, query
@@ -222,16 +239,20 @@ async def test_the_live_stream_carries_the_status_and_events(
             nursery.start_soon(listen, peer, "event: status\ndata: {")
             await trio.sleep(0.3)
             await master.act("pause", {})
-        kinds = {"status": "MasterStatus", "log": "PastEvent", "point": "Point"}
+        kinds = {
+            "status": "MasterStatus",
+            "log": "PastEvent",
+            "point": "Point",
+            "sample": "MemberPoint",
+        }
         frames = [frame.split("\n") for frame in heard["master"].split("\n\n") if "data" in frame]
         said = [(frame[0].removeprefix("event: "), frame[1]) for frame in frames]
         assert said[0][0] == "status"
         assert ("log", True) in {(kind, '"paused"' in data) for kind, data in said}
         for kind, data in said[:-1]:
-            check_schema(
-                {"$ref": f"#/components/schemas/{kinds[kind]}"},
-                json.loads(data.removeprefix("data: ")),
-            )
+            value = json.loads(data.removeprefix("data: "))
+            for each in value if kind == "sample" else [value]:
+                check_schema({"$ref": f"#/components/schemas/{kinds[kind]}"}, each)
 
 
 @pytest.mark.real_time
@@ -248,10 +269,25 @@ async def test_metrics_are_valid_and_the_grafana_panels_use_existing_ones(
             assert family.documentation
     assert found["holdfast_member_step"] >= {"run", "peer", "name"}
     assert found["holdfast_peer_step"] >= {"run", "peer", "name"}
+    assert found["holdfast_figure"] == set(), "nothing was logged"
     assert "holdfast_info" in found
     asked = metrics_asked_for(json.loads(GRAFANA.read_text()))
     assert len(asked) > 10
     assert asked <= set(found)
+
+
+def test_figures_of_run_log_are_one_family() -> None:
+    """Names are the script's own, so they are labels: a metric's name could not hold them."""
+    status = peer_status("a" * 32, "alder")
+    figures = {"eval/accuracy": 0.5, 'a "quoted" name': 2.0}
+    told = attrs.evolve(status, metrics=figures)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(lambda: told))
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    (found,) = (each for each in families if each.name == "holdfast_figure")
+    assert {sample.labels["figure"]: sample.value for sample in found.samples} == figures
+    for sample in found.samples:
+        assert (sample.labels["member"], sample.labels["peer"]) == ("alder", "a" * 32)
 
 
 def metrics_asked_for(value: object) -> set[str]:

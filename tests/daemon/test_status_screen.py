@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import attrs
 import pytest
 
+from holdfast.daemon.cli.run_tables import FIGURE_MEMBERS_SHOWN
 from holdfast.daemon.cli.status_screen import ROUTES_SHOWN_MAX, show_status, show_verified
-from holdfast.membership.master.status.records import RouteRow
+from holdfast.daemon.status_records import Ending
+from holdfast.membership.master.status.records import MemberRow, RouteRow
 from tests.membership.test_trees import LAB, OUTSIDE, a_tree
 from tests.plain import master_status
 
@@ -29,6 +33,67 @@ def test_a_tree_round_shows_its_expected_times(
     for peer in (*LAB[1:], *OUTSIDE):
         table.leave(peer)
     show_status(master_status(table.master, table.now_s, "run"))
+
+
+def test_figures_of_the_scripts_are_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    table, _order = a_tree()
+    status = master_status(table.master, table.now_s, "run")
+    show_status(status)
+    assert "figure" not in capsys.readouterr().out
+
+    def logged(count: int) -> tuple[MemberRow, ...]:
+        first = (
+            attrs.evolve(m, metrics={"accuracy": 0.25, "rate": 1e-3}) for m in status.members[:1]
+        )
+        more = (
+            attrs.evolve(m, name=f"m{i}", metrics={"accuracy": i / 100})
+            for i, m in enumerate([status.members[1]] * (count - 1), start=1)
+        )
+        return (*first, *more)
+
+    show_status(attrs.evolve(status, members=(*logged(2), status.members[2])))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert rows == [
+        ["figure", "mean", status.members[0].name, "m1"],
+        ["accuracy", "0.13", "0.25", "0.01"],
+        ["rate", "0.001", "0.001", "-"],
+    ]
+    show_status(attrs.evolve(status, members=logged(FIGURE_MEMBERS_SHOWN + 1)))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert rows[0] == ["figure", "mean", "lowest", "highest"]
+    assert rows[1] == ["accuracy", "0.06778", "0.01", "0.25"]
+
+
+def test_a_finished_run_says_how_it_went_and_where_its_weights_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    table, _order = a_tree()
+    status = master_status(table.master, table.now_s, "run")
+    ending = Ending(
+        finished_at=time.time(),
+        duration_s=7_500.0,
+        loss_start=5.5714,
+        loss_end=2.5,
+        weights_at=("alder", "birch"),
+    )
+    ended = attrs.evolve(status, state="finished", why_waiting="", ending=ending, members=())
+    show_status(attrs.evolve(ended, committed=1))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "run  finished  1 round committed, 0 aborted"
+    assert re.fullmatch(
+        r"finished at [\d :-]+, after 2 h 5 min: loss 5\.571 -> 2\.500, \d+ tokens", lines[1]
+    )
+    assert lines[2] == "final weights: in the checkpoints of alder, birch"
+    assert lines[3] == "to get a file of them, run there: holdfast export model.safetensors"
+    unknown = attrs.evolve(
+        ending, finished_at=None, duration_s=None, loss_start=None, weights_at=()
+    )
+    show_status(attrs.evolve(ended, ending=unknown))
+    assert capsys.readouterr().out.splitlines()[1].startswith("finished: loss - -> 2.500, ")
 
 
 def test_pairs_that_cannot_simply_dial_each_other_are_named(

@@ -48,6 +48,25 @@ class Things:
             return await client.request(method, path, **more)
 
 
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        *(("127.0.0.1", True), ("127.8.8.8", True), ("::1", True)),
+        *(("10.0.0.7", False), ("2001:db8::1", False), ("testclient", False)),
+    ],
+)
+async def test_only_clients_on_this_machine_learn_where_the_token_is(
+    client: str, told: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "control.json"
+    app = make_app(token=TOKEN, actions={}, token_file=file)
+    transport = httpx.ASGITransport(app=app, client=(client, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as asker:
+        answer = await asker.get("/api/token-file")
+    assert answer.json() == {"path": str(file) if told else None}
+    assert TOKEN not in answer.text
+
+
 async def test_reading_needs_no_token() -> None:
     things = Things()
     response = await things.ask("GET", "/api/status")

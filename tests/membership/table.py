@@ -209,10 +209,16 @@ class Table:
 
     # ------------------------------------------------------------ whole chapters
 
-    def found(self, peer: str = A, hello: Hello | None = None, host: str = "") -> None:
+    def found(
+        self,
+        peer: str = A,
+        hello: Hello | None = None,
+        host: str = "",
+        grant: Grant = FOUNDER,
+    ) -> None:
         """Found the run with this peer's weights."""
         count = self.spec.diloco.fragments
-        self.join(peer, FOUNDER, hello, host)
+        self.join(peer, grant, hello, host)
         self.say(
             peer,
             WeightsSupplied(

@@ -124,6 +124,17 @@ def test_no_round_opens_below_min_members() -> None:
     table.hear(B, Open)
 
 
+def test_a_round_that_nobody_has_reached_yet_waits_for_nobody() -> None:
+    table = Table()
+    table.start(A, B)
+    (opened,) = table.master.scheduler.rounds.values()
+    why = describe(table.master, table.now_s)["why_waiting"]
+    assert why == f"training up to step {opened.at_step}, where round {opened.number} averages"
+    table.ready(A)
+    why = describe(table.master, table.now_s)["why_waiting"]
+    assert why == f"next: round {opened.number} (b still training)"
+
+
 def test_a_late_contributor_is_left_out_after_the_grace() -> None:
     table = Table("[membership]\ngrace_s = 5.0\n")
     table.start(A, B, C)

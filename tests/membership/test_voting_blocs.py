@@ -139,6 +139,17 @@ def test_the_owner_is_told_of_an_invite_that_holds_a_third_of_the_places() -> No
     assert texts.count(warning) == 1
 
 
+def test_an_invite_by_which_all_came_is_no_cause_for_a_warning() -> None:
+    """The first run of a newcomer: the invite that the master printed, for each machine."""
+    table = Table()
+    table.found(A, grant=Grant(Role.CONTRIBUTOR, founder=True, invite=OURS))
+    for peer in (B, C):
+        table.join(peer, Grant(Role.CONTRIBUTOR, invite=OURS))
+        table.sync(peer)
+    assert len(describe(table.master, 0.0)["members"]) == 3
+    assert describe(table.master, 0.0)["warnings"] == []
+
+
 def test_a_known_root_is_not_voted_on() -> None:
     table = seven()
     order = table.commit(A, B, C, *SYBILS)

@@ -41,6 +41,7 @@ from holdfast.protocol.messages import (
     KeepState,
     Load,
     Message,
+    Metrics,
     ModelLayout,
     PostInitial,
     Rejected,
@@ -173,6 +174,9 @@ class TinyRun:
                 self._handle(message)
         self._left_at_s = time.monotonic()
 
+    def log(self, **figures: float) -> None:
+        self._connection.send(Metrics(self.machine.step, figures))
+
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         self.posted.slots[WAITING_SLOT] = self._connection.received_count + 1
@@ -265,12 +269,16 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=PAUSE_S, help="seconds after every step")
     parser.add_argument("--crash", type=Path, help="kill itself while this file exists; removes it")
     parser.add_argument("--every-kind", action="store_true", help="tensors of every type, too")
+    parser.add_argument("--figures", action="store_true", help="log two figures at every step")
     parser.add_argument("--save", type=Path, help="the final values")
     arguments = parser.parse_args()
 
     run = TinyRun(make_layout(arguments.width, arguments.every_kind))
     while not run.machine.finished:
-        run.step(max(each.train(arguments.rank, run.machine.step) for each in run.fragments))
+        loss = max(each.train(arguments.rank, run.machine.step) for each in run.fragments)
+        run.step(loss)
+        if arguments.figures:
+            run.log(error=loss**0.5, rank=arguments.rank)
         time.sleep(arguments.pause)
         if arguments.crash is not None and arguments.crash.exists():
             arguments.crash.unlink()

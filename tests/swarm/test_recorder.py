@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import jsonschema
 import pytest
 import trio
@@ -18,11 +19,12 @@ from holdfast.daemon.cli.run_tables import format_round, show_rounds
 from holdfast.daemon.master import event_log, run_recorder
 from holdfast.daemon.master.event_log import EVENT_LOG_FILE, EventLog, line_of
 from holdfast.daemon.master.run_recorder import LOOK_S, POINT_S, RunRecorder
+from holdfast.daemon.member_curves import EVERYBODY, member_columns
 from holdfast.daemon.metrics_store import HISTORY_FILE, PastEvent, as_columns
 from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.web.app import DESCRIPTION
 from holdfast.daemon.web.json_answers import compact
-from holdfast.protocol.messages import Commit, Role
+from holdfast.protocol.messages import METRICS_MAX, Commit, Metrics, Role
 
 SPEC = """
 [run]
@@ -94,6 +96,16 @@ class Stage:
 
     def events(self) -> list[PastEvent]:
         return self.recorder.history.events(1_000, None)[::-1]
+
+    def log(self, name: str, **figures: float) -> None:
+        """Log figures, as a training script does with ``run.log``."""
+        training = self.swarm.peers[name].service.training
+        training.trainer_sent(Metrics(0, figures))
+
+    def member(self, name: str) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Return the recorded columns of a member, or of the means, and its figures."""
+        peer = self.swarm.peers[name].peer if name else EVERYBODY
+        return member_columns(self.recorder.history.member_points(peer, 5_000, None, None))
 
     async def commit(self, count: int) -> None:
         target = self.swarm.committed + count
@@ -295,6 +307,114 @@ async def test_the_curve_goes_with_the_run(tmp_path: Path) -> None:
         assert [row["at"] for row in points] == at
         for row in points:
             check_schema("Point", row)
+
+
+async def test_each_member_has_a_curve_and_figures_have_a_mean(tmp_path: Path) -> None:
+    async with a_stage(tmp_path, spares="d") as stage:
+        stage.log("d", accuracy=0.99, rank=7.0)  # before it stood by
+        stage.log("a", accuracy=0.25)
+        stage.log("b", accuracy=0.75, rate=1e-3)
+        await trio.sleep(15)
+        columns, figures = stage.member("b")
+        assert len(columns["at"]) >= 5
+        assert columns["step"] == sorted(columns["step"])
+        assert columns["step"][-1] > columns["step"][0]
+        assert columns["sent_bytes"][-1] > 0
+        assert columns["tokens_per_s"][-1] > 0
+        assert (figures["accuracy"][-1], figures["rate"][-1]) == (0.75, 1e-3)
+        means, mean_figures = stage.member("")
+        assert (mean_figures["accuracy"][-1], mean_figures["rate"][-1]) == (0.5, 1e-3)
+        assert mean_figures["rank"][-1] == 7.0, "only the spare has it"
+        assert means["loss"][-1] is not None
+        assert means["step"][-1] >= columns["step"][-1] - 20
+        samples = [row for kind, row in stage.published if kind == "sample"]
+        assert {row["name"] for row in samples[-1]} == {"mean", *"abcd"}
+        for row in itertools.chain(*samples):
+            check_schema("MemberPoint", row)
+
+        await stage.restart_master()
+        await trio.sleep(12)
+        after, after_figures = stage.member("b")
+        assert after["at"][: len(columns["at"]) - 1] == columns["at"][:-1]
+        assert after["at"][-1] > columns["at"][-1] + 15.0
+        assert after_figures["accuracy"][-1] == 0.75
+
+
+async def test_the_loss_of_a_spare_is_not_drawn(tmp_path: Path) -> None:
+    """Its trainer has one if it was a contributor before: an old one, that does not change."""
+    async with a_stage(tmp_path, spares="d") as stage:
+        assert stage.swarm.master is not None
+        roster = stage.swarm.master.coordinator.context.roster
+        for name in "ad":
+            member = roster.get(stage.swarm.peers[name].peer)
+            assert member is not None
+            assert member.progress is not None
+            member.progress = attrs.evolve(member.progress, loss=9.0)
+        stage.recorder._take_members(wall_clock())
+        losses = {row["name"]: row["loss"] for row in stage.published[-1][1]}
+        assert (losses["a"], losses["d"]) == (9.0, None)
+
+
+async def test_with_many_members_each_has_fewer_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_recorder, "MEMBER_POINTS_PER_S", 0.3)  # three members: every 10 s
+    monkeypatch.setattr(run_recorder, "FIGURE_MEMBERS_MAX", 1)
+    async with a_stage(tmp_path) as stage:
+        for name in "abc":
+            stage.log(name, accuracy=1.0)
+        await trio.sleep(60)
+        columns, _figures = stage.member("a")
+        assert 5 <= len(columns["at"]) <= 9
+        kept = [name for name in "abc" if stage.member(name)[1]]
+        assert len(kept) == 1, "the figures of the others are in the mean only"
+        assert stage.member("")[1]["accuracy"][-1] == 1.0
+
+
+async def test_a_script_that_logs_ever_new_figures_keeps_its_peer_alive(tmp_path: Path) -> None:
+    async with a_stage(tmp_path) as stage:
+        for number in range(3 * METRICS_MAX):
+            stage.log("a", **{f"figure {number}": 1.0}, accuracy=number)
+        await stage.commit(2)
+        metrics = stage.swarm.peers["a"].service.training.progress().metrics
+        assert len(metrics) == METRICS_MAX
+        assert metrics["accuracy"] == 3 * METRICS_MAX - 1
+        assert "figure 0" not in metrics, "those logged the longest ago make way"
+        stored = stage.recorder.history.figures()
+        assert stored == sorted(set(stored), key=stored.index)
+        assert len(stored) <= METRICS_MAX
+
+
+async def test_a_finished_run_has_an_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_stage(tmp_path) as stage:
+        assert stage.recorder.ending() is None
+        await stage.commit(3)
+        assert stage.swarm.master is not None
+        coordinator = stage.swarm.master.coordinator
+        spec = coordinator.context.spec
+        rounds = attrs.evolve(spec.run, rounds=coordinator.context.history.commit_count + 1)
+        coordinator.context.spec = attrs.evolve(spec, run=rounds)
+        await stage.swarm.until(lambda: coordinator.context.history.finished)
+        with monkeypatch.context() as slow_disk:
+            slow_disk.setattr(stage.swarm.store, "run_times", lambda: (0.0, None))
+            early = stage.recorder.ending()
+            assert early is not None
+            assert early.duration_s is None
+        await trio.sleep(2 * LOOK_S)
+        ending = stage.recorder.ending()
+        assert ending is not None
+        assert ending.weights_at == ("a", "b", "c")
+        assert ending.loss_start is not None
+        assert ending.loss_end is not None
+        assert ending.duration_s == 0.0, "the swarm's journal has no clock"
+        check_schema("Ending", ending)
+        await stage.restart_master()
+        again = stage.recorder.ending()
+        assert again is not None
+        assert attrs.evolve(again, loss_end=ending.loss_end) == ending
+        assert again.loss_end is not None
 
 
 async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:

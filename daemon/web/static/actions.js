@@ -1,7 +1,7 @@
 // The operator's actions. Each needs the bearer token, which is asked for when first needed.
 
 import { ApiError, get, post, token } from "./api.js";
-import { byId, element, say, toast } from "./dom.js";
+import { byId, copyButton, element, toast } from "./dom.js";
 import * as format from "./format.js";
 
 /** Shows a dialog with a form. Resolves to the form's values, or null if it was cancelled. */
@@ -57,6 +57,16 @@ function field(text, control) {
   return element("p", { className: "field" }, element("label", { for: control.id, textContent: text }), control);
 }
 
+/** Returns whether this tab has a token. */
+export const signedIn = () => token.get() !== null;
+
+/** Returns where the token is: the path of its file, if the daemon tells it. */
+async function tokenPlace() {
+  const { path } = await get("token-file").catch(() => ({ path: null }));
+  if (path) return [element("code", { textContent: path })];
+  return [element("code", { textContent: "control.json" }), " in the daemon's state directory"];
+}
+
 async function askForToken(problem) {
   const input = element("input", { type: "password", name: "token", required: true, autocomplete: "off", spellcheck: false });
   const given = await ask(
@@ -65,11 +75,13 @@ async function askForToken(problem) {
       element(
         "p",
         {},
-        "Actions need the token that this daemon made at its start. It is the entry ",
+        "Actions need the token that this daemon made at its start: ",
+        element("code", { textContent: "holdfast dashboard" }),
+        " at its machine opens this page with it. Or copy it here: it is the entry ",
         element("code", { textContent: "token" }),
-        " in ",
-        element("code", { textContent: "control.json" }),
-        " in the daemon's state directory. This tab forgets it when it is closed.",
+        " of ",
+        ...(await tokenPlace()),
+        ". This tab forgets it when it is closed.",
       ),
       field("Token", input),
     ],
@@ -105,11 +117,25 @@ async function perform(name, body) {
 
 // ---------------------------------------------------------------- actions of a master
 
+const FIRST_USES = 8; // as of the invite that a starting master prints
+const FIRST_HOURS = 24;
+
+const joinLine = (invite) => `holdfast join ${invite} -- python train.py`;
+
+/** Returns the command with which the first machines join, with a new invite; null if none was made. */
+export async function joinCommand(status) {
+  const founder = status.state === "waiting for weights";
+  const answer = await perform("invite", { role: "contributor", uses: FIRST_USES, hours: FIRST_HOURS, founder });
+  return answer && joinLine(answer.invite);
+}
+
+let founding = false; // the run has no weights yet
+
 async function invite() {
   const role = element("select", { name: "role" }, element("option", { value: "contributor", textContent: "contributor (trains)" }), element("option", { value: "spare", textContent: "spare (stands by)" }));
   const uses = element("input", { type: "number", name: "uses", value: "1", min: "1", required: true });
   const hours = element("input", { type: "number", name: "hours", value: "24", min: "0.1", step: "any", required: true });
-  const founder = element("input", { type: "checkbox", name: "founder" });
+  const founder = element("input", { type: "checkbox", name: "founder", checked: founding });
   const approve = element("input", { type: "checkbox", name: "approve" });
   const given = await ask(
     "Invite machines",
@@ -125,19 +151,9 @@ async function invite() {
     approve: given.approve === "on",
   });
   if (answer === null) return;
-  const line = `holdfast join ${answer.invite} -- python train.py`;
+  const line = joinLine(answer.invite);
   const text = element("textarea", { readOnly: true, rows: 5, value: line, "aria-label": "Command for the new machine" });
-  const copy = element("button", { type: "button", className: "plain", textContent: "Copy" });
-  copy.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(line);
-      say(copy, "Copied");
-    } catch {
-      text.select(); // the clipboard works only on https or loopback
-      say(copy, "Press Ctrl+C");
-    }
-  });
-  tell("Run this on each machine that takes part", text, copy);
+  tell("Run this on each machine that takes part", text, copyButton(line));
 }
 
 export async function kick(member) {
@@ -256,11 +272,14 @@ export class Actions {
 
   show(status) {
     if (this.#kind !== status.kind) this.#make(status.kind);
+    byId("actions").hidden = status.state === "finished"; // of a run: nothing is left to do
+    founding = status.state === "waiting for weights";
     const paused = status.state === "paused";
     const over = status.state === "finished" || status.state === "superseded" || status.finished === true;
     this.#enable("pause", !paused && !over, paused);
     this.#enable("resume", paused, !paused);
     this.#enable("checkpoint", !over);
+    this.#enable("verify", !over);
   }
 
   #make(kind) {
@@ -276,7 +295,6 @@ export class Actions {
         return button;
       }),
     );
-    bar.hidden = false;
     this.#offer();
   }
 

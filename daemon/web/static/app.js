@@ -2,8 +2,10 @@
 //
 //   feed --status--> headline, actions, members, matrix, routes, time line  (a master's)
 //        |       \-> peer                                               (a peer's)
-//        |-round--> time line     |-point--> charts     |-log--> events
+//        |-round--> time line     |-point, sample--> charts     |-log--> events
 //        \-back---> everything is fetched again, because messages may have been missed
+//
+// `#member=NAME` shows one member's page in place of the run's (see fragment.js).
 
 import { Actions, admit, clear, kick } from "./actions.js";
 import { Pending, Quarantine } from "./decisions.js";
@@ -11,14 +13,18 @@ import { byId, mark, onceAFrame, say } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
 import * as format from "./format.js";
+import { isPlace, takeToken, wantedMember } from "./fragment.js";
 import { Headline } from "./headline.js";
 import { History } from "./history.js";
 import { Matrix } from "./matrix.js";
+import { MemberPage } from "./member.js";
 import { Members } from "./members.js";
+import { Outcome, Start } from "./outcome.js";
 import { Peer } from "./peer.js";
 import { Routes } from "./routes.js";
 import { Rounds } from "./rounds.js";
 
+takeToken(); // before anything asks whether there is one
 const feed = new Feed();
 const actions = new Actions();
 let status = null;
@@ -35,10 +41,35 @@ class MasterView {
     this.routes = new Routes();
     this.events = new Events();
     this.history = new History();
-    byId("run").hidden = false;
+    this.start = new Start();
+    this.outcome = new Outcome();
+    this.page = null; // of a member
+    this.#turn();
+    window.addEventListener("hashchange", () => {
+      takeToken();
+      if (isPlace()) return;
+      this.#turn();
+      if (status) this.show(status);
+      window.scrollTo(0, 0);
+      this.page?.load();
+    });
+  }
+
+  /** Shows the page that the address names: the run's, or a member's. */
+  #turn() {
+    const wanted = wantedMember();
+    this.page?.end();
+    this.page = wanted === null ? null : new MemberPage(wanted);
+    byId("member").hidden = wanted === null;
+    byId("run").hidden = wanted !== null;
+    byId("headline").hidden = wanted !== null;
+    mark(byId("main"), "data-page", wanted === null ? null : "member");
   }
 
   show(now) {
+    this.page?.show(now);
+    this.start.show(now);
+    this.outcome.show(now);
     this.headline.show(now);
     this.matrix.show(now);
     this.rounds.show(now);
@@ -50,8 +81,18 @@ class MasterView {
 
   async load() {
     // One failure does not stop the others.
-    await Promise.allSettled([this.rounds.load(), this.events.load(), this.history.load()]);
+    await Promise.allSettled([this.rounds.load(), this.events.load(), this.history.load(), this.page?.load()]);
     performance.mark("holdfast-whole");
+  }
+
+  sample(rows) {
+    this.history.sample(rows);
+    this.page?.sample(rows);
+  }
+
+  log(event) {
+    this.events.add(event);
+    this.page?.addEvent(event);
   }
 }
 
@@ -60,15 +101,12 @@ class PeerView extends Peer {
     super();
     byId("peer").hidden = false;
   }
-
-  async load() {
-    // everything shown is in the status
-  }
 }
 
 const show = onceAFrame(() => {
   if (view === null) {
     view = status.kind === "peer" ? new PeerView() : new MasterView();
+    view.show(status); // a member's page then knows whose it is
     view.load();
   }
   document.title = `${status.name} · ${status.kind === "peer" ? status.role : status.state} · holdfast`;
@@ -115,5 +153,6 @@ feed.addEventListener("connection", showConnection);
 feed.addEventListener("back", () => view?.load());
 feed.addEventListener("round", ({ detail }) => view?.rounds?.add?.(detail));
 feed.addEventListener("point", ({ detail }) => view?.history?.add(detail));
-feed.addEventListener("log", ({ detail }) => view?.events?.add(detail));
+feed.addEventListener("sample", ({ detail }) => view?.sample(detail));
+feed.addEventListener("log", ({ detail }) => view?.log?.(detail));
 feed.start();

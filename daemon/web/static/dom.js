@@ -37,6 +37,20 @@ export function onceAFrame(draw) {
   };
 }
 
+/** Makes a button that copies a text; where the clipboard does not work it says so. */
+export function copyButton(text, title = "Copy") {
+  const button = element("button", { type: "button", className: "plain", textContent: title });
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      say(button, "Copied");
+    } catch {
+      say(button, "Select it and press Ctrl+C"); // the clipboard works only on https or loopback
+    }
+  });
+  return button;
+}
+
 const TOAST_MS = 6000;
 
 /** Shows a short message for a few seconds; screen readers read it out. */

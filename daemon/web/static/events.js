@@ -9,15 +9,16 @@ const LINES_MAX = 2_000; // in the page; use the filters to see more
 const FRESH_MAX = 50;
 const TYPING_MS = 250;
 
+// As in the list of events, each with its meaning.
 const KINDS = [
-  ["run", "run"],
-  ["join", "joins"],
-  ["leave", "leaves"],
-  ["role", "roles"],
-  ["sync", "copies"],
-  ["round", "rounds"],
-  ["route", "routes"],
-  ["bad", "refused"],
+  ["run", "the run itself: weights, pauses, restarts, the end"],
+  ["join", "machines that joined"],
+  ["leave", "members that left or were lost"],
+  ["role", "trainers, and who contributes"],
+  ["sync", "copies of the run's state"],
+  ["round", "rounds that were aborted or repaired"],
+  ["route", "links between members"],
+  ["bad", "what was refused"],
 ];
 
 export class Events {
@@ -30,8 +31,8 @@ export class Events {
   #asked = 0;
 
   constructor() {
-    const chips = KINDS.map(([kind, text]) => {
-      const chip = element("button", { type: "button", className: "chip", textContent: text, "aria-pressed": "false" });
+    const chips = KINDS.map(([kind, title]) => {
+      const chip = element("button", { type: "button", className: "chip", textContent: kind, title, "aria-pressed": "false" });
       chip.dataset.kind = kind;
       chip.addEventListener("click", () => {
         const on = !this.#kinds.has(kind);
@@ -131,7 +132,8 @@ export class Events {
   }
 }
 
-function line(event) {
+/** Makes a line of a list of events. */
+export function line(event) {
   const item = element(
     "li",
     {},

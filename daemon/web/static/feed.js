@@ -6,7 +6,7 @@
 //
 // The stream is opened first: it begins with a status, without the past that a plain status has.
 //
-// Emits "status", "round", "point", "log" with the parsed value, "connection" with one of the words
+// Emits "status", "round", "point", "sample", "log" with the parsed value, "connection" with one of the words
 // above, and "back" when messages may have been missed.
 
 import { get } from "./api.js";
@@ -106,7 +106,7 @@ export class Feed extends EventTarget {
       this.whole = true;
       this.#listen();
     });
-    for (const type of ["status", "round", "point", "log"]) {
+    for (const type of ["status", "round", "point", "sample", "log"]) {
       source.addEventListener(type, (event) => {
         this.#listen();
         this.#tell(type, JSON.parse(event.data));

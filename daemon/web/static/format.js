@@ -40,6 +40,17 @@ export function loss(value) {
   return Math.abs(value) >= 0.001 || value === 0 ? value.toFixed(3) : value.toExponential(1);
 }
 
+/** Formats a figure of run.log. */
+export function figure(value) {
+  if (!known(value)) return UNKNOWN;
+  const size = Math.abs(value);
+  if (size >= 1e6 || (size > 0 && size < 1e-4)) return value.toExponential(2).replace(/\.?0+e/, "e");
+  return String(Number(value.toPrecision(4)));
+}
+
+/** Formats a number with its word: 1 round, 2 rounds. */
+export const counted = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+
 /** Formats seconds. */
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;

@@ -28,6 +28,7 @@ export class Figures {
   set(name, value, remark = "") {
     const cell = this.#cells.get(name);
     say(cell.value, value);
+    cell.value.classList.toggle("word", /^[a-z]/.test(value));
     say(cell.remark, remark);
   }
 
@@ -84,9 +85,11 @@ export class Headline {
     showState(status.state);
     showWhy(whyOf(status), !["training", "finished"].includes(status.state));
     showWarnings(status.warnings ?? []);
-    figures.set("Loss", format.loss(headline.loss), `step ${format.count(headline.step ?? status.step)}`);
+    const { ending } = status;
+    figures.set("Loss", format.loss(headline.loss ?? ending?.loss_end), `step ${format.count(headline.step ?? status.step)}`);
     figures.set("Tokens", format.large(headline.tokens), "in committed rounds");
-    figures.set("Tokens/s", format.large(headline.tokens_per_s), people(counts.participating, "contributor"));
+    if (ending) figures.set("Tokens/s", format.large(ending.duration_s ? headline.tokens / ending.duration_s : null), "over the whole run");
+    else figures.set("Tokens/s", format.large(headline.tokens_per_s), format.counted(counts.participating, "contributor"));
     figures.set("Utilisation", format.percent(headline.utilisation), "of contributors' time");
     const wanted = headline.rounds_wanted;
     figures.set(
@@ -95,34 +98,32 @@ export class Headline {
       [wanted ? `of ${format.count(wanted)}` : "", status.aborted ? `${format.count(status.aborted)} aborted` : ""].filter(Boolean).join(", "),
     );
     figures.bar("Rounds", wanted ? headline.rounds / wanted : null);
-    figures.set("Time left", left(status), wanted ? ends(headline.eta_s) : "no limit on rounds");
+    figures.set("Time left", left(status), ending ? "finished" : wanted ? ends(headline.eta_s) : "no limit on rounds");
     figures.set("Sent", format.bytes(headline.sent_bytes), "between members");
     figures.set("Saved", format.bytes(headline.saved_bytes), times(headline));
   }
 }
 
-const people = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
-
 function left(status) {
-  if (status.state === "finished") return "done";
+  if (status.state === "finished") return "none";
   return format.duration(status.headline.eta_s);
 }
 
 function ends(seconds) {
   if (!seconds) return "";
-  return `about ${format.clock(Date.now() / 1000 + seconds).replace(/:\d\d$/, "")}`;
+  return `until about ${format.clock(Date.now() / 1000 + seconds).replace(/:\d\d$/, "")}`;
 }
 
 /** Compares the bytes sent with those of data parallel training. */
 function times({ sent_bytes: sent, saved_bytes: saved }) {
-  if (!sent || saved === null || saved <= 0) return "compared with data parallel";
-  return `data parallel would send ${format.large((sent + saved) / sent)} times as much`;
+  if (!sent || saved === null || saved <= 0) return "of data parallel";
+  return `data parallel: ${format.large((sent + saved) / sent)} × as much`;
 }
 
 /** Tells what the run waits for, or what it does. */
 function whyOf(status) {
   if (status.why_waiting) return status.why_waiting;
-  if (status.state === "finished") return "all rounds are committed";
+  if (status.state === "finished") return "finished: all rounds are committed";
   const [round] = status.rounds;
   if (round?.phase === "open") return `next: round ${round.round}`;
   if (round) return `reducing round ${round.round}`;

@@ -1,12 +1,14 @@
-// The run's charts, of the whole run or a chosen part; fetched once, then updated live.
+// The run's charts: loss, throughput and the figures of run.log; fetched once, then updated live.
 
 import { get } from "./api.js";
-import { Chart } from "./charts.js";
-import { byId, element, onceAFrame, toast } from "./dom.js";
+import { Chart, axisSwitch, isGap, shade } from "./charts.js";
+import { byId, element, onceAFrame, say, toast } from "./dom.js";
 import * as format from "./format.js";
 
 const POINTS = 600;
 const POINTS_MAX = 1_200; // with more, the thinned curve is fetched again
+const LINE_POINTS = 300; // of each member
+const LINES_MAX = 16; // members in one chart, as the daemon answers
 const RANGES = [
   ["whole run", null],
   ["last day", 86_400],
@@ -15,29 +17,61 @@ const RANGES = [
   ["last 10 minutes", 600],
 ];
 
+/** A column or a figure over time: a line of each member, and their mean. */
+export class Lines {
+  constructor(query) {
+    this.query = query;
+    this.mean = null;
+    this.lines = new Map(); // peer -> { peer, name, at, step, value }
+    this.leftOut = 0;
+  }
+
+  async load(span) {
+    const { mean, lines, left_out: leftOut } = await get("lines", { ...this.query, points: LINE_POINTS, ...span });
+    this.mean = mean;
+    this.lines = new Map(lines.map((line) => [line.peer, line]));
+    this.leftOut = leftOut;
+  }
+
+  /** Appends a live point of a member; of the mean if `peer` is empty. Returns whether there are too many points. */
+  add({ peer, name, at, step }, value) {
+    if (typeof value !== "number") return false;
+    const known = peer === "" ? this.mean : this.lines.get(peer);
+    if (!known && peer !== "" && this.lines.size >= LINES_MAX) return false;
+    const line = known ?? { peer, name, at: [], step: [], value: [] };
+    if (peer === "") this.mean = line;
+    else this.lines.set(peer, line);
+    if (at <= (line.at.at(-1) ?? 0)) return false;
+    if (isGap(line.at, at)) {
+      line.at.push(line.at.at(-1) + 0.001);
+      line.step.push(null);
+      line.value.push(null);
+    }
+    line.at.push(at);
+    line.step.push(step);
+    line.value.push(value);
+    return line.at.length > POINTS_MAX;
+  }
+
+  /** Returns the members' lines for a chart, in the order of their names, so that each keeps its colour. */
+  thin(more) {
+    const order = [...this.lines.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+    return order.map((line, index) => ({ ...line, ...more, ...shade(index), label: line.name, thin: true }));
+  }
+}
+
 export class History {
   #columns = null;
-  #range = null; // { from, to }; null: the whole run
+  #range = null; // { from, to } or { seconds }; null: the whole run
   #asked = 0;
   #latest = null; // on the daemon's clock, which may differ from the browser's
+  #losses = new Lines({ column: "loss" });
+  #figures = new Map(); // name -> { lines, chart, note }
 
   constructor() {
-    const zoom = (from, to) => this.#zoom(from, to);
-    this.charts = [
-      new Chart("loss", [{ label: "Loss", column: "loss", format: format.loss, tick: format.plain, colour: "accent", band: ["loss_min", "loss_max"] }], {
-        zoom,
-        log: true,
-        label: "Loss over the run's time; the band goes from the lowest to the highest. Drag to zoom.",
-      }),
-      new Chart(
-        "speed",
-        [
-          { label: "Tokens/s", column: "tokens_per_s", format: format.large, tick: format.large, colour: "accent" },
-          { label: "Utilisation", column: "utilisation", format: format.percent, tick: format.percent, colour: "second", scale: "part", dash: [5, 4] },
-        ],
-        { zoom, fromZero: true, label: "Tokens per second and utilisation over the run's time. Drag to zoom." },
-      ),
-    ];
+    this.zoom = (from, to) => this.#zoom(from, to);
+    this.loss = new Chart(byId("loss-chart"), { zoom: this.zoom, tools: byId("loss-tools"), label: "Loss of each member and of the run. Drag to zoom." });
+    this.speed = new Chart(byId("speed-chart"), { zoom: this.zoom, fromZero: true, label: "Tokens per second and utilisation of the run. Drag to zoom." });
     this.select = element(
       "select",
       { "aria-label": "Time range of the charts" },
@@ -46,10 +80,12 @@ export class History {
     );
     this.select.addEventListener("change", () => this.#choose());
     byId("loss-tools").append(this.select);
+    this.leftOut = element("p", { className: "muted chart-note", hidden: true });
+    byId("loss-chart").after(this.leftOut);
     this.reset = element("button", { type: "button", className: "plain small", textContent: "Whole run", hidden: true });
     this.reset.addEventListener("click", () => this.#zoom(null, null));
-    byId("speed-tools").append(this.reset);
-    this.draw = onceAFrame(() => this.charts.forEach((chart) => chart.show(this.#columns)));
+    byId("speed-tools").append(this.reset, axisSwitch());
+    this.draw = onceAFrame(() => this.#draw());
   }
 
   #choose() {
@@ -71,19 +107,44 @@ export class History {
     this.load().catch((error) => toast(`Loading the charts failed: ${error.message}`, "bad"));
   }
 
+  #span() {
+    const range = this.#range ?? {};
+    const from = range.seconds ? (this.#latest ?? Date.now() / 1000) - range.seconds : range.from;
+    return { from: from ?? null, to: range.to ?? null };
+  }
+
   async load() {
     this.#asked += 1;
     const asked = this.#asked;
-    const range = this.#range ?? {};
-    const from = range.seconds ? (this.#latest ?? Date.now() / 1000) - range.seconds : range.from;
-    const { columns } = await get("history", { points: POINTS, from: from ?? null, to: range.to ?? null });
+    const span = this.#span();
+    const [{ columns, figures }] = await Promise.all([get("history", { points: POINTS, ...span }), this.#losses.load(span)]);
     if (asked !== this.#asked) return; // another part was chosen meanwhile
     this.#columns = columns;
     this.#latest = Math.max(this.#latest ?? 0, columns.at.at(-1) ?? 0) || null;
     this.draw();
+    for (const name of figures) {
+      await this.#figure(name).lines.load(span); // one after another: a run may log many
+      if (asked !== this.#asked) return;
+      this.draw();
+    }
   }
 
-  /** Appends a new point. */
+  /** Returns a figure, with its card in the page. */
+  #figure(name) {
+    const known = this.#figures.get(name);
+    if (known) return known;
+    const box = element("div", { className: "chart" });
+    const note = element("p", { className: "muted chart-note", hidden: true });
+    const card = element("section", { className: "card", "aria-label": `Figure ${name}` }, element("div", { className: "title" }, element("h2", { textContent: name }), element("span", { className: "muted small-text", textContent: "run.log" })), box, note);
+    card.dataset.figure = name;
+    byId("logged").append(card);
+    byId("logged").hidden = false;
+    const figure = { lines: new Lines({ figure: name }), note, chart: new Chart(box, { zoom: this.zoom, label: `${name} of each member, and the mean. Drag to zoom.` }) };
+    this.#figures.set(name, figure);
+    return figure;
+  }
+
+  /** Appends a new point of the run. */
   add(point) {
     this.#latest = point.at;
     if (this.#columns === null || this.#range?.to) return;
@@ -93,4 +154,50 @@ export class History {
     if (columns.at.length > POINTS_MAX) this.#reload();
     else this.draw();
   }
+
+  /** Appends new points of members; the first one is the mean. */
+  sample(rows) {
+    if (this.#columns === null || this.#range?.to) return;
+    let full = false;
+    for (const row of rows) {
+      if (row.peer !== "") full = this.#losses.add(row, row.loss) || full;
+      for (const [name, value] of Object.entries(row.figures)) full = this.#figure(name).lines.add(row, value) || full;
+    }
+    if (full) this.#reload();
+    else this.draw();
+  }
+
+  #draw() {
+    const columns = this.#columns;
+    if (columns === null) return;
+    const { at, step } = columns;
+    const own = { format: format.loss, tick: format.plain };
+    const members = this.#losses.lines.size > 1 ? this.#losses.thin(own) : []; // one's loss is the run's
+    const band = this.#losses.leftOut > 0 || members.length === 0;
+    this.loss.show([
+      ...members,
+      { ...own, label: members.length ? "Mean" : "Loss", at, step, value: columns.loss, colour: "accent", ...(band ? { low: columns.loss_min, high: columns.loss_max } : {}) },
+    ]);
+    leftOut(this.leftOut, this.#losses);
+    const moves = columns.tokens_per_s.some((value) => value > 0);
+    this.speed.show(
+      !moves
+        ? []
+        : [
+            { label: "Tokens/s", at, step, value: columns.tokens_per_s, format: format.large, tick: format.large, colour: "accent" },
+            { label: "Utilisation", at, step, value: columns.utilisation, format: format.percent, tick: format.percent, colour: "second", scale: "part", dash: [5, 4] },
+          ],
+    );
+    for (const { lines, chart, note } of this.#figures.values()) {
+      const shown = lines.thin({ format: format.figure, tick: format.figure });
+      const mean = lines.mean && shown.length !== 1 ? [{ ...lines.mean, label: "Mean", format: format.figure, tick: format.figure, colour: "accent" }] : [];
+      chart.show([...shown, ...mean]);
+      leftOut(note, lines);
+    }
+  }
+}
+
+function leftOut(note, lines) {
+  note.hidden = lines.leftOut === 0;
+  say(note, `Lines of ${lines.lines.size} members; ${lines.leftOut} more are not drawn.`);
 }

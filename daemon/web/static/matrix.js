@@ -4,17 +4,24 @@ import { Drawing, colour, fitted } from "./canvas.js";
 import { byId, element, say } from "./dom.js";
 import * as format from "./format.js";
 
-const CELL_MAX = 72;
+const CELL_WIDE_MAX = 220;
+const CELL_HIGH_MAX = 56;
 const LABEL_MIN = 14; // smaller cells have no room for names
-const NUMBER_MIN = 44;
+const NUMBER_WIDE_MIN = 44;
+const NUMBER_HIGH_MIN = 30;
+const PAIRS_MAX = 4_000; // whose last rate is kept; with more members only the newest rates are shown
+const AGED_S = 1; // a rate that the last status had no more
+const AGED = 0.45; // of its colour
 
 export class Matrix {
   #members = [];
-  #edge = 0;
+  #known = new Map(); // "from to" -> { rate, at }: not each round uses each link
+  #wide = 0;
+  #high = 0;
   #left = 0;
   #top = 0;
-  #low = 1;
-  #high = 1;
+  #slowest = 1;
+  #fastest = 1;
   #shown = "";
 
   constructor() {
@@ -28,10 +35,11 @@ export class Matrix {
       move: (thing, key) => this.#move(thing, key),
       tell: (thing) => this.#tell(thing),
     });
-    byId("matrix").replaceChildren(
-      element("p", { className: "legend" }, "Rows send, columns receive. ", element("span", { className: "key" }, element("i", { className: "swatch ramp" }), "slow to fast"), element("span", { className: "key" }, element("i", { className: "swatch none" }), "not measured")),
-      box,
-    );
+    this.none = element("p", { className: "empty", textContent: "Measured in rounds of two members or more." });
+    this.agedKey = key("aged", "not in the last round");
+    this.legend = element("p", { className: "legend" }, "Rows send, columns receive. ", key("ramp", "slow to fast"), key("none", "not measured"), this.agedKey);
+    this.box = box;
+    byId("matrix").replaceChildren(this.none, this.legend, box);
   }
 
   show(status) {
@@ -40,81 +48,108 @@ export class Matrix {
     if (key === this.#shown) return;
     this.#shown = key;
     this.#members = members;
-    const rates = members.flatMap(({ links }) => Object.values(links)).filter((rate) => rate > 0);
-    this.#low = Math.min(...rates, Infinity);
-    this.#high = Math.max(...rates, 0);
-    say(this.scale, rates.length ? `${format.rate(this.#low)} to ${format.rate(this.#high)}` : "no measurements yet");
+    this.#learn(members);
+    const rates = [...this.#known.values()].map(({ rate }) => rate);
+    this.#slowest = Math.min(...rates, Infinity);
+    this.#fastest = Math.max(...rates, 0);
+    const some = rates.length > 0;
+    this.none.hidden = some;
+    this.legend.hidden = this.box.hidden = !some;
+    this.agedKey.hidden = ![...this.#known.values()].some(({ at }) => this.#learnt - at > AGED_S);
+    say(this.scale, some ? `${format.rate(this.#slowest)} to ${format.rate(this.#fastest)}` : "");
     this.drawing.redraw();
+  }
+
+  /** Keeps the last rate of each pair of members. */
+  #learn(members) {
+    const here = new Set(members.map(({ peer }) => peer));
+    const keep = members.length ** 2 <= PAIRS_MAX;
+    for (const pair of this.#known.keys()) {
+      if (!keep || pair.split(" ").some((peer) => !here.has(peer))) this.#known.delete(pair);
+    }
+    const at = Date.now() / 1000;
+    for (const { peer, links } of members) {
+      for (const [to, rate] of Object.entries(links)) if (rate > 0) this.#known.set(`${peer} ${to}`, { rate, at });
+    }
+    this.#learnt = at;
+  }
+
+  #learnt = 0; // when the last rates came
+
+  /** Returns the rate from one member to another, and how old it is in seconds; null if it is not known. */
+  #rate(from, to) {
+    const known = this.#known.get(`${from.peer} ${to.peer}`);
+    return known ? { rate: known.rate, age: this.#learnt - known.at } : null;
   }
 
   #measure(width) {
     const count = Math.max(1, this.#members.length);
     const labelled = (width - 90) / count >= LABEL_MIN;
     this.#left = labelled ? Math.min(90, width * 0.25) : 0;
-    this.#edge = Math.min(CELL_MAX, (width - this.#left) / count);
+    this.#wide = Math.min(CELL_WIDE_MAX, (width - this.#left) / count);
+    this.#high = Math.min(CELL_HIGH_MAX, this.#wide);
     this.#top = labelled ? 22 : 0;
-    return this.#top + this.#edge * count + 2;
+    return this.#top + this.#high * count + 2;
   }
 
   /** Returns a rate's place between the slowest (0) and the fastest (1), on a log scale. */
   #part(rate) {
-    if (this.#high <= this.#low) return 1;
-    return Math.log(rate / this.#low) / Math.log(this.#high / this.#low);
+    if (this.#fastest <= this.#slowest) return 1;
+    return Math.log(rate / this.#slowest) / Math.log(this.#fastest / this.#slowest);
   }
 
   #paint(context) {
     const ink = { text: colour("ink"), muted: colour("muted"), line: colour("line"), heat: colour("accent"), surface: colour("surface") };
-    const edge = this.#edge;
-    const gap = edge > 8 ? 1 : 0;
+    const [wide, high] = [this.#wide, this.#high];
+    const gap = high > 8 ? 1 : 0;
     this.#members.forEach((from, row) => {
-      const y = this.#top + row * edge;
+      const y = this.#top + row * high;
       if (this.#left) {
         context.fillStyle = ink.text;
         context.textAlign = "left";
-        context.fillText(fitted(context, from.name, this.#left - 6), 0, y + edge / 2);
+        context.fillText(fitted(context, from.name, this.#left - 6), 0, y + high / 2);
         context.fillStyle = ink.muted;
         context.textAlign = "center";
-        context.fillText(fitted(context, from.name, edge - 2), this.#left + (row + 0.5) * edge, this.#top / 2);
+        context.fillText(fitted(context, from.name, wide - 2), this.#left + (row + 0.5) * wide, this.#top / 2);
       }
       this.#members.forEach((to, column) => {
-        const x = this.#left + column * edge;
-        this.#paintCell(context, from.links[to.peer], from === to, x, y, edge - gap, ink);
+        const x = this.#left + column * wide;
+        if (from !== to) this.#paintCell(context, this.#rate(from, to), [x, y, wide - gap, high - gap], ink);
       });
     });
     const picked = this.drawing.picked;
     if (picked) {
       context.strokeStyle = ink.text;
       context.lineWidth = 2;
-      context.strokeRect(this.#left + picked.column * edge, this.#top + picked.row * edge, edge - gap, edge - gap);
+      context.strokeRect(this.#left + picked.column * wide, this.#top + picked.row * high, wide - gap, high - gap);
     }
     context.textAlign = "left";
   }
 
-  #paintCell(context, rate, self, x, y, edge, ink) {
-    if (self) return;
-    if (!rate) {
+  #paintCell(context, known, [x, y, wide, high], ink) {
+    if (known === null) {
       context.strokeStyle = ink.line;
       context.lineWidth = 1;
-      if (edge > 5) context.strokeRect(x + 0.5, y + 0.5, edge - 1, edge - 1);
+      if (high > 5) context.strokeRect(x + 0.5, y + 0.5, wide - 1, high - 1);
       return;
     }
-    const part = this.#part(rate);
+    const heat = (0.12 + 0.88 * this.#part(known.rate)) * (known.age > AGED_S ? AGED : 1);
     context.fillStyle = ink.heat;
-    context.globalAlpha = 0.12 + 0.88 * part;
-    context.fillRect(x, y, edge, edge);
+    context.globalAlpha = heat;
+    context.fillRect(x, y, wide, high);
     context.globalAlpha = 1;
-    if (edge >= NUMBER_MIN) {
-      context.fillStyle = readable(ink, 0.12 + 0.88 * part);
+    if (wide >= NUMBER_WIDE_MIN && high >= NUMBER_HIGH_MIN) {
+      context.fillStyle = readable(ink, heat);
       context.textAlign = "center";
-      const [value, unit] = format.rate(rate).split(" ");
-      context.fillText(value, x + edge / 2, y + edge / 2 - 6);
-      context.fillText(unit, x + edge / 2, y + edge / 2 + 7);
+      const [value, unit] = format.rate(known.rate).split(" ");
+      context.fillText(value, x + wide / 2, y + high / 2 - 6);
+      context.fillText(unit, x + wide / 2, y + high / 2 + 7);
     }
   }
 
   #under(x, y) {
-    const column = Math.floor((x - this.#left) / this.#edge);
-    const row = Math.floor((y - this.#top) / this.#edge);
+    const column = Math.floor((x - this.#left) / this.#wide);
+    const row = Math.floor((y - this.#top) / this.#high);
     const inside = (index) => index >= 0 && index < this.#members.length;
     return inside(row) && inside(column) ? { row, column } : null;
   }
@@ -133,12 +168,15 @@ export class Matrix {
   #tell({ row, column }) {
     const [from, to] = [this.#members[row], this.#members[column]];
     if (!from || !to) return { text: "", x: 0, y: 0 };
-    const rate = from.links[to.peer];
-    let text = `${from.name} to ${to.name}: ${rate ? format.rate(rate) : "not measured"}`;
+    const known = this.#rate(from, to);
+    const aged = known && known.age > AGED_S ? `, measured ${format.duration(known.age)} ago` : "";
+    let text = `${from.name} to ${to.name}: ${known ? format.rate(known.rate) + aged : "not measured"}`;
     if (from === to) text = from.name;
-    return { text, x: this.#left + (column + 0.5) * this.#edge, y: this.#top + (row + 1) * this.#edge - 8 };
+    return { text, x: this.#left + (column + 0.5) * this.#wide, y: this.#top + (row + 1) * this.#high - 8 };
   }
 }
+
+const key = (kind, text) => element("span", { className: "key" }, element("i", { className: `swatch ${kind}` }), text);
 
 /** Returns the colour, text's or surface's, with the higher contrast to a mix of heat and surface. */
 function readable(ink, heat) {

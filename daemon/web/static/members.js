@@ -3,11 +3,12 @@
 import { lag, place, shares, StepTimes, version } from "./derive.js";
 import { byId, element, mark, say } from "./dom.js";
 import * as format from "./format.js";
+import { linkTo } from "./member.js";
 
 // A column: its heading, its text, its sort key, its alignment and its tooltip.
 const COLUMNS = [
   { key: "number", title: "#", text: (row) => String(row.number), sort: (row) => row.number },
-  { key: "name", title: "Name", text: (row) => row.name, sort: (row) => row.name.toLowerCase(), hint: (row) => row.peer },
+  { key: "name", title: "Name", text: (row) => row.name, sort: (row) => row.name.toLowerCase(), hint: (row) => row.peer, link: (row) => row.link },
   { key: "role", title: "Role", text: (row) => row.role, sort: (row) => row.role },
   { key: "place", title: "Round", text: (row) => row.place, sort: (row) => row.place },
   { key: "loss", title: "Loss", text: (row) => format.loss(row.loss), sort: (row) => row.loss, number: true },
@@ -60,7 +61,8 @@ export class Members {
     this.counts = element("span", { className: "muted" });
     this.gone = element("div", { className: "gone" });
     byId("members-tools").replaceChildren(this.counts, this.select);
-    byId("members").replaceChildren(this.box, this.gone);
+    this.none = element("p", { className: "empty", hidden: true });
+    byId("members").replaceChildren(this.box, this.none, this.gone);
     this.#showSort();
   }
 
@@ -95,6 +97,9 @@ export class Members {
     }
     rows.forEach((row, index) => this.#showRow(row, index));
     const { counts } = status;
+    this.box.hidden = rows.length === 0;
+    this.none.hidden = rows.length > 0;
+    say(this.none, status.state === "finished" ? "The run is finished, and its members have left." : "No member is connected.");
     say(this.counts, `${counts.live} connected, ${counts.participating} can contribute, ${counts.contributed} in the last round`);
     this.#showGone(status.departed);
   }
@@ -108,6 +113,7 @@ export class Members {
     return {
       peer: member.peer,
       name: member.name,
+      link: linkTo(member, status.members),
       number: member.number,
       role: member.role,
       place: round === null ? word : `${word} (${round})`,
@@ -151,6 +157,7 @@ export class Members {
     for (const column of COLUMNS) {
       const cell = cells.get(column.key);
       say(cell.value, column.text(row));
+      if (column.link) mark(cell.value, "href", column.link(row));
       if (column.hint) mark(cell.td, "title", column.hint(row));
     }
     mark(tr, "data-tone", row.tone);
@@ -162,7 +169,7 @@ export class Members {
   #makeRow(row) {
     const cells = new Map();
     const tds = COLUMNS.map((column) => {
-      const value = element("span", { className: "value" });
+      const value = element(column.link ? "a" : "span", { className: "value" });
       const td = element("td", { role: "cell", className: column.number ? "number" : "" }, value);
       td.dataset.title = column.title;
       td.dataset.key = column.key;
@@ -180,12 +187,13 @@ export class Members {
   #showGone(departed) {
     this.gone.hidden = departed.length === 0;
     const last = [...departed].reverse().slice(0, GONE_MAX);
-    const lines = last.map((member) => `${member.name} (${format.short(member.peer)}): ${member.why}`);
-    if (this.gone.dataset.lines === lines.join("\n")) return;
-    this.gone.dataset.lines = lines.join("\n");
+    const lines = last.map((member) => [linkTo(member, departed), member.name, ` (${format.short(member.peer)}): ${member.why}`]);
+    const now = JSON.stringify(lines);
+    if (this.gone.dataset.lines === now) return;
+    this.gone.dataset.lines = now;
     this.gone.replaceChildren(
       element("h3", { textContent: "Former members" }),
-      element("ul", {}, ...lines.map((text) => element("li", { textContent: text }))),
+      element("ul", {}, ...lines.map(([href, name, text]) => element("li", {}, element("a", { href, textContent: name }), text))),
     );
   }
 }

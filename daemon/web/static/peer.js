@@ -1,14 +1,13 @@
 // The page of a peer: what this machine does in the run, and what it waits for.
 
-import { Chart } from "./charts.js";
-import { byId, element, mark, onceAFrame, say } from "./dom.js";
+import { byId, element, mark, say, toast } from "./dom.js";
 import * as format from "./format.js";
 import { Figures, showState, showWhy } from "./headline.js";
-
-const POINTS_MAX = 1_800; // half an hour at one a second
+import { MemberCharts } from "./member_charts.js";
+import { exportLine } from "./outcome.js";
 
 export class Peer {
-  #columns = { at: [], loss: [], tokens_per_s: [] };
+  #over = "";
 
   constructor() {
     this.figures = new Figures(byId("figures"), ["Loss", "Tokens", "Tokens/s", "Utilisation", "Role", "Sent", "Received", "Trainer"]);
@@ -18,10 +17,11 @@ export class Peer {
     this.heads = element("tbody");
     this.rounds = element("p", {});
     this.checkpoint = element("p", {});
+    this.charts = new MemberCharts(() => ({}));
     byId("peer").replaceChildren(
       this.notices,
       card("Copying the state", this.copies, "copies"),
-      element("div", { className: "pair" }, chartCard("Loss", "own-loss"), chartCard("Throughput", "own-speed")),
+      this.charts.box,
       element(
         "div",
         { className: "pair" },
@@ -29,12 +29,18 @@ export class Peer {
         card("Local state", element("div", {}, this.rounds, this.checkpoint, table(["Fragment", "Version", "Digest"], this.heads)), "holds"),
       ),
     );
-    const options = { zoom: () => {}, label: "Since this page was opened." };
-    this.charts = [
-      new Chart("own-loss", [{ label: "Loss", column: "loss", format: format.loss, tick: format.plain, colour: "accent" }], options),
-      new Chart("own-speed", [{ label: "Tokens/s", column: "tokens_per_s", format: format.large, tick: format.large, colour: "accent" }], { ...options, fromZero: true }),
-    ];
-    this.draw = onceAFrame(() => this.charts.forEach((chart) => chart.show(this.#columns)));
+  }
+
+  async load() {
+    try {
+      await this.charts.load();
+    } catch (error) {
+      toast(`Loading the charts failed: ${error.message}`, "bad");
+    }
+  }
+
+  sample(rows) {
+    rows.forEach((row) => this.charts.add(row));
   }
 
   show(status) {
@@ -50,7 +56,22 @@ export class Peer {
     say(this.rounds, rounds.length ? `In flight: ${rounds.join("; ")}.` : "No round is in flight.");
     say(this.checkpoint, checkpointText(status.checkpoints));
     mark(this.checkpoint, "class", status.checkpoints.error ? "problem" : "");
-    this.#note(status);
+    this.#showEnd(status);
+  }
+
+  /** Tells where the final weights are, once the run is finished. */
+  #showEnd(status) {
+    const { place, newest } = status.checkpoints;
+    const box = byId("ending");
+    box.hidden = !status.finished;
+    const now = JSON.stringify([status.finished, place, newest]);
+    if (box.hidden || now === this.#over) return;
+    this.#over = now;
+    box.replaceChildren(
+      element("h2", { textContent: "The run is finished" }),
+      element("p", { textContent: newest ? `The final weights are in the checkpoints in ${place}. For a file of them:` : `This peer writes the final weights to ${place} when it leaves. Then, for a file of them:` }),
+      exportLine(`holdfast export --checkpoints ${quoted(place)} model.safetensors`),
+    );
   }
 
   #showFigures(status) {
@@ -78,15 +99,6 @@ export class Peer {
         ),
       ),
     );
-  }
-
-  #note(status) {
-    const columns = this.#columns;
-    if (columns.at.length > POINTS_MAX) for (const values of Object.values(columns)) values.shift();
-    columns.at.push(Date.now() / 1000);
-    columns.loss.push(status.loss);
-    columns.tokens_per_s.push(status.tokens_per_s);
-    this.draw();
   }
 }
 
@@ -120,10 +132,5 @@ const table = (headings, body) =>
 const card = (title, content, id) =>
   element("section", { className: "card", id, "aria-labelledby": `${id}-title` }, element("div", { className: "title" }, element("h2", { id: `${id}-title`, textContent: title })), content);
 
-const chartCard = (title, id) =>
-  element(
-    "section",
-    { className: "card", "aria-labelledby": `${id}-title` },
-    element("div", { className: "title" }, element("h2", { id: `${id}-title`, textContent: title }), element("span", { id: `${id}-tools`, className: "title-tools" }, element("span", { className: "muted", textContent: "since this page was opened" }))),
-    element("div", { id: `${id}-chart`, className: "chart" }),
-  );
+/** Quotes a path for a shell if it needs that. */
+const quoted = (path) => (/^[\w./:@-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`);

@@ -57,7 +57,7 @@ export class Rounds {
     });
     byId("rounds-tools").replaceChildren(scale, count, this.older, this.newer);
 
-    const legend = element(
+    this.legend = element(
       "p",
       { className: "legend" },
       ...[
@@ -93,7 +93,8 @@ export class Rounds {
     );
     table.addEventListener("toggle", () => this.#fillTable());
     this.table = table;
-    byId("rounds").replaceChildren(legend, box, table);
+    this.lostKey = this.legend.lastElementChild;
+    byId("rounds").replaceChildren(this.legend, box, table);
   }
 
   /** Fetches the newest rounds again, because some may have been missed. */
@@ -217,6 +218,7 @@ export class Rounds {
     this.newer.disabled = this.#end === null;
     this.older.disabled = rounds.length === 0 || (this.#exhausted && rounds[0] === all[0]);
     this.#rows = this.#rowsOf(rounds);
+    this.lostKey.hidden = !rounds.some((round) => Object.values(round.marks).some(bad));
     this.drawing.redraw();
     if (this.table.open) this.#fillTable();
   }
@@ -241,7 +243,7 @@ export class Rounds {
     const rounds = this.#window();
     const ink = {
       train: colour("train"),
-      wait: colour("wait"),
+      wait: colour("hatch"),
       reduce: colour("accent"),
       bad: colour("bad"),
       line: colour("line"),

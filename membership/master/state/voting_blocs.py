@@ -87,7 +87,10 @@ def elect(
 
 
 def large_invites(members: Sequence[Member]) -> dict[str, int]:
-    """Return the invites by which a third of the contributors or more came, with their numbers."""
+    """Return the invites by which a third of the contributors or more came, with their numbers.
+
+    An invite by which all came is none: there is no other contributor to outvote.
+    """
     counts: dict[str, int] = {}
     for member in members:
         if member.grant.invite:
@@ -95,7 +98,7 @@ def large_invites(members: Sequence[Member]) -> dict[str, int]:
     return {
         invite: count
         for invite, count in counts.items()
-        if count >= INVITE_MEMBERS_MIN and INVITE_SHARE * count >= len(members)
+        if INVITE_MEMBERS_MIN <= count < len(members) and INVITE_SHARE * count >= len(members)
     }
 
 

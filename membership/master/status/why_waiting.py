@@ -100,6 +100,8 @@ class WaitReasons:
                 for peer in self._coordinator.scheduler.expected(round_)
                 if peer not in round_.ready and peer not in round_.declined
             ]
+            if not round_.ready:
+                return f"training up to step {round_.at_step}, where round {round_.number} averages"
             return self._sentence(f"next: round {round_.number}", waiting, "still training")
         attempt = round_.running()
         if attempt.flushing:
