@@ -160,7 +160,18 @@ def commands(log_level: str, log_format: str, log_file: Path | None) -> None:
     logs.configure(log_level, log_format, log_file)
 
 
+@click.command()
+def dashboard() -> None:
+    """Open the page of the daemon on this machine.
+
+    \b
+    Examples:
+      holdfast dashboard
+    """
+
+
 for command in (
+    dashboard,
     run_commands.master,
     run_commands.join,
     relay,
