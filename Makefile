@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help install packages check test static lint types imports pytest quick soak gpu fuzz format demo \
-	bench docs reference screenshots constraints clean distclean
+	bench docs reference screenshots recording constraints clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,10 @@ reference: install  ## Pages of docs/reference that are made from the code
 
 screenshots: install  ## The pictures in docs/pictures/, from a small real run (about two minutes)
 	$(BIN)/python tools/screenshots.py $(ARGS)
+
+recording: install  ## The recording docs/pictures/kill.svg, of a real demo (about two minutes)
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[recording]"
+	$(BIN)/python tools/record_demo.py $(ARGS)
 
 # A scratch environment, so that only what pyproject.toml asks for gets into the list.
 constraints:  ## Take the newest versions into constraints.txt

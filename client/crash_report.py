@@ -58,13 +58,15 @@ class CrashReport:
 
 def kind_of(error: BaseException) -> FailureKind:
     """Return an exception's kind: memory, CUDA, or crash; the causes that it was raised from count too."""
+    memory = (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))  # since torch 2.5
+    cuda = getattr(torch, "AcceleratorError", ())  # since torch 2.8
     for each in _causes(error):
         text = str(each) if isinstance(each, RuntimeError) else ""
-        if isinstance(each, MemoryError | torch.OutOfMemoryError):
+        if isinstance(each, memory):
             return FailureKind.MEMORY
         if any(words in text for words in _MEMORY_WORDS):
             return FailureKind.MEMORY
-        if isinstance(each, torch.AcceleratorError) or any(words in text for words in _CUDA_WORDS):
+        if isinstance(each, cuda) or any(words in text for words in _CUDA_WORDS):
             return FailureKind.CUDA
     return FailureKind.CRASH
 

@@ -116,6 +116,9 @@ class DaemonConnection:
         return taken
 
     def close(self) -> None:
+        """End the connection, also for processes forked from this one. Harmless twice."""
+        with suppress(OSError):  # the daemon has closed it, or it was closed before
+            self._stream.shutdown(socket.SHUT_RDWR)  # workers of a DataLoader have copies of it
         self._stream.close()
         for descriptor in self.take_descriptors():
             os.close(descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -737,6 +738,15 @@ def test_the_end_is_heard_even_when_the_socket_breaks_first() -> None:
         wait_for(gone)
         run.log(validation_loss=1.0)
         assert run.finished
+
+
+def test_the_daemon_sees_the_end_even_if_a_forked_worker_still_has_the_socket() -> None:
+    """The workers of a DataLoader have copies of all descriptors, and outlive ``run.close``."""
+    ours, theirs = socket.socketpair()
+    with ours.dup(), theirs:
+        DaemonConnection(ours).close()
+        theirs.settimeout(WAIT_S)
+        assert theirs.recv(1) == b""
 
 
 def test_a_daemon_that_dies_is_noticed_within_a_second_or_so() -> None:

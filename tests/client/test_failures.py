@@ -63,6 +63,16 @@ def test_exceptions_are_told_apart(error: Exception, kind: FailureKind) -> None:
     assert kind_of(error) is kind
 
 
+def test_exceptions_are_told_apart_by_a_torch_without_classes_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch, "OutOfMemoryError")
+    monkeypatch.delattr(torch, "AcceleratorError")
+    assert kind_of(RuntimeError("CUDA out of memory. Tried to allocate")) is FailureKind.MEMORY
+    assert kind_of(RuntimeError("CUDA error: device-side assert")) is FailureKind.CUDA
+    assert kind_of(ValueError("no")) is FailureKind.CRASH
+
+
 def test_the_text_is_one_short_line() -> None:
     assert text_of(ValueError("two\n lines")) == "ValueError: two lines"
     assert len(text_of(ValueError("x" * 10_000))) == REASON_CHARS_MAX

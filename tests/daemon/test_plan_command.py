@@ -15,7 +15,6 @@ from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.spec.spec import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
 CHOOSING = (ROOT / "docs" / "choosing.md").read_text()
 CASE = ("--params", "30M", "--step-time", "0.1", "--peers", "4", "--bandwidth", "50mbit")
 
@@ -132,7 +131,8 @@ def test_a_run_toml_that_is_missing_is_named() -> None:
 def test_the_documented_example_is_the_real_output(tmp_path: Path) -> None:
     example = re.search(r"<!-- plan: begin.*?-->\n```text\n\$ (.*?)\n(.*?)```", CHOOSING, re.DOTALL)
     assert example is not None
-    (spec,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)[:1]
+    before = CHOOSING[: example.start()]
+    spec = re.findall(r"```toml\n(.*?)```", before, re.DOTALL)[-1]
     (tmp_path / "run.toml").write_text(spec)
     words = example.group(1).split()
     assert words[:3] == ["holdfast", "plan", "run.toml"]

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -21,6 +22,7 @@ from tools import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -64,7 +66,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 def test_all_example_specs_are_valid() -> None:
     found = [block for page in PAGES for block in blocks(page, "toml")]
-    assert len(found) > 3
+    assert len(found) > 2
     for block in found:
         RunSpec.parse(block)
 
@@ -74,6 +76,21 @@ def test_all_example_scripts_compile() -> None:
     assert len(found) >= 3
     for block in found:
         compile(block, "train.py", "exec")
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES], ids=lambda path: path.name)
+def test_samples_are_drawn_from_the_runs_generator(path: Path) -> None:
+    """``run.seed`` alone gives a script that starts again the same samples again."""
+    assert "run.seed" not in path.read_text()
+
+
+def test_the_recording_is_small_and_has_no_script() -> None:
+    picture = ROOT / "docs" / "pictures" / "kill.svg"
+    names = {element.tag.rpartition("}")[2] for element in ElementTree.parse(picture).iter()}
+    assert picture.stat().st_size <= 300_000
+    assert names <= {"svg", "title", "style", "defs", "g", "rect", "text", "use"}
+    assert "SIGKILL" in picture.read_text()
+    assert "docs/pictures/kill.svg" in (ROOT / "README.md").read_text()
 
 
 def test_the_commands_of_a_block_are_found() -> None:

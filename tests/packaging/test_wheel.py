@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import zipfile
@@ -68,6 +69,24 @@ def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
     assert [need for need in needed if need.startswith("trio")]
     with zipfile.ZipFile(wheel) as archive:
         assert [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    about = metadata(wheel)
+
+    assert len(about["Summary"]) < 200
+    assert about["Author"]
+    assert len(about["Keywords"].split(",")) > 5
+    assert about["Description-Content-Type"] == "text/markdown"
+    assert about.get_payload() == (ROOT / "README.md").read_text()
+    classifiers = about.get_all("Classifier", [])
+    assert "Typing :: Typed" in classifiers
+    # The license is an expression; a classifier beside it is refused by package indexes.
+    assert not [each for each in classifiers if each.startswith("License ::")]
+    versions = re.findall(r"Programming Language :: Python :: (3\.\d+)", "\n".join(classifiers))
+    assert about["Requires-Python"] == f">={versions[0]}"
+    tested = (ROOT / "docs" / "compatibility.md").read_text()
+    assert [each for each in versions if f"| Python {each}" not in tested] == []
 
 
 def test_the_command_starts_from_the_wheel(bin_folder: Path, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""The documentation's first run, as somebody types it: its files, its commands, in an empty folder."""
+"""The documentation's first run, as a user types it, in an empty folder."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -11,9 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.packaging.test_docs import ROOT, blocks, typed
-from tests.processes.harness import WAIT_S, Fleet, environment
+from tests.processes.harness import (
+    WAIT_S,
+    Fleet,
+    contributing,
+    environment,
+    in_sync,
+    member,
+    spec,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -64,43 +74,68 @@ class Shell:
             time.sleep(0.05)
         self.invite = found[0]
 
-    def begin(self, spec: str, script: str) -> None:
-        """Both files, and the three commands of the first page."""
-        (self.folder / "run.toml").write_text(spec)
-        (self.folder / "train.py").write_text(script)
-        lines = [line for block in blocks(DOCS / "index.md", "sh") for line in typed(block)]
-        master, *joins = lines
+    def begin(self) -> None:
+        """The master and both peers of the first page, with what is in ``my-run``."""
+        master, *joins = quickstart(DOCS / "index.md", "master", "join")
         self.start("master", master)
         self.wait_for_invite()
         for line in joins:
-            found = re.search(r"--name (\w+)", line)
-            assert found is not None
-            self.start(found[1], line)
+            self.join(line)
+
+    def join(self, line: str) -> None:
+        found = re.search(r"--name (\w+)", line)
+        assert found is not None
+        self.start(found[1], line)
 
 
-def without_comments(script: str) -> list[str]:
-    lines = (re.sub(r"\s+#.*", "", line) for line in script.splitlines())
-    return [line for line in lines if line]
+def quickstart(page: Path, *names: str) -> list[str]:
+    """A page's lines that begin with one of these commands."""
+    lines = [line for block in blocks(page, "sh") for line in typed(block)]
+    return [line for line in lines if line.split()[0] in names]
 
 
 def test_the_first_run_as_it_is_written(fleet: Fleet) -> None:
-    (spec,), (script,) = blocks(DOCS / "index.md", "toml"), blocks(DOCS / "index.md", "python")
-    assert [spec] == blocks(ROOT / "README.md", "toml")  # the README's is the same
-    assert without_comments(script) == without_comments(*blocks(ROOT / "README.md", "python"))
+    """Only lengths are changed: short rounds, until the test stops the run."""
+    names = ("init", "master", "join", "dashboard", "export")
+    init, *_, export = lines = quickstart(DOCS / "index.md", *names)
+    assert [line.split()[0] for line in lines] == [*names[:3], *names[2:]]
+    assert quickstart(ROOT / "README.md", *names) == lines
     shell = Shell(fleet)
-    shell.begin(spec, script)
-    assert [fleet.nodes[name].wait(WAIT_S) for name in ("alder", "birch")] == [0, 0]
-    assert torch.load(fleet.folder / "final.pt")["0.weight"].shape == (64, 8)
+    shell.run(init)
+    toml = fleet.folder / "my-run" / "run.toml"
+    text = toml.read_text()
+    for key, value in {"rounds": 0, "sync_every": 50, "min_members": 2}.items():
+        text = re.sub(rf"^{key} = \d+", f"{key} = {value}", text, flags=re.MULTILINE)
+    toml.write_text(text)
+    shell.begin()
+    fleet.until(lambda s: s["committed"] and contributing(s, "alder", "birch"), "both train")
+
+    fleet.kill("birch")
+    fleet.until(lambda s: member(s, "birch") is None, "birch is gone")
+    assert not fleet.nodes["alder"].ended_badly()
+    shell.join(quickstart(DOCS / "index.md", "join")[1])
+    fleet.until(lambda s: in_sync(s, "birch"), "birch is back")
+    committed = fleet.until_committed(2)
+    assert contributing(committed, "alder", "birch")
+
+    for name in ("alder", "birch"):
+        fleet.nodes[name].signal(signal.SIGINT)
+        assert fleet.nodes[name].wait() == 0
+    shell.run(export.replace("/tmp/", f"{fleet.folder}/"))
+    tensors = load_file(fleet.folder / "model.safetensors")
+    assert tensors
+    assert all(each.isfinite().all() for each in tensors.values())
 
 
 def test_a_runs_owner_types_what_the_pages_say(fleet: Fleet) -> None:
     """On a live run with the longer script: whatever needs no other machine, nor a name of one's own."""
-    (spec,) = blocks(DOCS / "index.md", "toml")
     (script,) = blocks(DOCS / "script.md", "python")
+    folder = fleet.folder / "my-run"
+    folder.mkdir()
+    (folder / "train.py").write_text(script)
+    (folder / "run.toml").write_text(spec(sync_every=50) + "[checkpoint]\nevery_rounds = 1\n")
     shell = Shell(fleet)
-    shell.begin(
-        spec.replace("rounds = 20", "rounds = 0") + "\n[checkpoint]\nevery_rounds = 1\n", script
-    )
+    shell.begin()
     until_s = time.monotonic() + WAIT_S
     while not list(fleet.folder.glob("alder/checkpoints/*.safetensors")):
         assert time.monotonic() < until_s, fleet.nodes["alder"].log

@@ -71,7 +71,7 @@ def test_what_matches_a_pattern_is_short() -> None:
     }
     found = set()
     for cls in vars(messages).values():
-        if attrs.has(cls):
+        if isinstance(cls, type) and attrs.has(cls):
             for field in attrs.fields(cls):
                 for each in (field.validator, getattr(field.validator, "member_validator", None)):
                     if (pattern := getattr(each, "pattern", None)) is not None:
