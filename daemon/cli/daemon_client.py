@@ -43,7 +43,7 @@ def call(
     import httpx  # takes a tenth of a second, which only the commands that send requests need
 
     url = f"{control.url}/api/{name}"
-    headers = {"authorization": f"Bearer {control.token}"}
+    headers = {"authorization": f"Bearer {control.token}"} if control.token else {}
     try:
         if body is None:
             response = _client().get(url, params=query, headers=headers, timeout=timeout_s)

@@ -496,11 +496,9 @@ class Coordinator:
             return False
         if not history.finished:
             self.context.record(RunFinished(history.last_round))
-            self.context.announce(
-                EventKind.RUN,
-                None,
-                f"all {history.commit_count} rounds are committed; the run is finished",
-            )
+            count = history.commit_count
+            rounds = "the only round is" if count == 1 else f"all {count} rounds are"
+            self.context.announce(EventKind.RUN, None, f"{rounds} committed; the run is finished")
             self._finish_due_s = self.context.now_s + self.context.spec.membership.deadline_s
             return True
         applied = all(

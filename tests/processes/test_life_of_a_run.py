@@ -55,7 +55,7 @@ def test_a_finished_run_says_how_it_ended_and_goes_on(fleet: Fleet) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, (fleet.folder / "final.safetensors").exists()) == (0, True), done
+    assert (done.returncode, (fleet.folder / "model.safetensors").exists()) == (0, True), done
     assert not [e for e in fleet.master()["events"] if "lost its trainer" in e["text"]]
     shown = typed(fleet, "status").stdout
     assert "all 3 rounds are committed; `holdfast resume --rounds N` goes on" in shown
