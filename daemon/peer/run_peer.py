@@ -84,6 +84,7 @@ AVAILABILITY_S = 1.0  # between two checks whether the machine is still availabl
 SHOWN_S = 0.5  # between two states of the living line
 LINES_QUOTED = 20  # of a script's output, with the error that it failed
 MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
+REFUSED_S = 5.0  # for a script whose model is refused to end with its own error
 FAREWELL_S = 120.0  # for the trainer to evaluate, save and exit after the run's end
 
 
@@ -375,6 +376,9 @@ class Peer:
                 except EvictedError as error:
                     self._error = self._error or as_user_error(error)
                     self._unfit = error.code == RefusalCode.LAYOUT.value
+                    if self._unfit and self.supervisor is not None:
+                        with trio.move_on_after(REFUSED_S):
+                            await self.supervisor.process_ended()
                 nursery.cancel_scope.cancel()
 
     async def _supervise(self, supervisor: TrainerSupervisor) -> None:

@@ -102,6 +102,8 @@ class TrainerSupervisor:
         self._sick_s = 0.0  # for how long it had failed by then
         self._retry = trio.Event()
         self._ended = trio.Event()
+        self._exited = trio.Event()  # of the newest process
+        self._exited.set()
 
     def environment(self) -> Mapping[str, str]:
         # Without the daemon's own options: one of them is the invite, which admits any machine.
@@ -134,6 +136,10 @@ class TrainerSupervisor:
         """End the command for good; on return none of its processes run."""
         self._scope.cancel()
         await self._ended.wait()
+
+    async def process_ended(self) -> None:
+        """Wait until no process runs and its last lines are taken."""
+        await self._exited.wait()
 
     def fail(self, kind: FailureKind, reason: str, sick_s: float) -> None:
         """End the running process as a failure that began ``sick_s`` ago."""
@@ -222,7 +228,7 @@ class TrainerSupervisor:
         finally:
             if pipe is not None:
                 pipe.close()
-        self.pid = process.pid
+        self.pid, self._exited = process.pid, trio.Event()
         self._process_scope = trio.CancelScope()
         try:
             async with _watched(process, self.socket_path):
@@ -235,6 +241,7 @@ class TrainerSupervisor:
             self.pid = None
             if pipe is not None:
                 await pipe.last_lines()
+            self._exited.set()
         assert process.returncode is not None
         return process.returncode
 
