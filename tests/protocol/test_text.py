@@ -39,7 +39,7 @@ HOSTILE = {
     "null": "al\x00der",
 }
 # Of which TOML allows all that follow the first few; it is parsed before anything of it is shown.
-TOML_FIELDS = {"Welcome.spec_toml"}
+TOML_FIELDS = {"NewSpec.spec_toml", "Welcome.spec_toml"}
 
 
 def _texts(wanted: Any, path: str) -> list[tuple[str, Any]]:
