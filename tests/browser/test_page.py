@@ -215,6 +215,7 @@ def test_drawings_have_names_for_screen_readers(page: Page) -> None:
 
 def test_a_member_has_a_page_with_an_address(page: Page, fleet: Fleet) -> None:
     page.route("**/api/logs**", lambda route: route.fulfill(json=LOG, headers={}))
+    page.evaluate("sessionStorage.setItem('holdfast-token', 'any')")
     row_named(page, "birch").get_by_role("link", name="birch").click()
     for _load in range(2):
         assert page.url.endswith("/#member=birch")
@@ -247,7 +248,7 @@ LOG = {
 def test_a_log_that_cannot_be_had_says_why(page: Page, fleet: Fleet) -> None:
     gone = {"error": "birch is not connected"}
     page.route("**/api/logs**", lambda route: route.fulfill(json=gone, status=503))
-    page.goto(f"{url(fleet, 'master')}/#member=birch")
+    page.goto(f"{url(fleet, 'master')}/#member=birch&token=any")
     note = page.locator("#member-no-log")
     expect(note).to_have_text("The log cannot be shown: birch is not connected.")
     page.unroute("**/api/logs**")
@@ -413,13 +414,28 @@ def test_a_token_in_the_address_signs_in_and_disappears(page: Page, fleet: Fleet
     expect(page.locator("#member .member-title")).to_have_text("alder")
     assert page.url.endswith("/#member=alder")
     assert page.evaluate("sessionStorage.length") == 1
+    expect(page.locator("#member .log li", has_text="joined as a contributor")).to_be_visible()
     page.get_by_role("link", name="The run").click()
     page.get_by_role("button", name="Verify copies").click()
     expect(page.get_by_role("dialog")).to_contain_text("identical")
     page.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Forget the token").click()
     assert page.evaluate("sessionStorage.length") == 0
-    watch(page).expect("404")  # of the log, with a daemon that has none
+
+
+def test_the_log_of_a_member_needs_the_token(page: Page, fleet: Fleet) -> None:
+    page.goto("about:blank")
+    page.goto(f"{url(fleet, 'master')}/#member=alder")
+    note = page.locator("#member-no-log")
+    expect(note).to_contain_text("the log needs the token")
+    page.get_by_role("button", name="Sign in").click()
+    give_token(page, "wrong")
+    expect(note).to_contain_text("refused this token")
+    watch(page).expect("401")
+    page.get_by_role("button", name="Sign in").click()
+    give_token(page, token_of(fleet))
+    expect(page.locator("#member .log li", has_text="joined as a contributor")).to_be_visible()
+    page.evaluate("sessionStorage.clear()")
 
 
 def test_the_dialog_names_the_file_of_the_token(page: Page, fleet: Fleet) -> None:

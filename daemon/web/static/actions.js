@@ -57,6 +57,8 @@ function field(text, control) {
   return element("p", { className: "field" }, element("label", { for: control.id, textContent: text }), control);
 }
 
+export const REFUSED = "The daemon refused this token. It makes a new one at each start.";
+
 /** Returns whether this tab has a token. */
 export const signedIn = () => token.get() !== null;
 
@@ -67,7 +69,8 @@ async function tokenPlace() {
   return [element("code", { textContent: "control.json" }), " in the daemon's state directory"];
 }
 
-async function askForToken(problem) {
+/** Asks for the token. Returns whether one was given. */
+export async function askForToken(problem) {
   const input = element("input", { type: "password", name: "token", required: true, autocomplete: "off", spellcheck: false });
   const given = await ask(
     "Bearer token",
@@ -75,7 +78,7 @@ async function askForToken(problem) {
       element(
         "p",
         {},
-        "Actions need the token that this daemon made at its start: ",
+        "Actions and logs need the token that this daemon made at its start: ",
         element("code", { textContent: "holdfast dashboard" }),
         " at its machine opens this page with it. Or copy it here: it is the entry ",
         element("code", { textContent: "token" }),
@@ -110,7 +113,7 @@ async function perform(name, body) {
         return null;
       }
       token.forget();
-      problem = "The daemon refused this token. It makes a new one at each start.";
+      problem = REFUSED;
     }
   }
 }

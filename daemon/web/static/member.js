@@ -1,6 +1,7 @@
 // The page of one member at the master: `#member=NAME`. Its figures, curves, events and log.
 
-import { get } from "./api.js";
+import { askForToken, REFUSED, signedIn } from "./actions.js";
+import { get, getPrivate, token } from "./api.js";
 import { byId, element, mark, say } from "./dom.js";
 import { line as eventLine } from "./events.js";
 import * as format from "./format.js";
@@ -22,6 +23,7 @@ export class MemberPage {
   #wanted; // name or id
   #peer = null; // its id, once it is known
   #timer = null;
+  #problem = ""; // with the last token
   #ended = false;
 
   constructor(wanted) {
@@ -40,7 +42,9 @@ export class MemberPage {
     this.log = element("ol", { className: "log", tabIndex: 0, role: "log", "aria-live": "off", "aria-label": "Log of this member" });
     this.noLog = element("p", { className: "empty", id: "member-no-log", textContent: "Loading the log …" });
     this.again = element("button", { type: "button", className: "plain small", textContent: "Load again" });
-    this.again.addEventListener("click", () => this.#loadLog());
+    this.again.addEventListener("click", async () => {
+      if (signedIn() || (await askForToken(this.#problem))) this.#loadLog();
+    });
     this.box = byId("member");
     this.box.replaceChildren(
       element("div", { className: "member-head" }, back, this.title, this.word),
@@ -93,9 +97,11 @@ export class MemberPage {
 
   async #loadLog() {
     clearTimeout(this.#timer);
+    if (!signedIn()) return this.#askToSignIn("What a machine prints may be private: the log needs the token.");
     try {
-      const { lines } = await get("logs", { peer: this.#peer ?? this.#wanted, lines: LOG_LINES });
+      const { lines } = await getPrivate("logs", { peer: this.#peer ?? this.#wanted, lines: LOG_LINES });
       if (this.#ended) return;
+      this.#problem = "";
       const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 30;
       this.log.replaceChildren(...lines.map(logLine));
       this.log.hidden = lines.length === 0;
@@ -105,12 +111,26 @@ export class MemberPage {
       this.again.hidden = true;
       this.#timer = setTimeout(() => this.#loadLog(), LOG_MS);
     } catch (error) {
+      if (error.refused) {
+        token.forget();
+        this.#problem = REFUSED;
+        this.#askToSignIn(REFUSED);
+        return;
+      }
       // What was loaded before stays.
       this.noLog.hidden = false;
+      say(this.again, "Load again");
       say(this.noLog, `The log cannot be shown: ${error.message}.`);
       this.log.hidden = this.log.children.length === 0;
       this.again.hidden = false;
     }
+  }
+
+  #askToSignIn(why) {
+    this.log.hidden = true;
+    this.noLog.hidden = this.again.hidden = false;
+    say(this.noLog, why);
+    say(this.again, "Sign in …");
   }
 
   /** Takes live points and events of the run. */
