@@ -101,7 +101,8 @@ export class Members {
     this.none.hidden = rows.length > 0;
     say(this.none, status.state === "finished" ? "The run is finished, and its members have left." : "No member is connected.");
     say(this.counts, `${counts.live} connected, ${counts.participating} can contribute, ${counts.contributed} in the last round`);
-    this.#showGone(status.departed);
+    // A peer that came back is a member again.
+    this.#showGone(status.departed.filter((gone) => !status.members.some((here) => here.peer === gone.peer)));
   }
 
   #facts(status, member, weights) {
