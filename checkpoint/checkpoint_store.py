@@ -26,6 +26,10 @@ class StoreError(HoldfastError):
     """The store cannot be used, now or ever; the message is the reason."""
 
 
+class FileGoneError(StoreError):
+    """There is no such file, perhaps no longer: a writer deletes old checkpoints at any time."""
+
+
 class CheckpointStore(Protocol):
     """Files by name. All methods raise StoreError."""
 
@@ -199,4 +203,5 @@ def _as_store_error(place: object, kind: type[Exception] = OSError) -> Iterator[
         raise
     except kind as error:
         name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        raise StoreError(f"{place}: {name}{error}") from error
+        raised = FileGoneError if isinstance(error, FileNotFoundError) else StoreError
+        raise raised(f"{place}: {name}{error}") from error

@@ -28,7 +28,7 @@ from ..protocol import wire
 from ..protocol.errors import HoldfastError, RemoteProtocolError, StateMismatchError
 from ..protocol.messages import FRAGMENTS_MAX, RUN_ID, FragmentHead, FragmentSize, ModelLayout
 from .blocks import FragmentArrays, block_places, digest_blocks, fragment_root
-from .checkpoint_store import PART, CheckpointStore, Piece
+from .checkpoint_store import PART, CheckpointStore, FileGoneError, Piece
 from .shared_state import SharedState
 from .tensor_file import Header, TensorFileError, encode_header, read_array, read_header
 
@@ -378,6 +378,8 @@ def newest(
     for name in names(place):
         try:
             checkpoint = open_checkpoint(place, name)
+        except FileGoneError:
+            continue  # its writer has deleted it since the names were read
         except CheckpointError as error:
             tell(str(error))
             continue

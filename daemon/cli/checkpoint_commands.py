@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,7 +78,7 @@ def list_them(where: str | None, state: Path | None, as_json: bool) -> None:
 
     with files.as_user_errors():
         place = files.find_place(where, state)
-        rows = [files.row_of(place, name) for name in files.named(place, None)]
+        rows = files.rows_of(files.named(place, None), partial(files.row_of, place))
     if as_json:
         click.echo(json.dumps({"place": str(place), "checkpoints": rows}, indent=2))
         return
@@ -140,7 +141,9 @@ def verify(name: str | None, where: str | None, state: Path | None, as_json: boo
         names = files.named(place, name)
         if not names:
             raise files.no_checkpoint(place)
-        rows = [{"name": each, "fault": files.fault_of(place, each)} for each in names]
+        rows = files.rows_of(
+            names, lambda each: {"name": each, "fault": files.fault_of(place, each)}
+        )
     for row in () if as_json else rows:
         tell(f"{row['name']}  {row['fault'] or 'whole'}")
     if as_json:

@@ -5,8 +5,8 @@ Separate from ``checkpoint_commands`` because it imports numpy, for which no oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ import click
 from attrs import asdict
 
 from ...checkpoint import checkpoints
-from ...checkpoint.checkpoint_store import CheckpointStore, FolderStore, StoreError, place_at
+from ...checkpoint.checkpoint_store import (
+    CheckpointStore,
+    FileGoneError,
+    FolderStore,
+    StoreError,
+    place_at,
+)
 from ...checkpoint.checkpoints import Checkpoint, CheckpointError
 from ...protocol.errors import UserError
 from ...protocol.text import escaped
@@ -109,6 +115,17 @@ def no_checkpoint(place: CheckpointStore) -> UserError:
 
 
 # ---------------------------------------------------------------- reports
+
+
+def rows_of(
+    names: Iterable[str], describe: Callable[[str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return what ``describe`` says of each checkpoint, without those that a writer deletes meanwhile."""
+    rows = []
+    for name in names:
+        with suppress(FileGoneError):
+            rows.append(describe(name))
+    return rows
 
 
 def row_of(place: CheckpointStore, name: str) -> dict[str, Any]:

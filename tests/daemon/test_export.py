@@ -207,6 +207,19 @@ def test_list_show_verify_and_delete(place: Path) -> None:
     assert [path.name for path in place.iterdir()] == [names[0]]
 
 
+def test_one_that_its_writer_deletes_meanwhile_is_left_out(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [saved(Odd(), place, step=step).name for step in (400, 300)]
+    gone = names[0].replace("-", "-9", 1)
+    monkeypatch.setattr(checkpoints, "names", lambda _place: [gone, *names])  # as they were before
+    listed = told("checkpoint", "list", "--checkpoints", place)["checkpoints"]
+    assert [each["name"] for each in listed] == names
+    verified = told("checkpoint", "verify", "--checkpoints", place)["checkpoints"]
+    assert [each["name"] for each in verified] == names
+    assert say("export", tmp_path / "newest.safetensors", "--checkpoints", place).exit_code == 0
+
+
 def test_a_damaged_one_is_named(place: Path, tmp_path: Path) -> None:
     names = [saved(Odd(), place, step=step).name for step in (300, 400)]
     path = place / names[1]
