@@ -271,6 +271,7 @@ def test_a_name_that_no_member_has_is_said_to_be_unknown(page: Page, fleet: Flee
 
 def test_rates_that_were_not_measured_again_stay_with_their_age(page: Page) -> None:
     """Show the view with made-up rows: which links a round uses is not for a test to choose."""
+    expect(page.locator("#matrix .legend")).to_have_count(1)  # the page's own view took its place
     page.evaluate("""async () => {
         const { Matrix } = await import("/static/matrix.js");
         const status = (links) => ({ members: [
