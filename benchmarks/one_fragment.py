@@ -48,6 +48,7 @@ def change(values: torch.Tensor, noise: torch.Tensor, step: int, all_in: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--values", type=int, help="in place of --mib: how many values")
     parser.add_argument("--tensors", type=int, default=1)
     parser.add_argument(
         "--all-in", type=int, default=0, help="change every value in so many steps; 0: only some"
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.05)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    model = OneFragment(options.mib * 2**20 // 4, options.tensors)
+    model = OneFragment(options.values or options.mib * 2**20 // 4, options.tensors)
     count = changed_count(model.values[0], options.all_in)
     noise_count = NOISE_COUNT + count + NOISE_STRIDE * options.tensors
     noise = NOISE * torch.randn(noise_count, generator=torch.Generator().manual_seed(0))
