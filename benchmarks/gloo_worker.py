@@ -63,7 +63,7 @@ def begin_torchft(arguments: dict[str, Any]) -> SumUp:
 
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(arguments["address"])
     rank, peers = arguments["rank"], arguments["peers"]
-    store = dist.distributed_c10d.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         arguments["master"], arguments["port"], peers, is_master=rank == 0, timeout=TIMEOUT
     )
     group = groups.ProcessGroupGloo(timeout=TIMEOUT)
