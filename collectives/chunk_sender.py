@@ -314,7 +314,9 @@ class SendTasks:
             link = await self._hub.link(send.peer, self._link_wait_s)
             self._sender.use_link(send.peer, link)
             order = self._context.order
-            await link.send_from(send.source, self._rank(send.peer), age=order.round)
+            # Contributions first: a sum waits for the last of them, a result's chunks for nothing.
+            age = 2 * order.round + (not send.contribution)
+            await link.send_from(send.source, self._rank(send.peer), age)
         except PeerLostError as error:
             if send.contribution:
                 self._on_lost(error)

@@ -276,6 +276,7 @@ class LanePool:
             elif received.closed:
                 # The other side has given up dialling this lane: it must not come late.
                 self._numbers.use(received.lane)
+        self._shared.node.line.look(trio.current_time())
         before_bytes = self._arrived_bytes
         self._arrived_bytes = self._removed.arrived_bytes + sum(
             lane.arrived_bytes for lane in self._lanes.values()

@@ -54,9 +54,24 @@ class LaneThreads:
         self.socket_lane = SocketLane(
             stream,
             lane,
-            upload=self._pace(shared.node.upload),
+            upload=self._paced_by_line(shared.node.upload),
             download=self._pace(shared.node.download),
         )
+
+    def _paced_by_line(self, cap: RateLimiter | None) -> LanePace:
+        """Return the pace of what is sent: that of the line, and of the owner's cap if there is one."""
+        line, now_s = self._shared.node.line, self._shared.loop.now_s
+
+        def wait_s(count: int) -> float:
+            at_s = now_s()
+            wait_s = line.reserve(count, at_s)
+            return wait_s if cap is None else max(wait_s, cap.reserve(count, at_s))
+
+        def share_bytes() -> int:
+            most = min(SLICE_BYTES, line.slice_bytes)
+            return most if cap is None else min(most, cap.slice_bytes)
+
+        return LanePace(wait_s, share_bytes)
 
     def _pace(self, limiter: RateLimiter | None) -> LanePace | None:
         if limiter is None:

@@ -86,6 +86,7 @@ class LinkLane:
                     nursery.cancel_scope.cancel()
         finally:
             if self._threads is not None:
+                self._shared.node.line.remove(self._threads.socket_lane)
                 self._threads.socket_lane.release()
             self.frames.unmeter()
             with trio.CancelScope(shield=True):  # forceful closing waits for no peer
@@ -98,6 +99,7 @@ class LinkLane:
         parts = (self.records, self.frames, self._shared)
         if isinstance(self.stream, trio.SocketStream):
             carrier = self._threads = LaneThreads(self.stream, *parts)
+            self._shared.node.line.add(carrier.socket_lane)
             hang_up.start_soon(carrier.hang_up)
         else:
             carrier = LaneTasks(self.stream, *parts)

@@ -14,6 +14,7 @@ from .event_loop import Loop
 from .fan_out import FanOutLimit
 from .frame_routing import FrameRouter
 from .lane_count import COUNT_FIRST, COUNT_MAX, LaneTrials
+from .line_watch import LineWatch
 from .rate_limiter import RateLimiter
 from .rate_meter import Meter
 from .send_priority import SendPriority
@@ -42,6 +43,7 @@ class SharedByLinks:
     Attributes:
       router: finds the sink of a frame.
       upload, download: caps on what all lanes together carry; None: no cap.
+      line: learns what the line carries, and paces the lanes by it.
       fan_out: limits the number of peers that the node sends to at once.
       send_priority: decides which frames of all links go first.
       sent, received: meters of what all links carry.
@@ -51,6 +53,7 @@ class SharedByLinks:
     router: FrameRouter
     upload: RateLimiter | None = None
     download: RateLimiter | None = None
+    line: LineWatch = Factory(LineWatch)
     fan_out: FanOutLimit = Factory(FanOutLimit)
     send_priority: SendPriority = Factory(SendPriority)
     sent: Meter = Factory(Meter)

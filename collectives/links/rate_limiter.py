@@ -17,22 +17,29 @@ import trio
 
 from ...protocol.errors import LocalProtocolError
 
-BURST_S = 0.1  # what an idle node may send at once, in seconds of the rate
-SLICE_S = 0.05  # what a taker should ask for at once, in seconds of the rate
+BURST_S, SLICE_S = 0.1, 0.05  # the defaults
 SLICE_BYTES_MIN = 1_024
 
 
 class RateLimiter:
-    """At most ``bytes_per_s`` over any stretch of time, plus a burst of ``BURST_S``.
+    """At most ``bytes_per_s`` over any stretch of time, plus a burst.
+
+    Args:
+      burst_s: what an idle node may send at once, in seconds of the rate.
+      slice_s: what a taker should ask for at once, in seconds of the rate.
 
     Raises:
       LocalProtocolError: ``bytes_per_s`` is not a positive number.
     """
 
-    def __init__(self, bytes_per_s: float) -> None:
+    def __init__(
+        self, bytes_per_s: float, *, burst_s: float = BURST_S, slice_s: float = SLICE_S
+    ) -> None:
         if not (bytes_per_s > 0 and math.isfinite(bytes_per_s)):
             raise LocalProtocolError(f"a cap of {bytes_per_s} bytes/s is not a positive number")
         self._bytes_per_s = bytes_per_s
+        self._burst_s = burst_s
+        self._slice_s = slice_s
         self._lock = threading.Lock()  # for ``_full_at_s``, since lanes ask from threads
         # When the bucket is full again if no lane takes any more.
         self._full_at_s = -math.inf
@@ -40,7 +47,11 @@ class RateLimiter:
     @property
     def slice_bytes(self) -> int:
         """Return how much to ask for at once, so that takers alternate often."""
-        return max(SLICE_BYTES_MIN, int(self._bytes_per_s * SLICE_S))
+        return max(SLICE_BYTES_MIN, int(self._bytes_per_s * self._slice_s))
+
+    def set_rate(self, bytes_per_s: float) -> None:
+        """Change the rate for what is asked for from now on."""
+        self._bytes_per_s = bytes_per_s
 
     async def take(self, count: int) -> None:
         """Wait until ``count`` bytes may pass.
@@ -67,4 +78,4 @@ class RateLimiter:
         """
         with self._lock:
             self._full_at_s = max(self._full_at_s, now_s) + count / self._bytes_per_s
-            return self._full_at_s - BURST_S - now_s
+            return self._full_at_s - self._burst_s - now_s

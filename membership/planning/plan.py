@@ -7,6 +7,7 @@ it contains the cost of rounding.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import groupby
@@ -16,7 +17,7 @@ from attrs import evolve, frozen
 from ...protocol.messages import FragmentSize, OwnerRun, Plan, SiteLeaders
 from ..spec.spec import MEAN, TOPK_CODECS, RunSpec
 from .bandwidth import LineCapacities, SiteLine
-from .shares import SharedLine, Workload, best_shares, bound_s, reduction_s, ring_s
+from .shares import SharedLine, Workload, bound_s, chosen_shares, reduction_s, ring_s
 from .sites import SitePlan, TreePlan, plan_tree, tree_s
 
 VALUE_BYTES = 4  # float32
@@ -24,6 +25,11 @@ COUNTER_BYTES = 8  # int64, sent verbatim
 CHUNK_ALIGNMENT = 256  # elements; blocks of a codec do not straddle chunks
 CHUNK_ELEMENTS_MIN = 4_096  # smaller chunks cost more in headers than they gain in balance
 CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be unequal
+# A chunk takes the slowest contributor's line about this long. Every lane has one under way when a round
+# ends, and a sum waits for the slowest of them.
+CHUNK_LINE_S = 0.002
+CHUNK_WIRE_BYTES_MIN = 65_536  # ... but is not cut finer than this for it,
+CHUNKS_FINE_MAX = 4_096  # nor a fragment into more chunks: each costs some work
 
 # Codecs that work in a star only: what they leave out has to come back by the sender's error feedback,
 # and the sums that leaders send have none.
@@ -96,7 +102,8 @@ def make_plan(
       NoReachableOwnerError: no contributor can be reached by all other members.
     """
     up, down = spec.reduce.codecs(fragment)
-    cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down)
+    slowest = min(lines.rates[peer].up_bytes_per_s for peer in contributors)
+    cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down, slowest)
     members = [*contributors, *(peer for peer in receivers if peer not in set(contributors))]
     number = {peer: index for index, peer in enumerate(members)}
     work = Workload(
@@ -126,7 +133,7 @@ def make_plan(
     # Trees with limited pairs are neither modelled nor measured.
     sited = None if work.pair_limits else _Sited.of(cut, members, work, lines.sites)
     if sited is None:
-        shares = tuple(best_shares(work))
+        shares = tuple(chosen_shares(work))
     else:
         work, shares = sited.star, sited.best.star
         possible = not star_only and not {up, down} & STAR_CODECS
@@ -238,12 +245,28 @@ def wire_bytes_per_value(codec: str) -> float:
     return WIRE_BYTES_PER_VALUE.get(codec.partition("+")[0], VALUE_BYTES)
 
 
-def chunk_elements_of(size: FragmentSize, owner_count: int, chunk_bytes: int) -> int:
-    """Return the number of values in a chunk, when a fragment is cut for ``owner_count`` contributors."""
+def chunk_elements_of(
+    size: FragmentSize,
+    owner_count: int,
+    chunk_bytes: int,
+    *,
+    bytes_per_value: float = VALUE_BYTES,
+    bytes_per_s: float = math.inf,
+) -> int:
+    """Return the number of values in a chunk.
+
+    Args:
+      owner_count: contributors among whom the fragment's chunks are divided.
+      chunk_bytes: float32 bytes of a chunk, at most.
+      bytes_per_value: on the wire.
+      bytes_per_s: what the slowest contributor's line carries.
+    """
+    values = size.value_count
     most = max(CHUNK_ALIGNMENT, chunk_bytes // VALUE_BYTES)
-    wanted = -(-size.value_count // (owner_count * CHUNKS_PER_OWNER))
-    wanted = -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT
-    return min(most, max(CHUNK_ELEMENTS_MIN, wanted))
+    wire_bytes = max(CHUNK_WIRE_BYTES_MIN, bytes_per_s * CHUNK_LINE_S)
+    wanted = min(most, values / (owner_count * CHUNKS_PER_OWNER), wire_bytes / bytes_per_value)
+    wanted = math.ceil(max(wanted, values / CHUNKS_FINE_MAX, CHUNK_ELEMENTS_MIN))
+    return min(most, -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT)
 
 
 @frozen
@@ -256,13 +279,24 @@ class _Cut:
     down_bytes_per_value: float
 
     @classmethod
-    def of(cls, size: FragmentSize, owner_count: int, chunk_bytes: int, up: str, down: str) -> _Cut:
-        return cls(
+    def of(
+        cls,
+        size: FragmentSize,
+        owner_count: int,
+        chunk_bytes: int,
+        up: str,
+        down: str,
+        bytes_per_s: float,
+    ) -> _Cut:
+        up_bytes, down_bytes = wire_bytes_per_value(up), wire_bytes_per_value(down)
+        elements = chunk_elements_of(
             size,
-            chunk_elements_of(size, owner_count, chunk_bytes),
-            wire_bytes_per_value(up),
-            wire_bytes_per_value(down),
+            owner_count,
+            chunk_bytes,
+            bytes_per_value=max(up_bytes, down_bytes),
+            bytes_per_s=bytes_per_s,
         )
+        return cls(size, elements, up_bytes, down_bytes)
 
     @property
     def chunk_count(self) -> int:

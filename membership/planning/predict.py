@@ -139,11 +139,17 @@ class RoundCost:
     def of(cls, spec: RunSpec, conditions: Conditions) -> RoundCost:
         fragments, peers, others = spec.diloco.fragments, conditions.peers, conditions.peers - 1
         values = math.ceil(conditions.value_count / fragments)  # as equal as layers allow
+        codecs = [spec.reduce.codecs(fragment) for fragment in range(fragments)]
         elements = chunk_elements_of(
-            FragmentSize(values, values, 0), peers, spec.reduce.chunk_bytes
+            FragmentSize(values, values, 0),
+            peers,
+            spec.reduce.chunk_bytes,
+            bytes_per_value=max(
+                fmean(map(wire_bytes_per_value, each)) for each in zip(*codecs, strict=True)
+            ),
+            bytes_per_s=conditions.line.up_bytes_per_s,
         )
         chunks = math.ceil(values / elements)
-        codecs = [spec.reduce.codecs(fragment) for fragment in range(fragments)]
         up_bytes, down_bytes = (
             values * fmean(map(wire_bytes_per_value, each)) + FRAME_BYTES * chunks
             for each in zip(*codecs, strict=True)

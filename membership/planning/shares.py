@@ -32,6 +32,7 @@ from .bandwidth import Bandwidth
 
 BISECTIONS = 60  # halvings of an interval: exact to the last bits of a float
 ROUNDING = 1e-12  # relative error of sums of floats
+UNEQUAL_GAIN_MIN = 1.1  # shares are equal unless the best ones are faster by this factor
 PROGRAM_SLACK = 1e-7  # relative difference that the solver takes for equal
 
 # One direction of a line: its speed, the bytes of a member without any share, and the bytes that a
@@ -211,6 +212,21 @@ def best_shares(work: Workload) -> list[float]:
     if work.shared or any(limit > 0 for limit in work.pair_limits.values()):
         return program_shares(work)
     return filled_shares(work)
+
+
+def chosen_shares(work: Workload) -> list[float]:
+    """Return equal shares, unless the best ones promise a reduction that is shorter by far.
+
+    Rates are estimates. A plan that follows their errors is slower than equal shares are.
+
+    Raises:
+      NoReachableOwnerError: no contributor can own anything.
+    """
+    best, barred = best_shares(work), work.barred()
+    count = work.contributor_count
+    part = 1 / (count - len(barred))
+    equal = [0.0 if member in barred else part for member in range(count)]
+    return best if shares_s(work, equal) > UNEQUAL_GAIN_MIN * shares_s(work, best) else equal
 
 
 def filled_shares(work: Workload) -> list[float]:

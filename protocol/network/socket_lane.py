@@ -20,6 +20,7 @@ import trio
 from attrs import frozen
 
 from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane
+from .socket_options import PathNow, path_now
 
 # A call that blocks this long returns with the bytes done so far, so that the byte counts show that the
 # lane moves, however slowly.
@@ -27,7 +28,7 @@ LOOK_UP_S = 1.0
 
 # Limit on the unsent bytes in the kernel's buffer. By default it takes megabytes: seconds on a slow line,
 # for which a round would wait behind a copy of the state.
-UNSENT_BYTES = 256 * 1024
+UNSENT_BYTES = 64 * 1024
 
 
 @frozen
@@ -184,6 +185,12 @@ class SocketLane:
             self._check_open()
             raise trio.BrokenResourceError("a lane ended in the middle of a frame")
         return done > 0
+
+    # ------------------------------------------------------------ its path
+
+    def path(self) -> PathNow | None:
+        """Return what the kernel says of the path now; from any thread."""
+        return None if self._closing.is_set() else path_now(self._socket)
 
     # ------------------------------------------------------------ ending
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 
 import trio
+from attrs import frozen
 
 # Seconds between the kernel's probes on an idle connection; routers forget it after 60 s or more.
 KEEPALIVE_S = 20
@@ -20,6 +21,8 @@ TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX = 44, 1_000
 
 CONGESTION_NAME_BYTES = 16  # the kernel's limit
 MIN_RTT_OFFSET = 148  # of tcpi_min_rtt in Linux's struct tcp_info
+RTT_OFFSET, ACKED_OFFSET = 68, 120  # of tcpi_rtt (32 bits) and tcpi_bytes_acked (64 bits)
+UNKNOWN_RTT = 2**32 - 1
 
 
 def keep_alive(sock: trio.socket.SocketType) -> None:
@@ -72,3 +75,38 @@ def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
         return math.inf
     microseconds = int.from_bytes(info[MIN_RTT_OFFSET:], sys.byteorder)
     return math.inf if microseconds == 2**32 - 1 else microseconds / 1e6
+
+
+@frozen
+class PathNow:
+    """What the kernel says of a connection's path at this moment.
+
+    Attributes:
+      round_trip_s: smoothed, over the last round trips.
+      shortest_s: the shortest round trip of the last minutes.
+      acked_bytes: bytes that the other side has acknowledged since the connection began.
+    """
+
+    round_trip_s: float
+    shortest_s: float
+    acked_bytes: int
+
+
+def path_now(sock: socket.socket) -> PathNow | None:
+    """Return what the kernel says of a connection's path; None if it tells nothing, or does not know yet."""
+    if sys.platform != "linux":
+        return None
+    size = MIN_RTT_OFFSET + 4
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+    except OSError:
+        return None
+    if len(info) < size:
+        return None
+    round_trip, shortest, acked = (
+        int.from_bytes(info[offset : offset + count], sys.byteorder)
+        for offset, count in ((RTT_OFFSET, 4), (MIN_RTT_OFFSET, 4), (ACKED_OFFSET, 8))
+    )
+    if not round_trip or shortest == UNKNOWN_RTT:
+        return None
+    return PathNow(round_trip / 1e6, shortest / 1e6, acked)

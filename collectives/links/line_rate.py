@@ -1,0 +1,108 @@
+"""The rate at which a node may send: learnt from what its lanes deliver and from how long that queues.
+
+Whoever sends faster than the line carries fills the queue in front of it: packets are lost, some flows
+get far more than others, and everybody behind the line waits. TCP itself finds the line's rate only by
+doing so. So all lanes of a node draw from one token bucket (``rate_limiter``) whose rate follows the
+line, as a router does that keeps its queue short:
+
+    free ──a queue──> paced at what is delivered ──no queue──> faster, in growing steps
+                          ^──────────a queue────────────────────────┘
+
+A queue shows in the round trips: every lane that sends has its shortest one (an empty queue) and its
+present one. What all of them wait longer for than before is the node's own line; a single receiver's
+line delays its own lanes only. The idea is LEDBAT's (RFC 6817), with a floor: on a line that other
+programs keep full, lanes yield at most to ``FLOOR`` of what they have carried.
+
+No clock, no I/O: ``LaneWatch`` calls ``sample``. Where the kernel tells nothing, and over short paths,
+the rate stays infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from attrs import frozen
+
+QUEUE_S_MIN = 0.015  # of waiting that counts as a queue; at least
+QUEUE_SHARE = 0.15  # of the shortest round trip, likewise
+WINDOW_S = 1.0  # what is delivered is measured over windows of this length
+GAP_S_MAX = 1.0  # between two samples; a longer gap begins a new window
+DRAIN = 0.97  # of what is delivered, while there is a queue
+STEP_FIRST, STEP_MAX = 0.01, 0.25  # growth by a sample without a queue, as a share of the rate
+SMALL_STEPS = 4  # as long as a queue takes to show; then each step is twice the last one
+USED_MIN = 0.85  # of the rate is used if it limits anything
+FLOOR = 0.94  # of the most that was delivered lately
+LATELY = 30  # windows
+ROUND_TRIP_S_MIN = 0.002  # over shorter paths queues are too short to be seen
+
+
+@frozen
+class LineSample:
+    """What the lanes that have sent since the last sample say.
+
+    Attributes:
+      delivered_bytes: that the other sides have acknowledged since the last sample.
+      round_trip_s: the shortest round trip of these lanes.
+      queue_s: the least by which any of them takes longer now.
+    """
+
+    now_s: float
+    delivered_bytes: int
+    round_trip_s: float
+    queue_s: float
+
+
+class LineRate:
+    """See the top of this file. One per node.
+
+    Attributes:
+      bytes_per_s: the rate at which the node may send; infinite while no queue was seen.
+      capacity_bytes_per_s: what was delivered when a queue was seen last; 0.0 before.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_per_s = math.inf
+        self.capacity_bytes_per_s = 0.0
+        self._quiet_count = 0  # samples without a queue, one after the other
+        self._recent: deque[tuple[float, int]] = deque()  # (end, bytes) of samples of one window
+        self._most: deque[float] = deque(maxlen=LATELY)  # delivered per second, by window
+        self._window_s = -math.inf  # end of the last window in ``_most``
+
+    def sample(self, sample: LineSample) -> float:
+        """Take note of a sample. Returns ``bytes_per_s``."""
+        delivered = self._delivered(sample)
+        if delivered is None or sample.round_trip_s < ROUND_TRIP_S_MIN:
+            return self.bytes_per_s
+        most = max(self._most, default=0.0)
+        if sample.queue_s > max(QUEUE_S_MIN, QUEUE_SHARE * sample.round_trip_s):
+            self.capacity_bytes_per_s = delivered
+            self._quiet_count = 0
+            self.bytes_per_s = max(FLOOR * most, DRAIN * min(delivered, self.bytes_per_s))
+        elif delivered >= USED_MIN * self.bytes_per_s:
+            doublings = max(0, self._quiet_count - SMALL_STEPS)
+            self._quiet_count += 1
+            step = min(STEP_FIRST * 2**doublings, STEP_MAX)
+            self.bytes_per_s = max(self.bytes_per_s * (1 + step), DRAIN * most)
+        return self.bytes_per_s
+
+    def _delivered(self, sample: LineSample) -> float | None:
+        """Return bytes per second of the window that ends with this sample; None if it is too short."""
+        last_s = self._recent[-1][0] if self._recent else -math.inf
+        if sample.now_s - last_s > GAP_S_MAX:
+            # Of what came in a longer pause it is not known when it came.
+            self._recent.clear()
+            self._recent.append((sample.now_s, 0))
+            return None
+        self._recent.append((sample.now_s, sample.delivered_bytes))
+        while len(self._recent) > 2 and sample.now_s - self._recent[1][0] >= WINDOW_S:
+            self._recent.popleft()
+        began_s = self._recent[0][0]
+        span_s = sample.now_s - began_s
+        if span_s < WINDOW_S:
+            return None
+        rate = sum(carried for _, carried in list(self._recent)[1:]) / span_s
+        if sample.now_s - self._window_s >= WINDOW_S:
+            self._most.append(rate)
+            self._window_s = sample.now_s
+        return rate

@@ -1,0 +1,80 @@
+"""The pace of a node's lanes: what the kernel says of their paths, made into the rate of one bucket.
+
+``line_rate`` has the rule. Here the connections are read, a few times a second and only while the other
+sides acknowledge something, so that an idle node does nothing. Lanes in memory have no path to read:
+they are never paced.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...protocol.network.socket_lane import SocketLane
+from .line_rate import LineRate, LineSample
+from .rate_limiter import RateLimiter
+
+LOOK_S = 0.25  # between two looks at the connections
+BURST_S = 0.02  # of the line's rate, for threads that wake up late
+SLICE_S = 0.005  # of the line's rate, for one lane at once
+SLICE_BYTES_MIN = 8_192
+
+
+class LineWatch:
+    """See the top of this file. One per node; ``add``, ``remove`` and ``look`` on the event loop only.
+
+    Attributes:
+      rate: what was learnt.
+    """
+
+    def __init__(self) -> None:
+        self.rate = LineRate()
+        self._acked: dict[SocketLane, int] = {}  # bytes acknowledged at the last look
+        self._looked_s = -math.inf
+        self._limiter: RateLimiter | None = None  # while the rate is finite
+
+    # ------------------------------------------------------------ lanes' threads
+
+    def reserve(self, count: int, now_s: float) -> float:
+        """Take ``count`` bytes; return the seconds to wait before they may be sent. Thread-safe."""
+        limiter = self._limiter
+        return 0.0 if limiter is None else limiter.reserve(count, now_s)
+
+    @property
+    def slice_bytes(self) -> int:
+        """Return how much a lane should send at once, so that lanes alternate often."""
+        limiter = self._limiter
+        return 2**31 if limiter is None else max(SLICE_BYTES_MIN, limiter.slice_bytes)
+
+    # ------------------------------------------------------------ the event loop
+
+    def add(self, lane: SocketLane) -> None:
+        """Watch an open lane."""
+        self._acked[lane] = 0
+
+    def remove(self, lane: SocketLane) -> None:
+        """Watch a lane no more: it will be closed."""
+        self._acked.pop(lane, None)
+
+    def look(self, now_s: float) -> None:
+        """Read the connections, if it is time, and pace the lanes by what they say."""
+        if now_s - self._looked_s < LOOK_S or not self._acked:
+            return
+        self._looked_s = now_s
+        delivered, round_trip_s, queue_s = 0, math.inf, math.inf
+        for lane, before in self._acked.items():
+            path = lane.path()
+            if path is None or path.acked_bytes == before:
+                continue
+            self._acked[lane] = path.acked_bytes
+            delivered += path.acked_bytes - before
+            round_trip_s = min(round_trip_s, path.shortest_s)
+            queue_s = min(queue_s, path.round_trip_s - path.shortest_s)
+        if not delivered:
+            return
+        rate = self.rate.sample(LineSample(now_s, delivered, round_trip_s, queue_s))
+        if rate == math.inf:
+            self._limiter = None
+        elif self._limiter is None:
+            self._limiter = RateLimiter(rate, burst_s=BURST_S, slice_s=SLICE_S)
+        else:
+            self._limiter.set_rate(rate)
