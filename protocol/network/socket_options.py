@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import socket
 import sys
@@ -19,7 +20,10 @@ KEEPALIVE = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEE
 TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX = 44, 1_000
 
 CONGESTION_NAME_BYTES = 16  # the kernel's limit
-MIN_RTT_OFFSET = 148  # of tcpi_min_rtt in Linux's struct tcp_info
+MIN_RTT_OFFSET = 148  # of tcpi_min_rtt (32 bits) in Linux's struct tcp_info
+RETRANSMITTED_OFFSET = 208  # of tcpi_bytes_retrans (64 bits), since Linux 4.19
+
+AnySocket = trio.socket.SocketType | socket.socket
 
 
 def keep_alive(sock: trio.socket.SocketType) -> None:
@@ -42,14 +46,14 @@ def retry_soon(sock: trio.socket.SocketType) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX)
 
 
-def choose_congestion(sock: trio.socket.SocketType, name: str) -> None:
+def choose_congestion(sock: AnySocket, name: str) -> None:
     """Use this congestion control if the kernel has and permits it; else keep the default."""
     if name and hasattr(socket, "TCP_CONGESTION"):
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
-def congestion_of(sock: trio.socket.SocketType) -> str:
+def congestion_of(sock: AnySocket) -> str:
     """Return the congestion control of a connection, or an empty text if the kernel does not tell it."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return ""
@@ -60,15 +64,44 @@ def congestion_of(sock: trio.socket.SocketType) -> str:
     return name.partition(b"\0")[0].decode("ascii", "replace")
 
 
-def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
+def obtainable_congestion(name: str) -> str:
+    """Return the congestion control that a connection of this process gets if it asks for ``name``.
+
+    An empty text: the kernel does not tell, or lets no program choose. A kernel whose module for ``name``
+    is not loaded loads it for a process with CAP_NET_ADMIN.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        choose_congestion(sock, name)
+        return congestion_of(sock)
+
+
+def shortest_round_trip_s(sock: AnySocket) -> float:
     """Return the shortest round trip that the kernel saw, or infinity if it does not tell it."""
-    if not hasattr(socket, "TCP_INFO"):
+    microseconds = _read_tcp_info(sock, MIN_RTT_OFFSET, 4)
+    if microseconds is None or microseconds == 2**32 - 1:
         return math.inf
+    return microseconds / 1e6
+
+
+def retransmitted_bytes(sock: AnySocket) -> int:
+    """Return how many bytes the kernel sent again; 0 on a closed socket, or if it does not tell it."""
+    return _read_tcp_info(sock, RETRANSMITTED_OFFSET, 8) or 0
+
+
+@functools.cache
+def counts_retransmissions() -> bool:
+    """Return whether this kernel tells how many bytes it sent again."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        return _read_tcp_info(sock, RETRANSMITTED_OFFSET, 8) is not None
+
+
+def _read_tcp_info(sock: AnySocket, offset: int, size_bytes: int) -> int | None:
+    """Return a number in the kernel's report of a connection; None if the report does not have it."""
+    if sys.platform != "linux" or not hasattr(socket, "TCP_INFO"):
+        return None
+    end = offset + size_bytes
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, MIN_RTT_OFFSET + 4)
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, end)
     except OSError:
-        return math.inf
-    if len(info) < MIN_RTT_OFFSET + 4:
-        return math.inf
-    microseconds = int.from_bytes(info[MIN_RTT_OFFSET:], sys.byteorder)
-    return math.inf if microseconds == 2**32 - 1 else microseconds / 1e6
+        return None
+    return None if len(info) < end else int.from_bytes(info[offset:], sys.byteorder)
