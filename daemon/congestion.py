@@ -12,9 +12,10 @@ import enum
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import attrs
 from attrs import define, field, frozen
 
 from ..collectives.links.link_parts import LaneRules
@@ -121,7 +122,7 @@ def examine(wanted: str) -> CongestionReport:
 
 
 def explain(wanted: str, used: str, settings: CongestionSettings) -> CongestionReport:
-    """Say in words what lanes get that ask for ``wanted`` and get ``used``; empty: not known."""
+    """Say in words what lanes get that ask for ``wanted`` and get ``used``."""
     text = f"lanes use {used}"
     fix = ""
     if not used:
@@ -162,6 +163,22 @@ def _remedy(wanted: str, settings: CongestionSettings) -> str:
         now, later = f"modprobe {module}", f"echo {module} > {MODULES_FILE}"
     where = " on the host, not in this container or network namespace" if settings.elsewhere else ""
     return f"as root{where}: `{now}`, for after a reboot `{later}`; then start the peer again"
+
+
+def compare_with_lanes(report: CongestionReport, used_now: Iterable[str]) -> CongestionReport:
+    """Return the report, or one about open lanes: they keep what they got when they were opened.
+
+    Args:
+      used_now: the congestion controls of open lanes; empty texts: not known.
+    """
+    others = sorted({*used_now} - {report.used, ""})
+    if report.used != report.wanted or not others:
+        return report
+    return attrs.evolve(
+        report,
+        text=f"new lanes use {report.used}; those opened before still use {', '.join(others)}",
+        fix="start the peer again",
+    )
 
 
 @define

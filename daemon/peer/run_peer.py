@@ -36,7 +36,7 @@ from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import Invite
 from ...protocol.trust.notary import Notary
-from ..congestion import CongestionCheck
+from ..congestion import CongestionCheck, compare_with_lanes
 from ..exit_codes import ExitCode
 from ..log_ring import LogRing
 from ..memory_check import machine_bytes
@@ -547,8 +547,12 @@ class Peer:
         return "" if self.service.session.connected else "it is not attached to a master"
 
     def _congestion(self) -> CongestionReport | None:
-        spec = self.service.spec
-        return None if spec is None else self._congestion_check.look(spec.reduce.congestion)
+        service = self.service
+        if service.spec is None:
+            return None
+        report = self._congestion_check.look(service.spec.reduce.congestion)
+        lanes = (lane for link in service.hub.links.values() for lane in link.lanes)
+        return compare_with_lanes(report, (lane.facts.congestion for lane in lanes))
 
     def _why_spare(self) -> str:
         """Return why this peer has no place; empty if it has one, or the reason is not known."""

@@ -7,25 +7,43 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import attrs
 import msgspec
 import pytest
+import trio
 
 from holdfast.daemon.congestion import (
     CHECK_AGAIN_S,
     CongestionCheck,
     CongestionSettings,
     ModuleState,
+    compare_with_lanes,
     examine,
     explain,
     read_settings,
     wanted_by_default,
 )
+from holdfast.daemon.peer.peer_config import CurrentSpec
+from holdfast.daemon.peer.relay_service import make_forwarder
 from holdfast.daemon.status_records import CongestionReport
-from holdfast.membership.spec.spec import ReduceTable
-from holdfast.protocol.network.socket_options import obtainable_congestion
+from holdfast.membership.spec.spec import ReduceTable, RunSpec
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.messages import RelayOffer, RelayPair
+from holdfast.protocol.network.interface import Channel
+from holdfast.protocol.network.relay_ticket import (
+    PAIRED,
+    TICKET_BYTES,
+    RelayPreamble,
+    RelayRole,
+)
+from holdfast.protocol.network.socket_options import congestion_of, obtainable_congestion
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.trust.authority import Authority, Party
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
 from tests.processes.harness import environment
 
 STOCK = CongestionSettings(
@@ -243,3 +261,48 @@ def test_a_peer_looks_again_while_something_is_to_be_done() -> None:
     assert asked == ["bbr", "bbr"], "nothing is left to be done"
     assert check.look("cubic").wanted == "cubic"
     assert asked == ["bbr", "bbr", "cubic"]
+
+
+def test_lanes_that_were_opened_before_it_was_allowed_need_a_restart() -> None:
+    allowed = explain("bbr", "bbr", attrs.evolve(STOCK, allowed=("reno", "cubic", "bbr")))
+    assert compare_with_lanes(allowed, ["bbr", "", "bbr"]) is allowed
+    old = compare_with_lanes(allowed, ["bbr", "cubic", "cubic"])
+    assert old.text == "new lanes use bbr; those opened before still use cubic"
+    assert old.fix == "start the peer again"
+    refused = explain("bbr", "cubic", STOCK)
+    assert compare_with_lanes(refused, ["bbr", "cubic"]) is refused
+    assert compare_with_lanes(explain("", "cubic", STOCK), ["bbr"]).fix == ""
+
+
+@pytest.mark.real_time
+async def test_what_a_relay_forwards_uses_the_congestion_control_of_the_runs_lanes(
+    tmp_path: Path,
+) -> None:
+    authority, identity = Authority.load_or_create(tmp_path, "demo"), Identity.generate()
+    pem = authority.issue(identity.request_pem("hub"), "hub", Party.PEER)
+    network = SocketNetwork(Credentials(tmp_path / "hub", identity, pem, authority.certificate_pem))
+    spec = CurrentSpec(RunSpec(reduce=ReduceTable(congestion="reno")))
+    forwarder = make_forwarder(RelayOffer(1e9, 1, 0, only=True), network, spec)
+    ticket, accepted = b"t" * TICKET_BYTES, []
+    forwarder.carry(RelayPair(ticket, ()))
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        assert isinstance(stream, trio.SocketStream)
+        accepted.append(stream)
+        await forwarder.handle(stream)
+
+    async with trio.open_nursery() as nursery:
+        serve = partial(network.serve, on_relay=handle)
+        (address,) = await nursery.start(serve, [Address("127.0.0.1", 0)], no_channel, None)
+        parked, call = [await trio.open_tcp_stream(address.host, address.port) for _ in range(2)]
+        await parked.send_all(RelayPreamble(RelayRole.PARK, ticket).pack())
+        await call.send_all(RelayPreamble(RelayRole.CALL, ticket).pack())
+        assert await parked.receive_some() == await call.receive_some() == PAIRED
+        assert [congestion_of(stream.socket) for stream in accepted] == ["reno", "reno"]
+        for stream in (parked, call):
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def no_channel(_channel: Channel) -> None:
+    raise AssertionError("only relayed streams come here")
