@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +25,7 @@ from .status_records import CongestionReport
 
 SYSCTL = Path("/proc/sys/net/ipv4")
 MODULES = Path("/lib/modules")
+CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))  # Docker's, Podman's
 BBR = "bbr"
 # Measured in the lab: one connection, a line of 1 Gbit/s, a round trip of 100 ms, 0.02 % of packets lost.
 GAIN = (
@@ -83,7 +85,7 @@ def read_settings(
         default=_read(sysctl / "tcp_congestion_control") or "",
         allowed=None if allowed is None else tuple(allowed.split()),
         module=state,
-        elsewhere=_read_only(allowed_file),
+        elsewhere=_is_elsewhere(allowed_file),
         release=release,
     )
 
@@ -105,12 +107,16 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _read_only(path: Path) -> bool:
-    """Return whether not even root may write a setting here, though it exists."""
+def _is_elsewhere(allowed_file: Path) -> bool:
+    """Return whether this process is in a container, or in a network namespace that is not the first.
+
+    Recent kernels let not even root write the list there. A file system that is mounted read-only tells
+    nothing: a system service has /proc/sys like that, on the host itself.
+    """
+    if any(map(Path.exists, CONTAINER_MARKS)):
+        return True
     try:
-        mounted_read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-        # Linux 5.13 and later show the first namespace's settings to others like this.
-        return mounted_read_only or not path.stat().st_mode & 0o200
+        return not allowed_file.stat().st_mode & stat.S_IWUSR
     except OSError:
         return False
 

@@ -439,6 +439,12 @@ def test_a_peers_page_says_what_its_owner_can_do_for_its_connections(
     expect(page.locator(".figure", has_text="Sent").locator(".remark")).to_have_text(
         "1 % retransmitted"
     )
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.evaluate("""() => {
+        const fix = `sysctl -w net.ipv4.tcp_allowed_congestion_control=${"reno,".repeat(20)}`;
+        window.made.show({ ...window.told, congestion: { ...window.told.congestion, fix } });
+    }""")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     page.evaluate("""() => {
         const congestion = { ...window.told.congestion, fix: "" };
         window.made.show({ ...window.told, congestion, bulk_retransmitted_bytes: null });

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import trio
 
+from holdfast.daemon import congestion
 from holdfast.daemon.congestion import (
     CHECK_AGAIN_S,
     CongestionCheck,
@@ -156,13 +157,18 @@ def test_the_doctor_asks_for_what_lanes_ask_for() -> None:
     ],
 )
 def test_modules_are_found_in_the_kernels_lists(
-    tmp_path: Path, dep: str | None, builtin: str | None, state: ModuleState
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dep: str | None,
+    builtin: str | None,
+    state: ModuleState,
 ) -> None:
     folder = tmp_path / "modules" / os.uname().release
     folder.mkdir(parents=True)
     for name, text in (("modules.dep", dep), ("modules.builtin", builtin)):
         if text is not None:
             (folder / name).write_text(text)
+    monkeypatch.setattr(congestion, "CONTAINER_MARKS", ())  # the tests may run in one
     sysctl = tmp_path / "ipv4"
     sysctl.mkdir()
     (sysctl / "tcp_available_congestion_control").write_text("reno cubic\n")
@@ -174,9 +180,18 @@ def test_modules_are_found_in_the_kernels_lists(
     assert read_settings("bbr", sysctl, tmp_path / "modules").module is ModuleState.LOADED
     (sysctl / "tcp_allowed_congestion_control").chmod(0o444)  # as in another network namespace
     assert read_settings("bbr", sysctl, tmp_path / "modules").elsewhere
+    (sysctl / "tcp_allowed_congestion_control").chmod(0o644)
+    mark = tmp_path / "dockerenv"
+    monkeypatch.setattr(congestion, "CONTAINER_MARKS", (mark,))
+    assert not read_settings("bbr", sysctl, tmp_path / "modules").elsewhere
+    mark.touch()
+    assert read_settings("bbr", sysctl, tmp_path / "modules").elsewhere
 
 
-def test_a_system_without_the_files_is_read_as_unknown(tmp_path: Path) -> None:
+def test_a_system_without_the_files_is_read_as_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(congestion, "CONTAINER_MARKS", ())
     read = read_settings("bbr", tmp_path, tmp_path)
     assert read == CongestionSettings("", None, ModuleState.UNKNOWN, False, os.uname().release)
 
