@@ -75,9 +75,25 @@ class LinkRow:
     """A peer's link to another peer."""
 
     peer: PeerId
-    lanes: int
-    congestion: tuple[str, ...]
-    round_trip_s: float | None
+    lanes: Annotated[int, about("TCP connections for bulk bytes, now.")]
+    congestion: Annotated[tuple[str, ...], about("TCP congestion controls of these connections.")]
+    round_trip_s: Annotated[float | None, about("The shortest seen; null: not known.")]
+    sent_bytes: Annotated[int, about("Bulk bytes sent over this link, on past connections too.")]
+    retransmitted_bytes: Annotated[
+        int | None, about("What TCP sent again of it; null: the kernel does not tell.")
+    ]
+
+
+@frozen(kw_only=True)
+class CongestionReport:
+    """The TCP congestion control that this machine's new lanes get, in words."""
+
+    wanted: Annotated[str, about("By the run's spec; empty: the kernel's default.")]
+    used: Annotated[str, about("Empty: not known.")]
+    text: Annotated[str, about("What is used and why, in a sentence.")]
+    fix: Annotated[
+        str, about("What the machine's owner can do for the wanted one; empty: nothing.")
+    ] = ""
 
 
 @frozen(kw_only=True)
@@ -136,6 +152,11 @@ class PeerStatus:
     links: tuple[LinkRow, ...] = ()
     bulk_sent_bytes: int = 0
     bulk_received_bytes: int = 0
+    bulk_retransmitted_bytes: Annotated[
+        int | None,
+        about("Of the bytes sent, what TCP sent again; null: not known. Past links count, too."),
+    ] = None
+    congestion: Annotated[CongestionReport | None, about("null: the spec is not known yet.")] = None
     state_received_bytes: int = 0
     state_saved_bytes: int = 0
     copies: tuple[CopyRow, ...] = ()

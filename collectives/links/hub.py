@@ -118,6 +118,7 @@ class LinkHub:
         self._trailing = TrailingTasks()
         self._closed_sent_bytes = 0  # of links that have ended
         self._closed_received_bytes = 0
+        self._closed_retransmitted_bytes = 0
 
     # ------------------------------------------------------------ running, and the view
 
@@ -272,6 +273,11 @@ class LinkHub:
         """Bytes of frames received over all links, past ones too."""
         return self._closed_received_bytes + sum(link.received_bytes for link in self._running)
 
+    def count_retransmitted(self) -> int:
+        """Return how many bytes of frames the kernel has sent again over all links, past ones too."""
+        now_bytes = sum(link.count_retransmitted() for link in self._running)
+        return self._closed_retransmitted_bytes + now_bytes
+
     def take_measurements(self) -> Measurements:
         """Return what the lines carried since the last call, and how long they were busy.
 
@@ -419,6 +425,7 @@ class LinkHub:
             del self._running[link]
             self._closed_sent_bytes += link.sent_bytes
             self._closed_received_bytes += link.received_bytes
+            self._closed_retransmitted_bytes += link.count_retransmitted()
             if self._links.get(peer) is link:
                 del self._links[peer]
                 peer_link.error = f"the last link was lost: {link.reason}"

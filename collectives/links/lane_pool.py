@@ -54,6 +54,7 @@ class _RemovedLanes:
     sent_bytes: int = 0
     received_bytes: int = 0
     arrived_bytes: int = 0
+    retransmitted_bytes: int = 0
 
 
 class UsedLaneNumbers:
@@ -131,6 +132,11 @@ class LanePool:
     def received_bytes(self) -> int:
         lanes = self._lanes.values()
         return self._removed.received_bytes + sum(lane.received_bytes for lane in lanes)
+
+    def count_retransmitted(self) -> int:
+        """Return how many bytes the kernel has sent again on all lanes; asks it about each open one."""
+        lanes = self._lanes.values()
+        return self._removed.retransmitted_bytes + sum(lane.count_retransmitted() for lane in lanes)
 
     @property
     def receiving(self) -> bool:
@@ -219,6 +225,7 @@ class LanePool:
         self._removed.sent_bytes += lane.sent_bytes
         self._removed.received_bytes += lane.received_bytes
         self._removed.arrived_bytes += lane.arrived_bytes
+        self._removed.retransmitted_bytes += lane.count_retransmitted()
 
     async def _keep_count(self, dial: DialLane, start_task: Callable[[Task], None]) -> None:
         while True:

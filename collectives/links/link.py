@@ -160,6 +160,10 @@ class Link:
         """Bytes of all frames received, overhead and parts of frames included."""
         return self.lane_pool.received_bytes
 
+    def count_retransmitted(self) -> int:
+        """Return how many bytes of frames the kernel has sent again, on all lanes, past ones too."""
+        return self.lane_pool.count_retransmitted()
+
     @property
     def lanes(self) -> tuple[LinkLane, ...]:
         return self.lane_pool.working

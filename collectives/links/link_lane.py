@@ -24,6 +24,7 @@ from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LaneReceived
 from ...protocol.network.interface import LaneFacts
 from ...protocol.network.lane import Lane
+from ...protocol.network.socket_options import retransmitted_bytes
 from .lane_frames import LaneFrames
 from .lane_tasks import LaneTasks
 from .lane_threads import LaneThreads
@@ -74,6 +75,7 @@ class LinkLane:
         self._acknowledged: LaneReceived | None = None  # the last one given to the link
         self._moved: tuple[int, int, int] = (0, 0, 0)  # counts at the last call of ``watch``
         self._scope = trio.CancelScope()
+        self._retransmitted_bytes = 0  # when the kernel was last asked
 
     # ------------------------------------------------------------ for the lane pool
 
@@ -89,6 +91,7 @@ class LinkLane:
                 self._shared.node.line.remove(self._threads.socket_lane)
                 self._threads.socket_lane.release()
             self.frames.unmeter()
+            self.count_retransmitted()  # for the last time
             with trio.CancelScope(shield=True):  # forceful closing waits for no peer
                 await trio.aclose_forcefully(self.stream)
             self.still_s = 0.0
@@ -157,6 +160,13 @@ class LinkLane:
     def received_bytes(self) -> int:
         in_threads = 0 if self._threads is None else self._threads.socket_lane.received_bytes
         return self._paced.received_bytes + in_threads
+
+    def count_retransmitted(self) -> int:
+        """Return how many bytes the kernel has sent again on this lane, or did until its end."""
+        if isinstance(self.stream, trio.SocketStream):
+            now_bytes = retransmitted_bytes(self.stream.socket)
+            self._retransmitted_bytes = max(self._retransmitted_bytes, now_bytes)
+        return self._retransmitted_bytes
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a direction; end the lane for a fault of the network, the link for one of the peer."""

@@ -56,17 +56,17 @@ class RelayForwarder:
     """See the top of this file. ``offer`` bounds what it does.
 
     Args:
-      proven: called with each connection that has shown a valid ticket.
+      prepare: called with each connection that has shown a valid ticket.
 
     Attributes:
       carried_bytes: bytes that were forwarded, both ways.
     """
 
     def __init__(
-        self, offer: RelayOffer, proven: Callable[[trio.abc.Stream], None] = lambda _: None
+        self, offer: RelayOffer, prepare: Callable[[trio.abc.Stream], object] = lambda _: None
     ) -> None:
         self.offer = offer
-        self._proven = proven
+        self._prepare = prepare
         self.carried_bytes = 0
         self._limiter = RateLimiter(offer.bytes_per_s)
         self._routes: dict[bytes, _Route] = {}
@@ -128,7 +128,7 @@ class RelayForwarder:
         route = self._routes.get(preamble.ticket)
         if route is None or self.spent:
             raise RemoteProtocolError("the ticket is not valid here, or the quota is used up")
-        self._proven(stream)
+        self._prepare(stream)
         if preamble.part is RelayRole.PARK:
             await self._park(route, stream)
         elif route.streams < STREAMS_MAX:

@@ -88,6 +88,7 @@ def doctor(
     findings.append(machine_checks.check_memory(line.needs))
     findings.append(machine_checks.check_files(line.needs))
     findings.append(machine_checks.check_buffers())
+    findings.append(machine_checks.check_congestion())
     if as_json:
         rows = [
             {"check": f.check, "verdict": f.verdict.value, "text": f.text, "fix": f.fix}

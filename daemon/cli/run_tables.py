@@ -213,3 +213,10 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1_000
     return f"{count:.1f} TB"
+
+
+def format_retransmitted(sent_bytes: int, retransmitted_bytes: int | None) -> str:
+    """Return the share of all sent bytes that TCP sent again, as a percentage."""
+    if retransmitted_bytes is None:
+        return "-"
+    return f"{100 * retransmitted_bytes / max(1, sent_bytes + retransmitted_bytes):.3g} %"

@@ -15,8 +15,10 @@ from ..status_records import Ending, MasterStatus, PeerStatus
 from .run_client import Status, format_pending
 from .run_tables import (
     add,
+    format_bytes,
     format_figure,
     format_loss,
+    format_retransmitted,
     format_time,
     plain_console,
     plain_table,
@@ -25,9 +27,18 @@ from .run_tables import (
 )
 
 ROUTES_SHOWN_MAX = 12  # pairs; those without a link come first
+LINKS_SHOWN_MAX = 12  # those over which most was sent
 EXPORT_COMMAND = "holdfast export model.safetensors"
 
 
+LINK_COLUMNS = (
+    "linked to",
+    "connections",
+    "round trip",
+    "congestion control",
+    "sent",
+    "retransmitted",
+)
 STATUS_COLUMNS = ("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s", "why")
 
 
@@ -174,5 +185,38 @@ def _show_peer(console: Console, status: PeerStatus) -> None:
         console.print(f"checkpoint: step {saved.step}, in {saved.place}")
     if saved.error:
         console.print(f"! no checkpoint: {saved.error}")
+    _show_links(console, status)
     for line in status.notices:
         console.print(f"! {line}")
+
+
+def _show_links(console: Console, status: PeerStatus) -> None:
+    if status.bulk_sent_bytes or status.bulk_received_bytes:
+        again = ""
+        if status.bulk_retransmitted_bytes is not None:
+            share = format_retransmitted(status.bulk_sent_bytes, status.bulk_retransmitted_bytes)
+            again = f", of which {share} retransmitted"
+        console.print(
+            f"sent {format_bytes(status.bulk_sent_bytes)}{again}; "
+            f"received {format_bytes(status.bulk_received_bytes)}"
+        )
+    names = {member.peer: member.name for member in status.members}
+    rows = sorted(status.links, key=lambda link: -link.sent_bytes)
+    table = plain_table(*LINK_COLUMNS)
+    for link in rows[:LINKS_SHOWN_MAX]:
+        add(
+            table,
+            names.get(link.peer, link.peer[:8]),
+            link.lanes,
+            "-" if link.round_trip_s is None else f"{1e3 * link.round_trip_s:.3g} ms",
+            ", ".join(filter(None, link.congestion)) or "-",
+            format_bytes(link.sent_bytes),
+            format_retransmitted(link.sent_bytes, link.retransmitted_bytes),
+        )
+    if rows:
+        console.print(table)
+    if len(rows) > LINKS_SHOWN_MAX:
+        console.print(f"{len(rows) - LINKS_SHOWN_MAX} more links, see --json")
+    if status.congestion is not None and status.congestion.fix:
+        console.print(f"congestion control: {status.congestion.text}")
+        console.print(f"  fix: {status.congestion.fix}")

@@ -27,7 +27,15 @@ from ...membership.master.status.records import MemberRow
 from ..status_records import MasterStatus, PeerStatus
 from .daemon_client import LOOK_S, Json, Poller
 from .run_client import NewRows, Snapshot, Status
-from .run_tables import add, format_bytes, format_event, format_loss, format_round, member_cells
+from .run_tables import (
+    add,
+    format_bytes,
+    format_event,
+    format_loss,
+    format_retransmitted,
+    format_round,
+    member_cells,
+)
 
 HEAD_LINES = 3
 ROUND_LINES_MAX = 5
@@ -169,8 +177,9 @@ def _peer(status: PeerStatus, height: int) -> list[RenderableType]:
         _line(status.why, "yellow"),
         _line(f"trainer: {status.trainer_state}"),
         _line(
-            f"{format_bytes(status.bulk_sent_bytes)} sent, "
-            f"{format_bytes(status.bulk_received_bytes)} received, {len(status.links)} links"
+            f"{format_bytes(status.bulk_sent_bytes)} sent "
+            f"({format_retransmitted(status.bulk_sent_bytes, status.bulk_retransmitted_bytes)} "
+            f"retransmitted), {format_bytes(status.bulk_received_bytes)} received, {len(status.links)} links"
         ),
     ]
     lines += [_line(f"! {text}") for text in status.notices[-max(0, height - 6) :]]

@@ -23,6 +23,7 @@ import psutil
 
 from ... import __version__
 from ...protocol.messages import VERSION_MAX, VERSION_MIN, CheckAnswer
+from ..congestion import examine, wanted_by_default
 from ..memory_check import MEMORY_LEFT_BYTES, format_gib, machine_bytes
 from ..paths import CONTROL_FILE, LOCK_FILE, read_control
 from ..this_machine import descriptor_limit
@@ -293,3 +294,13 @@ def check_buffers() -> Finding:
         "a link opens several",
         f"on a fast line, as root: `sysctl -w {wanted}` (and net.core.rmem_max, wmem_max as large)",
     )
+
+
+def check_congestion() -> Finding:
+    """Check which TCP congestion control this process's lanes get."""
+    report = examine(wanted_by_default())
+    if not report.used:
+        return skipped("congestion", report.text)
+    if report.fix:
+        return warning("congestion", report.text, report.fix)
+    return ok("congestion", report.text)

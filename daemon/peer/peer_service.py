@@ -43,7 +43,6 @@ from ...collectives.links.hub import LinkHub
 from ...collectives.links.line_probe import Prober
 from ...collectives.links.link_parts import LaneRules
 from ...collectives.links.rate_limiter import RateLimiter
-from ...collectives.links.relay_forwarding import RelayForwarder
 from ...collectives.reduction import Reduction
 from ...membership.peer import peer_effects
 from ...membership.peer.peer_effects import PeerEffect
@@ -96,7 +95,7 @@ from .checkpointer import Checkpointer
 from .master_session import MasterSession, SessionEnded
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .reducer import Reducer
-from .relay_service import RelayWork
+from .relay_service import RelayWork, make_forwarder
 from .sent_log import answer_log
 from .state_service import StateService
 from .trainer_port import TrainerPort
@@ -213,7 +212,7 @@ class PeerService:
         )
         self.relay: RelayWork | None = None
         if config.relay is not None:
-            self.relay = RelayWork(RelayForwarder(config.relay, network.proven), tell)
+            self.relay = RelayWork(make_forwarder(config.relay, network, spec), tell)
         self.number = 0
         self.finished = trio.Event()
         self._bound: Sequence[Address] = ()

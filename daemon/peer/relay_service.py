@@ -25,6 +25,7 @@ from ...protocol.messages import (
     Leaving,
     Message,
     Relayed,
+    RelayOffer,
     RelayPair,
     StopRelayingPair,
     Welcome,
@@ -36,6 +37,16 @@ from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
 REPORT_S = 5.0  # between two reports
 LEAVE_S = 5.0  # for the master to release a relay that wants to leave
+
+
+def make_forwarder(offer: RelayOffer, network: Network, spec: CurrentSpec) -> RelayForwarder:
+    """Make a forwarder whose connections use the congestion control of the run's lanes.
+
+    The relay is the sender on each pair's second hop. Tickets come after the spec.
+    """
+    return RelayForwarder(
+        offer, lambda stream: network.prepare_lane(stream, spec.value.reduce.congestion)
+    )
 
 
 class RelayWork:
@@ -82,16 +93,17 @@ class RelayService:
         self._master = (0, b"")  # term and nonce of the newest master that it obeyed
         self._over: EvictedError | None = None
         self._stop = trio.CancelScope()
+        spec = CurrentSpec()
         self.session = MasterSession(
             config,
             network,
             self.report,
-            CurrentSpec(),
+            spec,
             hello=self._hello,
             obeys=self._obeys,
             handle=self._hear,
         )
-        self.work = RelayWork(RelayForwarder(config.relay, network.proven), self.session.tell)
+        self.work = RelayWork(make_forwarder(config.relay, network, spec), self.session.tell)
 
     async def run(self) -> None:
         """Forward until this relay leaves or is refused.

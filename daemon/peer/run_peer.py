@@ -16,6 +16,8 @@ from starlette.routing import Route
 from ... import __version__
 from ...checkpoint.checkpoint_store import CheckpointStore, FolderStore, StoreError, place_at
 from ...checkpoint.checkpoints import CheckpointError
+from ...collectives.links.hub import LinkHub
+from ...collectives.links.link import Link
 from ...membership.master.status.status import copy_row, head_row
 from ...membership.master.status.why_waiting import format_copy
 from ...protocol.addresses import Address
@@ -28,11 +30,13 @@ from ...protocol.messages import (
     Role,
     TrainerFailed,
 )
+from ...protocol.network.socket_options import counts_retransmissions
 from ...protocol.network.sockets import SocketNetwork, bind_all
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import Invite
 from ...protocol.trust.notary import Notary
+from ..congestion import CongestionCheck, compare_with_lanes
 from ..exit_codes import ExitCode
 from ..log_ring import LogRing
 from ..memory_check import machine_bytes
@@ -54,7 +58,14 @@ from ..progress_lines import (
     peer_summary,
 )
 from ..screen import Screen
-from ..status_records import CheckpointStatus, FellowRow, LinkRow, PeerRoundRow, PeerStatus
+from ..status_records import (
+    CheckpointStatus,
+    CongestionReport,
+    FellowRow,
+    LinkRow,
+    PeerRoundRow,
+    PeerStatus,
+)
 from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import bind_http, control_side
@@ -180,6 +191,7 @@ class Peer:
         self._error: UserError | None = None
         self._unfit = False  # the master refuses the script's model
         self._record = PeerRecord()
+        self._congestion_check = CongestionCheck()
 
     async def run(self) -> None:
         """Take part until the run is over, or this peer leaves or is refused.
@@ -501,15 +513,9 @@ class Peer:
             or service.report.why
             or service.training.why_still(),
             notices=tuple(service.report.notices),
-            links=tuple(
-                LinkRow(
-                    peer=peer,
-                    lanes=len(link.lanes),
-                    congestion=tuple(sorted({lane.facts.congestion for lane in link.lanes})),
-                    round_trip_s=link.round_trip_s if link.round_trip_s < math.inf else None,
-                )
-                for peer, link in service.hub.links.items()
-            ),
+            links=tuple(_link_row(peer, link) for peer, link in service.hub.links.items()),
+            bulk_retransmitted_bytes=_known_retransmitted(service.hub),
+            congestion=self._congestion(),
             copies=tuple(map(copy_row, progress.copies)),
             heads=tuple(map(head_row, replica.heads())),
             rounds=tuple(
@@ -539,6 +545,14 @@ class Peer:
     def why_unready(self) -> str:
         """Return why this peer takes no part in its run now; empty if it does."""
         return "" if self.service.session.connected else "it is not attached to a master"
+
+    def _congestion(self) -> CongestionReport | None:
+        service = self.service
+        if service.spec is None:
+            return None
+        report = self._congestion_check.look(service.spec.reduce.congestion)
+        lanes = (lane for link in service.hub.links.values() for lane in link.lanes)
+        return compare_with_lanes(report, (lane.facts.congestion for lane in lanes))
 
     def _why_spare(self) -> str:
         """Return why this peer has no place; empty if it has one, or the reason is not known."""
@@ -616,6 +630,23 @@ def never_attached() -> UserError:
         exit_code=ExitCode.TRAINER,
         hint="the script has to call holdfast.attach(model, optimizer) and, after each step, run.step()",
     )
+
+
+def _link_row(peer: str, link: Link) -> LinkRow:
+    known = link.round_trip_s < math.inf
+    return LinkRow(
+        peer=peer,
+        lanes=len(link.lanes),
+        congestion=tuple(sorted({lane.facts.congestion for lane in link.lanes})),
+        round_trip_s=link.round_trip_s if known else None,
+        sent_bytes=link.sent_bytes,
+        retransmitted_bytes=_known_retransmitted(link),
+    )
+
+
+def _known_retransmitted(of: Link | LinkHub) -> int | None:
+    """Return how many bytes TCP sent again; None if the kernel does not tell."""
+    return of.count_retransmitted() if counts_retransmissions() else None
 
 
 def _checkpoints(checkpointer: Checkpointer) -> CheckpointStatus:

@@ -341,9 +341,6 @@ class MemoryNetwork:
             data += more
         return self._world.host_of(data[len(INTRODUCTION) :].decode())
 
-    def proven(self, stream: trio.abc.Stream) -> None:
-        """See ``network.Network.proven``; unidentified connections are not counted here."""
-
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
         """See ``network.Network.prepare_lane``; there is no congestion control, only delay."""
         assert isinstance(stream, MemoryStream)

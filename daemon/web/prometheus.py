@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...membership.master.status.records import MemberRow, PastRoundRow
-from ..status_records import MasterStatus, PeerStatus
+from ..status_records import LinkRow, MasterStatus, PeerStatus
 
 R = TypeVar("R")
 Status = MasterStatus | PeerStatus
@@ -121,6 +121,11 @@ PEER: tuple[Figure[PeerStatus], ...] = (
     ("peer_stepped_seconds_total", "Time in training steps.", lambda s: s.stepped_s),
     ("peer_waited_seconds_total", "Time in the hook.", lambda s: s.waited_s),
     ("peer_sent_bytes_total", "Bytes sent to peers.", lambda s: s.bulk_sent_bytes),
+    (
+        "peer_retransmitted_bytes_total",
+        "Bytes to peers that TCP sent again.",
+        lambda s: s.bulk_retransmitted_bytes,
+    ),
     ("peer_received_bytes_total", "Bytes received.", lambda s: s.bulk_received_bytes),
     (
         "peer_state_received_bytes_total",
@@ -134,6 +139,21 @@ PEER: tuple[Figure[PeerStatus], ...] = (
         "peer_checkpoint_failing",
         "1 if the last checkpoint could not be written.",
         lambda s: bool(s.checkpoints.error),
+    ),
+)
+# Of links that are up; a new link to the same peer counts from 0.
+LINK: tuple[Figure[LinkRow], ...] = (
+    ("peer_link_lanes", "Connections for bulk data to one peer.", lambda i: i.lanes),
+    (
+        "peer_link_round_trip_seconds",
+        "Shortest round trip to one peer.",
+        lambda i: i.round_trip_s,
+    ),
+    ("peer_link_sent_bytes_total", "Bytes sent to one peer.", lambda i: i.sent_bytes),
+    (
+        "peer_link_retransmitted_bytes_total",
+        "Bytes to one peer that TCP sent again.",
+        lambda i: i.retransmitted_bytes,
     ),
 )
 
@@ -164,6 +184,11 @@ class StatusCollector(Collector):
         else:
             me = {"run": run, "peer": status.peer, "name": status.name}
             yield from _families(PEER, [(me, status)])
+            names = {member.peer: member.name for member in status.members}
+            links = [
+                ({**me, "to": i.peer, "to_name": names.get(i.peer, "")}, i) for i in status.links
+            ]
+            yield from _families(LINK, links)
             logged = [({"run": run, "peer": status.peer, "member": status.name}, status.metrics)]
             yield _figures(logged)
 

@@ -114,12 +114,6 @@ class Network(Protocol):
         """Open a plain byte stream for a lane; ``lane`` adds the encryption. Raises OSError."""
         ...
 
-    def proven(self, stream: trio.abc.Stream) -> None:
-        """Mark an accepted lane, or a stream to be relayed, as identified, so that it no longer holds a
-        slot of ``accept_limits``. ``prepare_lane`` does so, too.
-        """
-        ...
-
     async def dial_relay(self, address: Address) -> trio.abc.Stream:
         """Open a plain byte stream to a relay; ``relay_ticket`` has its first bytes. Raises OSError."""
         ...
@@ -151,9 +145,10 @@ class Network(Protocol):
         ...
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
-        """Make a lane's stream, dialled or accepted, use this congestion control if the kernel has it.
+        """Make the stream of a lane, dialled or accepted, use this congestion control if the kernel has it.
 
-        Call it once an accepted lane has shown its link's keys: until then it is unidentified.
+        Also for a stream to be relayed. Call it once an accepted one has shown its link's keys or its
+        ticket: until then it is unidentified, and holds a slot of ``accept_limits``.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import socket
 import sys
@@ -20,9 +21,12 @@ KEEPALIVE = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEE
 TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX = 44, 1_000
 
 CONGESTION_NAME_BYTES = 16  # the kernel's limit
-MIN_RTT_OFFSET = 148  # of tcpi_min_rtt in Linux's struct tcp_info
-RTT_OFFSET, ACKED_OFFSET = 68, 120  # of tcpi_rtt (32 bits) and tcpi_bytes_acked (64 bits)
+# Places in Linux's struct tcp_info: tcpi_rtt and tcpi_min_rtt (32 bits, microseconds), tcpi_bytes_acked and
+# tcpi_bytes_retrans (64 bits; the latter since Linux 4.19).
+RTT_OFFSET, MIN_RTT_OFFSET, ACKED_OFFSET, RETRANSMITTED_OFFSET = 68, 148, 120, 208
 UNKNOWN_RTT = 2**32 - 1
+
+AnySocket = trio.socket.SocketType | socket.socket
 
 
 def keep_alive(sock: trio.socket.SocketType) -> None:
@@ -45,14 +49,14 @@ def retry_soon(sock: trio.socket.SocketType) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX)
 
 
-def choose_congestion(sock: trio.socket.SocketType, name: str) -> None:
+def choose_congestion(sock: AnySocket, name: str) -> None:
     """Use this congestion control if the kernel has and permits it; else keep the default."""
     if name and hasattr(socket, "TCP_CONGESTION"):
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
-def congestion_of(sock: trio.socket.SocketType) -> str:
+def congestion_of(sock: AnySocket) -> str:
     """Return the congestion control of a connection, or an empty text if the kernel does not tell it."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return ""
@@ -63,18 +67,35 @@ def congestion_of(sock: trio.socket.SocketType) -> str:
     return name.partition(b"\0")[0].decode("ascii", "replace")
 
 
-def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
+def obtainable_congestion(name: str) -> str:
+    """Return the congestion control that a connection of this process gets if it asks for ``name``.
+
+    An empty text: the kernel does not tell, or lets no program choose. A kernel whose module for ``name``
+    is not loaded loads it for a process with CAP_NET_ADMIN.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        choose_congestion(sock, name)
+        return congestion_of(sock)
+
+
+def shortest_round_trip_s(sock: AnySocket) -> float:
     """Return the shortest round trip that the kernel saw, or infinity if it does not tell it."""
-    if not hasattr(socket, "TCP_INFO"):
-        return math.inf
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, MIN_RTT_OFFSET + 4)
-    except OSError:
-        return math.inf
-    if len(info) < MIN_RTT_OFFSET + 4:
-        return math.inf
-    microseconds = int.from_bytes(info[MIN_RTT_OFFSET:], sys.byteorder)
-    return math.inf if microseconds == 2**32 - 1 else microseconds / 1e6
+    info = _tcp_info(sock, MIN_RTT_OFFSET + 4)
+    microseconds = UNKNOWN_RTT if info is None else _number(info, MIN_RTT_OFFSET, 4)
+    return math.inf if microseconds == UNKNOWN_RTT else microseconds / 1e6
+
+
+def retransmitted_bytes(sock: AnySocket) -> int:
+    """Return how many bytes the kernel sent again; 0 on a closed socket, or if it does not tell it."""
+    info = _tcp_info(sock, RETRANSMITTED_OFFSET + 8)
+    return 0 if info is None else _number(info, RETRANSMITTED_OFFSET, 8)
+
+
+@functools.cache
+def counts_retransmissions() -> bool:
+    """Return whether this kernel tells how many bytes it sent again."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        return _tcp_info(sock, RETRANSMITTED_OFFSET + 8) is not None
 
 
 @frozen
@@ -92,21 +113,27 @@ class PathNow:
     acked_bytes: int
 
 
-def path_now(sock: socket.socket) -> PathNow | None:
+def path_now(sock: AnySocket) -> PathNow | None:
     """Return what the kernel says of a connection's path; None if it tells nothing, or does not know yet."""
-    if sys.platform != "linux":
+    info = _tcp_info(sock, MIN_RTT_OFFSET + 4)
+    if info is None:
         return None
-    size = MIN_RTT_OFFSET + 4
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
-    except OSError:
-        return None
-    if len(info) < size:
-        return None
-    round_trip, shortest, acked = (
-        int.from_bytes(info[offset : offset + count], sys.byteorder)
-        for offset, count in ((RTT_OFFSET, 4), (MIN_RTT_OFFSET, 4), (ACKED_OFFSET, 8))
-    )
+    round_trip, shortest = _number(info, RTT_OFFSET, 4), _number(info, MIN_RTT_OFFSET, 4)
     if not round_trip or shortest == UNKNOWN_RTT:
         return None
-    return PathNow(round_trip / 1e6, shortest / 1e6, acked)
+    return PathNow(round_trip / 1e6, shortest / 1e6, _number(info, ACKED_OFFSET, 8))
+
+
+def _tcp_info(sock: AnySocket, size_bytes: int) -> bytes | None:
+    """Return the kernel's report of a connection up to a place; None if it is shorter, or there is none."""
+    if sys.platform != "linux" or not hasattr(socket, "TCP_INFO"):
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size_bytes)
+    except OSError:
+        return None
+    return info if len(info) == size_bytes else None
+
+
+def _number(info: bytes, offset: int, size_bytes: int) -> int:
+    return int.from_bytes(info[offset : offset + size_bytes], sys.byteorder)

@@ -255,7 +255,7 @@ class SocketNetwork:
         remote: str,
         handler: LaneHandler,
     ) -> None:
-        """Run the handler of a lane or a relayed stream, holding a slot until it is ``proven``."""
+        """Run the handler of a lane or a relayed stream, holding a slot until it is identified."""
         if group is None:
             await run_handler(handler, stream, stream, remote)
             return
@@ -273,8 +273,7 @@ class SocketNetwork:
                 if self._unproven.pop(stream, None) is not None:
                     self._charge(group)
 
-    def proven(self, stream: trio.abc.Stream) -> None:
-        """See ``network.Network.proven``."""
+    def _release_slot(self, stream: trio.abc.Stream) -> None:
         if (slot := self._unproven.pop(stream, None)) is not None:
             slot.release()
 
@@ -345,7 +344,7 @@ class SocketNetwork:
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
         """See ``network.Network.prepare_lane``."""
         assert isinstance(stream, trio.SocketStream)
-        self.proven(stream)
+        self._release_slot(stream)
         choose_congestion(stream.socket, congestion)
         return LaneFacts(congestion_of(stream.socket), shortest_round_trip_s(stream.socket))
 

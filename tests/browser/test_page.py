@@ -397,6 +397,64 @@ def test_a_peer_has_a_page_of_its_own(page: Page, fleet: Fleet) -> None:
     watch(page).expect("422")
 
 
+def test_a_peers_links_say_how_tcp_does(page: Page, fleet: Fleet) -> None:
+    page.goto(url(fleet, "alder"))
+    row = page.locator("#links tbody tr", has_text="birch").locator("td")
+    measured = map(re.compile, (r"^[1-9]\d*$", "ms$", "^[a-z]+$", "B$", " %$"))
+    expect(row).to_have_text(["birch", *measured])
+    sent = page.locator(".figure", has_text="Sent").locator(".remark")
+    expect(sent).to_have_text(re.compile(r"^[\d.]+ % retransmitted$"))
+
+
+def test_a_peers_page_says_what_its_owner_can_do_for_its_connections(
+    page: Page, fleet: Fleet
+) -> None:
+    """Show the view with a made-up status: which congestion control a machine allows is not a test's choice."""
+    page.goto(url(fleet, "alder"))
+    expect(
+        page.locator("#links tbody tr").first
+    ).to_be_visible()  # the page's own view took its place
+    page.evaluate("""async () => {
+        const { Peer } = await import("/static/peer.js");
+        const status = await (await fetch("/api/status")).json();
+        const link = { peer: "c".repeat(32), lanes: 5, congestion: ["", "bbr", "cubic"], round_trip_s: 0.1 };
+        window.made = new Peer();
+        window.told = {
+            ...status,
+            bulk_sent_bytes: 990, bulk_retransmitted_bytes: 10,
+            links: [{ ...link, sent_bytes: 750, retransmitted_bytes: 250 },
+                    { ...link, round_trip_s: null, congestion: [], sent_bytes: 0, retransmitted_bytes: null }],
+            congestion: { wanted: "bbr", used: "cubic", text: "lanes use <b>cubic</b>", fix: "as root: `modprobe`" },
+        };
+        window.made.show(window.told);
+    }""")
+    rows = page.locator("#links tbody tr")
+    expect(rows.nth(0).locator("td")).to_have_text(
+        ["cccccccc", "5", "100 ms", "bbr, cubic", "750 B", "25 %"]
+    )
+    expect(rows.nth(1).locator("td")).to_have_text(["cccccccc", "5", "–", "–", "0 B", "–"])
+    expect(page.locator("#links p")).to_have_text(
+        ["Congestion control: lanes use <b>cubic</b>.", "Fix: as root: `modprobe`."]
+    )
+    expect(page.locator(".figure", has_text="Sent").locator(".remark")).to_have_text(
+        "1 % retransmitted"
+    )
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.evaluate("""() => {
+        const fix = `sysctl -w net.ipv4.tcp_allowed_congestion_control=${"reno,".repeat(20)}`;
+        window.made.show({ ...window.told, congestion: { ...window.told.congestion, fix } });
+    }""")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.evaluate("""() => {
+        const congestion = { ...window.told.congestion, fix: "" };
+        window.made.show({ ...window.told, congestion, bulk_retransmitted_bytes: null });
+    }""")
+    expect(page.locator("#links p:visible")).to_have_count(0)
+    expect(page.locator(".figure", has_text="Sent").locator(".remark")).to_have_text("")
+    page.evaluate("window.made.show({ ...window.told, congestion: null })")
+    expect(page.locator("#links p:visible")).to_have_count(0)
+
+
 def test_a_peers_page_has_its_past_after_a_reload(page: Page, fleet: Fleet) -> None:
     page.route("**/api/live", lambda route: route.abort())  # no point comes live
     page.goto(url(fleet, "alder"))

@@ -26,11 +26,13 @@ from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import MemberInfo, Message, Role
 from holdfast.protocol.network.lane import FrameHeader
+from holdfast.protocol.network.socket_options import retransmitted_bytes
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from tests.collectives.net import KEY, frame, note
+from tests.lossy import drops_everything
 
 pytestmark = pytest.mark.real_time
 
@@ -212,6 +214,43 @@ async def test_an_idle_link_uses_no_threads_and_a_lost_one_neither(tmp_path: Pat
 async def _send_and_be_cut_off(link: Link) -> None:
     with pytest.raises(Exception, match="enough"):
         await link.send_from(Frames(10_000, 2**20))
+
+
+def lost_bytes(link: Link) -> int:
+    """Ask the kernel about the lanes that are open."""
+    streams = [lane.stream for lane in link.lanes]
+    return sum(retransmitted_bytes(s.socket) for s in streams if isinstance(s, trio.SocketStream))
+
+
+async def test_retransmitted_bytes_of_lanes_and_links_that_ended_count(tmp_path: Path) -> None:
+    async with nodes(tmp_path, rules=LaneRules(2, 2)) as (a, b):
+        link, back = await link_between(b, a), await link_between(a, b)
+        sink = ThreadSink()
+        with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
+            with contextlib.ExitStack() as lost:
+                for lane in back.lanes:
+                    assert isinstance(lane.stream, trio.SocketStream)
+                    lost.enter_context(drops_everything(lane.stream.socket))
+                await link.send_from(Frames(4, 2**14))
+                while lost_bytes(link) == 0:
+                    await trio.sleep(0.01)
+            while len(sink.arrived) < 4:
+                await trio.sleep(0.01)
+            old = set(link.lanes)
+            counted = lost_bytes(link)  # not asked of the link, which must know it after their end
+            assert back.count_retransmitted() == 0, "it sent nothing that was lost"
+            for position in (1, 0):
+                break_lane(link, position)
+            while len(link.lanes) < 2 or old & set(link.lanes):
+                await trio.sleep(0.01)
+            assert lost_bytes(link) == 0
+            assert link.count_retransmitted() == b.hub.count_retransmitted() == counted
+            link.close("enough")
+            await link.finished.wait()
+            while b.hub.links.get(a.hub.me) in (None, link):
+                await trio.sleep(0.01)
+            assert b.hub.links[a.hub.me].count_retransmitted() == 0
+            assert b.hub.count_retransmitted() == counted
 
 
 @define(eq=False)

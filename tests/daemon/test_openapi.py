@@ -22,6 +22,7 @@ from starlette.routing import Route
 import holdfast
 from holdfast.daemon.master.run_master import Master, MasterOptions
 from holdfast.daemon.peer.run_peer import Peer, PeerOptions
+from holdfast.daemon.status_records import FellowRow, LinkRow
 from holdfast.daemon.web import http_server
 from holdfast.daemon.web.app import DESCRIPTION, make_app
 from holdfast.daemon.web.prometheus import StatusCollector
@@ -286,6 +287,47 @@ async def test_metrics_are_valid_and_the_grafana_panels_use_existing_ones(
     asked = metrics_asked_for(json.loads(GRAFANA.read_text()))
     assert len(asked) > 10
     assert asked <= set(found)
+
+
+def test_what_tcp_sent_again_is_a_counter_of_the_peer_and_of_each_link() -> None:
+    def link(peer: str, **changes: Any) -> LinkRow:
+        row = LinkRow(
+            peer=peer,
+            lanes=3,
+            congestion=("bbr",),
+            round_trip_s=0.25,
+            sent_bytes=1_000,
+            retransmitted_bytes=40,
+        )
+        return attrs.evolve(row, **changes)
+
+    told = attrs.evolve(
+        peer_status("a" * 32, "alder"),
+        bulk_retransmitted_bytes=90,
+        links=(link("b" * 32), link("c" * 32, round_trip_s=None, retransmitted_bytes=None)),
+        members=(FellowRow(peer="b" * 32, name="birch", role="contributor"),),
+    )
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(lambda: told))
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    found = {each.name: each for each in families}
+    again = found["holdfast_peer_retransmitted_bytes"]
+    assert again.type == "counter"
+    assert [sample.value for sample in again.samples] == [90]
+    links = {
+        name.removeprefix("holdfast_peer_link_"): {
+            sample.labels["to_name"]: sample.value for sample in family.samples
+        }
+        for name, family in found.items()
+        if name.startswith("holdfast_peer_link_")
+    }
+    assert links == {
+        "lanes": {"birch": 3, "": 3},
+        "round_trip_seconds": {"birch": 0.25},
+        "sent_bytes": {"birch": 1_000, "": 1_000},
+        "retransmitted_bytes": {"birch": 40},
+    }
+    assert found["holdfast_peer_link_retransmitted_bytes"].samples[0].labels["to"] == "b" * 32
 
 
 def test_figures_of_run_log_are_one_family() -> None:

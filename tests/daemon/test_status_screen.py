@@ -10,11 +10,16 @@ import attrs
 import pytest
 
 from holdfast.daemon.cli.run_tables import FIGURE_MEMBERS_SHOWN
-from holdfast.daemon.cli.status_screen import ROUTES_SHOWN_MAX, show_status, show_verified
-from holdfast.daemon.status_records import Ending
+from holdfast.daemon.cli.status_screen import (
+    LINKS_SHOWN_MAX,
+    ROUTES_SHOWN_MAX,
+    show_status,
+    show_verified,
+)
+from holdfast.daemon.status_records import CongestionReport, Ending, FellowRow, LinkRow
 from holdfast.membership.master.status.records import MemberRow, RouteRow
 from tests.membership.test_trees import LAB, OUTSIDE, a_tree
-from tests.plain import master_status
+from tests.plain import master_status, peer_status
 
 
 def test_a_tree_round_shows_its_expected_times(
@@ -147,3 +152,56 @@ def test_a_verification_ends_with_its_conclusion(
         differences > 0
     )
     assert said in out
+
+
+def link_row(number: int, **changes: Any) -> LinkRow:
+    row = LinkRow(
+        peer=f"{number:032x}",
+        lanes=4,
+        congestion=("cubic",),
+        round_trip_s=0.08,
+        sent_bytes=number * 10**6,
+        retransmitted_bytes=0,
+    )
+    return attrs.evolve(row, **changes)
+
+
+def test_a_peer_lists_its_links_with_what_tcp_sent_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    idle = attrs.evolve(peer_status("a" * 32, "alder"), bulk_sent_bytes=0, bulk_received_bytes=0)
+    show_status(idle)
+    assert "sent" not in capsys.readouterr().out
+    links = (
+        link_row(1, retransmitted_bytes=None, round_trip_s=None, congestion=("",)),
+        link_row(2, retransmitted_bytes=500_000, lanes=7, congestion=("bbr", "cubic")),
+    )
+    told = attrs.evolve(
+        peer_status("a" * 32, "alder"),
+        links=links,
+        members=(FellowRow(peer=links[1].peer, name="birch", role="contributor"),),
+        bulk_sent_bytes=3_000_000,
+        bulk_retransmitted_bytes=500_000,
+        bulk_received_bytes=7_000_000,
+        congestion=CongestionReport(wanted="bbr", used="cubic", text="no bbr", fix="`modprobe`"),
+    )
+    show_status(told)
+    out = capsys.readouterr().out
+    assert "sent 3.0 MB, of which 14.3 % retransmitted; received 7.0 MB\n" in out
+    rows = [re.split(r" {2,}", line.strip()) for line in out.splitlines()]
+    headings = ["linked to", "connections", "round trip", "congestion control", "sent"]
+    start = rows.index([*headings, "retransmitted"])
+    assert rows[start + 1 : start + 3] == [
+        ["birch", "7", "80 ms", "bbr, cubic", "2.0 MB", "20 %"],
+        ["00000000", "4", "-", "-", "1.0 MB", "-"],
+    ]
+    assert "congestion control: no bbr\n  fix: `modprobe`\n" in out
+    fine = CongestionReport(wanted="bbr", used="bbr", text="lanes use bbr")
+    many = tuple(map(link_row, range(LINKS_SHOWN_MAX + 3)))
+    untold = attrs.evolve(told, links=many, bulk_retransmitted_bytes=None, congestion=fine)
+    show_status(untold)
+    out = capsys.readouterr().out
+    assert "sent 3.0 MB; received" in out
+    assert "3 more links, see --json" in out
+    assert "fix:" not in out

@@ -24,6 +24,7 @@ from holdfast.daemon.doctor.findings import Verdict
 from holdfast.daemon.doctor.line_checks import check_clock, check_version
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
+from holdfast.protocol.network.socket_options import obtainable_congestion
 from holdfast.protocol.trust.invite import Invite
 from tests.processes.harness import Fleet, environment, spec
 
@@ -31,7 +32,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 SKEW_S = 7_200
 CHECKS = {
     "versions", "torch", "invite", "ports", "master", "clock", "reachable", "bandwidth",
-    "state folder", "disk", "memory", "open files", "TCP buffers",
+    "state folder", "disk", "memory", "open files", "TCP buffers", "congestion",
 }  # fmt: skip
 
 # A master whose clock is wrong, or that is of another version: its own code, with that one thing changed.
@@ -186,6 +187,9 @@ def test_a_machine_that_is_fine_is_told_so_and_uses_nothing_up(
     assert (
         "Mbit/s" in report["bandwidth"][0]["text"] or "too fast" in report["bandwidth"][0]["text"]
     )
+    used = obtainable_congestion("bbr")
+    assert report["congestion"][0]["text"].startswith(f"lanes use {used}")
+    assert report["congestion"][0]["verdict"] == ("ok" if used == "bbr" else "warning")
     assert not (tmp_path / "state").exists(), "nothing is left behind"
     control = fleet.nodes["master"].control()
     left = fleet._client.get(f"{control['url']}/api/invites").json()["invites"]

@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.stop_all()
 
 
-def said(fleet: Fleet, *arguments: str) -> str:
+def said(fleet: Fleet, *arguments: str, at: str = "master") -> str:
     done = subprocess.run(
-        [*HOLDFAST, *arguments, "--state", str(fleet.folder / "master")],
+        [*HOLDFAST, *arguments, "--state", str(fleet.folder / at)],
         env=environment(),
         capture_output=True,
         text=True,
@@ -98,6 +99,20 @@ def test_events_are_filtered(fleet: Fleet) -> None:
     assert "alder" not in only
     assert len(said(fleet, "events", "--limit", "1").splitlines()) == 1
     assert said(fleet, "events", "--text", "no such text") == ""
+
+
+def test_a_peers_status_tells_how_its_links_do(fleet: Fleet) -> None:
+    told = json.loads(said(fleet, "status", "--json", at="alder"))
+    (link,) = told["links"]
+    assert link["lanes"] >= 1
+    assert 0 < link["sent_bytes"] <= told["bulk_sent_bytes"]
+    assert 0 <= link["retransmitted_bytes"] <= told["bulk_retransmitted_bytes"]
+    assert link["congestion"] == [told["congestion"]["used"]]
+    assert told["congestion"]["wanted"] == "bbr"
+    lines = said(fleet, "status", at="alder").splitlines()
+    (row,) = (after for head, after in pairwise(lines) if head.startswith("linked to  connections"))
+    assert row.split()[0] == "birch"
+    assert row.split()[-1] == "%"
 
 
 class Screen:

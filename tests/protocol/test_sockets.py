@@ -9,12 +9,14 @@ import os
 import resource
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from cryptography.hazmat.primitives import serialization
 
 from holdfast.protocol.addresses import Address
@@ -28,6 +30,7 @@ from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Authority, Party, load_certificate
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
+from tests.lossy import drops_everything
 
 pytestmark = pytest.mark.real_time
 
@@ -650,6 +653,56 @@ async def test_without_the_kernels_word_nothing_is_claimed(
         async with await sockets.open_tcp(address) as stream:
             assert run.network().prepare_lane(stream, "bbr") == LaneFacts()
         nursery.cancel_scope.cancel()
+
+
+async def test_bytes_that_were_lost_on_the_way_are_counted_as_retransmitted() -> None:
+    assert socket_options.counts_retransmissions()
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with (
+        listeners[0],
+        await trio.testing.open_stream_to_socket_listener(listeners[0]) as here,
+    ):
+        async with await listeners[0].accept() as there:
+            await here.send_all(bytes(10_000))
+            received_bytes = len(await there.receive_some())
+            assert socket_options.retransmitted_bytes(here.socket) == 0
+            sent = struct.unpack_from("@Q", tcp_info(here), socket_options.RETRANSMITTED_OFFSET - 8)
+            assert sent == (10_000,), "the number before it is the number of sent bytes"
+            with drops_everything(there.socket), trio.fail_after(HANGS_S):
+                await here.send_all(bytes(777))
+                while (lost_bytes := socket_options.retransmitted_bytes(here.socket)) == 0:
+                    await trio.sleep(0.01)
+            assert lost_bytes % 777 == 0
+            while received_bytes < 10_777:
+                received_bytes += len(await there.receive_some())
+            assert socket_options.retransmitted_bytes(there.socket) == 0
+    assert socket_options.retransmitted_bytes(here.socket) == 0, "it is closed"
+
+
+def tcp_info(stream: trio.SocketStream) -> bytes:
+    return stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
+
+
+def test_where_the_kernel_does_not_count_retransmissions_none_are_claimed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    socket_options.counts_retransmissions.cache_clear()
+    monkeypatch.setattr(
+        socket_options, "RETRANSMITTED_OFFSET", 4_096
+    )  # as if the report ended before
+    try:
+        assert not socket_options.counts_retransmissions()
+        with socket.socket() as sock:
+            assert socket_options.retransmitted_bytes(sock) == 0
+    finally:
+        socket_options.counts_retransmissions.cache_clear()
+
+
+def test_a_congestion_control_is_tried_without_a_connection() -> None:
+    usual = socket_options.obtainable_congestion("no-such-thing")
+    assert usual == socket_options.obtainable_congestion("")
+    assert socket_options.obtainable_congestion(usual) == usual
+    assert socket_options.obtainable_congestion("reno") == "reno", "which every kernel has"
 
 
 async def test_ended_connections_do_not_pile_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ export class Peer {
     this.notices = element("ul", { className: "notices" });
     this.copies = element("div", {});
     this.links = element("tbody");
+    this.congestion = element("p", {});
+    this.congestionFix = element("p", {});
     this.heads = element("tbody");
     this.rounds = element("p", {});
     this.checkpoint = element("p", {});
@@ -25,7 +27,7 @@ export class Peer {
       element(
         "div",
         { className: "pair" },
-        card("Links", table(["Peer", "Connections", "Round trip", "Congestion control"], this.links), "links"),
+        card("Links", element("div", {}, table(["Peer", "Connections", "Round trip", "Congestion control", "Sent", "Retransmitted"], this.links), this.congestion, this.congestionFix), "links"),
         card("Local state", element("div", {}, this.rounds, this.checkpoint, table(["Fragment", "Version", "Digest"], this.heads)), "holds"),
       ),
     );
@@ -50,7 +52,7 @@ export class Peer {
     this.notices.replaceChildren(...status.notices.map((text) => element("li", { textContent: text })));
     this.notices.hidden = status.notices.length === 0;
     this.#showCopies(status.copies);
-    this.links.replaceChildren(...status.links.map((link) => row([link.name ?? format.short(link.peer), link.lanes, format.duration(link.round_trip_s), link.congestion.join(", ") || format.UNKNOWN])));
+    this.#showLinks(status);
     this.heads.replaceChildren(...status.heads.map((head) => row([head.fragment, head.version, head.root.slice(0, 16)])));
     const rounds = status.rounds.map((round) => `round ${round.round}: ${round.phase}${round.attempt > 1 ? `, attempt ${round.attempt}` : ""}`);
     say(this.rounds, rounds.length ? `In flight: ${rounds.join("; ")}.` : "No round is in flight.");
@@ -82,9 +84,27 @@ export class Peer {
     figures.set("Tokens/s", format.large(status.tokens_per_s));
     figures.set("Utilisation", format.percent(all ? status.stepped_s / all : null), "of the trainer's time");
     figures.set("Role", status.role, status.in_sync ? "in sync" : "not in sync");
-    figures.set("Sent", format.bytes(status.bulk_sent_bytes));
+    const again = retransmitted(status.bulk_sent_bytes, status.bulk_retransmitted_bytes);
+    figures.set("Sent", format.bytes(status.bulk_sent_bytes), again === format.UNKNOWN ? "" : `${again} retransmitted`);
     figures.set("Received", format.bytes(status.bulk_received_bytes), status.state_received_bytes ? `${format.bytes(status.state_received_bytes)} of them state` : "");
     figures.set("Trainer", status.trainer_state, restarts(status.trainer_restarts));
+  }
+
+  #showLinks(status) {
+    const names = new Map(status.members.map(({ peer, name }) => [peer, name]));
+    const cells = (link) => [
+      names.get(link.peer) ?? format.short(link.peer),
+      link.lanes,
+      format.duration(link.round_trip_s),
+      link.congestion.filter(Boolean).join(", ") || format.UNKNOWN,
+      format.bytes(link.sent_bytes),
+      retransmitted(link.sent_bytes, link.retransmitted_bytes),
+    ];
+    this.links.replaceChildren(...status.links.map((link) => row(cells(link))));
+    const { text, fix } = status.congestion ?? {};
+    this.congestion.hidden = this.congestionFix.hidden = !fix;
+    say(this.congestion, `Congestion control: ${text}.`);
+    say(this.congestionFix, `Fix: ${fix}.`);
   }
 
   #showCopies(copies) {
@@ -121,6 +141,9 @@ function checkpointText(saved) {
   if (saved.writing) return `A checkpoint is being written to ${saved.place}.`;
   return saved.newest ? `Newest checkpoint: step ${format.count(saved.step)}, in ${saved.place}.` : "No checkpoint was written yet.";
 }
+
+/** Formats the share of all sent bytes that TCP sent again. */
+const retransmitted = (sent, again) => format.percent(again === null ? null : again / Math.max(1, sent + again));
 
 const restarts = (count) => (count ? `restarted ${count} time${count === 1 ? "" : "s"}` : "");
 

@@ -1,0 +1,323 @@
+"""Which TCP congestion control a machine's lanes get, and the commands that its owner is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import attrs
+import msgspec
+import pytest
+import trio
+
+from holdfast.daemon import congestion
+from holdfast.daemon.congestion import (
+    CHECK_AGAIN_S,
+    CongestionCheck,
+    CongestionSettings,
+    ModuleState,
+    compare_with_lanes,
+    examine,
+    explain,
+    read_settings,
+    wanted_by_default,
+)
+from holdfast.daemon.peer.peer_config import CurrentSpec
+from holdfast.daemon.peer.relay_service import make_forwarder
+from holdfast.daemon.status_records import CongestionReport
+from holdfast.membership.spec.spec import ReduceTable, RunSpec
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.messages import RelayOffer, RelayPair
+from holdfast.protocol.network.interface import Channel
+from holdfast.protocol.network.relay_ticket import (
+    PAIRED,
+    TICKET_BYTES,
+    RelayPreamble,
+    RelayRole,
+)
+from holdfast.protocol.network.socket_options import congestion_of, obtainable_congestion
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.trust.authority import Authority, Party
+from holdfast.protocol.trust.credentials import Credentials
+from holdfast.protocol.trust.identity import Identity
+from tests.processes.harness import environment
+
+STOCK = CongestionSettings(
+    default="cubic",
+    allowed=("reno", "cubic"),
+    module=ModuleState.LOADABLE,
+    elsewhere=False,
+    release="6.1.0-18-amd64",
+)
+SYSCTL = Path("/proc/sys/net/ipv4")
+# A process of root that may do anything but choose a restricted congestion control.
+WITHOUT_NET_ADMIN = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
+EXAMINE = """
+import sys, msgspec
+from holdfast.daemon.congestion import examine
+print(msgspec.json.encode(examine(sys.argv[1])).decode())
+"""
+
+
+# ---------------------------------------------------------------- in words
+
+
+def test_what_is_used_as_wanted_needs_no_fix() -> None:
+    loaded = attrs.evolve(STOCK, allowed=("reno", "cubic", "bbr"), module=ModuleState.LOADED)
+    report = explain("bbr", "bbr", loaded)
+    assert (report.text, report.fix) == ("lanes use bbr", "")
+    # A default is permitted even where another list was written since.
+    assert explain("bbr", "bbr", attrs.evolve(STOCK, default="bbr")).text == "lanes use bbr"
+    assert explain("bbr", "bbr", attrs.evolve(STOCK, allowed=None)).text == "lanes use bbr"
+    assert explain("", "cubic", STOCK).text == "lanes use cubic, the kernel's default"
+
+
+def test_what_only_root_gets_is_said_to_be_so() -> None:
+    report = explain("bbr", "bbr", STOCK)
+    assert report.text == (
+        "lanes use bbr, because this process has CAP_NET_ADMIN; without it they would use cubic"
+    )
+    assert report.fix == ""
+
+
+def test_a_module_that_is_not_loaded_is_to_be_loaded_now_and_after_a_reboot() -> None:
+    report = explain("bbr", "cubic", STOCK)
+    assert report.text.startswith(
+        "lanes use cubic, not bbr: the kernel module tcp_bbr is not loaded;"
+    )
+    assert "carried 948 of 1000 Mbit/s with bbr, 60 with cubic" in report.text
+    assert report.fix == (
+        "as root: `modprobe tcp_bbr`, for after a reboot "
+        "`echo tcp_bbr > /etc/modules-load.d/holdfast.conf`; then start the peer again"
+    )
+    assert explain("bbr", "cubic", attrs.evolve(STOCK, module=ModuleState.UNKNOWN)) == report
+
+
+def test_a_module_that_is_loaded_but_not_allowed_is_added_to_the_machines_list() -> None:
+    loaded = attrs.evolve(STOCK, allowed=("reno", "cubic", "cdg"), module=ModuleState.LOADED)
+    report = explain("bbr", "cubic", loaded)
+    assert "this machine's settings do not allow it" in report.text
+    line = "net.ipv4.tcp_allowed_congestion_control=reno cubic cdg bbr"
+    assert report.fix == (
+        f"as root: `sysctl -w '{line}'`, for after a reboot "
+        f"`echo '{line}' > /etc/sysctl.d/90-holdfast.conf`; then start the peer again"
+    )
+    unread = explain("bbr", "cubic", attrs.evolve(loaded, allowed=None))
+    assert "control=reno cubic bbr'" in unread.fix
+
+
+def test_a_kernel_without_the_module_gets_no_command_that_would_fail() -> None:
+    report = explain("bbr", "cubic", attrs.evolve(STOCK, module=ModuleState.MISSING))
+    assert "kernel 6.1.0-18-amd64 comes without its module tcp_bbr" in report.text
+    assert "`" not in report.fix
+    assert "a kernel that has tcp_bbr" in report.fix
+
+
+def test_a_container_is_told_to_ask_its_host() -> None:
+    report = explain("bbr", "cubic", attrs.evolve(STOCK, elsewhere=True))
+    assert report.fix.startswith(
+        "as root on the host, not in this container or network namespace: `modprobe tcp_bbr`"
+    )
+
+
+def test_another_one_that_a_spec_wants_gets_no_figures_of_bbr() -> None:
+    report = explain("westwood", "cubic", STOCK)
+    assert (
+        report.text == "lanes use cubic, not westwood: the kernel module tcp_westwood is not loaded"
+    )
+    assert "`modprobe tcp_westwood`" in report.fix
+
+
+def test_a_system_that_does_not_tell_is_not_told_anything() -> None:
+    report = explain("bbr", "", STOCK)
+    assert (report.text, report.fix) == ("this system does not tell which one lanes use", "")
+
+
+def test_the_doctor_asks_for_what_lanes_ask_for() -> None:
+    assert wanted_by_default() == ReduceTable().congestion == "bbr"
+
+
+# ---------------------------------------------------------------- the kernel's files
+
+
+@pytest.mark.parametrize(
+    ("dep", "builtin", "state"),
+    [
+        ("kernel/net/ipv4/tcp_bbr.ko: \n", "", ModuleState.LOADABLE),
+        ("kernel/net/ipv4/tcp_bbr.ko.xz: kernel/net/sched/x.ko.xz\n", "", ModuleState.LOADABLE),
+        ("kernel/net/ipv4/tcp_cdg.ko.zst:\n", "kernel/net/ipv4/tcp_bbr.ko\n", ModuleState.LOADABLE),
+        ("kernel/net/ipv4/tcp_bbr2.ko:\nkernel/x/my_tcp_bbr.ko:\n", "", ModuleState.MISSING),
+        (None, "kernel/net/ipv4/tcp_cubic.ko\n", ModuleState.MISSING),
+        (None, None, ModuleState.UNKNOWN),
+    ],
+)
+def test_modules_are_found_in_the_kernels_lists(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dep: str | None,
+    builtin: str | None,
+    state: ModuleState,
+) -> None:
+    folder = tmp_path / "modules" / os.uname().release
+    folder.mkdir(parents=True)
+    for name, text in (("modules.dep", dep), ("modules.builtin", builtin)):
+        if text is not None:
+            (folder / name).write_text(text)
+    monkeypatch.setattr(congestion, "CONTAINER_MARKS", ())  # the tests may run in one
+    sysctl = tmp_path / "ipv4"
+    sysctl.mkdir()
+    (sysctl / "tcp_available_congestion_control").write_text("reno cubic\n")
+    (sysctl / "tcp_allowed_congestion_control").write_text("reno cubic\n")
+    (sysctl / "tcp_congestion_control").write_text("cubic\n")
+    read = read_settings("bbr", sysctl, tmp_path / "modules")
+    assert read == attrs.evolve(STOCK, module=state, release=os.uname().release)
+    (sysctl / "tcp_available_congestion_control").write_text("reno cubic bbr\n")
+    assert read_settings("bbr", sysctl, tmp_path / "modules").module is ModuleState.LOADED
+    (sysctl / "tcp_allowed_congestion_control").chmod(0o444)  # as in another network namespace
+    assert read_settings("bbr", sysctl, tmp_path / "modules").elsewhere
+    (sysctl / "tcp_allowed_congestion_control").chmod(0o644)
+    mark = tmp_path / "dockerenv"
+    monkeypatch.setattr(congestion, "CONTAINER_MARKS", (mark,))
+    assert not read_settings("bbr", sysctl, tmp_path / "modules").elsewhere
+    mark.touch()
+    assert read_settings("bbr", sysctl, tmp_path / "modules").elsewhere
+
+
+def test_a_system_without_the_files_is_read_as_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(congestion, "CONTAINER_MARKS", ())
+    read = read_settings("bbr", tmp_path, tmp_path)
+    assert read == CongestionSettings("", None, ModuleState.UNKNOWN, False, os.uname().release)
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def restricted() -> str:
+    """Return a congestion control that this kernel has and lets root only choose."""
+    names = {
+        kind: (SYSCTL / f"tcp_{kind}_congestion_control").read_text().split()
+        for kind in ("available", "allowed")
+    }
+    found = [name for name in names["available"] if name not in names["allowed"]]
+    if os.geteuid() != 0 or not found or shutil.which("setpriv") is None:
+        pytest.skip("needs root, setpriv, and a congestion control that not all may choose")
+    return found[0]
+
+
+def examined(*before: str, wanted: str) -> CongestionReport:
+    done = subprocess.run(
+        [*before, sys.executable, "-c", EXAMINE, wanted],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return msgspec.convert(json.loads(done.stdout), CongestionReport)
+
+
+def test_a_process_without_the_capability_gets_the_default_and_the_command() -> None:
+    wanted = restricted()
+    report = examined(*WITHOUT_NET_ADMIN, wanted=wanted)
+    default = (SYSCTL / "tcp_congestion_control").read_text().strip()
+    assert report.used == default
+    assert report.text.startswith(
+        f"lanes use {default}, not {wanted}: this machine's settings do not allow it"
+    )
+    allowed = (SYSCTL / "tcp_allowed_congestion_control").read_text().strip()
+    assert f"`sysctl -w 'net.ipv4.tcp_allowed_congestion_control={allowed} {wanted}'`" in report.fix
+    privileged = examine(wanted)
+    assert privileged.used == wanted
+    assert "because this process has CAP_NET_ADMIN" in privileged.text
+
+
+def test_in_another_network_namespace_the_command_is_for_the_host() -> None:
+    wanted = restricted()
+    report = examined("unshare", "--net", *WITHOUT_NET_ADMIN, wanted=wanted)
+    assert report.used != wanted
+    assert report.fix.startswith("as root on the host, not in this container or network namespace")
+
+
+def test_what_is_reported_is_what_a_socket_gets() -> None:
+    for wanted in ("bbr", "reno", "", "no-such-thing"):
+        report = examine(wanted)
+        assert report.used == obtainable_congestion(wanted)
+        assert bool(report.fix) == (wanted not in ("", report.used))
+
+
+# ---------------------------------------------------------------- a peer's checks
+
+
+def test_a_peer_looks_again_while_something_is_to_be_done() -> None:
+    asked: list[str] = []
+    now_s, fix = 0.0, "do something"
+
+    def answer(wanted: str) -> CongestionReport:
+        asked.append(wanted)
+        return CongestionReport(wanted=wanted, used="cubic", text="x", fix=fix)
+
+    check = CongestionCheck(answer, lambda: now_s)
+    assert check.look("bbr") is check.look("bbr")
+    now_s = CHECK_AGAIN_S - 1
+    check.look("bbr")
+    assert asked == ["bbr"], "not at every status"
+    now_s = CHECK_AGAIN_S
+    fix = ""
+    assert check.look("bbr").fix == ""
+    assert asked == ["bbr", "bbr"]
+    now_s = 10 * CHECK_AGAIN_S
+    check.look("bbr")
+    assert asked == ["bbr", "bbr"], "nothing is left to be done"
+    assert check.look("cubic").wanted == "cubic"
+    assert asked == ["bbr", "bbr", "cubic"]
+
+
+def test_lanes_that_were_opened_before_it_was_allowed_need_a_restart() -> None:
+    allowed = explain("bbr", "bbr", attrs.evolve(STOCK, allowed=("reno", "cubic", "bbr")))
+    assert compare_with_lanes(allowed, ["bbr", "", "bbr"]) is allowed
+    old = compare_with_lanes(allowed, ["bbr", "cubic", "cubic"])
+    assert old.text == "new lanes use bbr; those opened before still use cubic"
+    assert old.fix == "start the peer again"
+    refused = explain("bbr", "cubic", STOCK)
+    assert compare_with_lanes(refused, ["bbr", "cubic"]) is refused
+    assert compare_with_lanes(explain("", "cubic", STOCK), ["bbr"]).fix == ""
+
+
+@pytest.mark.real_time
+async def test_what_a_relay_forwards_uses_the_congestion_control_of_the_runs_lanes(
+    tmp_path: Path,
+) -> None:
+    authority, identity = Authority.load_or_create(tmp_path, "demo"), Identity.generate()
+    pem = authority.issue(identity.request_pem("hub"), "hub", Party.PEER)
+    network = SocketNetwork(Credentials(tmp_path / "hub", identity, pem, authority.certificate_pem))
+    spec = CurrentSpec(RunSpec(reduce=ReduceTable(congestion="reno")))
+    forwarder = make_forwarder(RelayOffer(1e9, 1, 0, only=True), network, spec)
+    ticket, accepted = b"t" * TICKET_BYTES, []
+    forwarder.carry(RelayPair(ticket, ()))
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        assert isinstance(stream, trio.SocketStream)
+        accepted.append(stream)
+        await forwarder.handle(stream)
+
+    async with trio.open_nursery() as nursery:
+        serve = partial(network.serve, on_relay=handle)
+        (address,) = await nursery.start(serve, [Address("127.0.0.1", 0)], no_channel, None)
+        parked, call = [await trio.open_tcp_stream(address.host, address.port) for _ in range(2)]
+        await parked.send_all(RelayPreamble(RelayRole.PARK, ticket).pack())
+        await call.send_all(RelayPreamble(RelayRole.CALL, ticket).pack())
+        assert await parked.receive_some() == await call.receive_some() == PAIRED
+        assert [congestion_of(stream.socket) for stream in accepted] == ["reno", "reno"]
+        for stream in (parked, call):
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def no_channel(_channel: Channel) -> None:
+    raise AssertionError("only relayed streams come here")
