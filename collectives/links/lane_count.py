@@ -1,18 +1,19 @@
-"""The number of lanes of a link: a search by halving and doubling, one measured step at a time.
+"""The number of lanes of a link: more, as long as the lanes are the limit and not the line.
 
-One TCP connection carries little over a long lossy path; several carry more, until they only take
-it from each other. So another number is tried, on the traffic that there is anyway:
+A congestion control that slows down for every lost packet (CUBIC, what programs may use everywhere)
+carries the less over a connection the longer and the more lossy its path is (RFC 9438, section 5). There
+a line is filled by several connections:
 
-    measure a window of busy time -> try another number -> let it settle -> measure a window
-        better: keep it, and try the next step at once
-        not:    go back, and wait twice as long as the last time before the other direction is tried
+    measure a window of busy time -> the line has room left -> half as many lanes again
+        they carry no more: do not try for a while
 
-Only time counts in which every lane had something to send: otherwise the lanes do not limit the rate.
-Nothing is tried over a short path, where one connection fills the line, nor under a congestion control
-that does not slow down for losses (``lane_pool.STEADY``).
+The line has room if every lane of the link had something to send all the time, and no queue formed in
+front of the line nor was the node paced (``line_watch``). So lanes are not added to a full line, where
+they would only crowd out its other users. There are never fewer again: an idle lane costs nothing.
 
-Links of a node share its line. What one link gains by more lanes must not be taken from the other
-links, so one link of a node tries at a time, and it considers what they all carry.
+A link begins with more lanes over longer paths, divided by the links that share the node's line, so that
+its first round need not wait for the search. Over short paths, and under a congestion control that does
+not slow down for losses (``lane_pool.STEADY``), it has as many as the spec says.
 
 No clock, no I/O: the owner calls ``sample`` whenever it learns what has arrived.
 """
@@ -24,20 +25,17 @@ import math
 from attrs import define, frozen
 
 COUNT_FIRST = 2  # while one pauses for a loss, the other sends
-COUNT_MAX = 16  # more connections crowd out other users of the line
-GAIN_MIN = 1.10  # more lanes are kept if they carry at least this many times as much
-OWN_GAIN_MIN = 0.5  # at least this share of the gain must not be taken from the node's other links
-KEPT_MIN = 0.95  # fewer lanes are kept if they carry at least this share of what more did
-WINDOW_S = 1.0  # of busy time; at least
-# At least: within a window connections must lose and recover several times, or chance decides.
-WINDOW_ROUND_TRIPS = 30
-SETTLE_S = 0.5  # of busy time after a change that is not measured; at least
-SETTLE_ROUND_TRIPS = 20  # a new connection starts slowly, overshoots, and falls back
+COUNT_MAX = 32
+# Of all links of a node that begin over a path as long as this one, or longer; of one at most the second.
+FIRST_BY_ROUND_TRIP = ((0.05, 24), (0.015, 12), (0.005, 6))
+GROWTH = 1.5
+GAIN_MIN = 1.05  # if more lanes do not carry this many times as much, none are added for a while
+HOLD_S = 60.0
+WINDOW_S = 0.5  # of busy time; at least
+WINDOW_ROUND_TRIPS = 6
+SETTLE_ROUND_TRIPS = 6  # of busy time, in which new connections find their rate
 GAP_S_MAX = 1.0  # between two samples; what happened in a longer gap is unknown
-OPEN_S_MAX = 10.0  # after which a trial whose lanes are not open is given up
-WAIT_FIRST_S = 10.0  # after a step that was not worth it; doubled each time
-WAIT_S_MAX = 640.0
-ROUND_TRIP_S_MIN = 0.002  # below, a connection recovers from a loss in no time that matters
+ROUND_TRIP_S_MIN = 0.005  # below, a connection recovers from a loss in no time that matters
 
 
 @frozen
@@ -48,37 +46,21 @@ class Sample:
       carried_bytes: bytes that arrived since the link began.
       lane_count: lanes that work.
       busy: whether every lane is sending.
-      others_bytes: bytes that arrived over all other links of the node.
+      room: whether the line could carry more.
     """
 
     now_s: float
     carried_bytes: int
     lane_count: int
     busy: bool
-    others_bytes: int = 0
+    room: bool
 
 
 @define(eq=False)
-class LaneTrials:
-    """State of the search that all links of a node share.
+class NodeLinks:
+    """The number of a node's links that are up: they share its line."""
 
-    Attributes:
-      by: the link that tries another number of lanes now; at most one does.
-      arrived_bytes: what the other sides of all links have acknowledged.
-    """
-
-    by: LaneCount | None = None
-    arrived_bytes: int = 0
-
-
-@frozen
-class _Trial:
-    """A trial of another number of lanes, and what was measured before it."""
-
-    before: int
-    bytes_per_s_before: float
-    others_per_s_before: float
-    began_s: float
+    count: int = 0
 
 
 class LaneCount:
@@ -88,30 +70,31 @@ class LaneCount:
       wanted: lanes that there should be.
 
     Args:
-      first: lanes to start with; there are never fewer.
+      first: lanes to start with.
       count_max: the most lanes; the same as ``first`` makes the number fixed.
-      trials: shared by all links of the node.
     """
 
-    def __init__(
-        self,
-        first: int = COUNT_FIRST,
-        count_max: int = COUNT_MAX,
-        trials: LaneTrials | None = None,
-    ) -> None:
-        self._trials = LaneTrials() if trials is None else trials
+    def __init__(self, first: int = COUNT_FIRST, count_max: int = COUNT_MAX) -> None:
         self.wanted = first
-        self._count_min = first
         self._count_max = count_max
         self._last: Sample | None = None
-        self._trial: _Trial | None = None
-        self._upwards = True
-        self._wait_s = WAIT_FIRST_S
-        self._not_before_s = -math.inf
-        self._unsettled_s = math.inf  # busy time still to pass before a window begins
+        self._unsettled_s = 0.0  # busy time still to pass before a window begins
         self._window_s = 0.0
         self._window_bytes = 0
-        self._window_others_bytes = 0
+        self._before = 0.0  # bytes per second, before lanes were added; 0.0: none were
+        self._hold_until_s = -math.inf
+
+    def begin(self, round_trip_s: float, link_count: int) -> None:
+        """Choose the number to begin with, once the path is known.
+
+        Args:
+          link_count: links of the node that are up, this one included.
+        """
+        for least_s, count in FIRST_BY_ROUND_TRIP:
+            if round_trip_s >= least_s:
+                share = math.ceil(count / max(1, link_count))
+                self.wanted = min(max(self.wanted, share), self._count_max)
+                return
 
     def sample(self, sample: Sample, round_trip_s: float) -> int:
         """Take note of what has arrived. Returns ``wanted``.
@@ -120,91 +103,40 @@ class LaneCount:
           round_trip_s: the shortest round trip that was seen on the path.
         """
         last, self._last = self._last, sample
-        if round_trip_s < ROUND_TRIP_S_MIN or self._count_min >= self._count_max:
+        if round_trip_s < ROUND_TRIP_S_MIN or self.wanted >= self._count_max:
             return self.wanted
         if last is None or not self._counts(last, sample):
-            self._give_up_late_lanes(sample)
+            self._window_s, self._window_bytes = 0.0, 0
             return self.wanted
         span_s = sample.now_s - last.now_s
         if self._unsettled_s > 0:
-            settle_s = max(SETTLE_S, SETTLE_ROUND_TRIPS * round_trip_s)
-            self._unsettled_s = min(self._unsettled_s, settle_s) - span_s
+            self._unsettled_s -= span_s
             return self.wanted
         self._window_s += span_s
         self._window_bytes += sample.carried_bytes - last.carried_bytes
-        self._window_others_bytes += sample.others_bytes - last.others_bytes
         if self._window_s >= max(WINDOW_S, WINDOW_ROUND_TRIPS * round_trip_s):
             bytes_per_s = self._window_bytes / self._window_s
-            others_per_s = self._window_others_bytes / self._window_s
-            self._window_s, self._window_bytes, self._window_others_bytes = 0.0, 0, 0
-            self._decide(bytes_per_s, others_per_s, sample.now_s)
+            self._window_s, self._window_bytes = 0.0, 0
+            self._decide(bytes_per_s, sample.now_s, round_trip_s)
         return self.wanted
 
     def _counts(self, last: Sample, sample: Sample) -> bool:
+        """Return whether the lanes were the limit all the time between two samples."""
         return (
             last.busy
             and sample.busy
-            and last.lane_count == sample.lane_count == self.wanted
+            and last.room
+            and sample.room
+            and last.lane_count == sample.lane_count >= self.wanted
             and sample.now_s - last.now_s <= GAP_S_MAX
         )
 
-    def _give_up_late_lanes(self, sample: Sample) -> None:
-        trial = self._trial
-        if (
-            trial is not None
-            and sample.lane_count < self.wanted
-            and sample.now_s - trial.began_s > OPEN_S_MAX
-        ):
-            self._go_back(trial, sample.now_s)
-
-    def _decide(self, bytes_per_s: float, others_per_s: float, now_s: float) -> None:
-        trial = self._trial
-        if trial is not None:
-            if not self._was_worth_it(trial, bytes_per_s, others_per_s):
-                self._go_back(trial, now_s)
-                return
-            self.end_trial()
-            self._wait_s = WAIT_FIRST_S
-        elif now_s < self._not_before_s or self._trials.by is not None:
+    def _decide(self, bytes_per_s: float, now_s: float, round_trip_s: float) -> None:
+        before, self._before = self._before, 0.0
+        if bytes_per_s < GAIN_MIN * before:
+            self._hold_until_s = now_s + HOLD_S
+        if now_s < self._hold_until_s:
             return
-        self._try_next(bytes_per_s, others_per_s, now_s)
-
-    def _was_worth_it(self, trial: _Trial, bytes_per_s: float, others_per_s: float) -> bool:
-        if self.wanted < trial.before:
-            return bytes_per_s >= KEPT_MIN * trial.bytes_per_s_before
-        gain = bytes_per_s - trial.bytes_per_s_before
-        taken = trial.others_per_s_before - others_per_s
-        return (
-            bytes_per_s >= GAIN_MIN * trial.bytes_per_s_before
-            and gain - taken >= OWN_GAIN_MIN * gain
-        )
-
-    def end_trial(self) -> None:
-        """End a trial, so that other links may try."""
-        self._trial = None
-        if self._trials.by is self:
-            self._trials.by = None
-
-    def _try_next(self, bytes_per_s: float, others_per_s: float, now_s: float) -> None:
-        if self._step() == self.wanted:
-            # The search is at its bound; the other direction is tried when some time has passed.
-            self._upwards = not self._upwards
-            self._not_before_s = now_s + self._wait_s
-            return
-        self._trial = _Trial(self.wanted, bytes_per_s, others_per_s, now_s)
-        self._trials.by = self
-        self.wanted = self._step()
-        self._unsettled_s = math.inf
-
-    def _step(self) -> int:
-        if self._upwards:
-            return min(2 * self.wanted, self._count_max)
-        return max(self.wanted // 2, self._count_min)
-
-    def _go_back(self, trial: _Trial, now_s: float) -> None:
-        self.wanted = trial.before
-        self.end_trial()
-        self._upwards = not self._upwards
-        self._not_before_s = now_s + self._wait_s
-        self._wait_s = min(2 * self._wait_s, WAIT_S_MAX)
-        self._unsettled_s = math.inf
+        self._before = bytes_per_s
+        self.wanted = min(math.ceil(GROWTH * self.wanted), self._count_max)
+        self._unsettled_s = SETTLE_ROUND_TRIPS * round_trip_s

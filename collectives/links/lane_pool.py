@@ -108,7 +108,7 @@ class LanePool:
         self._trouble = ""  # why the last lane ended, or could not be opened
         self._laneless_s = 0.0
         # How many lanes there should be.
-        self._count = LaneCount(rules.first, rules.count_max, shared.node.trials)
+        self._count = LaneCount(rules.first, rules.count_max)
         self._arrived_bytes = 0  # on all lanes, as far as the other side has acknowledged
         self._wanted_there = 1
         self._announced_count = rules.first
@@ -192,6 +192,9 @@ class LanePool:
           dial: see ``Link.run``.
         """
         self._start_task, self._dials = start_task, dial is not None
+        self._shared.node.links.count += 1
+        if self._slows_on_loss:
+            self._count.begin(self.round_trip_s, self._shared.node.links.count)
         for lane in self.working:
             start_task(partial(self._carry, lane))
         if dial is not None:
@@ -199,8 +202,9 @@ class LanePool:
 
     def close(self) -> None:
         """Take no more lanes: the link is lost."""
+        if self._start_task is not None:
+            self._shared.node.links.count -= 1
         self._closed, self._start_task = True, None
-        self._count.end_trial()
 
     async def aclose(self) -> None:
         """Close all streams at once, after the link's tasks have ended."""
@@ -284,18 +288,17 @@ class LanePool:
                 # The other side has given up dialling this lane: it must not come late.
                 self._numbers.use(received.lane)
         self._shared.node.line.look(trio.current_time())
-        before_bytes = self._arrived_bytes
         self._arrived_bytes = self._removed.arrived_bytes + sum(
             lane.arrived_bytes for lane in self._lanes.values()
         )
-        trials = self._shared.node.trials
-        trials.arrived_bytes += self._arrived_bytes - before_bytes
         sample = Sample(
             now_s=trio.current_time(),
             carried_bytes=self._arrived_bytes,
             lane_count=len(self._working),
             busy=all(lane.frames.writing for lane in self._working.values()),
-            others_bytes=trials.arrived_bytes - self._arrived_bytes,
+            room=self._shared.node.line.has_room(
+                (lane.on_socket for lane in self.working), self.round_trip_s
+            ),
         )
         if (
             self._slows_on_loss

@@ -53,16 +53,23 @@ class LineSample:
     queue_s: float
 
 
+def is_queue(waits_s: float, round_trip_s: float) -> bool:
+    """Return whether packets that take so much longer than the shortest round trip stand in a queue."""
+    return waits_s > max(QUEUE_S_MIN, QUEUE_SHARE * round_trip_s)
+
+
 class LineRate:
     """See the top of this file. One per node.
 
     Attributes:
       bytes_per_s: the rate at which the node may send; infinite while no queue was seen.
+      has_room: whether the line could carry more at the last sample.
       capacity_bytes_per_s: what was delivered when a queue was seen last; 0.0 before.
     """
 
     def __init__(self) -> None:
         self.bytes_per_s = math.inf
+        self.has_room = False
         self.capacity_bytes_per_s = 0.0
         self._quiet_count = 0  # samples without a queue, one after the other
         self._recent: deque[tuple[float, int]] = deque()  # (end, bytes) of samples of one window
@@ -72,10 +79,12 @@ class LineRate:
     def sample(self, sample: LineSample) -> float:
         """Take note of a sample. Returns ``bytes_per_s``."""
         delivered = self._delivered(sample)
+        queue = is_queue(sample.queue_s, sample.round_trip_s)
+        self.has_room = not queue and (delivered or 0.0) < USED_MIN * self.bytes_per_s
         if delivered is None or sample.round_trip_s < ROUND_TRIP_S_MIN:
             return self.bytes_per_s
         most = max(self._most, default=0.0)
-        if sample.queue_s > max(QUEUE_S_MIN, QUEUE_SHARE * sample.round_trip_s):
+        if queue:
             self.capacity_bytes_per_s = delivered
             self._quiet_count = 0
             self.bytes_per_s = max(FLOOR * most, DRAIN * min(delivered, self.bytes_per_s))

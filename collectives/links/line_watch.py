@@ -8,9 +8,10 @@ they are never paced.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ...protocol.network.socket_lane import SocketLane
-from .line_rate import LineRate, LineSample
+from .line_rate import LineRate, LineSample, is_queue
 from .rate_limiter import RateLimiter
 
 LOOK_S = 0.25  # between two looks at the connections
@@ -29,6 +30,9 @@ class LineWatch:
     def __init__(self) -> None:
         self.rate = LineRate()
         self._acked: dict[SocketLane, int] = {}  # bytes acknowledged at the last look
+        self._queues: dict[
+            SocketLane, float
+        ] = {}  # by lane that has sent: how long its packets queue
         self._looked_s = -math.inf
         self._limiter: RateLimiter | None = None  # while the rate is finite
 
@@ -54,13 +58,15 @@ class LineWatch:
     def remove(self, lane: SocketLane) -> None:
         """Watch a lane no more: it will be closed."""
         self._acked.pop(lane, None)
+        self._queues.pop(lane, None)
 
     def look(self, now_s: float) -> None:
         """Read the connections, if it is time, and pace the lanes by what they say."""
         if now_s - self._looked_s < LOOK_S or not self._acked:
             return
         self._looked_s = now_s
-        delivered, round_trip_s, queue_s = 0, math.inf, math.inf
+        delivered, round_trip_s = 0, math.inf
+        self._queues.clear()
         for lane, before in self._acked.items():
             path = lane.path()
             if path is None or path.acked_bytes == before:
@@ -68,9 +74,10 @@ class LineWatch:
             self._acked[lane] = path.acked_bytes
             delivered += path.acked_bytes - before
             round_trip_s = min(round_trip_s, path.shortest_s)
-            queue_s = min(queue_s, path.round_trip_s - path.shortest_s)
+            self._queues[lane] = path.round_trip_s - path.shortest_s
         if not delivered:
             return
+        queue_s = min(self._queues.values())
         rate = self.rate.sample(LineSample(now_s, delivered, round_trip_s, queue_s))
         if rate == math.inf:
             self._limiter = None
@@ -78,3 +85,12 @@ class LineWatch:
             self._limiter = RateLimiter(rate, burst_s=BURST_S, slice_s=SLICE_S)
         else:
             self._limiter.set_rate(rate)
+
+    def has_room(self, lanes: Iterable[SocketLane | None], round_trip_s: float) -> bool:
+        """Return whether the line, and these lanes' path, could carry more at the last look.
+
+        Args:
+          round_trip_s: the shortest on that path.
+        """
+        queues = [self._queues[lane] for lane in lanes if lane in self._queues]
+        return bool(queues) and self.rate.has_room and not is_queue(min(queues), round_trip_s)

@@ -24,6 +24,7 @@ from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LaneReceived
 from ...protocol.network.interface import LaneFacts
 from ...protocol.network.lane import Lane
+from ...protocol.network.socket_lane import SocketLane
 from ...protocol.network.socket_options import retransmitted_bytes
 from .lane_frames import LaneFrames
 from .lane_tasks import LaneTasks
@@ -150,6 +151,11 @@ class LinkLane:
         else:
             self.still_s = 0.0
         self._moved = moved
+
+    @property
+    def on_socket(self) -> SocketLane | None:
+        """The lane's connection, once threads carry its frames; None for a lane in memory."""
+        return None if self._threads is None else self._threads.socket_lane
 
     @property
     def sent_bytes(self) -> int:

@@ -13,7 +13,7 @@ from attrs import Factory, frozen
 from .event_loop import Loop
 from .fan_out import FanOutLimit
 from .frame_routing import FrameRouter
-from .lane_count import COUNT_FIRST, COUNT_MAX, LaneTrials
+from .lane_count import COUNT_FIRST, COUNT_MAX, NodeLinks
 from .line_watch import LineWatch
 from .rate_limiter import RateLimiter
 from .rate_meter import Meter
@@ -47,7 +47,7 @@ class SharedByLinks:
       fan_out: limits the number of peers that the node sends to at once.
       send_priority: decides which frames of all links go first.
       sent, received: meters of what all links carry.
-      trials: which link tries another number of lanes, and what all links have delivered.
+      links: how many of them are up.
     """
 
     router: FrameRouter
@@ -58,7 +58,7 @@ class SharedByLinks:
     send_priority: SendPriority = Factory(SendPriority)
     sent: Meter = Factory(Meter)
     received: Meter = Factory(Meter)
-    trials: LaneTrials = Factory(LaneTrials)
+    links: NodeLinks = Factory(NodeLinks)
 
 
 @frozen(eq=False)

@@ -257,7 +257,7 @@ class ReduceTable:
         default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     )  # of float32 values, before encoding
     lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a new link
-    lanes_max: int = field(default=16, validator=_whole(1, LANES_OPEN_MAX))  # while they carry more
+    lanes_max: int = field(default=32, validator=_whole(1, LANES_OPEN_MAX))  # while they carry more
     # TCP's congestion control of lanes, where the kernel has it.
     congestion: str = field(default="bbr", validator=_word)
 
