@@ -37,6 +37,9 @@ LANE_OPEN_S = 10.0  # to dial a lane and prove the keys; then another one is tri
 BACK_OFF_FIRST_S = 0.1  # before a lane is dialled again; doubled each time
 BACK_OFF_LAST_S = 5.0
 BACK_OFF_DOUBLINGS = 6
+REFUSED_S = (
+    60.0  # for which a link makes do with the lanes that it has, when no further one can be opened
+)
 FIRST_LANE = 0  # the number of the lane with which a link comes up; the link's dialer dials it
 
 # This congestion control does not slow down for single losses: two of its lanes fill a line, and more
@@ -117,6 +120,10 @@ class LanePool:
         self._dials = False
         self._opening_count = 0
         self._failures = 0  # of dialled lanes, in a row
+        self._refused_s, self._refused_at = (
+            -math.inf,
+            0,
+        )  # when no further lane could be opened, and how many were
         self._next_number = FIRST_LANE + 1
 
     @property
@@ -233,7 +240,7 @@ class LanePool:
 
     async def _keep_count(self, dial: DialLane, start_task: Callable[[Task], None]) -> None:
         while True:
-            wanted = min(max(self._count.wanted, self._wanted_there), self.rules.count_max)
+            wanted = min(max(self._count.wanted, self._wanted_there), self._most_now())
             active = [lane for lane in self.working if not lane.frames.retiring]
             for _missing in range(wanted - len(active) - self._opening_count):
                 self._opening_count += 1
@@ -242,6 +249,12 @@ class LanePool:
                 lane.frames.retire()
             self._announced_count = self._count.wanted
             await self._changed.wait()
+
+    def _most_now(self) -> int:
+        """Return how many lanes to open at most: not many more than could be opened lately."""
+        if trio.current_time() < self._refused_s + REFUSED_S:
+            return max(1, self._refused_at)
+        return self.rules.count_max
 
     async def _open_lane(self, dial: DialLane) -> None:
         number = self._next_number
@@ -259,6 +272,8 @@ class LanePool:
             self._opening_count -= 1
             self.start_lane(lane)
             return
+        if len(self._working) >= self.rules.first:  # it has what it needs
+            self._refused_s, self._refused_at = trio.current_time(), len(self._working)
         # The other side may take it for open, and may even have sent something.
         await self._send(LanesReceived((LaneReceived(number, 0, 0, closed=True),)))
         await trio.sleep(min(BACK_OFF_FIRST_S * 2**self._failures, BACK_OFF_LAST_S))
