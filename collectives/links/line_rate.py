@@ -26,14 +26,17 @@ from attrs import frozen
 
 QUEUE_S_MIN = 0.015  # of waiting that counts as a queue; at least
 QUEUE_SHARE = 0.15  # of the shortest round trip, likewise
-WINDOW_S = 1.0  # what is delivered is measured over windows of this length
+WINDOW_S = 0.25  # what is delivered is measured over windows of this length; at least
+WINDOW_ROUND_TRIPS = 3
+LONG_WINDOW_S = 1.0  # what is remembered is measured over longer ones, in which no burst counts
 GAP_S_MAX = 1.0  # between two samples; a longer gap begins a new window
 DRAIN = 0.97  # of what is delivered, while there is a queue
-STEP_FIRST, STEP_MAX = 0.01, 0.25  # growth by a sample without a queue, as a share of the rate
-SMALL_STEPS = 4  # as long as a queue takes to show; then each step is twice the last one
+STEP_FIRST, STEP_MAX = 0.02, 0.25  # growth by a step without a queue, as a share of the rate
+SMALL_STEPS = 2  # then each step is twice the last one
+STEP_ROUND_TRIPS = 1.25  # from one step to the next: before, its queue could not be seen
 USED_MIN = 0.85  # of the rate is used if it limits anything
 FLOOR = 0.94  # of the most that was delivered lately
-LATELY = 30  # windows
+LATELY = 30  # long windows
 ROUND_TRIP_S_MIN = 0.002  # over shorter paths queues are too short to be seen
 
 
@@ -71,47 +74,59 @@ class LineRate:
         self.bytes_per_s = math.inf
         self.has_room = False
         self.capacity_bytes_per_s = 0.0
-        self._quiet_count = 0  # samples without a queue, one after the other
-        self._recent: deque[tuple[float, int]] = deque()  # (end, bytes) of samples of one window
-        self._most: deque[float] = deque(maxlen=LATELY)  # delivered per second, by window
-        self._window_s = -math.inf  # end of the last window in ``_most``
+        self._step_count = 0  # since the last queue
+        self._step_s = -math.inf  # when the last of them was taken
+        # Samples of the last long window: when, and the bytes delivered until then.
+        self._recent: deque[tuple[float, int]] = deque()
+        self._delivered_bytes = 0
+        self._most: deque[float] = deque(maxlen=LATELY)  # bytes per second, by long window
+        self._remembered_s = -math.inf  # end of the last of these
 
     def sample(self, sample: LineSample) -> float:
         """Take note of a sample. Returns ``bytes_per_s``."""
-        delivered = self._delivered(sample)
+        delivered = self._measure(sample)
         queue = is_queue(sample.queue_s, sample.round_trip_s)
         self.has_room = not queue and (delivered or 0.0) < USED_MIN * self.bytes_per_s
         if delivered is None or sample.round_trip_s < ROUND_TRIP_S_MIN:
             return self.bytes_per_s
         most = max(self._most, default=0.0)
         if queue:
+            # What a line delivers while there is a queue is what it can carry.
             self.capacity_bytes_per_s = delivered
-            self._quiet_count = 0
-            self.bytes_per_s = max(FLOOR * most, DRAIN * min(delivered, self.bytes_per_s))
-        elif delivered >= USED_MIN * self.bytes_per_s:
-            doublings = max(0, self._quiet_count - SMALL_STEPS)
-            self._quiet_count += 1
+            self._step_count = 0
+            self.bytes_per_s = max(FLOOR * most, DRAIN * delivered)
+        elif (
+            delivered >= USED_MIN * self.bytes_per_s
+            and sample.now_s - self._step_s >= STEP_ROUND_TRIPS * sample.round_trip_s
+        ):
+            doublings = max(0, self._step_count - SMALL_STEPS + 1)
             step = min(STEP_FIRST * 2**doublings, STEP_MAX)
+            self._step_count += 1
+            self._step_s = sample.now_s
             self.bytes_per_s = max(self.bytes_per_s * (1 + step), DRAIN * most)
         return self.bytes_per_s
 
-    def _delivered(self, sample: LineSample) -> float | None:
+    def _measure(self, sample: LineSample) -> float | None:
         """Return bytes per second of the window that ends with this sample; None if it is too short."""
-        last_s = self._recent[-1][0] if self._recent else -math.inf
-        if sample.now_s - last_s > GAP_S_MAX:
-            # Of what came in a longer pause it is not known when it came.
-            self._recent.clear()
-            self._recent.append((sample.now_s, 0))
-            return None
-        self._recent.append((sample.now_s, sample.delivered_bytes))
-        while len(self._recent) > 2 and sample.now_s - self._recent[1][0] >= WINDOW_S:
-            self._recent.popleft()
-        began_s = self._recent[0][0]
-        span_s = sample.now_s - began_s
-        if span_s < WINDOW_S:
-            return None
-        rate = sum(carried for _, carried in list(self._recent)[1:]) / span_s
-        if sample.now_s - self._window_s >= WINDOW_S:
-            self._most.append(rate)
-            self._window_s = sample.now_s
-        return rate
+        now_s, recent = sample.now_s, self._recent
+        if recent and now_s - recent[-1][0] > GAP_S_MAX:
+            recent.clear()
+        if not recent:
+            self._remembered_s = now_s  # of what came before it is not known when it came
+        else:
+            self._delivered_bytes += sample.delivered_bytes
+        recent.append((now_s, self._delivered_bytes))
+        while now_s - recent[0][0] > LONG_WINDOW_S and now_s - recent[1][0] >= LONG_WINDOW_S:
+            recent.popleft()
+        if now_s - self._remembered_s >= LONG_WINDOW_S:
+            self._remembered_s = now_s
+            self._most.append(_rate(recent[0], recent[-1]))
+        window_s = max(WINDOW_S, WINDOW_ROUND_TRIPS * sample.round_trip_s)
+        began = next((each for each in reversed(recent) if now_s - each[0] >= window_s), None)
+        if began is None and now_s - recent[0][0] >= LONG_WINDOW_S:
+            began = recent[0]  # a long path's window is no longer than what is kept
+        return None if began is None else _rate(began, recent[-1])
+
+
+def _rate(began: tuple[float, int], ended: tuple[float, int]) -> float:
+    return (ended[1] - began[1]) / (ended[0] - began[0])

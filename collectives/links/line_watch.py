@@ -14,7 +14,7 @@ from ...protocol.network.socket_lane import SocketLane
 from .line_rate import LineRate, LineSample, is_queue
 from .rate_limiter import RateLimiter
 
-LOOK_S = 0.25  # between two looks at the connections
+LOOK_S = 0.1  # between two looks at the connections
 BURST_S = 0.02  # of the line's rate, for threads that wake up late
 SLICE_S = 0.005  # of the line's rate, for one lane at once
 SLICE_BYTES_MIN = 8_192
