@@ -67,16 +67,20 @@ class ResidualUse:
         """The number of values in the fragment."""
         return self._before.size
 
+    def corrected(self, where: slice, delta: Values) -> Values:
+        """Return one chunk's ``delta`` plus residual; perhaps not finite, which codecs refuse."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            corrected = self._before[where] * self._residual.decay
+            corrected += delta
+        return corrected
+
     def encode(self, codec: Codec, where: slice, delta: Values, out: memoryview) -> int:
-        """Encode one chunk's ``delta`` plus residual; otherwise as ``Codec.encode``.
+        """Encode one chunk's ``delta`` plus residual, once; otherwise as ``Codec.encode``.
 
         Raises:
           ValueError: as the codec; also if the sum of delta and residual is not finite.
         """
-        left = self.left[where]
-        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses infinity and NaN
-            corrected = self._before[where] * self._residual.decay
-            corrected += delta
+        left, corrected = self.left[where], self.corrected(where, delta)
         length = codec.encode(corrected, out)
         sent: Bytes = out[:length]
         codec.decode(sent, left)
