@@ -17,9 +17,9 @@ from .links.buffer_pool import BufferPool
 class EncodedInput:
     """A contributor's own chunks, which are sent in every attempt of a round.
 
-    Encodings are not kept. A chunk that is needed again (a lane broke, its owner was lost, another
-    attempt began) is encoded again, to the same bytes, by any thread. If the codec is verbatim, the
-    values are sent from where they are, without a copy.
+    Encodings are kept only if there is error feedback. Otherwise a chunk that is needed again (a lane
+    broke, its owner was lost, another attempt began) is encoded again, to the same bytes, by any thread.
+    If the codec is verbatim, the values are sent from where they are, without a copy.
 
     Args:
       values: shape ``(value_count,)``, float32; read, never written. They must not change as long as
@@ -50,6 +50,7 @@ class EncodedInput:
         self._counters = counters
         self._pool = pool
         self._done = [False] * len(self._layout.cuts)
+        self._kept: dict[int, memoryview] = {}  # encodings, if there is a correction
         # After a repair a chunk may be needed for its new owner while it is encoded for the lost one.
         self._locks = [threading.Lock() for _cut in self._layout.cuts]
 
@@ -80,23 +81,29 @@ class EncodedInput:
         return encoded
 
     def _encode(self, index: int) -> memoryview:
-        cut, codec, correction = self._layout.cuts[index], self._layout.codec_up, self._correction
+        cut, codec = self._layout.cuts[index], self._layout.codec_up
         if cut.is_counters:
             return memoryview(self._counters.astype("<i8").tobytes())
         values = self._values[cut.values]
         if codec.verbatim:
             return values.data.cast("B").toreadonly()
-        room = self._pool.take(cut.up_bytes)
+        if index in self._kept:
+            return self._kept[index]
+        room, correction = self._pool.take(cut.up_bytes), self._correction
         if correction is None:
             return room[: codec.encode(values, room)]
-        if self._done[index]:  # the residual that it leaves is known, and may be in use by now
-            return room[: codec.encode(correction.corrected(cut.values, values), room)]
-        return room[: correction.encode(codec, cut.values, values, room)]
+        length = codec.encode(correction.corrected(cut.values, values), room)
+        self._kept[index] = room[:length]
+        return self._kept[index]
 
     def settle(self) -> None:
-        """Settle the correction: the round committed with this input in it."""
+        """Settle the correction: the round committed with this input in it. Heavy."""
         if self._correction is not None and self.complete:
-            self._correction.settle()
+            cuts = self._layout.cuts
+            sent = (
+                (cuts[i].values, self._values[cuts[i].values], self._kept[i]) for i in self._kept
+            )
+            self._correction.settle(self._layout.codec_up, sent)
 
 
 def _check_array(

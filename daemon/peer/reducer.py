@@ -4,9 +4,10 @@
               not end it: the loss is reported, and the master's ``Flush`` and ``Repair`` continue it
     apply     one task per commit: the outer step, in a thread; never cancelled half-way
 
-The encoded input of a round is kept for a repeated order until the round is over, its result until it
-is applied. The residual of error feedback is updated once the contribution is committed in every
-chunk; a peer that was excluded from a chunk drops its residual, because its fragment is fetched again.
+The input of a round is kept for a repeated order until the round is over, its result until it is
+applied. The residual of error feedback is updated with the outer step of a round that has the
+contribution in every chunk; a peer that was excluded from a chunk drops its residual, because its
+fragment is fetched again.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ class Reducer:
         return self._residuals[fragment]
 
     def settle(self, commit: Commit) -> None:
-        """Update the residual for a contribution that is committed."""
+        """Update the residual for a contribution that is committed. Heavy."""
         me, contributors = self._config.me, [c.peer for c in commit.contributors]
         if me not in contributors:
             return
@@ -284,6 +285,7 @@ class Reducer:
                 )
 
         def work() -> FragmentHead:
+            self.settle(commit)
             return state.apply(commit.fragment, commit.version + 1, result.counters, step)
 
         head = await self._network.run_sync(work)

@@ -113,7 +113,7 @@ def test_the_formula_bit_for_bit(name: str, decay: float) -> None:
         for index in range(3):
             assert bytes(encoded.encode(index)) == bytes(plain.encode(index))
         encoded.settle()
-        left = corrected - sent(name, encoded, COUNT)
+        left = corrected - sent(name, plain, COUNT)
         assert residual.values.tobytes() == left.tobytes()
 
 

@@ -12,6 +12,8 @@ from attrs import evolve
 
 from holdfast.collectives import chunk_sender
 from holdfast.collectives.arithmetic import ChunkLayout
+from holdfast.collectives.codecs.error_feedback import Residual
+from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.send_queue import Load
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.protocol.messages import FragmentSize
@@ -38,6 +40,7 @@ class Rounds:
     def __init__(self, swarm: Swarm, codecs: tuple[str, str]) -> None:
         self.swarm = swarm
         self.results: dict[str, ReduceResult] = {}
+        self.inputs: dict[str, EncodedInput | None] = {}
         self.loads: dict[str, list[Load]] = {}
         contributors = [(node, 1, 1.0) for node in swarm.nodes]
         self.order = make_order(
@@ -55,7 +58,10 @@ class Rounds:
 
     async def _reduce(self, node: Node) -> None:
         given = (node.values, node.counters)
-        reduction = Reduction(self.order, node.peer, SIZE, node.hub, node.network, *given)
+        reduction = Reduction(
+            self.order, node.peer, SIZE, node.hub, node.network, *given, residual=node.residual
+        )
+        self.inputs[node.peer] = reduction.encoded_input
         self.results[node.peer] = await reduction.run()
         sender, own = reduction._sender, [cut.owner == node.peer for cut in self.layout.cuts]
         self.loads[node.peer] = [
@@ -111,6 +117,31 @@ async def test_a_frame_that_may_be_sent_again_keeps_its_chunk_and_no_more(codec:
                     assert len(frame[1]) == frame[0].payload_bytes
             del frame, load
             rounds.loads.clear()
+            assert max(rounds.lent()) <= rounds.idle_bytes
+
+
+async def test_error_feedback_keeps_what_was_sent_until_the_round_is_over() -> None:
+    async with a_swarm(3) as swarm:
+        give_input(swarm.nodes, SIZE, 5)
+        for node in swarm.nodes:
+            node.residual = Residual(SIZE.value_count)
+        rounds = Rounds(swarm, ("int8", "int8"))
+        with no_collection():
+            await rounds.run()
+            rounds.loads.clear()
+            await trio.sleep(1)
+            rounds.results.clear()
+            sent_bytes = sum(cut.up_bytes for cut in rounds.layout.cuts if not cut.is_counters)
+            assert min(rounds.lent()) >= sent_bytes
+            assert max(rounds.lent()) <= sent_bytes + rounds.idle_bytes
+            for encoded in rounds.inputs.values():
+                assert encoded is not None
+                encoded.settle()
+            for node in swarm.nodes:
+                assert node.residual is not None
+                assert node.residual.values.any()
+            del encoded
+            rounds.inputs.clear()
             assert max(rounds.lent()) <= rounds.idle_bytes
 
 
