@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
+
+# Between two times at which nothing is lent. Fragments follow each other and may differ in size; memory
+# that this many rounds did not need is free again.
+PERIODS_KEPT = 8
 
 
 class BufferPool:
@@ -20,9 +25,9 @@ class BufferPool:
     Only a buffer of exactly the requested size is used again: the same fragments come every few rounds,
     and their chunks are all alike.
 
-    The pool never has more memory, lent or spare, than was lent at one time since all of it was back,
-    or in the period before that. So a round uses the memory of the round before, and the memory of an
-    unusual round is free again one round later.
+    The pool never has more memory, lent or spare, than was lent at one time in this period, which
+    began when all of it was back, or in one of the ``PERIODS_KEPT`` before. So a round uses the memory
+    of the rounds before it, and the memory of an unusual round is free again some rounds later.
 
     Attributes:
       lent_bytes: the bytes of all buffers that are lent now.
@@ -31,8 +36,8 @@ class BufferPool:
     def __init__(self) -> None:
         self.lent_bytes = 0
         self._spare_bytes = 0
-        self._most_bytes = 0  # that were lent at one time since all of it was back
-        self._most_before_bytes = 0  # the same in the period before
+        self._most_bytes = 0  # that were lent at one time in this period
+        self._most_before_bytes: deque[int] = deque([0], PERIODS_KEPT)  # and in those before
         # Spare buffers by size; the size that came back last is the last one.
         self._spare: dict[int, list[NDArray[np.uint8]]] = {}
         # Buffers come back when their last user is collected, which may happen inside of ``take``.
@@ -64,12 +69,13 @@ class BufferPool:
             alike.append(memory)
             self._spare[memory.size] = alike
             if self.lent_bytes == 0:
-                self._most_before_bytes, self._most_bytes = self._most_bytes, 0
+                self._most_before_bytes.append(self._most_bytes)
+                self._most_bytes = 0
                 self._free()
 
     def _free(self) -> None:
         """Free spare buffers that are too many, those of a size that was not used for long first."""
-        most_bytes = max(self._most_bytes, self._most_before_bytes)
+        most_bytes = max(self._most_bytes, *self._most_before_bytes)
         while self._spare and self.lent_bytes + self._spare_bytes > most_bytes:
             size_bytes, alike = next(iter(self._spare.items()))
             if alike:
