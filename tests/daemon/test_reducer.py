@@ -102,8 +102,10 @@ async def test_the_outer_step_never_holds_up_the_event_loop(
         taken_in.append(threading.get_ident())
         yield from ((where, ones[where]) for where in (slice(0, 3), slice(3, 4)))
 
+    kept = mine._inputs[1] = cast("Any", Input())
     mine._results[1] = ReduceResult(pieces, no_counters, bytes(32), 0)
     await mine.apply(Commit(1, 1, 0, 0, 4, CONTRIBUTORS, bytes(32)))
     assert state.heads()[0].version == 1
     assert len(taken_in) == 3
     assert threading.get_ident() not in taken_in
+    assert kept.settled
