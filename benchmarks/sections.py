@@ -227,7 +227,7 @@ MEMORY = ("--size=256MiB", "--repeat=2", "--warm-up=1")
 MEMORY_SLOW = ("--size=256MiB", "--repeat=1", "--warm-up=0")  # a minute and more each
 UNLIMITED_MBIT = 1e6
 SLOW_MBIT = 50.0
-# Chunks that wait for others, however many contribute: collectives.allreduce.CONTRIBUTIONS_BYTES_MAX.
+# Chunks that wait for others, of up to 5 contributors: collectives.chunk_sender.CONTRIBUTIONS_BYTES_MAX.
 WAITING_BYTES_MAX = 64 * MIB
 
 
@@ -247,9 +247,9 @@ def memory() -> Measured:
         figures = allreduce(*options)
         raw.append(figures)
         most = max(figures["extra_memory_bytes_per_peer"])
-        # fp32 is sent from where the values lie, and received where the result stays.
-        lossy = figures["encoded_bytes"] + figures["bytes"] if codec != "fp32" else 0
-        bound = 2 * figures["encoded_bytes"] + lossy + WAITING_BYTES_MAX
+        # Half of what a round takes that holds its own encoded contribution, the encoded result and
+        # the decoded result whole.
+        bound = (2 * figures["encoded_bytes"] + figures["bytes"] + WAITING_BYTES_MAX) // 2
         held = "yes" if most <= bound else "NO"
         rows.append([name, f"{most / MIB:.0f}", f"{bound / MIB:.0f}", held])
         commands.append(_loopback_command(options))
@@ -260,11 +260,12 @@ def memory() -> Measured:
         ["peers, codec", "at most, MiB", "bound, MiB", "within"],
         rows,
         [
-            "Peak resident memory of the process minus that before the first round. The bound: "
-            "the encoded result, that of the round before (they follow each other at once here, and "
-            "what was sent is kept until it is known to have come), with a lossy codec also the own "
-            f"encoded contribution and the decoded result, and {WAITING_BYTES_MAX // MIB} MiB for chunks that wait for slower "
-            "contributors, whatever their number."
+            "Peak resident memory of the process minus that before the first round. The bound is half of what a "
+            "round takes that holds its own encoded contribution, the encoded result and the decoded "
+            f"result whole, beside {WAITING_BYTES_MAX // MIB} MiB for chunks that wait for slower "
+            "contributors. What a round does take: the encoded result, the chunks that wait (at most "
+            f"{WAITING_BYTES_MAX // MIB} MiB), and the chunks that threads work on or that are not "
+            "acknowledged yet."
         ],
     )
     return [table], raw

@@ -36,7 +36,7 @@ from .blocks import (
 from .fragment_state import FragmentState
 from .incoming_fragment import Find, IncomingFragment
 
-Step = Callable[[Values, Values, Values], None]  # (values, momentum, mean), in place
+Step = Callable[[Values, Values], None]  # (values, momentum), in place
 
 
 class SharedState:
@@ -141,8 +141,7 @@ class SharedState:
         self,
         fragment: int,
         version_after: int,
-        mean_values: Values,
-        mean_counters: Counters,
+        counters: Counters,
         step: Step,
     ) -> FragmentHead:
         """Apply a committed round.
@@ -152,23 +151,22 @@ class SharedState:
 
         Args:
           version_after: the current version plus 1.
-          mean_values: ``(value_count,)``, mean pseudo-gradient.
-          mean_counters: ``(counter_count,)``, the new counters.
-          step: the outer step, called with values, momentum and ``mean_values``.
+          counters: ``(counter_count,)``, the new counters.
+          step: the outer step with the round's mean, called with values and momentum.
 
         Raises:
           LocalProtocolError: the fragment is not at the version before; nothing was changed.
         """
         state = self._fragments[fragment]
-        _check_shapes(state, mean_values, mean_counters)
+        _check_shapes(state, state.parts.values, counters)
         with state.changes:
             if state.head is None or state.head.version + 1 != version_after:
                 raise LocalProtocolError(
                     f"version {version_after} of fragment {fragment} cannot follow {state.head}"
                 )
             with state.changing(), self.arena.writing(fragment, version_after):
-                step(state.parts.values, state.parts.momentum, mean_values)
-                state.parts.counters[:] = mean_counters
+                step(state.parts.values, state.parts.momentum)
+                state.parts.counters[:] = counters
                 return self._digest(state, version_after)
 
     def digest_now(self, fragment: int) -> tuple[FragmentHead, bytes] | None:

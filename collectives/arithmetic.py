@@ -233,7 +233,8 @@ def reduce_values(
 
     Args:
       observe: reads the values of every term that is no sum.
-      out: shape ``(n,)``; becomes the *decoded encoded* result, as at every receiver.
+      out: shape ``(n,)``; becomes the result before it is encoded. Receivers have what ``encoded_out``
+        decodes to.
       encoded_out: becomes the encoded result; may be the memory of ``out`` if ``codec`` is verbatim.
 
     Returns:
@@ -272,8 +273,6 @@ def encode_result(
             largest.append(float(np.abs(scratch).max()))
         culprit = terms[int(np.argmax(largest))].peer
         raise BadContributionError(culprit, f"too large to be added: {error}") from error
-    if codec.lossy:
-        codec.decode(encoded_out[:length], out)
     return length
 
 

@@ -59,7 +59,7 @@ class AuditLog:
             return None
         pieces: dict[str, Buffer] = {**context.tracker.contributions(index)}
         if context.encoded_input is not None:
-            own = context.encoded_input.chunk(index)
+            own = context.own_chunk(index)
             pieces[context.me] = sealed(self.notary, context.order, index, own)
         shown = [pieces[peer] for peer in context.contributors if peer in pieces]
         return [*shown, self.notary.seal(statement_of_sum(context.order, index, shown))]

@@ -1,7 +1,7 @@
-"""The frames that come in during a reduction: contributions are added up, results are decoded.
+"""The frames that come in during a reduction: contributions are added up, results are checked.
 
 ``deliver`` does a frame's arithmetic at once, while its bytes are in the cache: the contribution that
-completes a chunk has it added up, a result is checked and decoded, and either is hashed. Nothing here
+completes a chunk has it added up, a result is checked, and either is hashed. Nothing here
 waits for a frame, so a reduction cannot hold up a lane, nor two reductions each other.
 """
 
@@ -140,12 +140,12 @@ class ChunkAdder:
             reduce_counters(list(arrived.values()), result.counters)
             np.frombuffer(room, "<i8")[:] = result.counters
         elif context.tree.sites:
-            values, terms = result.values_of(index), self._terms(arrived)
+            values, terms = result.scratch(index), self._terms(arrived)
             codec, divisor = context.layout.codec_down, context.factors.divisor
             with self._observed(index) as norms:
                 length = reduce_values(terms, divisor, codec, values, room, norms.take)
         else:
-            values, contributors = result.values_of(index), context.order.contributors
+            values, contributors = result.scratch(index), context.order.contributors
             layout, rule = context.layout, context.rule
             with self._observed(index) as norms:
                 length = combine_chunk(
@@ -161,7 +161,8 @@ class ChunkAdder:
         if cut.is_counters:
             reduce_counters(list(arrived.values()), np.frombuffer(room, "<i8"))
             return room
-        values, terms = np.empty(cut.count, np.float32), self._terms(arrived)
+        values = np.frombuffer(self._buffers.take(4 * cut.count), np.float32)
+        terms = self._terms(arrived)
         with self._observed(index) as norms:
             length = reduce_values(terms, ONE, layout.codec_up, values, room, norms.take)
         return room[:length]

@@ -1,6 +1,7 @@
 """The frames that a node sends in a reduction, and the tasks that have links send them.
 
-    ChunkSender    what can be sent: batches of chunks, and their frames       lanes' threads
+    ChunkSender    what can be sent: batches of chunks                         lanes' threads
+    FrameMaker     the frames, when a lane asks for them                       lanes' threads
     SendTasks      one task per peer and direction, until its batch is sent    event loop
 
 Nothing is pushed. A link asks a *source* (``_Batch``) for the next frame when one of its lanes is idle.
@@ -35,6 +36,7 @@ CONTRIBUTIONS_BYTES_MAX = 64 * 2**20
 AHEAD_MIN = 4  # chunks that a contributor may be ahead at least: enough to keep its lanes busy
 
 OnBad = Callable[[BadContributionError], object]
+LoadOf = Callable[[int, int], Load]  # of a chunk, given its index and attempt
 
 
 @define(eq=False)
@@ -43,14 +45,14 @@ class _Batch:
 
     Attributes:
       attempt_of: returns the attempt under which a chunk is sent.
-      load: makes a chunk's frame, given its index and attempt.
+      load_of: returns what makes a chunk's frame.
       may_go: returns whether the next one may be sent now, and counts it.
       count: of all of them.
       ready: those that can be sent, in the order of sending; any thread appends to it.
     """
 
     attempt_of: Callable[[int], int]
-    load: Callable[[int, int], Frame | None]
+    load_of: LoadOf
     may_go: Callable[[], bool] = lambda: True
     count: int = 0
     ready: list[int] = field(factory=list)
@@ -61,7 +63,7 @@ class _Batch:
             return None
         index = self.ready[self.position]
         self.position += 1
-        return partial(self.load, index, self.attempt_of(index))
+        return self.load_of(index, self.attempt_of(index))
 
     def exhausted(self) -> bool:
         return self.position == self.count
@@ -85,10 +87,9 @@ class ChunkSender:
 
     def __init__(self, context: ReductionContext) -> None:
         self._context = context
-        self._compressor = FrameCompressor(context.layout.zstd_up)
+        self._maker = FrameMaker(context)
         self._ahead_max = _most_chunks_ahead(context)
-        self._lock = threading.Lock()  # guards the next two; nothing else is done under it
-        self._sent_bytes = 0
+        self._lock = threading.Lock()  # guards the next one; nothing else is done under it
         self._ahead: Counter[str] = Counter()  # contributions less results that came, by owner
         # Entries of the next two are added on the event loop. The thread that completes a chunk
         # removes it from the first one.
@@ -100,7 +101,7 @@ class ChunkSender:
     @property
     def sent_bytes(self) -> int:
         """Payload bytes of all frames made until now."""
-        return self._sent_bytes
+        return self._maker.sent_bytes
 
     # ------------------------------------------------------------ on the event loop
 
@@ -111,12 +112,13 @@ class ChunkSender:
           on_bad: called, in any thread, if our own values cannot be encoded.
         """
         context = self._context
+        self._maker.on_bad = on_bad
         up: dict[str, _Batch] = {}
         down: dict[str, _Batch] = {}
         for index, role in chunks:
             if role.parent is not None and (role.gathers or context.encoded_input is not None):
                 if role.parent not in up:
-                    up[role.parent] = self._contributions(role.parent, on_bad)
+                    up[role.parent] = self._contributions(role.parent)
                 batch = up[role.parent]
                 batch.count += 1
                 if role.gathers:
@@ -147,20 +149,17 @@ class ChunkSender:
         for link in self._links.values():
             link.acknowledge_now()
 
-    def _contributions(self, peer: str, on_bad: OnBad) -> _Batch:
-        def load(index: int, attempt: int) -> Frame | None:
-            try:
-                return self.load_contribution(index, attempt)
-            except BadContributionError as error:
-                on_bad(error)
-                return None
+    def forget_reduction(self) -> None:
+        """Refer no more to the reduction, which is over; frames may be sent again after it."""
+        self._maker.on_bad = _ignore
 
+    def _contributions(self, peer: str) -> _Batch:
         attempt_of = self._context.tracker.attempt_of
-        return _Batch(attempt_of, load, partial(self._may_contribute, peer))
+        return _Batch(attempt_of, self.contribution_load, partial(self._may_contribute, peer))
 
     def _results(self, ready: Sequence[int] = ()) -> _Batch:
         attempt_of = self._context.tracker.attempt_of
-        return _Batch(attempt_of, self.load_result, count=len(ready), ready=list(ready))
+        return _Batch(attempt_of, self.result_load, count=len(ready), ready=list(ready))
 
     # ------------------------------------------------------------ in any thread
 
@@ -194,42 +193,81 @@ class ChunkSender:
             self._ahead[peer] += 1
             return True
 
-    def load_contribution(self, index: int, attempt: int) -> Frame | None:
-        """Make the frame of our contribution, or of our site's, to a chunk.
+    def contribution_load(self, index: int, attempt: int) -> Load:
+        """Return what makes the frame of our contribution, or of our site's, to a chunk."""
+        if index in self._gathered:
+            # The owner has had a sum that is gone: the chunk's result came.
+            return partial(self._maker.sum, index, attempt, self._sums.get(index))
+        return partial(self._maker.contribution, index, attempt)
 
-        Returns:
-          None if the chunk's result came meanwhile: the owner has had the contribution.
-
-        Raises:
-          BadContributionError: our own values cannot be encoded.
-        """
-        context = self._context
-        own = index not in self._gathered
-        payload: Buffer | None = context.own_chunk(index) if own else self._sums.get(index)
-        if payload is None:
-            return None
-        near = own and not context.tree.is_alone(context.me)
-        if self._compressor.pays and not near and not context.layout.cuts[index].is_counters:
-            payload = self._compressor.compress(memoryview(payload))
-        if context.notary is not None:
-            payload = sealed(context.notary, context.order, index, payload)
-        return self._frame(FrameKind.CONTRIBUTION, index, attempt, payload)
-
-    def load_result(self, index: int, attempt: int) -> Frame:
-        """Make the frame of a chunk's result."""
+    def result_load(self, index: int, attempt: int) -> Load:
+        """Return what makes the frame of a chunk's result."""
         kind, payload = self._context.result.payload(index)
-        return self._frame(kind, index, attempt, payload)
-
-    def _frame(self, kind: FrameKind, index: int, attempt: int, payload: Buffer) -> Frame:
-        order = self._context.order
-        with self._lock:
-            self._sent_bytes += len(payload)
-        header = FrameHeader(kind, order.round, attempt, index, order.fragment, len(payload))
-        return header, payload
+        return partial(self._maker.result, kind, index, attempt, payload)
 
     def _wake_links(self) -> None:
         for link in self._links.values():
             link.wake()
+
+
+class FrameMaker:
+    """The frames of one node in a reduction; made by any thread, several at once.
+
+    A frame may be made again until it is acknowledged, which can be after the reduction. So this refers
+    neither to the result nor to other peers' contributions: they would all stay in memory for one frame.
+
+    Attributes:
+      on_bad: called, in any thread, if this node's own values cannot be encoded.
+      sent_bytes: payload bytes of all frames made until now.
+    """
+
+    def __init__(self, context: ReductionContext) -> None:
+        self.on_bad: OnBad = _ignore
+        self.sent_bytes = 0
+        self._lock = threading.Lock()  # for the count
+        self._me, self._order, self._notary = context.me, context.order, context.notary
+        self._cuts = context.layout.cuts
+        self._encoded_input = context.encoded_input
+        self._near = not context.tree.is_alone(context.me)
+        self._compressor = FrameCompressor(context.layout.zstd_up)
+
+    def contribution(self, index: int, attempt: int) -> Frame | None:
+        """Make the frame of this node's contribution; returns None if it cannot be encoded."""
+        assert self._encoded_input is not None
+        try:
+            payload: Buffer = self._encoded_input.encode(index)
+        except ValueError as error:
+            self.on_bad(BadContributionError(self._me, str(error)))
+            return None
+        return self._contribution(index, attempt, payload, compress=not self._near)
+
+    def sum(self, index: int, attempt: int, encoded: memoryview | None) -> Frame | None:
+        """Make the frame of a site's sum; returns None if there is none."""
+        if encoded is None:
+            return None
+        return self._contribution(index, attempt, encoded, compress=True)
+
+    def _contribution(self, index: int, attempt: int, payload: Buffer, *, compress: bool) -> Frame:
+        if compress and self._compressor.pays and not self._cuts[index].is_counters:
+            payload = self._compressor.compress(memoryview(payload))
+        if self._notary is not None:
+            payload = sealed(self._notary, self._order, index, payload)
+        return self._frame(FrameKind.CONTRIBUTION, index, attempt, payload)
+
+    def result(self, kind: FrameKind, index: int, attempt: int, payload: Sequence[Buffer]) -> Frame:
+        """Make the frame of a chunk's result, whose payload comes in pieces."""
+        whole = payload[0] if len(payload) == 1 else b"".join(payload)
+        return self._frame(kind, index, attempt, whole)
+
+    def _frame(self, kind: FrameKind, index: int, attempt: int, payload: Buffer) -> Frame:
+        with self._lock:
+            self.sent_bytes += len(payload)
+        order = self._order
+        return FrameHeader(kind, order.round, attempt, index, order.fragment, len(payload)), payload
+
+
+def _ignore(_error: BadContributionError) -> None:
+    """Take the place of a reduction that is over."""
 
 
 def _most_chunks_ahead(context: ReductionContext) -> int:

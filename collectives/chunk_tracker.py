@@ -109,9 +109,6 @@ class ChunkTracker:
         self._chunks = [_Chunk(role, attempt, set(role.givers)) for role in roles]
         self._makers = [role.parent or me for role in roles]
         self._placed: dict[tuple[int, str], memoryview] = {}  # by chunk and sender
-        # For contributions. All chunks but the last are equally long, so buffers are used again.
-        self._spare: list[memoryview] = []
-        self._lent: dict[tuple[int, str], memoryview] = {}  # by chunk and contributor
         self._owed = self._count_owed()
 
     # ------------------------------------------------------------ frames
@@ -127,7 +124,8 @@ class ChunkTracker:
             if self._objection(peer, header) is not None:
                 return memoryview(bytearray(header.payload_bytes))
             if header.kind is FrameKind.CONTRIBUTION:
-                view = self._lend(header.index, peer)[: header.payload_bytes]
+                # All chunks but the last are equally long, so buffers are used again.
+                view = self._buffers.take(self._up_bytes_max)[: header.payload_bytes]
             else:
                 view = self._result.place(header.kind, header.index, header.payload_bytes)
             self._placed[header.index, peer] = view
@@ -171,7 +169,6 @@ class ChunkTracker:
         with self._lock:
             if self._placed.get((header.index, peer)) is view:
                 del self._placed[header.index, peer]
-                self._take_back(header.index, peer)
 
     def _is_repeated(self, peer: str, header: FrameHeader) -> bool:
         """Return whether a peer spreads to us, after a repair, a result that we already hold."""
@@ -236,27 +233,14 @@ class ChunkTracker:
         with self._lock:
             chunk = self._chunks[index]
             chunk.held = chunk.role.parent is None
-            if self._seal_bytes:
-                return
-            for peer in chunk.arrived:
-                self._take_back(index, peer)
-            chunk.arrived.clear()
+            if not self._seal_bytes:
+                chunk.arrived.clear()
 
     def has_added(self, index: int) -> bool:
         """Return whether the chunk's result was made here, of contributions that are kept."""
         with self._lock:
             chunk = self._chunks[index]
             return bool(self._seal_bytes) and chunk.begun and chunk.held
-
-    def _lend(self, index: int, peer: str) -> memoryview:
-        buffer = self._spare.pop() if self._spare else self._buffers.take(self._up_bytes_max)
-        self._lent[index, peer] = buffer
-        return buffer
-
-    def _take_back(self, index: int, peer: str) -> None:
-        buffer = self._lent.pop((index, peer), None)
-        if buffer is not None:
-            self._spare.append(buffer)
 
     # ------------------------------------------------------------ losses
 
@@ -274,9 +258,8 @@ class ChunkTracker:
             for peer in new:
                 self._owed.pop(peer, None)
             for index, peer in [key for key in self._placed if key[1] in new]:
-                # A lane may still write there, so that memory must not be used again.
                 del self._placed[index, peer]
-                if self._lent.pop((index, peer), None) is None:
+                if self._chunks[index].role.parent == peer:  # a lane may still write a result there
                     self._result.move(index)
             complete = []
             for index, chunk in enumerate(self._chunks):

@@ -88,7 +88,7 @@ def combine_chunk(
     Args:
       contributors: of the order, in its order.
       encoded: contributions by peer, as they came; a missing contributor is left out of this chunk.
-      out: shape ``(n,)``; becomes the *decoded encoded* result, as at every receiver.
+      out: shape ``(n,)``; becomes the result before it is encoded.
       encoded_out: becomes the encoded result; may be the memory of ``out`` if the codec is verbatim.
       observe: reads every contribution's values.
 

@@ -1,4 +1,4 @@
-"""A node's contribution to a round, encoded once."""
+"""A node's contribution to a round, encoded chunk by chunk when it is sent or added up."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from .links.buffer_pool import BufferPool
 
 
 class EncodedInput:
-    """A contributor's own encoded chunks: made once, sent in every attempt of a round.
+    """A contributor's own chunks, which are sent in every attempt of a round.
 
-    Chunks are encoded one by one, when they are first needed, by any thread. The encoding outlives the
-    reduction: a second attempt sends the same bytes of a chunk that was encoded, even if the arrays
-    have changed since.
+    Encodings are kept only if there is error feedback. Otherwise a chunk that is needed again (a lane
+    broke, its owner was lost, another attempt began) is encoded again, to the same bytes, by any thread.
+    If the codec is verbatim, the values are sent from where they are, without a copy.
 
     Args:
-      values: shape ``(value_count,)``, float32; read, never written.
-      counters: shape ``(counter_count,)``, int64.
+      values: shape ``(value_count,)``, float32; read, never written. They must not change as long as
+        the round lasts.
+      counters: shape ``(counter_count,)``, int64; the same.
       correction: of error feedback; None to encode the values as they are. See ``settle``.
-      values_stay: ``values`` will not change as long as this is in use; if the codec is verbatim they
-        are then sent from where they are, without a copy.
-      pool: where its memory comes from.
+      pool: where the memory of encodings comes from.
     """
 
     def __init__(
@@ -36,10 +35,8 @@ class EncodedInput:
         size: FragmentSize,
         values: Values,
         counters: Counters,
+        pool: BufferPool,
         correction: ResidualUse | None = None,
-        *,
-        values_stay: bool = False,
-        pool: BufferPool | None = None,
     ) -> None:
         _check_array("values", values, np.dtype(np.float32), size.value_count)
         _check_array("counters", counters, np.dtype(np.int64), size.counter_count)
@@ -51,19 +48,14 @@ class EncodedInput:
         self._correction = correction
         self._values = values
         self._counters = counters
+        self._pool = pool
         self._done = [False] * len(self._layout.cuts)
+        self._kept: dict[int, memoryview] = {}  # encodings, if there is a correction
         # After a repair a chunk may be needed for its new owner while it is encoded for the lost one.
         self._locks = [threading.Lock() for _cut in self._layout.cuts]
-        self._lengths = [cut.up_bytes for cut in self._layout.cuts]
-        self._in_place = values_stay and self._layout.codec_up.verbatim
-        if self._in_place or pool is None:
-            # If values are sent from where they are, these pages are never written and cost nothing.
-            self._data = np.empty(self._layout.up_bytes, np.uint8).data
-        else:
-            self._data = pool.take(self._layout.up_bytes)
 
     def fits(self, plan: Plan, size: FragmentSize) -> bool:
-        """Return whether the encoding can be used under a plan; owners may differ, cuts may not."""
+        """Return whether the input can be used under a plan; owners may differ, cuts may not."""
         other = ChunkLayout.of(plan, size)
         mine = self._layout
         return (
@@ -74,44 +66,44 @@ class EncodedInput:
 
     @property
     def complete(self) -> bool:
+        """Whether every chunk was encoded at least once."""
         return all(self._done)
 
-    def encode(self, index: int) -> None:
-        """Encode one chunk unless it is encoded already.
+    def encode(self, index: int) -> memoryview:
+        """Return the encoding of one chunk.
 
         Raises:
           ValueError: as the codec.
         """
         with self._locks[index]:
-            if not self._done[index]:
-                self._encode(index)
-                self._done[index] = True
+            encoded = self._encode(index)
+            self._done[index] = True
+        return encoded
 
-    def _encode(self, index: int) -> None:
-        cut = self._layout.cuts[index]
-        out = self._data[cut.up]
+    def _encode(self, index: int) -> memoryview:
+        cut, codec = self._layout.cuts[index], self._layout.codec_up
         if cut.is_counters:
-            np.frombuffer(out, "<i8")[:] = self._counters
-        elif not self._in_place:
-            codec, values = self._layout.codec_up, self._values[cut.values]
-            if self._correction is None:
-                self._lengths[index] = codec.encode(values, out)
-            else:
-                self._lengths[index] = self._correction.encode(codec, cut.values, values, out)
-
-    def chunk(self, index: int) -> memoryview:
-        """Return the bytes of a chunk that is encoded."""
-        if not self._done[index]:
-            raise LocalProtocolError(f"chunk {index} is not encoded yet")
-        cut = self._layout.cuts[index]
-        if self._in_place and not cut.is_counters:
-            return self._values[cut.values].data.cast("B").toreadonly()
-        return self._data[cut.up][: self._lengths[index]]
+            return memoryview(self._counters.astype("<i8").tobytes())
+        values = self._values[cut.values]
+        if codec.verbatim:
+            return values.data.cast("B").toreadonly()
+        if index in self._kept:
+            return self._kept[index]
+        room, correction = self._pool.take(cut.up_bytes), self._correction
+        if correction is None:
+            return room[: codec.encode(values, room)]
+        length = codec.encode(correction.corrected(cut.values, values), room)
+        self._kept[index] = room[:length]
+        return self._kept[index]
 
     def settle(self) -> None:
-        """Settle the correction: the round committed with this input in it."""
+        """Settle the correction: the round committed with this input in it. Heavy."""
         if self._correction is not None and self.complete:
-            self._correction.settle()
+            cuts = self._layout.cuts
+            sent = (
+                (cuts[i].values, self._values[cuts[i].values], self._kept[i]) for i in self._kept
+            )
+            self._correction.settle(self._layout.codec_up, sent)
 
 
 def _check_array(

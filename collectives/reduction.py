@@ -1,8 +1,8 @@
 """A reduction: the chunks' weighted mean, by a butterfly over links, repaired when peers are lost.
 
 Every chunk has one owner. Contributors send their encoded chunk to its owner. The owner adds them
-up, encodes the mean once, decodes its own encoding, and sends the encoded bytes to every receiver.
-So all receivers decode the same bytes to the same bits.
+up, encodes the mean once, and sends the encoded bytes to every receiver. The owner, too, decodes what
+it encoded. So all receivers decode the same bytes to the same bits.
 
     Reduction     start, flush, repair, finish, fail                     event loop
     SendTasks     one task per peer that gets frames (``chunk_sender``)  event loop
@@ -32,10 +32,11 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 
+import numpy as np
 import trio
 from attrs import frozen
 
@@ -79,8 +80,8 @@ class ReduceResult:
     """The result of a reduction at one receiver.
 
     Attributes:
-      values: shape ``(value_count,)``, float32, read-only: the weighted mean; bit-identical
-        everywhere.
+      pieces: yields the weighted mean, chunk by chunk, as the place of its values and the values, float32,
+        read-only; bit-identical everywhere. Heavy, for they are decoded then.
       counters: shape ``(counter_count,)``, int64: the elementwise maximum.
       digest: equal wherever the result's encoding and its manifest are; see ``RoundResult.digest``.
       sent_bytes: payload bytes that this node sent until the result was whole.
@@ -88,13 +89,19 @@ class ReduceResult:
       norm_sums, momentum_square: what this node measured of contributions; see ``messages.Reduced``.
     """
 
-    values: Values
+    pieces: Callable[[], Iterator[tuple[slice, Values]]]
     counters: Counters
     digest: bytes
     sent_bytes: int
     manifest: tuple[ContributorRun, ...] = ()
     norm_sums: bytes = b""
     momentum_square: float = 0.0
+
+    @property
+    def values(self) -> Values:
+        """All values in one new array, shape ``(value_count,)``; a large fragment is better read in pieces."""
+        parts = [values for _where, values in self.pieces()]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
 
 @frozen
@@ -110,8 +117,7 @@ class _Running:
 class Reduction:
     """The life of a reduction on one node: start, flush, repair, finish or fail.
 
-    See ``run`` and ``serve``. All methods are called on the event loop, but ``unfold``, which is heavy
-    and may be called in a worker thread once the result is whole.
+    See ``run`` and ``serve``. All methods are called on the event loop.
 
     Args:
       order: the master's; names contributors, receivers and the plan. Contributors and owners must
@@ -120,13 +126,12 @@ class Reduction:
       size: of the fragment, as this node knows it.
       hub: where the links are; running.
       values: shape ``(value_count,)``, float32, C-contiguous; None if this node does not contribute
-        or gives ``encoded_input``. Only read, and only while it runs, unless they stay.
+        or gives ``encoded_input``. Only read; they must not change until the round is over, however
+        this reduction ends, for chunks are encoded when they are sent, perhaps again.
       counters: shape ``(counter_count,)``, int64; None as for ``values``, or when there are none.
       encoded_input: that of an earlier order of the same round; used if it fits.
       residual: of this node's earlier contributions, if there is error feedback; it changes only
         by ``encoded_input.settle()``.
-      values_stay: ``values`` will not change until the round is over, however this reduction
-        ends; with codec fp32 they are then sent from where they are, which saves a copy.
       momentum: outer momentum before the round, of the first values of the fragment: contributions
         are compared with it, for statistics. Only read; None if they are not to be.
       link_wait_s: how long to wait for a link that is not up.
@@ -155,7 +160,6 @@ class Reduction:
         *,
         encoded_input: EncodedInput | None = None,
         residual: Residual | None = None,
-        values_stay: bool = False,
         momentum: Values | None = None,
         link_wait_s: float = LINK_WAIT_S,
         notary: Notary | None = None,
@@ -171,7 +175,6 @@ class Reduction:
             counters,
             encoded_input=encoded_input,
             residual=residual,
-            values_stay=values_stay,
             notary=notary,
         )
         self._hub = hub
@@ -179,7 +182,7 @@ class Reduction:
         self._link_wait_s = link_wait_s
         self._on_lost = on_lost
         self._sender = ChunkSender(context)
-        self._adder = ChunkAdder(context, self._sender, hub.chunk_buffers, momentum)
+        self._adder = ChunkAdder(context, self._sender, hub.buffers, momentum)
         # It must not refer to us: it is large, and goes when nothing refers to it.
         self.audit_log = None if context.notary is None else AuditLog(context, context.notary)
 
@@ -221,9 +224,9 @@ class Reduction:
         Cost:
           With ``n`` contributors, all of them receivers, and owner share ``w``, in payload bytes:
           ``(1 - w) * up_bytes + (n - 1) * w * down_bytes`` sent. Memory beside the values that are
-          given: one encoded input (none if they stay and the codec is verbatim), one encoded result,
-          one decoded result (none if the codec is verbatim), and others' contributions of up to
-          ``CONTRIBUTIONS_BYTES_MAX``, or ``AHEAD_MIN`` chunks of each if that is more.
+          given: one encoded result, others' contributions of up to ``CONTRIBUTIONS_BYTES_MAX``, or
+          ``AHEAD_MIN`` chunks of each if that is more, and the chunks that threads work on. If
+          contributions are sealed, all that this node adds up is kept.
 
         Cancellation: safe at any point; the input is untouched, and not used afterwards.
         """
@@ -282,6 +285,7 @@ class Reduction:
             self._running = None
             # Callbacks may refer to us; buffers must not wait until a cycle is found.
             self._on_lost = self._whole = _ignore
+            self._sender.forget_reduction()
 
     def _register(self, keys: ExitStack, entry: ThreadEntry, attempt: int) -> None:
         for kind in REDUCTION_KINDS:
@@ -440,24 +444,12 @@ class Reduction:
             self._whole(result)
             self._wake()
 
-    def condense(self) -> bool:
-        """Keep a whole result encoded until ``unfold``; returns False if that saves no memory."""
-        return self._context.result.condense()
-
-    def unfold(self) -> ReduceResult | None:
-        """Decode a condensed result again; returns None if it is not condensed. Heavy."""
-        result = self._context.result
-        if not result.condensed:
-            return None
-        result.unfold()
-        return self._make_result()
-
     def _make_result(self) -> ReduceResult:
         """Collect the result, in a worker thread; only reads."""
         result = self._context.result
         norm_sums, momentum_square = self._adder.norm_sums()
         return ReduceResult(
-            values=result.values(),
+            pieces=result.pieces,
             counters=result.counters,
             digest=result.digest(),
             manifest=result.manifest(),

@@ -28,8 +28,7 @@ class ReductionContext:
     ``encoded_input`` may be used by any thread.
 
     Args:
-      order, me, size, hub, values, counters, encoded_input, residual, values_stay, notary: see
-        ``Reduction``.
+      order, me, size, hub, values, counters, encoded_input, residual, notary: see ``Reduction``.
 
     Attributes:
       contributors: peer ids, in the order's order.
@@ -55,7 +54,6 @@ class ReductionContext:
         *,
         encoded_input: EncodedInput | None = None,
         residual: Residual | None = None,
-        values_stay: bool = False,
         notary: Notary | None = None,
     ) -> None:
         self.order = order
@@ -77,9 +75,7 @@ class ReductionContext:
             plan = order.plan if alone else near
             if encoded_input is None or not encoded_input.fits(plan, size):
                 feedback = residual if alone and self.layout.codec_up.lossy else None
-                encoded_input = _make_input(
-                    plan, size, values, counters, feedback, values_stay, hub.buffers
-                )
+                encoded_input = _make_input(plan, size, values, counters, feedback, hub.buffers)
             self.encoded_input = encoded_input
         self.result = RoundResult(self.layout, len(self.contributors), hub.buffers)
         self.tracker = ChunkTracker(
@@ -91,22 +87,21 @@ class ReductionContext:
             order.attempt,
             order.fragment,
             self.result,
-            hub.chunk_buffers,
+            hub.buffers,
             SEAL_BYTES if self.notary is not None else 0,
         )
 
     def own_chunk(self, index: int) -> memoryview:
-        """Return this node's contribution to a chunk, encoded now if it was not before.
+        """Return this node's contribution to a chunk, encoded now.
 
         Raises:
           BadContributionError: the values cannot be encoded.
         """
         assert self.encoded_input is not None
         try:
-            self.encoded_input.encode(index)
+            return self.encoded_input.encode(index)
         except ValueError as error:
             raise BadContributionError(self.me, str(error)) from error
-        return self.encoded_input.chunk(index)
 
     def rotated(self, peers: Iterable[str]) -> list[str]:
         """Sort ``peers`` by the order's receivers, beginning after this node; it is left out.
@@ -125,7 +120,6 @@ def _make_input(
     values: Values | None,
     counters: Counters | None,
     residual: Residual | None,
-    values_stay: bool,
     pool: BufferPool,
 ) -> EncodedInput:
     if counters is None and size.counter_count == 0:
@@ -133,9 +127,7 @@ def _make_input(
     if values is None or counters is None:
         raise LocalProtocolError("this node contributes, but has nothing to contribute")
     correction = None if residual is None else residual.begin()
-    return EncodedInput(
-        plan, size, values, counters, correction, values_stay=values_stay, pool=pool
-    )
+    return EncodedInput(plan, size, values, counters, pool, correction)
 
 
 def _check_order(

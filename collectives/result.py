@@ -3,15 +3,16 @@
 It owns the memory in which results arrive or are made. For each chunk it stores the encoding, its
 length, the set of its contributors, and the compressed form for sending if that is shorter.
 
-A chunk's room is a part of one block of memory. It moves to memory of its own when a peer that is
-shut out may still be writing to it (``move``), or when the chunk arrived together with the set of its
-contributors.
+Only encodings are held. Their values are decoded when they are read (``pieces``), chunk by chunk.
+
+Each chunk has a room of its own, taken from a pool when its first byte comes. A frame that was sent but
+not acknowledged, and a lane that still receives from a peer that is shut out, so hold one chunk.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from blake3 import blake3
@@ -35,22 +36,18 @@ class RoundResult:
 
     Attributes:
       counters: shape ``(counter_count,)``, int64; valid once their chunk is done.
-      condensed: whether the decoded values are dropped, until ``unfold``.
     """
 
     def __init__(self, layout: ChunkLayout, contributor_count: int, pool: BufferPool) -> None:
         self._layout = layout
         self._contributor_count = contributor_count
         self._set_bytes = set_bytes(contributor_count)
-        self._data = pool.take(layout.down_bytes)
-        self._rooms = [self._data[cut.down] for cut in layout.cuts]
-        self._moved = False  # some rooms are not parts of ``_data`` any more
+        self._pool = pool
+        self._rooms: list[memoryview | None] = [None] * len(layout.cuts)
         self._lengths = [cut.down_bytes for cut in layout.cuts]  # valid for chunks that are here
         self._sets: dict[int, bytes] = {}  # packed; of chunks that lack a contributor
         self._verbatim = layout.codec_down.verbatim
-        self._values = np.empty(0 if self._verbatim else layout.size.value_count, np.float32)
         self.counters: Counters = np.empty(layout.size.counter_count, np.int64)
-        self.condensed = False
         self._compressor = FrameCompressor(layout.zstd_down)
         self._compressed: dict[int, Bytes] = {}
         self._digests = [b""] * len(layout.cuts)
@@ -61,13 +58,16 @@ class RoundResult:
 
     def room(self, index: int) -> memoryview:
         """Return the memory to encode a chunk into; ``made`` then gets the length that was needed."""
-        return self._rooms[index]
+        room = self._rooms[index]
+        if room is None:
+            room = self._rooms[index] = self._pool.take(self._layout.cuts[index].down_bytes)
+        return room
 
-    def values_of(self, index: int) -> Values:
-        """Return the memory for a chunk's decoded values: its room, if the codec is verbatim."""
+    def scratch(self, index: int) -> Values:
+        """Return memory for a chunk's values: its room, if the codec is verbatim."""
         if self._verbatim:
-            return np.frombuffer(self._rooms[index], np.float32)
-        return self._values[self._layout.cuts[index].values]
+            return np.frombuffer(self.room(index), np.float32)
+        return np.frombuffer(self._pool.take(4 * self._layout.cuts[index].count), np.float32)
 
     def made(self, index: int, length: int, present: Sequence[bool]) -> None:
         """Record a chunk that this node encoded, and compress it if that is wanted and pays."""
@@ -88,15 +88,14 @@ class RoundResult:
         """Return memory for a frame's payload, whose length has no ``objection``."""
         if kind is FrameKind.PARTIAL or self._is_compressed(index, payload_bytes):
             return memoryview(bytearray(payload_bytes))
-        return self._rooms[index][:payload_bytes]
+        return self.room(index)[:payload_bytes]
 
     def move(self, index: int) -> None:
         """Give a chunk another room: a lane may still write to the memory that ``place`` returned."""
-        self._moved = True
-        self._rooms[index] = np.empty(self._layout.cuts[index].down_bytes, np.uint8).data
+        self._rooms[index] = None
 
     def decode(self, kind: FrameKind, index: int, payload: memoryview, owner: str) -> None:
-        """Check and decode an authentic payload that lies in the memory that ``place`` returned.
+        """Check an authentic payload that lies in the memory that ``place`` returned.
 
         Raises:
           BadContributionError: the payload cannot be a result; names the owner.
@@ -106,12 +105,13 @@ class RoundResult:
             self._take_in(kind, index, payload)
         except ValueError as error:
             raise BadContributionError(owner, str(error)) from error
-        encoded, values = self.chunk(index), self.values_of(index)
+        encoded = self.chunk(index)
         if cut.is_counters:
             self.counters[:] = np.frombuffer(encoded, "<i8")
         elif not self._verbatim:
+            values = self.scratch(index)
             decode_checked(self._layout.codec_down, False, encoded, values, owner)
-        elif not np.isfinite(values).all():
+        elif not np.isfinite(np.frombuffer(encoded, np.float32)).all():
             raise BadContributionError(owner, "a value that is not finite")
 
     def _take_in(self, kind: FrameKind, index: int, payload: memoryview) -> None:
@@ -120,9 +120,8 @@ class RoundResult:
             unpack_set(packed, self._contributor_count)
             self._sets[index] = packed
             self._rooms[index], self._lengths[index] = encoded, len(encoded)
-            self._moved = True
         elif self._is_compressed(index, len(payload)):
-            room = self._rooms[index]
+            room = self.room(index)
             room[:] = expand(payload, len(room))
         else:
             self._lengths[index] = len(payload)
@@ -142,43 +141,27 @@ class RoundResult:
 
     def chunk(self, index: int) -> memoryview:
         """Return the encoding of a chunk that is here."""
-        return self._rooms[index][: self._lengths[index]]
+        return self.room(index)[: self._lengths[index]]
 
-    def payload(self, index: int) -> tuple[FrameKind, Bytes]:
-        """Return kind and payload of the frame that carries a chunk to a receiver."""
+    def payload(self, index: int) -> tuple[FrameKind, tuple[Bytes, ...]]:
+        """Return kind and payload, in pieces, of the frame that carries a chunk to a receiver."""
         if index in self._sets:
-            return FrameKind.PARTIAL, bytes(self.chunk(index)) + self._sets[index]
-        return FrameKind.RESULT, self._compressed.get(index, self.chunk(index))
+            return FrameKind.PARTIAL, (self.chunk(index), self._sets[index])
+        return FrameKind.RESULT, (self._compressed.get(index, self.chunk(index)),)
 
-    def values(self) -> Values:
-        """Return all values, shape ``(value_count,)``, read-only."""
-        values = self._values.view()
-        if self._verbatim:
-            whole = b"".join(self._rooms) if self._moved else self._data
-            values = np.frombuffer(whole, np.float32, count=self._layout.size.value_count)
-        values.flags.writeable = False
-        return values
+    def pieces(self) -> Iterator[tuple[slice, Values]]:
+        """Decode a whole result, chunk by chunk, in order. Heavy.
 
-    def condense(self) -> bool:
-        """Drop the decoded values of a whole result, until ``unfold``.
-
-        Returns:
-          False if that saves no memory, because the encodings are the values.
+        Yields:
+          The place of a chunk's values in the fragment, and the values, read-only.
         """
-        if not self._verbatim:
-            self._values = np.empty(0, np.float32)
-            self.condensed = True
-        return self.condensed
-
-    def unfold(self) -> None:
-        """Decode all chunks again. Heavy."""
-        layout = self._layout
-        self._values = np.empty(layout.size.value_count, np.float32)
-        self.condensed = False
-        for index, cut in enumerate(layout.cuts):
+        for index, cut in enumerate(self._layout.cuts):
             if not cut.is_counters:
-                values = self.values_of(index)
-                decode_checked(layout.codec_down, False, self.chunk(index), values, "")
+                values = self.scratch(index)
+                if not self._verbatim:
+                    decode_checked(self._layout.codec_down, False, self.chunk(index), values, "")
+                values.flags.writeable = False
+                yield cut.values, values
 
     def manifest(self) -> tuple[ContributorRun, ...]:
         """Return which contributors are in which chunks; empty if all are in all."""

@@ -14,12 +14,15 @@ without decay (``beta`` is 1) the sent values and the residual add up to what wa
 rounding of ``a`` and ``e`` a round. With decay the residual counts less the longer it waits, as in
 SparseLoCo (arXiv 2508.15706), where it stands in for outer momentum.
 
-Memory: one vector as long as the fragment, and a second one while a round of it is in flight (the
-trainer may have overwritten ``delta`` by the time the round commits). Nothing is stored on disk: a
-peer that restarts begins with a residual of 0, and so loses the error of its last encoding.
+Memory: one vector as long as the fragment. While a round of it is in flight its encodings are kept, too:
+the residual is made of them and of ``delta`` when the round commits, chunk by chunk, in place. Nothing
+is stored on disk: a peer that restarts begins with a residual of 0, and so loses the error of its last
+encoding.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -51,42 +54,35 @@ class Residual:
 
 
 class ResidualUse:
-    """One round's use of a residual. Chunks may be encoded in any order, by several threads.
-
-    Attributes:
-      left: shape ``(n,)``, float32: the next residual, where chunks were encoded already.
-    """
+    """One round's use of a residual. Chunks may be encoded in any order, by several threads."""
 
     def __init__(self, residual: Residual) -> None:
         self._residual = residual
-        self._before = residual.values
-        self.left: Values = np.empty_like(residual.values)
 
     @property
     def count(self) -> int:
         """The number of values in the fragment."""
-        return self._before.size
+        return self._residual.values.size
 
-    def encode(self, codec: Codec, where: slice, delta: Values, out: memoryview) -> int:
-        """Encode one chunk's ``delta`` plus residual; otherwise as ``Codec.encode``.
-
-        Raises:
-          ValueError: as the codec; also if the sum of delta and residual is not finite.
-        """
-        left = self.left[where]
-        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses infinity and NaN
-            corrected = self._before[where] * self._residual.decay
+    def corrected(self, where: slice, delta: Values) -> Values:
+        """Return one chunk's ``delta`` plus residual; perhaps not finite, which codecs refuse."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            corrected = self._residual.values[where] * self._residual.decay
             corrected += delta
-        length = codec.encode(corrected, out)
-        sent: Bytes = out[:length]
-        codec.decode(sent, left)
-        np.subtract(corrected, left, out=left)
-        return length
+        return corrected
 
-    def settle(self) -> None:
-        """Make ``left`` the residual: the round committed with our contribution.
+    def settle(self, codec: Codec, sent: Iterable[tuple[slice, Values, Bytes]]) -> None:
+        """Make a new residual of what was sent: the round committed with our contribution. Heavy.
 
         Does nothing the second time, or after a later round of the fragment began.
+
+        Args:
+          sent: of every chunk its place, its ``delta`` and the encoding of both.
         """
-        if self._residual.open is self:
-            self._residual.open, self._residual.values = None, self.left
+        if self._residual.open is not self:
+            return
+        self._residual.open = None
+        for where, delta, encoded in sent:
+            corrected, left = self.corrected(where, delta), self._residual.values[where]
+            codec.decode(encoded, left)
+            np.subtract(corrected, left, out=left)

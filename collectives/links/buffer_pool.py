@@ -1,18 +1,22 @@
-"""Large buffers that are used again, for the first touch of fresh memory costs more than its use.
+"""Buffers of chunks that are used again, for the first touch of fresh memory costs more than its use.
 
-A round writes a whole encoded fragment, and other peers' contributions chunk by chunk. Memory that the
+A round writes a whole encoded result, and other peers' contributions, chunk by chunk. Memory that the
 kernel has to find, clear and map first takes longer to write than the network takes to fill it, so a
-buffer without references is kept for the next round.
+buffer without references is kept for the next chunk, or for the next round.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
+from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
+
+# Between two times at which nothing is lent. Fragments follow each other and may differ in size; memory
+# that this many rounds did not need is free again.
+PERIODS_KEPT = 8
 
 
 class BufferPool:
@@ -21,28 +25,35 @@ class BufferPool:
     Only a buffer of exactly the requested size is used again: the same fragments come every few rounds,
     and their chunks are all alike.
 
-    Args:
-      spare_count_max: how many buffers are kept; the last ones that came back.
-      spare_bytes_max: the bytes that these may have together.
+    The pool never has more memory, lent or spare, than was lent at one time in this period, which
+    began when all of it was back, or in one of the ``PERIODS_KEPT`` before. So a round uses the memory
+    of the rounds before it, and the memory of an unusual round is free again some rounds later.
+
+    Attributes:
+      lent_bytes: the bytes of all buffers that are lent now.
     """
 
-    def __init__(self, spare_count_max: int, spare_bytes_max: float = math.inf) -> None:
-        self._spare_count_max = spare_count_max
-        self._spare_bytes_max = spare_bytes_max
+    def __init__(self) -> None:
+        self.lent_bytes = 0
         self._spare_bytes = 0
-        self._spare: list[NDArray[np.uint8]] = []
+        self._most_bytes = 0  # that were lent at one time in this period
+        self._most_before_bytes: deque[int] = deque([0], PERIODS_KEPT)  # and in those before
+        # Spare buffers by size; the size that came back last is the last one.
+        self._spare: dict[int, list[NDArray[np.uint8]]] = {}
         # Buffers come back when their last user is collected, which may happen inside of ``take``.
         self._lock = threading.RLock()
 
     def take(self, size_bytes: int) -> memoryview:
         """Lend a buffer with any content. It comes back when nothing refers to it, or to part of it."""
         with self._lock:
-            for position, spare in enumerate(self._spare):
-                if spare.size == size_bytes:
-                    memory = self._spare.pop(position)
-                    self._spare_bytes -= size_bytes
-                    break
+            self.lent_bytes += size_bytes
+            self._most_bytes = max(self._most_bytes, self.lent_bytes)
+            spare = self._spare.get(size_bytes)
+            if spare:
+                memory = spare.pop()
+                self._spare_bytes -= size_bytes
             else:
+                self._free()
                 memory = np.empty(size_bytes, np.uint8)
         lent = memory.view()
         # A memoryview, and whatever is made of it, holds ``lent``; slices of ``lent`` itself would
@@ -52,10 +63,23 @@ class BufferPool:
 
     def _give_back(self, memory: NDArray[np.uint8]) -> None:
         with self._lock:
-            self._spare.append(memory)
+            self.lent_bytes -= memory.size
             self._spare_bytes += memory.size
-            while (
-                len(self._spare) > self._spare_count_max
-                or self._spare_bytes > self._spare_bytes_max
-            ):
-                self._spare_bytes -= self._spare.pop(0).size
+            alike = self._spare.pop(memory.size, [])
+            alike.append(memory)
+            self._spare[memory.size] = alike
+            if self.lent_bytes == 0:
+                self._most_before_bytes.append(self._most_bytes)
+                self._most_bytes = 0
+                self._free()
+
+    def _free(self) -> None:
+        """Free spare buffers that are too many, those of a size that was not used for long first."""
+        most_bytes = max(self._most_bytes, *self._most_before_bytes)
+        while self._spare and self.lent_bytes + self._spare_bytes > most_bytes:
+            size_bytes, alike = next(iter(self._spare.items()))
+            if alike:
+                alike.pop()
+                self._spare_bytes -= size_bytes
+            if not alike:
+                del self._spare[size_bytes]

@@ -50,10 +50,6 @@ from .trailing_tasks import TrailingTasks
 
 UNEXPECTED_WAIT_S = 5.0  # this node's view may come this much later than the other side's
 LINK_WAIT_S = 15.0  # how long a caller waits for a link unless it says otherwise
-SPARE_FRAGMENTS_MAX = 2  # an encoded input and an encoded result, or results of two fragments
-# Enough for the chunks of a round that wait for other contributions, within a bound on memory.
-SPARE_CHUNKS_MAX = 1_024
-SPARE_CHUNKS_BYTES_MAX = 64 * 2**20
 
 
 class LinkHub:
@@ -62,8 +58,7 @@ class LinkHub:
     Attributes:
       me: this node's peer id.
       router: the table of sinks for frames.
-      buffers: memory for whole fragments, used again round after round.
-      chunk_buffers: the same for single chunks.
+      buffers: memory for chunks, used again round after round.
       silence_s: a link on which nothing comes for this long is lost; for links made from now on.
       rules: rules for the lanes of links made from now on.
       on_message: called with each message that arrives on a link's control stream, one at a time
@@ -95,8 +90,7 @@ class LinkHub:
             raise LocalProtocolError(f"early_wait_s is {early_wait_s}, but must be below {most_s}")
         self.me = me
         self.router = FrameRouter(early_wait_s)
-        self.buffers = BufferPool(SPARE_FRAGMENTS_MAX)
-        self.chunk_buffers = BufferPool(SPARE_CHUNKS_MAX, SPARE_CHUNKS_BYTES_MAX)
+        self.buffers = BufferPool()
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
         self.tell_master = tell_master
         self._network = network

@@ -78,11 +78,12 @@ def fill(state: SharedState) -> None:
         values = rng.standard_normal(size.value_count, np.float32)
         state.load_initial(fragment, values, np.ones(size.counter_count, np.int64))
         mean = rng.standard_normal(size.value_count, np.float32)
-        state.apply(fragment, 1, mean, np.ones(size.counter_count, np.int64), _step)
+        step = partial(_step, mean)
+        state.apply(fragment, 1, np.ones(size.counter_count, np.int64), step)
 
 
 def _step(
-    values: np.ndarray[Any, Any], momentum: np.ndarray[Any, Any], mean: np.ndarray[Any, Any]
+    mean: np.ndarray[Any, Any], values: np.ndarray[Any, Any], momentum: np.ndarray[Any, Any]
 ) -> None:
     momentum += mean
     values -= mean

@@ -369,8 +369,6 @@ class PeerService:
         self.state_service.check_restored(message.layout, message.lineage)
         if message.layout is not None:
             self._use_layout(message.layout)
-        for commit in message.committed:
-            self.reducer.settle(commit)
         diloco, total_steps = spec.diloco, spec.total_steps
         self._perform(
             self.replica.welcome(message, diloco.sync_every, diloco.fragments, total_steps)
@@ -432,8 +430,6 @@ class PeerService:
                 log.warning("notice from the master: %s", message.text)
                 self.report.notices.append(message.text)
             case _:
-                if isinstance(message, Commit):
-                    self.reducer.settle(message)
                 self._perform(self.replica.receive(message))
 
     def _use_layout(self, layout: ModelLayout) -> None:

@@ -4,9 +4,10 @@
               not end it: the loss is reported, and the master's ``Flush`` and ``Repair`` continue it
     apply     one task per commit: the outer step, in a thread; never cancelled half-way
 
-The encoded input of a round is kept for a repeated order until the round is over, its result until it
-is applied. The residual of error feedback is updated once the contribution is committed in every
-chunk; a peer that was excluded from a chunk drops its residual, because its fragment is fetched again.
+The input of a round is kept for a repeated order until the round is over, its result until it is
+applied. The residual of error feedback is updated with the outer step of a round that has the
+contribution in every chunk; a peer that was excluded from a chunk drops its residual, because its
+fragment is fetched again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 from collections.abc import Callable
 
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
 from ...collectives.codecs.compression import parse_codec
 from ...collectives.codecs.error_feedback import Residual
@@ -101,11 +102,11 @@ class Reducer:
                 self._state_service.size(fragment),
                 self._hub,
                 self._network,
+                # The trainer posts nothing new before the next round opens.
                 posted.values(fragment) if contribute else None,
                 posted.counters(fragment) if contribute else None,
                 encoded_input=known_input,
                 residual=self.residual_of(fragment) if contribute and known_input is None else None,
-                values_stay=True,  # the trainer posts nothing new before the next round opens
                 # The momentum changes only when the round is over.
                 momentum=self._state_service.state.momentum(fragment) if contribute else None,
                 # A member that cannot be reached is named before the master finds an unexplained stall.
@@ -129,9 +130,6 @@ class Reducer:
         def whole(result: ReduceResult) -> None:
             if self._running.get(order.round) is not running:
                 return
-            if self._replica.is_copying(order.fragment) and reduction.condense():
-                # The result may wait for long, and several may wait at once.
-                result = evolve(result, values=result.values[:0].copy())
             self._results[order.round] = result
             if reduction.attempt == order.attempt:  # the plan did not account for a repair
                 self._tell(measured(self._hub))
@@ -248,7 +246,7 @@ class Reducer:
         return self._residuals[fragment]
 
     def settle(self, commit: Commit) -> None:
-        """Update the residual for a contribution that is committed."""
+        """Update the residual for a contribution that is committed. Heavy."""
         me, contributors = self._config.me, [c.peer for c in commit.contributors]
         if me not in contributors:
             return
@@ -267,31 +265,28 @@ class Reducer:
     # ------------------------------------------------------------ applying
 
     def result(self, round_id: int) -> ReduceResult:
-        """Return the held result of a round; slow if it was condensed while a copy ran."""
-        running = self._running.get(round_id)
-        if running is not None and (unfolded := running.reduction.unfold()) is not None:
-            self._results[round_id] = unfolded
+        """Return the held result of a round."""
         return self._results[round_id]
 
     async def apply(self, commit: Commit) -> None:
         """Take the outer step with the held result and report it."""
         state, diloco = self._state_service.state, self._spec.value.diloco
+        result = self.result(commit.round)
 
-        def step(values: Values, momentum: Values, mean: Values) -> None:
-            outer_step(
-                values,
-                momentum,
-                mean,
-                lr=diloco.outer_lr,
-                mu=diloco.outer_momentum,
-                nesterov=diloco.nesterov,
-            )
+        def step(values: Values, momentum: Values) -> None:
+            for where, mean in result.pieces():
+                outer_step(
+                    values[where],
+                    momentum[where],  # shorter, or empty, where the values are buffers
+                    mean,
+                    lr=diloco.outer_lr,
+                    mu=diloco.outer_momentum,
+                    nesterov=diloco.nesterov,
+                )
 
         def work() -> FragmentHead:
-            result = self.result(commit.round)
-            return state.apply(
-                commit.fragment, commit.version + 1, result.values, result.counters, step
-            )
+            self.settle(commit)
+            return state.apply(commit.fragment, commit.version + 1, result.counters, step)
 
         head = await self._network.run_sync(work)
         self._perform(self._replica.applied(commit.round, head))

@@ -342,13 +342,13 @@ class _HostileSending:
         self._tracker = context.tracker
         sender = reduction._sender
         self._plan, sender.plan = sender.plan, self._plan_less  # type: ignore[method-assign]
-        self._contribution, sender.load_contribution = (  # type: ignore[method-assign]
-            sender.load_contribution,
-            self._spoil_contribution,
+        self._contribution, sender.contribution_load = (  # type: ignore[method-assign]
+            sender.contribution_load,
+            lambda *which: partial(self._spoil_contribution, *which),
         )
-        self._result, sender.load_result = (  # type: ignore[method-assign]
-            sender.load_result,
-            self._spoil_result,
+        self._result, sender.result_load = (  # type: ignore[method-assign]
+            sender.result_load,
+            lambda *which: partial(self._spoil_result, *which),
         )
 
     def _plan_less(self, chunks: Iterable[tuple[int, ChunkRole]], on_bad: OnBad) -> list[Send]:
@@ -356,14 +356,17 @@ class _HostileSending:
         return [send for send in sends if send.peer not in self._kept_from[send.contribution]]
 
     def _spoil_contribution(self, index: int, attempt: int) -> Frame | None:
-        frame = self._contribution(index, attempt)
+        frame = self._contribution(index, attempt)()
         if frame is None or self._tracker.role(index).parent not in self._spoilt:
             return frame
         header, payload = frame
         return header, b"\xff" * len(payload)
 
-    def _spoil_result(self, index: int, attempt: int) -> Frame:
-        header, payload = self._result(index, attempt)
+    def _spoil_result(self, index: int, attempt: int) -> Frame | None:
+        frame = self._result(index, attempt)()
+        if frame is None:
+            return None
+        header, payload = frame
         if self._two_faced:
             self._given += 1
             other = bytearray(payload)

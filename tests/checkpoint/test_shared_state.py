@@ -17,7 +17,7 @@ from holdfast.checkpoint.blocks import (
     lineage,
 )
 from holdfast.checkpoint.fragment_state import NotHeldError
-from holdfast.checkpoint.shared_state import SharedState
+from holdfast.checkpoint.shared_state import SharedState, Step
 from holdfast.protocol.arena import Arena, NotWholeError, Values, arena_bytes
 from holdfast.protocol.errors import LocalProtocolError, StateMismatchError
 from holdfast.protocol.messages import BLOCKS_MAX, FragmentHead, FragmentSize
@@ -49,9 +49,12 @@ def founded(*sizes: FragmentSize, seed: int = 0, run_id: str = "run") -> SharedS
     return state
 
 
-def step(values: Values, momentum: Values, mean: Values) -> None:
-    momentum += mean[: len(momentum)]
-    values -= mean
+def step(mean: Values) -> Step:
+    def work(values: Values, momentum: Values) -> None:
+        momentum += mean[: len(momentum)]
+        values -= mean
+
+    return work
 
 
 def advance(state: SharedState, fragment: int = 0) -> FragmentHead:
@@ -62,9 +65,8 @@ def advance(state: SharedState, fragment: int = 0) -> FragmentHead:
     return state.apply(
         fragment,
         head.version + 1,
-        rng.standard_normal(size.value_count, dtype=np.float32),
         np.full(size.counter_count, 10 + head.version, np.int64),
-        step,
+        step(rng.standard_normal(size.value_count, dtype=np.float32)),
     )
 
 
@@ -173,7 +175,7 @@ def test_a_round_moves_only_its_fragment() -> None:
     other = state.head(1)
     mean = np.arange(7, dtype=np.float32)
     values = state.values(0) - mean
-    head = state.apply(0, 1, mean, np.array([4, 5]), step)
+    head = state.apply(0, 1, np.array([4, 5]), step(mean))
     assert (head.fragment, head.version) == (0, 1)
     assert state.heads() == (head, other)
     assert state.values(0).tolist() == values.tolist()
@@ -187,28 +189,29 @@ def test_a_round_follows_the_version_before_it(version: int) -> None:
     advance(state)
     before = content(state), state.heads()
     with pytest.raises(LocalProtocolError, match="cannot follow"):
-        state.apply(0, version, np.zeros(7, np.float32), np.zeros(2, np.int64), step)
+        state.apply(0, version, np.zeros(2, np.int64), step(np.zeros(7, np.float32)))
     assert (content(state), state.heads()) == before
 
 
-def test_arrays_that_do_not_fit_are_refused() -> None:
+def test_counters_that_do_not_fit_are_refused() -> None:
     state = founded(SMALL)
+    nothing = step(np.zeros(7, np.float32))
     with pytest.raises(LocalProtocolError, match="7"):
-        state.apply(0, 1, np.zeros(6, np.float32), np.zeros(2, np.int64), step)
+        state.apply(0, 1, np.zeros(1, np.int64), nothing)
     with pytest.raises(LocalProtocolError, match="float64"):
-        state.apply(0, 1, np.zeros(7), np.zeros(2, np.int64), step)  # type: ignore[arg-type]
+        state.apply(0, 1, np.zeros(2), nothing)  # type: ignore[arg-type]
     assert state.heads()[0].version == 0
 
 
 def test_a_step_that_fails_leaves_no_head() -> None:
     state = founded(SMALL)
 
-    def broken(values: Values, momentum: Values, mean: Values) -> None:
+    def broken(values: Values, _momentum: Values) -> None:
         values[:3] = 0
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        state.apply(0, 1, np.zeros(7, np.float32), np.zeros(2, np.int64), broken)
+        state.apply(0, 1, np.zeros(2, np.int64), broken)
     assert state.heads() == ()
     with pytest.raises(NotHeldError):
         state.index(0, 0)
@@ -385,7 +388,8 @@ def test_equal_bytes_of_another_version_cost_nothing() -> None:
     for _ in range(2):
         head = source.head(0)
         assert head is not None
-        source.apply(0, head.version + 1, np.zeros(7, np.float32), source.counters(0).copy(), step)
+        nothing = step(np.zeros(7, np.float32))
+        source.apply(0, head.version + 1, source.counters(0).copy(), nothing)
     assert receive(target, source) == []
     assert target.heads() == source.heads()
     assert target.arena.version(0) == 2
@@ -474,12 +478,8 @@ def test_a_round_that_comes_after_the_transfer_began_is_found_at_its_end() -> No
     source, target = founded(SIZE), founded(SIZE)
     incoming = target.begin(source.heads()[0], source.index(0, 0))
     assert incoming.missing == set()
-    assert (
-        target.apply(
-            0, 1, np.ones(SIZE.value_count, np.float32), np.zeros(5, np.int64), step
-        ).version
-        == 1
-    )
+    ones = np.ones(SIZE.value_count, np.float32)
+    assert target.apply(0, 1, np.zeros(5, np.int64), step(ones)).version == 1
     with pytest.raises(StateMismatchError):
         incoming.finish()
     assert target.heads() == ()
@@ -502,14 +502,14 @@ def test_changes_wait_for_each_other() -> None:
     order: list[str] = []
     stepping, go_on = threading.Event(), threading.Event()
 
-    def slow(values: Values, momentum: Values, mean: Values) -> None:
+    def slow(values: Values, _momentum: Values) -> None:
         stepping.set()
         assert go_on.wait(120)
-        values -= mean
+        values -= 1
         order.append("stepped")
 
     zeros = np.zeros(2, np.int64)
-    one = threading.Thread(target=lambda: state.apply(0, 1, np.ones(7, np.float32), zeros, slow))
+    one = threading.Thread(target=lambda: state.apply(0, 1, zeros, slow))
     one.start()
     assert stepping.wait(120)
     other = threading.Thread(

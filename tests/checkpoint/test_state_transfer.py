@@ -79,14 +79,14 @@ def trained(rounds: int = 2, seed: int = 0) -> SharedState:
     return state
 
 
-def step(values: Values, momentum: Values, mean: Values) -> None:
-    momentum += mean[: len(momentum)]
-    values -= mean
-
-
 def advance(state: SharedState, rng: np.random.Generator) -> None:
     mean = rng.standard_normal(SIZE.value_count, dtype=np.float32)
-    state.apply(0, state.heads()[0].version + 1, mean, rng.integers(1, 9, 9), step)
+
+    def step(values: Values, momentum: Values) -> None:
+        momentum += mean[: len(momentum)]
+        values -= mean
+
+    state.apply(0, state.heads()[0].version + 1, rng.integers(1, 9, 9), step)
 
 
 def content(state: SharedState) -> bytes:
@@ -381,8 +381,7 @@ async def test_what_was_on_disk_and_is_not_there_any_more_is_an_error() -> None:
 
 async def test_equal_bytes_under_another_version_cost_an_index_and_no_block() -> None:
     source, target = trained(), trained()
-    nothing = np.zeros(SIZE.value_count, np.float32)
-    source.apply(0, 3, nothing, source.counters(0).copy(), lambda v, m, d: None)
+    source.apply(0, 3, source.counters(0).copy(), lambda v, m: None)
     async with trio.open_nursery() as nursery:
         world = World(nursery, target)
         await world.add_donor(1, source)
@@ -398,8 +397,7 @@ async def test_equal_bytes_under_another_version_cost_an_index_and_no_block() ->
 async def test_only_blocks_that_differ_travel(told_by_its_head: bool) -> None:
     source, target = trained(), trained()
     if not told_by_its_head:  # another root, with nearly the same bytes: a round that went wrong
-        nothing = np.zeros(SIZE.value_count, np.float32)
-        target.apply(0, 3, nothing, target.counters(0).copy(), lambda v, m, d: None)
+        target.apply(0, 3, target.counters(0).copy(), lambda v, m: None)
     parts = target._fragments[0].parts
     parts.values[[5, 100]] += 1
     parts.momentum[-1] += 1

@@ -284,22 +284,34 @@ async def test_a_contributor_that_dies_after_giving_everything_stays_in_the_mean
         check_same_bits(order, size, swarm.nodes, at=swarm.nodes[:2])
 
 
-async def test_the_next_attempt_sends_the_input_that_the_first_one_encoded() -> None:
+async def test_the_next_attempt_sends_the_bytes_that_the_first_one_sent() -> None:
     size = FragmentSize(1_000, 0, 2)
     async with a_swarm(2) as swarm:
         give_input(swarm.nodes, size, 5)
+        rng = np.random.default_rng(6)
+        for node in swarm.nodes:  # what an earlier round left out
+            node.residual = Residual(size.value_count)
+            node.residual.values[:] = rng.standard_normal(size.value_count) * 0.01
         contributors = [(node, 3, 1.0) for node in swarm.nodes]
-        order = make_order(size, contributors, swarm.nodes)
+        codecs = ("nf4", "int8")
+        order = make_order(size, contributors, swarm.nodes, codecs=codecs)
         await swarm.reduce(order, size, swarm.nodes)
-        digest, _ = plain(order, size, swarm.nodes)
+        digests = [n.result.digest for n in swarm.nodes if n.result]
+        left = []
         for node in swarm.nodes:
             assert node.encoded_input is not None
             assert node.encoded_input.complete
-            assert node.values is not None
-            node.values[:] = np.nan
-        order = make_order(size, contributors, swarm.nodes, attempt=2, owners=swarm.nodes[1:])
+            node.encoded_input.settle()
+            assert node.residual is not None
+            left.append(node.residual.values.copy())
+        order = make_order(
+            size, contributors, swarm.nodes, attempt=2, owners=swarm.nodes[1:], codecs=codecs
+        )
         await swarm.reduce(order, size, swarm.nodes)
-        assert [n.result.digest for n in swarm.nodes if n.result] == [digest, digest]
+        assert [n.result.digest for n in swarm.nodes if n.result] == digests
+        for node, before in zip(swarm.nodes, left, strict=True):
+            assert node.residual is not None
+            assert node.residual.values.tobytes() == before.tobytes()
 
 
 # ---------------------------------------------------------------- receivers that only listen

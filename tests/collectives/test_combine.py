@@ -59,6 +59,7 @@ def combine(
     shuffled = dict(random.Random(count).sample(list(encoded.items()), len(encoded)))
     again = combined(contributors, shuffled, layout, 0, Rule.of(plan))
     assert again == bytes(room[:length])
+    layout.codec_down.decode(again, out)
     return out
 
 
@@ -242,7 +243,7 @@ def test_the_order_of_arrival_does_not_change_the_owners_bytes(
                 inputs[node.peer] = node.encoded_input
             values = np.empty(size.value_count, np.float32)
             for index, cut in enumerate(layout.cuts[:-1]):
-                encoded = {peer: given.chunk(index) for peer, given in inputs.items()}
+                encoded = {peer: given.encode(index) for peer, given in inputs.items()}
                 made = combined(order.contributors, encoded, layout, index, Rule.of(order.plan))
                 layout.codec_down.decode(made, values[cut.values])
             for node in swarm.nodes:

@@ -462,7 +462,7 @@ async def test_a_chunk_that_threads_complete_while_a_reduction_begins_is_spread(
 
         def bring(_round: int) -> None:
             for index in range(21):
-                frame = at_contributor._sender.load_contribution(index, 1)
+                frame = at_contributor._sender.contribution_load(index, 1)()
                 assert frame is not None
                 sink = owner.hub.router._sinks[FrameKind.CONTRIBUTION, 1, 1]
                 place = sink.place(contributor.peer, frame[0])

@@ -6,12 +6,13 @@ import gc
 import random
 import weakref
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from holdfast.collectives.links.buffer_pool import BufferPool
+from holdfast.collectives.links.buffer_pool import PERIODS_KEPT, BufferPool
 from holdfast.collectives.links.send_queue import Load, SendQueue, TakenFrame
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.collectives.net import OneFrame
@@ -164,7 +165,7 @@ async def test_threads_and_the_event_loop_wake_each_other() -> None:
 
 
 def test_a_buffer_comes_back_when_nothing_refers_to_any_part_of_it() -> None:
-    pool = BufferPool(2)
+    pool = BufferPool()
     first = pool.take(1_000)
     address = np.frombuffer(first, np.uint8).ctypes.data
     part = np.frombuffer(first, np.float32)[10:20]
@@ -176,10 +177,30 @@ def test_a_buffer_comes_back_when_nothing_refers_to_any_part_of_it() -> None:
     assert len(pool.take(999)) == 999
 
 
-def test_a_pool_keeps_no_more_than_it_should() -> None:
-    pool = BufferPool(10, 2_500)
+def alive(arrays: list[weakref.ref[Any]]) -> int:
+    gc.collect()
+    return [array() is not None for array in arrays].count(True)
+
+
+def test_a_pool_keeps_what_was_lent_at_one_time() -> None:
+    pool = BufferPool()
     buffers = [pool.take(1_000) for _ in range(5)]
     arrays = [weakref.ref(buffer.obj.base) for buffer in buffers]  # type: ignore[attr-defined]
     del buffers
-    gc.collect()
-    assert [array() is not None for array in arrays].count(True) == 2
+    assert (alive(arrays), pool.lent_bytes) == (5, 0)
+    buffers = [pool.take(1_000), pool.take(1_000), pool.take(2_500)]  # 5,000 in all
+    assert (alive(arrays), pool.lent_bytes) == (2, 4_500)
+    del buffers
+    assert (alive(arrays), pool.lent_bytes) == (2, 0)
+
+
+def test_memory_that_some_periods_did_not_need_is_free_again() -> None:
+    pool = BufferPool()
+    buffers = [pool.take(1_000) for _ in range(5)]
+    arrays = [weakref.ref(buffer.obj.base) for buffer in buffers]  # type: ignore[attr-defined]
+    del buffers
+    for _period in range(PERIODS_KEPT):
+        assert alive(arrays) == 5
+        lent = pool.take(1_000)
+        del lent
+    assert alive(arrays) == 1

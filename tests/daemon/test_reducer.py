@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from holdfast.daemon.peer.reducer import Reducer
 from holdfast.diloco.outer import outer_step
 from holdfast.membership.peer.replica import Replica
 from holdfast.membership.spec.spec import RunSpec
-from holdfast.protocol.arena import Arena, arena_bytes
+from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun, FragmentSize
 from holdfast.protocol.network.sockets import SocketNetwork
 
@@ -95,8 +96,16 @@ async def test_the_outer_step_never_holds_up_the_event_loop(
     network = SimpleNamespace()
     network.run_sync = lambda function: SocketNetwork.run_sync(cast("Any", network), function)
     mine = a_reducer(network, SimpleNamespace(state=state))
-    mine._results[1] = ReduceResult(np.ones(4, np.float32), no_counters, bytes(32), 0)
+    ones = np.ones(4, np.float32)
+
+    def pieces() -> Iterator[tuple[slice, Values]]:
+        taken_in.append(threading.get_ident())
+        yield from ((where, ones[where]) for where in (slice(0, 3), slice(3, 4)))
+
+    kept = mine._inputs[1] = cast("Any", Input())
+    mine._results[1] = ReduceResult(pieces, no_counters, bytes(32), 0)
     await mine.apply(Commit(1, 1, 0, 0, 4, CONTRIBUTORS, bytes(32)))
     assert state.heads()[0].version == 1
-    assert len(taken_in) == 1
-    assert taken_in[0] != threading.get_ident()
+    assert len(taken_in) == 3
+    assert threading.get_ident() not in taken_in
+    assert kept.settled

@@ -111,13 +111,12 @@ def branch_off(found: Checkpoint) -> None:
     state = SharedState(manifest.sizes, arena, manifest.run_id)
     found.load(state)
     size, head = manifest.sizes[0], manifest.fragment_heads()[0]
-    mean = np.full(size.value_count, 9.0, np.float32)
     counters = np.zeros(size.counter_count, np.int64)
 
-    def step(values: Values, _momentum: Values, mean: Values) -> None:
-        values -= mean
+    def step(values: Values, _momentum: Values) -> None:
+        values -= 9
 
-    state.apply(0, head.version + 1, mean, counters, step)
+    state.apply(0, head.version + 1, counters, step)
     later = manifest_of(
         state,
         lineage=bytes.fromhex(manifest.lineage),

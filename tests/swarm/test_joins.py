@@ -182,7 +182,8 @@ async def test_results_of_rounds_wait_for_the_copy_as_they_came() -> None:
         late = swarm.add_peer("late", founder=False)
         reducer = late.service.reducer
         await swarm.until(lambda: len(reducer._results) >= 1, within_s=60)
-        assert all(len(result.values) == 0 for result in reducer._results.values())
+        # An int8 encoding is a fourth of the values; idle lanes refer to some chunks, too.
+        assert reducer._hub.buffers.lent_bytes < len(reducer._running) * VALUES * 4
         await swarm.until(lambda: is_in_sync(swarm), within_s=60)
         await settled(swarm, "abc")
         await swarm.until(lambda: swarm.in_sync("late"))
