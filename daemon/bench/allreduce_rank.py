@@ -28,7 +28,7 @@ from attrs import define, field, frozen
 
 from ...collectives.arithmetic import ChunkLayout
 from ...collectives.reduction import ReduceResult, Reduction
-from ...membership.planning.bandwidth import Bandwidth, Bandwidths, LineCapacities
+from ...membership.planning.bandwidth import Bandwidth, LineCapacities
 from ...membership.planning.plan import PlanEstimate, make_plan
 from ...membership.spec.spec import ReduceTable, RunSpec
 from ...protocol.addresses import Address
@@ -44,6 +44,7 @@ from .rank_processes import RankSeat, Report, free_port
 
 GLOO_WORKER = Path(__file__).parents[2] / "benchmarks" / "gloo_worker.py"
 VALUE_BYTES = 4  # float32
+UNTOLD = Bandwidth(1e9, 1e9)  # of every rank, if no rates are given: the chunks of a fast line
 CHECKED_VALUES = 2**16  # values of each result that are checked
 # Relative errors that only a wrong sum exceeds: fp32 only rounds, topk keeps a 64th of the values or
 # more, and the coarsest of the other codecs has 4 bits per value.
@@ -77,9 +78,9 @@ class AllreduceOptions:
         return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
 
     def lines(self, peers: Sequence[str]) -> LineCapacities:
-        """Return the line capacities for the planner, which are unknown without given rates."""
+        """Return the line capacities for the planner: without given rates, those of one machine."""
         if not self.up_mbit:
-            return Bandwidths().lines(peers, {})
+            return LineCapacities(dict.fromkeys(peers, UNTOLD))
         rates = {
             peer: Bandwidth(up * 1e6 / 8, down * 1e6 / 8)
             for peer, up, down in zip(peers, self.up_mbit, self.down_mbit, strict=True)

@@ -29,6 +29,7 @@ CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be une
 # ends, and a sum waits for the slowest of them.
 CHUNK_LINE_S = 0.002
 CHUNK_WIRE_BYTES_MIN = 65_536  # ... but is not cut finer than this for it,
+UNKNOWN_BYTES_PER_S = 125e6  # for this, a line that is not known: 1 Gbit/s, between a home's and a LAN
 CHUNKS_FINE_MAX = 4_096  # nor a fragment into more chunks: each costs some work
 
 # Codecs that work in a star only: what they leave out has to come back by the sender's error feedback,
@@ -102,7 +103,8 @@ def make_plan(
       NoReachableOwnerError: no contributor can be reached by all other members.
     """
     up, down = spec.reduce.codecs(fragment)
-    slowest = min(lines.rates[peer].up_bytes_per_s for peer in contributors)
+    known = [lines.rates[p].up_bytes_per_s for p in contributors if p not in lines.guessed]
+    slowest = min(known, default=UNKNOWN_BYTES_PER_S)
     cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down, slowest)
     members = [*contributors, *(peer for peer in receivers if peer not in set(contributors))]
     number = {peer: index for index, peer in enumerate(members)}
