@@ -28,6 +28,7 @@ COUNT_FIRST = 2  # while one pauses for a loss, the other sends
 COUNT_MAX = 32
 # Of all links of a node that begin over a path as long as this one, or longer; of one at most the second.
 FIRST_BY_ROUND_TRIP = ((0.05, 24), (0.015, 12), (0.005, 6))
+SHARED_MAX = 48  # of all links of a node, as far as each has more than it began with
 GROWTH = 1.5
 GAIN_MIN = 1.05  # if more lanes do not carry this many times as much, none are added for a while
 HOLD_S = 60.0
@@ -96,14 +97,16 @@ class LaneCount:
                 self.wanted = min(max(self.wanted, share), self._count_max)
                 return
 
-    def sample(self, sample: Sample, round_trip_s: float) -> int:
+    def sample(self, sample: Sample, round_trip_s: float, link_count: int = 1) -> int:
         """Take note of what has arrived. Returns ``wanted``.
 
         Args:
           round_trip_s: the shortest round trip that was seen on the path.
+          link_count: links of the node that are up, this one included.
         """
         last, self._last = self._last, sample
-        if round_trip_s < ROUND_TRIP_S_MIN or self.wanted >= self._count_max:
+        most = min(self._count_max, math.ceil(SHARED_MAX / max(1, link_count)))
+        if round_trip_s < ROUND_TRIP_S_MIN or self.wanted >= most:
             return self.wanted
         if last is None or not self._counts(last, sample):
             self._window_s, self._window_bytes = 0.0, 0
@@ -117,7 +120,7 @@ class LaneCount:
         if self._window_s >= max(WINDOW_S, WINDOW_ROUND_TRIPS * round_trip_s):
             bytes_per_s = self._window_bytes / self._window_s
             self._window_s, self._window_bytes = 0.0, 0
-            self._decide(bytes_per_s, sample.now_s, round_trip_s)
+            self._decide(bytes_per_s, sample.now_s, round_trip_s, most)
         return self.wanted
 
     def _counts(self, last: Sample, sample: Sample) -> bool:
@@ -131,12 +134,12 @@ class LaneCount:
             and sample.now_s - last.now_s <= GAP_S_MAX
         )
 
-    def _decide(self, bytes_per_s: float, now_s: float, round_trip_s: float) -> None:
+    def _decide(self, bytes_per_s: float, now_s: float, round_trip_s: float, most: int) -> None:
         before, self._before = self._before, 0.0
         if bytes_per_s < GAIN_MIN * before:
             self._hold_until_s = now_s + HOLD_S
         if now_s < self._hold_until_s:
             return
         self._before = bytes_per_s
-        self.wanted = min(math.ceil(GROWTH * self.wanted), self._count_max)
+        self.wanted = min(math.ceil(GROWTH * self.wanted), most)
         self._unsettled_s = SETTLE_ROUND_TRIPS * round_trip_s

@@ -317,7 +317,8 @@ class LanePool:
         )
         if (
             self._slows_on_loss
-            and self._count.sample(sample, self.round_trip_s) != self._announced_count
+            and self._count.sample(sample, self.round_trip_s, self._shared.node.links.count)
+            != self._announced_count
         ):
             self._wake()
 

@@ -71,7 +71,7 @@ class LaneThreads:
             most = min(SLICE_BYTES, line.slice_bytes)
             return most if cap is None else min(most, cap.slice_bytes)
 
-        return LanePace(wait_s, share_bytes)
+        return LanePace(wait_s, share_bytes, self._shared.turns)
 
     def _pace(self, limiter: RateLimiter | None) -> LanePace | None:
         if limiter is None:

@@ -6,6 +6,7 @@ Link     makes  SharedByLanes   one per link; refers to its node's
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from attrs import Factory, frozen
@@ -19,6 +20,8 @@ from .rate_limiter import RateLimiter
 from .rate_meter import Meter
 from .send_priority import SendPriority
 from .send_queue import SendQueue
+
+LANES_WAITING_MAX = 4  # of a link, for the line's pace, at a time
 
 
 @frozen
@@ -73,6 +76,8 @@ class SharedByLanes:
       sent_meter, received_meter: meters of this link; they pass everything on to the node's.
       note_received: called, from any thread, when something has come that must be acknowledged soon.
       lose_link: called with the reason when the other side breaks the protocol.
+      turns: held by lanes in threads while their bytes wait for the line's pace. They wait first come,
+        first served: as many of each link, so that links get equal parts whatever their lanes.
     """
 
     peer: str
@@ -83,3 +88,4 @@ class SharedByLanes:
     received_meter: Meter
     note_received: Callable[[], None]
     lose_link: Callable[[str], None]
+    turns: threading.Semaphore = Factory(lambda: threading.Semaphore(LANES_WAITING_MAX))

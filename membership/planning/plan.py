@@ -29,7 +29,9 @@ CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be une
 # ends, and a sum waits for the slowest of them.
 CHUNK_LINE_S = 0.002
 CHUNK_WIRE_BYTES_MIN = 65_536  # ... but is not cut finer than this for it,
-UNKNOWN_BYTES_PER_S = 125e6  # for this, a line that is not known: 1 Gbit/s, between a home's and a LAN
+UNKNOWN_BYTES_PER_S = (
+    125e6  # for this, a line that is not known: 1 Gbit/s, between a home's and a LAN
+)
 CHUNKS_FINE_MAX = 4_096  # nor a fragment into more chunks: each costs some work
 
 # Codecs that work in a star only: what they leave out has to come back by the sender's error feedback,

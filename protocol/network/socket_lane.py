@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 
 import trio
-from attrs import frozen
+from attrs import Factory, frozen
 
 from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane
 from .socket_options import PathNow, path_now
@@ -38,10 +38,12 @@ class LanePace:
     Attributes:
       wait_s: takes the bytes that pass, and returns the seconds to wait.
       share_bytes: returns the bytes to pass at once.
+      turn: is held while bytes wait to pass; it limits how many lanes do at a time.
     """
 
     wait_s: Callable[[int], float]
     share_bytes: Callable[[], int]
+    turn: contextlib.AbstractContextManager[object] = Factory(contextlib.nullcontext)
 
 
 class SocketLane:
@@ -103,8 +105,10 @@ class SocketLane:
                 self._send_all(piece)
 
     def _wait(self, pace: LanePace | None, count: int) -> None:
-        if pace is not None and (wait_s := pace.wait_s(count)) > 0:
-            self._closing.wait(wait_s)
+        if pace is not None:
+            with pace.turn:
+                if (wait_s := pace.wait_s(count)) > 0:
+                    self._closing.wait(wait_s)
 
     def _send_all(self, data: memoryview) -> None:
         done = 0

@@ -86,6 +86,15 @@ def test_while_lanes_cannot_be_opened_no_more_are_wanted() -> None:
     assert path.run(60) == 3
 
 
+def test_many_links_of_a_node_share_a_limit() -> None:
+    count = LaneCount()
+    now_s = carried = 0.0
+    for _ in range(1_000):
+        now_s, carried = now_s + STEP_S, carried + 1e5 * count.wanted
+        count.sample(Sample(now_s, int(carried), count.wanted, True, True), FAR_S, link_count=6)
+    assert count.wanted == 8
+
+
 def test_a_fixed_number_stays() -> None:
     count = LaneCount(3, 3)
     count.begin(0.3, 1)
