@@ -21,6 +21,7 @@ from holdfast.collectives.links import lane_threads
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
+from holdfast.collectives.links.line_watch import LineWatch
 from holdfast.collectives.links.rate_limiter import BURST_S, RateLimiter
 from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.addresses import Address
@@ -330,6 +331,33 @@ async def test_a_cap_holds_over_real_sockets(tmp_path: Path, way: str) -> None:
     # A receiver takes from the limiter after a slice came: each lane may be one slice ahead.
     ahead_bytes = len(links) * lanes * cap.slice_bytes if way == "down" else 0
     assert carried <= rate * (BURST_S + elapsed_s) + ahead_bytes
+
+
+async def test_links_get_equal_parts_of_the_pace_whatever_their_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LineWatch, "look", lambda *_: None)  # the path is too short to be paced
+    async with nodes(tmp_path, 3, rules=LaneRules(4, 4)) as (a, *others):
+        many, few = [await link_between(a, other, 4) for other in others]
+        for node in (a, others[0]):
+            node.hub.configure(rules=LaneRules(16, 16))
+        many.close("it gets other rules")
+        await many.finished.wait()
+        with trio.fail_after(SOON_S):
+            while len((many := await link_between(a, others[0], 4)).lanes) < 16:
+                await trio.sleep(0.01)
+        pace = RateLimiter(6e6, burst_s=0.02, slice_s=0.005)
+        a.hub._shared.line._limiter = pace
+        async with trio.open_nursery() as nursery:
+            for link, target in zip((many, few), others, strict=True):
+                nursery.start_soon(_sink_for_ever, target)
+                nursery.start_soon(link.send_from, Frames(10_000, 2**16))
+            with trio.fail_after(SOON_S):
+                while many.sent_bytes + few.sent_bytes < 12e6:
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        # One after the other it would be 16 to 4.
+        assert 0.6 < many.sent_bytes / few.sent_bytes < 1.7
 
 
 async def _sink_for_ever(node: Node) -> None:
