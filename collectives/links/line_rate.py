@@ -61,7 +61,7 @@ def is_queue(waits_s: float, round_trip_s: float) -> bool:
     return waits_s > max(QUEUE_S_MIN, QUEUE_SHARE * round_trip_s)
 
 
-class LineRate:
+class PaceRule:
     """See the top of this file. One per node.
 
     Attributes:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 from ...protocol.network.socket_lane import SocketLane
-from .line_rate import LineRate, LineSample, is_queue
+from .line_rate import PaceRule, LineSample, is_queue
 from .rate_limiter import RateLimiter
 
 LOOK_S = 0.1  # between two looks at the connections
@@ -28,7 +28,7 @@ class LineWatch:
     """
 
     def __init__(self) -> None:
-        self.rate = LineRate()
+        self.rate = PaceRule()
         self._acked: dict[SocketLane, int] = {}  # bytes acknowledged at the last look
         self._queues: dict[
             SocketLane, float

@@ -19,9 +19,9 @@ from attrs import define, field
 
 from holdfast.collectives.links import lane_threads
 from holdfast.collectives.links.hub import LinkHub
+from holdfast.collectives.links.line_watch import LineWatch
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
-from holdfast.collectives.links.line_watch import LineWatch
 from holdfast.collectives.links.rate_limiter import BURST_S, RateLimiter
 from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.addresses import Address

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.collectives.links.line_rate import LineRate, LineSample
+from holdfast.collectives.links.line_rate import PaceRule, LineSample
 
 LOOK_S = 0.1
 TICK_S = 0.01
@@ -29,7 +29,7 @@ class Line:
 
     def __init__(self, carries: float, rtt_s: float = 0.1, queue_s: float = 0.1) -> None:
         self.carries, self.rtt_s, self.queue_max_s = carries, rtt_s, queue_s
-        self.rule = LineRate()
+        self.rule = PaceRule()
         self.offers, self.others = 2 * carries, 0.0
         self.now_s = self.queued = self.dropped = self.sent = 0.0
         self.jitter = random.Random(0)
@@ -127,7 +127,7 @@ def test_over_a_short_path_nothing_is_paced() -> None:
 def test_whatever_is_sampled_there_is_a_rate(
     samples: list[tuple[float, int, float, float]],
 ) -> None:
-    rule, now_s = LineRate(), 0.0
+    rule, now_s = PaceRule(), 0.0
     for after_s, delivered, rtt_s, queue_s in samples:
         now_s += after_s
         assert rule.sample(LineSample(now_s, delivered, rtt_s, queue_s)) > 0
