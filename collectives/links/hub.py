@@ -246,7 +246,7 @@ class LinkHub:
 
         Args:
           silence_s: a link without a byte for so long is given up.
-          donor_share: of the line, for copies of the state while a round runs; None leaves it.
+          donor_share: the least of the line for copies of the state while a round runs; None leaves it.
         """
         self._rules, self._silence_s = rules, silence_s
         if donor_share is not None:

@@ -9,6 +9,7 @@ registered yet. So an idle lane costs no thread, and a busy lane no events.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -22,11 +23,15 @@ from .lane_frames import LaneFrames
 from .link_parts import SharedByLanes
 from .paced_stream import SLICE_BYTES
 from .rate_limiter import RateLimiter
+from .send_priority import SendRank
 from .send_queue import TakenFrame
 
 # How long a lane's thread that has nothing to do waits before it ends: longer than the gaps within a
 # round, so that threads come and go by round, not by frame.
 LINGER_S = 0.1
+# A frame that a round's frames may overtake is sent in pieces of this size.
+TURN_BYTES = 64 * 1024
+ROUND_TRIP_EVERY_S = 0.02  # how often a lane that sends asks the kernel for its round trip
 # Lanes' threads have a limiter of their own: they must not wait for other work, nor other work for them.
 _LANE_THREADS = trio.CapacityLimiter(math.inf)
 
@@ -51,18 +56,28 @@ class LaneThreads:
         self._frames = frames
         self._shared = shared
         self._router = shared.node.router
+        self._round_trip_at_s = -math.inf  # when it was last asked for
+        self._upload_wait_s = 0.0  # of the last piece, for the node's limit
         self.socket_lane = SocketLane(
             stream,
             lane,
-            upload=self._pace(shared.node.upload),
+            upload=self._pace(shared.node.upload, self._note_upload_wait),
             download=self._pace(shared.node.download),
         )
 
-    def _pace(self, limiter: RateLimiter | None) -> LanePace | None:
+    def _pace(
+        self, limiter: RateLimiter | None, note: Callable[[float], None] = lambda _wait_s: None
+    ) -> LanePace | None:
         if limiter is None:
             return None
+
+        def wait_s(count: int) -> float:
+            wait_s = limiter.reserve(count, self._shared.loop.now_s())
+            note(wait_s)
+            return wait_s
+
         return LanePace(
-            lambda count: limiter.reserve(count, self._shared.loop.now_s()),
+            wait_s,
             lambda: min(SLICE_BYTES, limiter.slice_bytes),
         )
 
@@ -158,15 +173,46 @@ class LaneThreads:
                 fan_out.enter_in_thread(peer)
                 # Under way until it has arrived: the kernel takes megabytes at once.
                 self._frames.meter_sent(header.payload_bytes)
+                turn = partial(self._wait_turn, taken)
+                piece_bytes = sys.maxsize if taken.rank is SendRank.ROUND else TURN_BYTES
                 try:
-                    self.socket_lane.send(header, payload)
+                    self.socket_lane.send(header, payload, turn, piece_bytes)
                     carried_bytes = header.payload_bytes
                 finally:
                     fan_out.leave(peer)
-                del header, payload
+                del header, payload, turn
             self._shared.send_queue.finish(taken, carried_bytes)
             del taken, frame  # an idle lane must not keep a whole result in memory
             taken = self._frames.take_in_thread(LINGER_S)
+
+    def _wait_turn(self, taken: TakenFrame, count: int) -> None:
+        """Wait until the next piece of a frame may go; meanwhile other destinations may send."""
+        self._note_round_trip()
+        send_queue = self._shared.send_queue
+        wait_s = send_queue.turn_wait_s(taken, count)
+        if not wait_s:
+            return
+        fan_out, peer = self._shared.node.fan_out, self._shared.peer
+        fan_out.leave(peer)
+        try:
+            while wait_s:
+                self.socket_lane.pause(wait_s)
+                wait_s = send_queue.turn_wait_s(taken, count)
+        finally:
+            fan_out.enter_in_thread(peer)
+
+    def _note_round_trip(self) -> None:
+        now_s = self._shared.loop.now_s()
+        if now_s - self._round_trip_at_s < ROUND_TRIP_EVERY_S:
+            return
+        self._round_trip_at_s = now_s
+        if (round_trips := self.socket_lane.round_trips_s()) is not None:
+            recent_s, shortest_s = round_trips
+            self._shared.send_queue.note_round_trip(recent_s + self._upload_wait_s, shortest_s)
+
+    def _note_upload_wait(self, wait_s: float) -> None:
+        # The limit is a line, too: what waits for it is in a queue that no round trip shows.
+        self._upload_wait_s = max(0.0, wait_s)
 
 
 async def _run_in_lane_thread(function: Callable[[], T]) -> T:

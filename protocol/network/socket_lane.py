@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ import trio
 from attrs import frozen
 
 from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane
+from .socket_options import round_trips_s
 
 # A call that blocks this long returns with the bytes done so far, so that the byte counts show that the
 # lane moves, however slowly.
@@ -79,31 +81,63 @@ class SocketLane:
         limit = struct.pack("@ll", int(LOOK_UP_S), int(LOOK_UP_S % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        self._unsent_bytes = 0  # the kernel's limit
+        self._limit_unsent(UNSENT_BYTES)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
 
     # ------------------------------------------------------------ sending
 
-    def send(self, header: FrameHeader, payload: Buffer) -> None:
+    def send(
+        self,
+        header: FrameHeader,
+        payload: Buffer,
+        wait_turn: Callable[[int], None] = lambda _count: None,
+        piece_bytes: int = sys.maxsize,
+    ) -> None:
         """Send one frame; blocks until the kernel took it or another thread calls ``close``.
+
+        Args:
+          wait_turn: called before each piece, with its length.
+          piece_bytes: of a piece at most.
 
         Raises:
           trio.BrokenResourceError: the connection is gone.
           trio.ClosedResourceError: ``close`` was called.
         """
+        self._limit_unsent(min(UNSENT_BYTES, piece_bytes))
         for record in self._sealer.seal(header, payload):
             upload = self._upload
             share_bytes = len(record) if upload is None else upload.share_bytes()
+            share_bytes = min(share_bytes, piece_bytes)
             for start in range(0, len(record), share_bytes):
                 piece = record[start : start + share_bytes]
+                wait_turn(len(piece))
                 self._wait(upload, len(piece))
                 self._send_all(piece)
 
     def _wait(self, pace: LanePace | None, count: int) -> None:
         if pace is not None and (wait_s := pace.wait_s(count)) > 0:
             self._closing.wait(wait_s)
+
+    def _limit_unsent(self, count: int) -> None:
+        """Limit the bytes that the kernel takes before it can send them."""
+        if count != self._unsent_bytes and hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
+            self._unsent_bytes = count
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
+
+    def pause(self, seconds: float) -> None:
+        """Wait in a thread between two pieces of a frame.
+
+        Raises:
+          trio.ClosedResourceError: ``close`` was called.
+        """
+        self._closing.wait(seconds)
+        self._check_open()
+
+    def round_trips_s(self) -> tuple[float, float] | None:
+        """Return the recent and the shortest round trip, if the kernel tells them."""
+        return round_trips_s(self._socket)
 
     def _send_all(self, data: memoryview) -> None:
         done = 0

@@ -19,6 +19,7 @@ KEEPALIVE = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEE
 TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX = 44, 1_000
 
 CONGESTION_NAME_BYTES = 16  # the kernel's limit
+RTT_OFFSET = 68  # of tcpi_rtt in Linux's struct tcp_info; both are microseconds
 MIN_RTT_OFFSET = 148  # of tcpi_min_rtt in Linux's struct tcp_info
 
 
@@ -60,15 +61,27 @@ def congestion_of(sock: trio.socket.SocketType) -> str:
     return name.partition(b"\0")[0].decode("ascii", "replace")
 
 
-def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
-    """Return the shortest round trip that the kernel saw, or infinity if it does not tell it."""
+def round_trips_s(sock: trio.socket.SocketType | socket.socket) -> tuple[float, float] | None:
+    """Return a connection's recent and its shortest round trip, or None if the kernel does not tell them.
+
+    The recent one is the kernel's mean over the last few; the shortest is that of some minutes.
+    """
     if not hasattr(socket, "TCP_INFO"):
-        return math.inf
+        return None
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, MIN_RTT_OFFSET + 4)
     except OSError:
-        return math.inf
+        return None
     if len(info) < MIN_RTT_OFFSET + 4:
-        return math.inf
-    microseconds = int.from_bytes(info[MIN_RTT_OFFSET:], sys.byteorder)
-    return math.inf if microseconds == 2**32 - 1 else microseconds / 1e6
+        return None
+    recent, shortest = (
+        int.from_bytes(info[offset : offset + 4], sys.byteorder)
+        for offset in (RTT_OFFSET, MIN_RTT_OFFSET)
+    )
+    return None if shortest == 2**32 - 1 else (recent / 1e6, shortest / 1e6)
+
+
+def shortest_round_trip_s(sock: trio.socket.SocketType) -> float:
+    """Return the shortest round trip that the kernel saw, or infinity if it does not tell it."""
+    round_trips = round_trips_s(sock)
+    return math.inf if round_trips is None else round_trips[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import signal
 import socket
@@ -17,11 +18,13 @@ import pytest
 import trio
 from attrs import define, field
 
-from holdfast.collectives.links import lane_threads
+from holdfast.collectives.links import lane_threads, send_queue
+from holdfast.collectives.links.event_loop import Loop
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import BURST_S, RateLimiter
+from holdfast.collectives.links.send_priority import QUEUE_S_MAX, SendPriority, SendRank
 from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import MemberInfo, Message, Role
@@ -291,6 +294,71 @@ async def test_a_cap_holds_over_real_sockets(tmp_path: Path, way: str) -> None:
     # A receiver takes from the limiter after a slice came: each lane may be one slice ahead.
     ahead_bytes = len(links) * lanes * cap.slice_bytes if way == "down" else 0
     assert carried <= rate * (BURST_S + elapsed_s) + ahead_bytes
+
+
+@pytest.mark.fault(
+    "copies and rounds want the same line", "frames of rounds under way", "rounds first"
+)
+async def test_a_frame_of_a_copy_lets_a_round_pass_in_its_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_queue, "WAIT_S_MAX", math.inf)
+    async with nodes(tmp_path, 3, rules=LaneRules(1, 1)) as (a, b, c):
+        priority = a.hub.send_priority
+        priority.share = 0.0
+        begun = trio.Event()
+
+        class Copy(Frames):
+            def next_frame(self) -> Load | None:
+                load = super().next_frame()
+
+                def load_as_a_round_begins() -> Frame | None:
+                    priority.begin(SendRank.ROUND, loop.now_s())
+                    loop.soon(begun.set)
+                    return load() if load is not None else None
+
+                return load_as_a_round_begins
+
+        loop = Loop()
+        copying, ours = await link_between(a, b, 1), await link_between(a, c, 1)
+        copy, results = ThreadSink(keep=False), ThreadSink(keep=False)
+        with b.hub.register(KEY, copy, threads=True), c.hub.register(KEY, results, threads=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(copying.send_from, Copy(1, 2**20), SendRank.COPY)
+                with trio.fail_after(SOON_S):
+                    await begun.wait()
+                    await ours.send_from(Frames(32, 2**20))
+                    while len(results.arrived) < 32:
+                        await trio.sleep(0.001)
+                    assert not copy.arrived, "it is shorter by far"
+                    priority.end(SendRank.ROUND, 0, loop.now_s())
+                    while not copy.arrived:
+                        await trio.sleep(0.001)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere round trips are not known")
+@pytest.mark.parametrize("capped", [True, False])
+async def test_what_waits_for_a_cap_is_in_a_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capped: bool
+) -> None:
+    noted: list[tuple[float, float]] = []
+
+    def note_round_trip(
+        _self: SendPriority, _link: object, recent_s: float, shortest_s: float, _now_s: float
+    ) -> None:
+        noted.append((recent_s, shortest_s))
+
+    monkeypatch.setattr(SendPriority, "note_round_trip", note_round_trip)
+    cap = RateLimiter(2e6 if capped else 1e12)
+    async with nodes(tmp_path, rules=LaneRules(1, 1), upload=cap) as (a, b):
+        link = await link_between(a, b, 1)
+        sink = ThreadSink(keep=False)
+        with b.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
+            await link.send_from(Frames(4, 2**19))
+            while len(sink.arrived) < 4:
+                await trio.sleep(0.001)
+    assert noted
+    assert any(recent_s - shortest_s >= QUEUE_S_MAX for recent_s, shortest_s in noted) == capped
 
 
 async def _sink_for_ever(node: Node) -> None:
