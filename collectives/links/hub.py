@@ -40,6 +40,7 @@ from .buffer_pool import BufferPool
 from .frame_routing import EARLY_WAIT_S, FrameRouter, Key, Sink
 from .handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
 from .lane_pool import LANE_STALL_SHARE, DialLane
+from .line_watch import LineWatch
 from .link import STALL_S, WATCH_TICKS, Link, OnMessage
 from .link_parts import LaneRules, SharedByLinks
 from .peer_link import HANDSHAKE_S, PeerLink
@@ -94,7 +95,10 @@ class LinkHub:
         self.on_message: OnMessage = on_message if on_message is not None else _refuse
         self.tell_master = tell_master
         self._network = network
-        self._shared = SharedByLinks(self.router, upload, download)
+        line = LineWatch(upload)
+        self._shared = SharedByLinks(
+            self.router, upload, download, line, send_priority=SendPriority(spare=line.spare)
+        )
         self._silence_s = math.inf
         self._rules = rules if rules is not None else LaneRules()
         self._stall_s = stall_s
@@ -241,7 +245,7 @@ class LinkHub:
 
         Args:
           silence_s: a link without a byte for so long is given up.
-          donor_share: of the line, for copies of the state while a round runs; None leaves it.
+          donor_share: the least of the line for copies of the state while a round runs; None leaves it.
         """
         self._rules, self._silence_s = rules, silence_s
         if donor_share is not None:

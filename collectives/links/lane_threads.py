@@ -9,6 +9,7 @@ registered yet. So an idle lane costs no thread, and a busy lane no events.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -22,11 +23,14 @@ from .lane_frames import LaneFrames
 from .link_parts import SharedByLanes
 from .paced_stream import SLICE_BYTES
 from .rate_limiter import RateLimiter
+from .send_priority import SendRank
 from .send_queue import TakenFrame
 
 # How long a lane's thread that has nothing to do waits before it ends: longer than the gaps within a
 # round, so that threads come and go by round, not by frame.
 LINGER_S = 0.1
+# A frame that a round's frames may overtake is sent in pieces of this size.
+TURN_BYTES = 64 * 1024
 # Lanes' threads have a limiter of their own: they must not wait for other work, nor other work for them.
 _LANE_THREADS = trio.CapacityLimiter(math.inf)
 
@@ -54,24 +58,17 @@ class LaneThreads:
         self.socket_lane = SocketLane(
             stream,
             lane,
-            upload=self._paced_by_line(shared.node.upload),
+            upload=self._paced_by_line(),
             download=self._pace(shared.node.download),
         )
 
-    def _paced_by_line(self, cap: RateLimiter | None) -> LanePace:
-        """Return the pace of what is sent: that of the line, and of the owner's cap if there is one."""
+    def _paced_by_line(self) -> LanePace:
         line, now_s = self._shared.node.line, self._shared.loop.now_s
-
-        def wait_s(count: int) -> float:
-            at_s = now_s()
-            wait_s = line.reserve(count, at_s)
-            return wait_s if cap is None else max(wait_s, cap.reserve(count, at_s))
-
-        def share_bytes() -> int:
-            most = min(SLICE_BYTES, line.slice_bytes)
-            return most if cap is None else min(most, cap.slice_bytes)
-
-        return LanePace(wait_s, share_bytes, self._shared.turns)
+        return LanePace(
+            lambda count: line.reserve(count, now_s()),
+            lambda: min(SLICE_BYTES, line.slice_bytes),
+            self._shared.turns,
+        )
 
     def _pace(self, limiter: RateLimiter | None) -> LanePace | None:
         if limiter is None:
@@ -173,15 +170,32 @@ class LaneThreads:
                 fan_out.enter_in_thread(peer)
                 # Under way until it has arrived: the kernel takes megabytes at once.
                 self._frames.meter_sent(header.payload_bytes)
+                turn = partial(self._wait_turn, taken)
+                piece_bytes = sys.maxsize if taken.rank is SendRank.ROUND else TURN_BYTES
                 try:
-                    self.socket_lane.send(header, payload)
+                    self.socket_lane.send(header, payload, turn, piece_bytes)
                     carried_bytes = header.payload_bytes
                 finally:
                     fan_out.leave(peer)
-                del header, payload
+                del header, payload, turn
             self._shared.send_queue.finish(taken, carried_bytes)
             del taken, frame  # an idle lane must not keep a whole result in memory
             taken = self._frames.take_in_thread(LINGER_S)
+
+    def _wait_turn(self, taken: TakenFrame, count: int) -> None:
+        """Wait until the next piece of a frame may go; meanwhile other destinations may send."""
+        send_queue = self._shared.send_queue
+        wait_s = send_queue.turn_wait_s(taken, count)
+        if not wait_s:
+            return
+        fan_out, peer = self._shared.node.fan_out, self._shared.peer
+        fan_out.leave(peer)
+        try:
+            while wait_s:
+                self.socket_lane.pause(wait_s)
+                wait_s = send_queue.turn_wait_s(taken, count)
+        finally:
+            fan_out.enter_in_thread(peer)
 
 
 async def _run_in_lane_thread(function: Callable[[], T]) -> T:

@@ -11,23 +11,28 @@ import math
 from collections.abc import Iterable
 
 from ...protocol.network.socket_lane import SocketLane
-from .line_rate import PaceRule, LineSample, is_queue
+from .line_rate import LineSample, PaceRule, is_queue
 from .rate_limiter import RateLimiter
 
 LOOK_S = 0.1  # between two looks at the connections
 BURST_S = 0.02  # of the line's rate, for threads that wake up late
 SLICE_S = 0.005  # of the line's rate, for one lane at once
 SLICE_BYTES_MIN = 8_192
+RECENT_S = 0.5  # an older look says nothing about now
 
 
 class LineWatch:
     """See the top of this file. One per node; ``add``, ``remove`` and ``look`` on the event loop only.
 
+    Args:
+      cap: the owner's limit of what is sent.
+
     Attributes:
       rate: what was learnt.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cap: RateLimiter | None = None) -> None:
+        self._cap = cap
         self.rate = PaceRule()
         self._acked: dict[SocketLane, int] = {}  # bytes acknowledged at the last look
         self._queues: dict[
@@ -40,14 +45,25 @@ class LineWatch:
 
     def reserve(self, count: int, now_s: float) -> float:
         """Take ``count`` bytes; return the seconds to wait before they may be sent. Thread-safe."""
-        limiter = self._limiter
-        return 0.0 if limiter is None else limiter.reserve(count, now_s)
+        limiter, cap = self._limiter, self._cap
+        wait_s = 0.0 if limiter is None else limiter.reserve(count, now_s)
+        return wait_s if cap is None else max(wait_s, cap.reserve(count, now_s))
+
+    def spare(self, now_s: float) -> bool:
+        """Return whether no byte waits to be sent, and the line is known to have room. Thread-safe."""
+        limiters = [each for each in (self._limiter, self._cap) if each is not None]
+        if any(limiter.debt_s(now_s) > 0 for limiter in limiters):
+            return False
+        if self._limiter is not None:
+            return True
+        return self.rate.has_room and now_s - self._looked_s < RECENT_S
 
     @property
     def slice_bytes(self) -> int:
         """Return how much a lane should send at once, so that lanes alternate often."""
-        limiter = self._limiter
-        return 2**31 if limiter is None else max(SLICE_BYTES_MIN, limiter.slice_bytes)
+        limiter, cap = self._limiter, self._cap
+        most = 2**31 if limiter is None else max(SLICE_BYTES_MIN, limiter.slice_bytes)
+        return most if cap is None else min(most, cap.slice_bytes)
 
     # ------------------------------------------------------------ the event loop
 

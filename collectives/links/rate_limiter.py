@@ -70,6 +70,10 @@ class RateLimiter:
                 self._full_at_s -= cost_s
             raise
 
+    def debt_s(self, now_s: float) -> float:
+        """Return how long the last of what has been asked for still has to wait. Thread-safe."""
+        return max(0.0, self._full_at_s - self._burst_s - now_s)
+
     def reserve(self, count: int, now_s: float) -> float:
         """Take ``count`` bytes; return the seconds to wait before they may pass. Thread-safe.
 

@@ -1,13 +1,18 @@
 """The priority of frames on a node's line: rounds first, then results for listeners, then copies.
 
-On one link the order is strict. All links of a node share its line, so they are limited together:
-while a frame of a round is under way on any of them, frames of a lower rank get a share of the line
-and no more; otherwise they get all of it. A lane takes a round's frame at once, so if none is under
-way, none waits either.
+On one link the order is strict. All links of a node share its line, so they are limited together. While
+a frame of a round is under way on any of them, frames of a lower rank get a share of the line, and what
+rounds leave of the rest; otherwise they get all of it. A lane takes a round's frame at once, so if none
+is under way, none waits either.
 
-The share keeps a copy moving when rounds follow each other without a pause; it is small enough to
-hardly delay them. It is a share of the most that this node has been seen to send, because the line's
-real rate is not known.
+The share keeps a copy moving when rounds fill the line without a pause; it is small enough to hardly
+delay them. It is a share of the most that this node has been seen to send, because the line's real rate
+is not known.
+
+What rounds leave shows in the bucket from which all lanes take (``line_watch``): if no byte of a round
+waits for it, rounds wait for something else, slower receivers or the arithmetic, and a piece of a copy
+may go. Where nothing is paced and it is not known that the line has room (in memory, on other systems
+than Linux, over short paths), lower ranks get their share only.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ WINDOWS_MAX = 120  # the fastest of this many recent windows is taken for the li
 CREDIT_S = 0.5  # how much of its share a lower rank may save up
 # After this wait a frame is sent anyway: its receiver must not take this node for dead.
 WAIT_S_MAX = 5.0
+LOWER_MAX = 8  # frames of lower ranks that may be under way at a time while rounds send
+SPARE_LOOK_S = 0.02  # between two looks at what rounds leave
 LOOK_S_MIN, LOOK_S_MAX = 0.01, 1.0  # between two checks of what was saved up
 
 
@@ -38,15 +45,24 @@ class SendRank(enum.IntEnum):
     COPY = 2  # the copy itself
 
 
+def _never(_now_s: float) -> bool:
+    return False
+
+
 class SendPriority:
     """See the top of this file. One per node. Thread-safe.
 
     Attributes:
-      share: the share of the line that lower ranks get while rounds send.
+      share: the share of the line that lower ranks get at least while rounds send.
+
+    Args:
+      spare: returns, given trio's time, whether the line is known to be able to carry more at once;
+        None: that is never known.
     """
 
-    def __init__(self, share: float = SHARE) -> None:
+    def __init__(self, share: float = SHARE, spare: Callable[[float], bool] | None = None) -> None:
         self.share = share
+        self._spare, self._looks = spare or _never, spare is not None
         self._lock = threading.Lock()  # held for moments, under the locks of send queues
         self._urgent_count = 0
         self._urgent_s = -math.inf  # when the last of them ended
@@ -76,19 +92,45 @@ class SendPriority:
         with self._lock:
             if not self._rounds_send(now_s):
                 return 0.0
-            rate = self.share * self.line_bytes_per_s
-            since_s, self._credit_s = self._credit_s, now_s
-            self._credit_bytes = min(self._credit_bytes + rate * (now_s - since_s), rate * CREDIT_S)
+            rate = self._save_up(now_s)
             overdue = now_s >= self._lower_s + WAIT_S_MAX
             if (self._credit_bytes > 0 or overdue) and not self._lower_count:
                 return 0.0
+            if self._spare(now_s) and self._lower_count < LOWER_MAX:
+                return 0.0
             self._refused[wake] = None
             waits = [LOOK_S_MAX]
+            if self._looks:
+                waits.append(SPARE_LOOK_S)
             if rate:
                 waits.append(-self._credit_bytes / rate)
             if not self._urgent_count:
                 waits.append(self._urgent_s + LINGER_S - now_s)
             return max(LOOK_S_MIN, min(waits))
+
+    def piece_wait_s(self, count: int, now_s: float) -> float:
+        """Return the seconds until ``count`` more bytes of a lower rank's frame may go; 0.0 if they may now.
+
+        Bytes that may go are counted.
+        """
+        with self._lock:
+            if not self._rounds_send(now_s):
+                return 0.0
+            rate = self._save_up(now_s)
+            if self._spare(now_s):
+                return 0.0
+            if self._credit_bytes > 0:
+                self._credit_bytes -= count
+                return 0.0
+            wait_s = -self._credit_bytes / rate if rate else math.inf
+            return min(max(wait_s, LOOK_S_MIN), SPARE_LOOK_S if self._looks else LINGER_S)
+
+    def _save_up(self, now_s: float) -> float:
+        """Count what lower ranks may send by now; return their share in bytes per second."""
+        rate = self.share * self.line_bytes_per_s
+        since_s, self._credit_s = self._credit_s, now_s
+        self._credit_bytes = min(self._credit_bytes + rate * (now_s - since_s), rate * CREDIT_S)
+        return rate
 
     def _rounds_send(self, now_s: float) -> bool:
         return bool(self._urgent_count) or now_s <= self._urgent_s + LINGER_S
@@ -106,8 +148,12 @@ class SendPriority:
                 self._credit_bytes, self._credit_s, self._lower_s = 0.0, now_s, now_s
             self._urgent_count += 1
 
-    def end(self, rank: SendRank, sent_bytes: int, now_s: float) -> None:
-        """Take note that a frame was sent (``sent_bytes`` of it), or will not be."""
+    def end(self, rank: SendRank, sent_bytes: int, now_s: float, counted_bytes: int = 0) -> None:
+        """Take note that a frame was sent (``sent_bytes`` of it), or will not be.
+
+        Args:
+          counted_bytes: of them, those that ``piece_wait_s`` was asked for.
+        """
         with self._lock:
             self._measure(sent_bytes, now_s)
             self._idle_s = now_s
@@ -118,7 +164,7 @@ class SendPriority:
                 self._lower_count -= 1
                 self._lower_s = now_s
                 if self._rounds_send(now_s):
-                    self._credit_bytes -= sent_bytes
+                    self._credit_bytes -= max(0, sent_bytes - counted_bytes)
             wakes: dict[Callable[[], None], None] = {}
             if not self._urgent_count:
                 wakes, self._refused = self._refused, wakes

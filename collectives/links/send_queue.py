@@ -25,7 +25,7 @@ from attrs import define, field
 
 from ...protocol.network.lane import Buffer, FrameHeader
 from .event_loop import Loop
-from .send_priority import SendPriority, SendRank
+from .send_priority import WAIT_S_MAX, SendPriority, SendRank
 
 Frame = tuple[FrameHeader, Buffer]
 # Makes a frame, perhaps in a thread; returns None if there will be none after all. Called again, it
@@ -73,6 +73,8 @@ class TakenFrame:
     load: Load
     feed: _Feed | None  # until it is sent
     rank: SendRank
+    turn_bytes: int = 0  # of it that had their turn, see ``SendQueue.turn_wait_s``
+    held_s: float = math.inf  # when it first had to wait in its middle
 
 
 class SendQueue:
@@ -202,6 +204,23 @@ class SendQueue:
                     return TakenFrame(frame, feed, rank)
         return None
 
+    def turn_wait_s(self, taken: TakenFrame, count: int) -> float:
+        """Return the seconds until ``count`` more bytes of a frame may go; 0.0 if they may now.
+
+        A round that begins does not wait for the rest of a frame of a lower rank, but for frames of its own
+        on this link the lane must become free. From a lane's thread, before each piece of a frame.
+        """
+        if taken.rank is SendRank.ROUND:
+            return 0.0
+        now_s = self._loop.now_s()
+        if not self._feeds[SendRank.ROUND] and now_s < taken.held_s + WAIT_S_MAX:
+            wait_s = self._send_priority.piece_wait_s(count, now_s)
+            if wait_s:
+                taken.held_s = min(taken.held_s, now_s)
+                return wait_s
+        taken.turn_bytes += count
+        return 0.0
+
     def finish(self, taken: TakenFrame, sent_bytes: int = 0) -> None:
         """Take note that a frame was sent, perhaps not for the first time; from any thread."""
         self._settle([taken], sent_bytes)
@@ -222,7 +241,7 @@ class SendQueue:
             self._under_way.difference_update(settled)
         now_s = self._loop.now_s()
         for taken in settled:
-            self._send_priority.end(taken.rank, sent_bytes, now_s)
+            self._send_priority.end(taken.rank, sent_bytes, now_s, taken.turn_bytes)
 
     def put_back(self, frames: Iterable[TakenFrame]) -> None:
         """Send frames again, before all others, for their lane ended first. On the event loop."""

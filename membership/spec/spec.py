@@ -284,7 +284,7 @@ class TrainerTable:
 class SyncTable:
     """``[sync]``"""
 
-    # The share of a peer's upload for copies of the state, while its rounds send too.
+    # The least share of a peer's upload for copies of the state, while its rounds send too.
     donor_share: float = field(default=0.05, validator=_number(0.0, 1.0))
 
 

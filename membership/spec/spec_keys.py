@@ -139,7 +139,7 @@ MEANINGS = {
         "(`trainer.safetensors` in its peer's state directory, for itself only)"
     ),
     "sync.donor_share": (
-        "share of a peer's upload for copies of the state while its rounds send too; all of it "
-        "while they do not"
+        "least share of a peer's upload for copies of the state while its rounds send too; more if "
+        "they leave more, and all of it while they do not send"
     ),
 }

@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable
 
@@ -89,8 +90,18 @@ class SocketLane:
 
     # ------------------------------------------------------------ sending
 
-    def send(self, header: FrameHeader, payload: Buffer) -> None:
+    def send(
+        self,
+        header: FrameHeader,
+        payload: Buffer,
+        wait_turn: Callable[[int], None] = lambda _count: None,
+        piece_bytes: int = sys.maxsize,
+    ) -> None:
         """Send one frame; blocks until the kernel took it or another thread calls ``close``.
+
+        Args:
+          wait_turn: called before each piece, with its length.
+          piece_bytes: of a piece at most.
 
         Raises:
           trio.BrokenResourceError: the connection is gone.
@@ -99,8 +110,10 @@ class SocketLane:
         for record in self._sealer.seal(header, payload):
             upload = self._upload
             share_bytes = len(record) if upload is None else upload.share_bytes()
+            share_bytes = min(share_bytes, piece_bytes)
             for start in range(0, len(record), share_bytes):
                 piece = record[start : start + share_bytes]
+                wait_turn(len(piece))
                 self._wait(upload, len(piece))
                 self._send_all(piece)
 
@@ -109,6 +122,15 @@ class SocketLane:
             with pace.turn:
                 if (wait_s := pace.wait_s(count)) > 0:
                     self._closing.wait(wait_s)
+
+    def pause(self, seconds: float) -> None:
+        """Wait in a thread between two pieces of a frame.
+
+        Raises:
+          trio.ClosedResourceError: ``close`` was called.
+        """
+        self._closing.wait(seconds)
+        self._check_open()
 
     def _send_all(self, data: memoryview) -> None:
         done = 0

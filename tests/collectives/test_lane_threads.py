@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import signal
 import socket
@@ -17,12 +18,14 @@ import pytest
 import trio
 from attrs import define, field
 
-from holdfast.collectives.links import lane_threads
+from holdfast.collectives.links import lane_threads, send_queue
+from holdfast.collectives.links.event_loop import Loop
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.line_watch import LineWatch
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import BURST_S, RateLimiter
+from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import MemberInfo, Message, Role
@@ -358,6 +361,46 @@ async def test_links_get_equal_parts_of_the_pace_whatever_their_lanes(
             nursery.cancel_scope.cancel()
         # One after the other it would be 16 to 4.
         assert 0.6 < many.sent_bytes / few.sent_bytes < 1.7
+
+
+@pytest.mark.fault(
+    "copies and rounds want the same line", "frames of rounds under way", "rounds first"
+)
+async def test_a_frame_of_a_copy_lets_a_round_pass_in_its_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_queue, "WAIT_S_MAX", math.inf)
+    async with nodes(tmp_path, 3, rules=LaneRules(1, 1)) as (a, b, c):
+        priority = a.hub.send_priority
+        priority.share = 0.0
+        begun = trio.Event()
+
+        class Copy(Frames):
+            def next_frame(self) -> Load | None:
+                load = super().next_frame()
+
+                def load_as_a_round_begins() -> Frame | None:
+                    priority.begin(SendRank.ROUND, loop.now_s())
+                    loop.soon(begun.set)
+                    return load() if load is not None else None
+
+                return load_as_a_round_begins
+
+        loop = Loop()
+        copying, ours = await link_between(a, b, 1), await link_between(a, c, 1)
+        copy, results = ThreadSink(keep=False), ThreadSink(keep=False)
+        with b.hub.register(KEY, copy, threads=True), c.hub.register(KEY, results, threads=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(copying.send_from, Copy(1, 2**20), SendRank.COPY)
+                with trio.fail_after(SOON_S):
+                    await begun.wait()
+                    await ours.send_from(Frames(32, 2**20))
+                    while len(results.arrived) < 32:
+                        await trio.sleep(0.001)
+                    assert not copy.arrived, "it is shorter by far"
+                    priority.end(SendRank.ROUND, 0, loop.now_s())
+                    while not copy.arrived:
+                        await trio.sleep(0.001)
 
 
 async def _sink_for_ever(node: Node) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.collectives.links.send_priority import WAIT_S_MAX, SendPriority, SendRank
 from holdfast.collectives.links.send_queue import Load, SendQueue
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
@@ -115,3 +116,134 @@ async def test_a_frame_that_is_lost_with_its_link_holds_nobody_up() -> None:
         line.rounds.close()
         assert (await carry(line, 4))[SendRank.COPY] >= 38
         nursery.cancel_scope.cancel()
+
+
+# ------------------------------------------------------------ what rounds leave
+
+STEP_S = 0.005
+PIECE = 64 * 1024
+
+
+class Home:
+    """A node whose lanes take from one bucket, in steps of time: a round beside a copy.
+
+    Args:
+      round_share: of the line, what the round sends at most, for its receivers take no more.
+      paced: whether there is a bucket.
+    """
+
+    def __init__(self, round_share: float, *, paced: bool = True) -> None:
+        self.bucket = RateLimiter(LINE, burst_s=0.02, slice_s=0.005)
+        spare = (lambda now_s: self.bucket.debt_s(now_s) <= 0) if paced else None
+        self.priority = SendPriority(0.05, spare)
+        self.round_share = round_share
+        self.sent = dict.fromkeys(("round", "copy"), 0.0)
+        self.free_s = dict.fromkeys(("round", "copy"), 0.0)  # when its last bytes had passed
+        self.due = 0.0  # bytes that the round's receivers can take
+        self.now_s = 0.0
+        for _ in range(20):  # what the line carries is learnt
+            self.priority.begin(SendRank.COPY, self.now_s)
+            self.now_s += 0.1
+            self.priority.end(SendRank.COPY, int(LINE / 10), self.now_s)
+        self.now_s += 1.0
+        self.priority.begin(SendRank.ROUND, self.now_s)
+        self.priority.begin(SendRank.COPY, self.now_s)
+
+    def run(self, seconds: float) -> dict[str, float]:
+        """Go on for some time; returns the rates of both, as shares of the line."""
+        before, end_s = dict(self.sent), self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s += STEP_S
+            self.due = min(self.due + self.round_share * LINE * STEP_S, LINE)
+            while self.due >= PIECE and self._takes("round"):
+                self.due -= PIECE
+            while self._takes("copy"):
+                pass
+        return {who: (self.sent[who] - before[who]) / seconds / LINE for who in self.sent}
+
+    def _takes(self, who: str) -> bool:
+        if self.now_s < self.free_s[who]:
+            return False
+        if who == "copy" and self.priority.piece_wait_s(PIECE, self.now_s):
+            return False
+        wait_s = max(0.0, self.bucket.reserve(PIECE, self.now_s))
+        self.free_s[who] = self.now_s + wait_s
+        self.sent[who] += PIECE
+        return True
+
+
+@pytest.mark.fault(
+    "copies and rounds want the same line", "frames of rounds under way", "rounds first"
+)
+@pytest.mark.parametrize("round_share", [0.1, 0.4, 0.7])
+def test_copies_take_what_a_round_leaves_of_the_line(round_share: float) -> None:
+    home = Home(round_share)
+    home.run(5)
+    rates = home.run(20)
+    assert rates["round"] == pytest.approx(round_share, rel=0.05)
+    assert rates["copy"] > (1 - round_share) / 1.5
+
+
+def test_a_round_that_fills_the_line_leaves_its_share_to_copies() -> None:
+    home = Home(2.0)
+    home.run(5)
+    rates = home.run(20)
+    assert rates["copy"] < 1.5 * 0.05
+    assert rates["round"] > 0.9
+
+
+def test_where_nothing_is_paced_copies_get_their_share() -> None:
+    home = Home(0.2, paced=False)
+    assert home.run(10)["copy"] == pytest.approx(0.05, rel=0.1)
+
+
+class One:
+    """A single frame."""
+
+    def __init__(self) -> None:
+        self._left = 1
+
+    def next_frame(self) -> Load | None:
+        self._left -= 1
+        return lambda: None
+
+    def exhausted(self) -> bool:
+        return not self._left
+
+
+async def test_a_frame_waits_in_its_middle_for_a_round_but_not_for_long() -> None:
+    priority = SendPriority(0.0)
+    rounds, copies = SendQueue(priority), SendQueue(priority)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(copies.drain, One(), SendRank.COPY)
+        taken = await copies.take()
+        assert copies.turn_wait_s(taken, PIECE) == 0.0, "nobody else sends"
+        nursery.start_soon(rounds.drain, One())
+        of_round = await rounds.take()
+        assert rounds.turn_wait_s(of_round, PIECE) == 0.0
+        assert copies.turn_wait_s(taken, PIECE) > 0.0
+        await trio.sleep(WAIT_S_MAX - 0.1)
+        assert copies.turn_wait_s(taken, PIECE) > 0.0
+        await trio.sleep(0.2)
+        assert copies.turn_wait_s(taken, PIECE) == 0.0, "its receiver waits"
+        copies.finish(taken)
+        rounds.finish(of_round)
+
+
+async def test_a_frame_does_not_hold_the_lane_that_a_round_needs() -> None:
+    priority = SendPriority(0.0)
+    rounds, link = SendQueue(priority), SendQueue(priority)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.drain, One(), SendRank.COPY)
+        taken = await link.take()
+        nursery.start_soon(rounds.drain, One())
+        of_round = await rounds.take()
+        assert link.turn_wait_s(taken, PIECE) > 0.0
+        nursery.start_soon(link.drain, One())
+        await trio.testing.wait_all_tasks_blocked()
+        assert link.turn_wait_s(taken, PIECE) == 0.0, (
+            "a round's frame waits for a lane of this link"
+        )
+        link.finish(taken)
+        for send_queue, frame in ((rounds, of_round), (link, await link.take())):
+            send_queue.finish(frame)

@@ -185,3 +185,32 @@ async def test_a_reset_is_a_broken_connection() -> None:
         await near._stream.aclose()
         with pytest.raises(trio.BrokenResourceError):
             await trio.to_thread.run_sync(receive, far)
+
+
+async def test_a_frame_in_pieces_waits_for_the_turn_of_each() -> None:
+    payload = os.urandom(PIECE_BYTES + 100_000)
+    turns: list[int] = []
+    async with lane_pair() as (near, far), trio.open_nursery() as nursery:
+        nursery.start_soon(
+            trio.to_thread.run_sync,
+            partial(far.send, header(payload), payload, turns.append, 64 * 1024),
+        )
+
+        async def place(frame: FrameHeader) -> memoryview:
+            return memoryview(bytearray(frame.payload_bytes))
+
+        assert bytes((await near.receive(place))[1]) == payload
+    assert max(turns) == 64 * 1024
+    assert sum(turns) == far.sent_bytes > len(payload)
+
+
+async def test_closing_wakes_a_thread_that_pauses_in_a_frame() -> None:
+    async with lane_pair() as (_near, far), trio.open_nursery() as nursery:
+
+        def pausing() -> None:
+            with pytest.raises(trio.ClosedResourceError):
+                far.send(header(b"held"), b"held", lambda _count: far.pause(FOR_EVER_S))
+
+        nursery.start_soon(trio.to_thread.run_sync, pausing)
+        await trio.sleep(0.1)
+        far.close()
