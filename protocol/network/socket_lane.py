@@ -98,11 +98,12 @@ class SocketLane:
             share_bytes = len(record) if upload is None else upload.share_bytes()
             for start in range(0, len(record), share_bytes):
                 piece = record[start : start + share_bytes]
-                self._wait(upload, len(piece))
+                if upload is not None:
+                    self._wait(upload, len(piece))
                 self._send_all(piece)
 
-    def _wait(self, pace: LanePace | None, count: int) -> None:
-        if pace is not None and (wait_s := pace.wait_s(count)) > 0:
+    def _wait(self, pace: LanePace, count: int) -> None:
+        if (wait_s := pace.wait_s(count)) > 0:
             self._closing.wait(wait_s)
 
     def _send_all(self, data: memoryview) -> None:
@@ -179,7 +180,8 @@ class SocketLane:
                 break
             done += count
             self.received_bytes += count
-            self._wait(download, count)
+            if download is not None:
+                self._wait(download, count)
         if 0 < done < len(view):
             self._check_open()
             raise trio.BrokenResourceError("a lane ended in the middle of a frame")
