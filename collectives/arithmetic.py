@@ -21,6 +21,7 @@ there i runs over the contributors that are in, while max w stays that of all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from attrs import frozen
@@ -97,6 +98,9 @@ class ChunkLayout:
     zstd_down: bool
 
     @classmethod
+    @lru_cache(
+        maxsize=2
+    )  # a tree has two; rounds of one fragment have the same, as long as lines do
     def of(cls, plan: Plan, size: FragmentSize) -> ChunkLayout:
         """Cut a fragment of this size as the plan says.
 
@@ -297,8 +301,6 @@ def _add_verbatim(
             total: Values | None = None
             for values, term in inputs:
                 part = values[block]
-                if observe is not None and not term.is_sum:
-                    observe(term.peer, start, part)  # while it is in the cache
                 if term.factor != 1:
                     part = np.multiply(
                         part, term.factor, out=(into if total is None else scratch[: into.size])
@@ -310,6 +312,10 @@ def _add_verbatim(
             if total is not into:
                 into[:] = total
             finite = finite and bool(np.isfinite(into).all())
+            if observe is not None:  # now that the values are in the cache
+                for values, term in inputs:
+                    if not term.is_sum:
+                        observe(term.peer, start, values[block])
     return finite
 
 
@@ -358,5 +364,5 @@ def decode_checked(codec: Codec, zstd: bool, data: memoryview, out: Values, peer
         codec.decode(expand(data, wanted_bytes) if compressed else data, out)
     except ValueError as error:
         raise BadContributionError(peer, str(error)) from error
-    if not np.isfinite(out).all():
+    if not codec.lossy and not np.isfinite(out).all():  # lossy ones decode to finite values only
         raise BadContributionError(peer, "a value that is not finite")

@@ -149,7 +149,7 @@ class ChunkAdder:
             layout, rule = context.layout, context.rule
             with self._observed(index) as norms:
                 length = combine_chunk(
-                    contributors, arrived, layout, rule, values, room, norms.take
+                    contributors, arrived, layout, rule, values, room, norms.take, context.factors
                 )
         result.made(index, length, present)
 

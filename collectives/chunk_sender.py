@@ -89,8 +89,9 @@ class ChunkSender:
         self._context = context
         self._maker = FrameMaker(context)
         self._ahead_max = _most_chunks_ahead(context)
-        self._lock = threading.Lock()  # guards the next one; nothing else is done under it
+        self._lock = threading.Lock()  # guards the next two; nothing else is done under it
         self._ahead: Counter[str] = Counter()  # contributions less results that came, by owner
+        self._held_back: set[str] = set()  # owners to which one more was refused
         # Entries of the next two are added on the event loop. The thread that completes a chunk
         # removes it from the first one.
         self._takers: dict[int, list[_Batch]] = {}  # batches that wait for a chunk's result
@@ -182,13 +183,16 @@ class ChunkSender:
         self._sums.pop(index, None)
         with self._lock:
             self._ahead[source] -= 1
-        if (link := self._links.get(source)) is not None:
+            held_back = source in self._held_back
+            self._held_back.discard(source)
+        if held_back and (link := self._links.get(source)) is not None:
             link.wake()
 
     def _may_contribute(self, peer: str) -> bool:
         """Count one more contribution to a peer; returns False if it is too far ahead."""
         with self._lock:
             if self._ahead[peer] >= self._ahead_max:
+                self._held_back.add(peer)
                 return False
             self._ahead[peer] += 1
             return True

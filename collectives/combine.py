@@ -82,6 +82,7 @@ def combine_chunk(
     out: Values,
     encoded_out: memoryview,
     observe: Observe | None = None,
+    factors: MeanFactors | None = None,
 ) -> int:
     """Make the result of one chunk of ``n`` values that all contributors send to its owner.
 
@@ -91,6 +92,7 @@ def combine_chunk(
       out: shape ``(n,)``; becomes the result before it is encoded.
       encoded_out: becomes the encoded result; may be the memory of ``out`` if the codec is verbatim.
       observe: reads every contribution's values.
+      factors: of all contributors, from a caller that has computed them already.
 
     Returns:
       The length of the encoded result in bytes.
@@ -100,7 +102,8 @@ def combine_chunk(
       RemoteProtocolError: the order's weights have no mean.
     """
     present = [each.peer in encoded for each in contributors]
-    factors = MeanFactors.of(contributors, None if all(present) else present)
+    if factors is None or not all(present):
+        factors = MeanFactors.of(contributors, None if all(present) else present)
     here = [each for each, is_in in zip(contributors, present, strict=True) if is_in]
     up, zstd = layout.codec_up, layout.zstd_up
     terms = [

@@ -17,6 +17,7 @@ FP16_INFINITY_BITS = 0x7C00  # bit patterns from here on are infinite, not a num
 # Values worked on at a time where an encoder takes many steps, so that all of its scratch memory
 # stays in a core's second cache; a multiple of every block.
 TILE = 1 << 15
+MAGNITUDE_BITS = np.uint32(0x7FFF_FFFF)  # of a float32: all but the sign
 
 
 class Codec(Protocol):
@@ -61,7 +62,8 @@ class Codec(Protocol):
     def decode(self, data: Bytes, out: Values) -> None:
         """Decode ``data``, one whole encoding and no more, into ``out``, shape ``(n,)``.
 
-        Any bytes give values or a ValueError, in memory of the order of ``out``.
+        Any bytes give values or a ValueError, in memory of the order of ``out``. The values are finite
+        if the codec is lossy.
 
         Raises:
           ValueError: wrong length, or bytes that no encoder writes; ``out`` may be partly written.
@@ -108,11 +110,7 @@ def make_scales(name: str, values: Values, block: int, level_max: int) -> NDArra
     Raises:
       ValueError: a block, which is named, holds a value that is not finite or too large.
     """
-    starts = np.arange(0, values.size, block)
-    # Both reductions keep a NaN that is anywhere in the block; abs turns -0.0 into 0.0.
-    largest = np.abs(
-        np.maximum(np.maximum.reduceat(values, starts), -np.minimum.reduceat(values, starts))
-    ).astype(np.float64)
+    largest = _largest_magnitudes(values, block).astype(np.float64)
     if not np.isfinite(largest).all():
         bad = int(np.flatnonzero(~np.isfinite(largest))[0])
         raise ValueError(f"{name}: block {bad} holds a value that is not finite")
@@ -128,6 +126,23 @@ def make_scales(name: str, values: Values, block: int, level_max: int) -> NDArra
     # of positive fp16 numbers count upwards: one more is the next number.
     scales.view("<u2")[scales.astype(np.float64) * level_max < largest] += 1
     return scales
+
+
+def _largest_magnitudes(values: Values, block: int) -> Values:
+    """Return the largest magnitude of each block; not finite if a value of the block is not.
+
+    Without their sign, bits of float32 are ordered as the numbers are, and bits of infinities and NaNs
+    come last. numpy finds the largest of integers in a third of the time that it takes for floats.
+    """
+    starts = np.arange(0, values.size, block)
+    largest = np.empty(starts.size, np.uint32)
+    bits = np.empty(min(TILE, values.size), np.uint32)
+    for start in range(0, values.size, TILE):
+        part = values[start : start + TILE].view(np.uint32)
+        magnitudes = np.bitwise_and(part, MAGNITUDE_BITS, out=bits[: part.size])
+        first, count = start // block, -(-part.size // block)
+        np.maximum.reduceat(magnitudes, starts[:count], out=largest[first : first + count])
+    return largest.view(np.float32)
 
 
 def make_divisors(scales: NDArray[np.float16]) -> Values:

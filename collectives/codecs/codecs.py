@@ -150,10 +150,15 @@ class Int8Codec(FixedLength):
         block_count = -(-count // INT8_BLOCK)
         scales = make_scales(self.name, values, INT8_BLOCK, INT8_LEVEL_MAX)
         np.frombuffer(out, "<f2", count=block_count)[:] = scales
-        levels = np.empty(count, np.float32)
-        by_block(np.divide, values, make_divisors(scales), INT8_BLOCK, levels)
-        np.rint(levels, out=levels)
-        np.copyto(np.frombuffer(out, np.int8, offset=2 * block_count), levels, casting="unsafe")
+        divisors = make_divisors(scales)
+        encoded = np.frombuffer(out, np.int8, offset=2 * block_count)
+        room = np.empty(min(TILE, count), np.float32)
+        for start in range(0, count, TILE):
+            part = values[start : start + TILE]
+            levels = room[: part.size]
+            by_block(np.divide, part, divisors[start // INT8_BLOCK :], INT8_BLOCK, levels)
+            np.rint(levels, out=levels)
+            np.copyto(encoded[start : start + part.size], levels, casting="unsafe")
         return len(out)
 
     def decode(self, data: Bytes, out: Values) -> None:

@@ -107,14 +107,14 @@ class FourBitCodec(FixedLength):
         packed = np.frombuffer(out, np.uint8, offset=2 * block_count)
         size = min(TILE, count + count % 2)
         ratios = np.empty(size, np.float32)
-        above = np.empty(size, np.bool_)
+        above = np.empty((self._bounds.size, size), np.bool_)
         codes = np.empty(size, np.uint8)
         for start in range(0, count, TILE):
             part = values[start : start + TILE]
             block_at = start // FOUR_BIT_BLOCK
             n = part.size
             by_block(np.divide, part, divisors[block_at:], FOUR_BIT_BLOCK, ratios[:n])
-            self._find_codes(ratios[:n], above[:n], codes[:n])
+            self._find_codes(ratios[:n], above[:, :n], codes[:n])
             codes[n : n + n % 2] = 0
             two = codes[: n + n % 2].view("<u2")
             # low | high << 8 becomes low | high << 4; casting keeps the lower byte.
@@ -126,17 +126,23 @@ class FourBitCodec(FixedLength):
     ) -> None:
         """Count for each ratio the bounds below it: its code.
 
-        Fifteen passes over a cached tile are faster than a search.
+        To compare a cached tile with all bounds is faster than a search.
+
+        Args:
+          ratios: shape ``(n,)``; are overwritten.
+          above: shape ``(bounds, n)``; scratch.
+          codes: shape ``(n,)``; become the codes.
         """
         bits = above.view(np.uint8)
-        codes[:] = 0
+        sign = None
         if self._has_sign:
-            np.less(ratios, -self._bounds[0], out=above)
-            np.left_shift(bits, 3, out=codes)
+            # numpy multiplies bytes eight times as fast as it shifts them.
+            sign = np.less(ratios, -self._bounds[0]).view(np.uint8) * np.uint8(SIGN_CODE)
             np.abs(ratios, out=ratios)
-        for bound in self._bounds:
-            np.greater(ratios, bound, out=above)
-            np.add(codes, bits, out=codes)
+        np.greater(ratios, self._bounds[:, np.newaxis], out=above)
+        np.add.reduce(bits, axis=0, dtype=np.uint8, out=codes)
+        if sign is not None:
+            np.bitwise_or(codes, sign, out=codes)
 
     def decode(self, data: Bytes, out: Values) -> None:
         count = out.size

@@ -41,10 +41,10 @@ class FanOutLimit:
 
         Cancellation: safe; ``leave`` must not be called then.
         """
-        event = trio.Event()
-        waiter = self._ask(peer, lambda: self._loop.soon(event.set))
-        if waiter is None:
+        if self._enter_now(peer):
             return
+        event = trio.Event()
+        waiter = self._wait_in_line(peer, lambda: self._loop.soon(event.set))
         try:
             with trio.move_on_after(TURN_WAIT_S):
                 await event.wait()
@@ -56,9 +56,9 @@ class FanOutLimit:
 
     def enter_in_thread(self, peer: str) -> None:
         """Wait for the turn to send ``peer`` one frame, in a lane's thread."""
-        event = threading.Event()
-        waiter = self._ask(peer, event.set)
-        if waiter is not None:
+        if not self._enter_now(peer):
+            event = threading.Event()
+            waiter = self._wait_in_line(peer, event.set)
             event.wait(TURN_WAIT_S)
             self._stop_waiting(waiter)
 
@@ -70,15 +70,22 @@ class FanOutLimit:
                 del self._flowing[peer]
             self._admit()
 
-    def _ask(self, peer: str, notify: Callable[[], object]) -> _Waiter | None:
+    def _enter_now(self, peer: str) -> bool:
+        """Count a frame that need not wait; returns False if it must."""
         with self._lock:
-            others_wait = any(waiter.peer != peer for waiter in self._waiters)
-            if len(self._flowing) < FLOWS_MAX or (peer in self._flowing and not others_wait):
+            if len(self._flowing) < FLOWS_MAX or (
+                peer in self._flowing and all(waiter.peer == peer for waiter in self._waiters)
+            ):
                 self._flowing[peer] += 1
-                return None
-            waiter = _Waiter(peer, notify)
+                return True
+            return False
+
+    def _wait_in_line(self, peer: str, notify: Callable[[], object]) -> _Waiter:
+        waiter = _Waiter(peer, notify)
+        with self._lock:
             self._waiters.append(waiter)
-            return waiter
+            self._admit()  # a place may have become free since ``_enter_now``
+        return waiter
 
     def _stop_waiting(self, waiter: _Waiter) -> None:
         """Count the waiter's frame: it has its turn, or has waited long enough."""

@@ -86,10 +86,14 @@ class LaneFrames:
         """
         if not self.arrived_count <= count <= self.arrived_count + len(self._unacknowledged):
             return False
+        metered_count = carried_bytes = 0
         for _ in range(count - self.arrived_count):
             self._unacknowledged.popleft()
             if self._metered:
-                self._shared.sent_meter.end(self._metered.popleft())
+                metered_count += 1
+                carried_bytes += self._metered.popleft()
+        if metered_count:
+            self._shared.sent_meter.end(carried_bytes, count=metered_count)
         self.arrived_count = count
         return True
 

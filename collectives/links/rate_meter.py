@@ -65,15 +65,15 @@ class Meter:
         if self._whole is not None:
             self._whole.begin(now_s)
 
-    def end(self, carried_bytes: int, now_s: float | None = None) -> None:
-        """End a transfer that has carried a number of bytes."""
+    def end(self, carried_bytes: int, now_s: float | None = None, count: int = 1) -> None:
+        """End a transfer, or ``count`` of them, that carried a number of bytes (together)."""
         now_s = trio.current_time() if now_s is None else now_s
         with self._lock:
             self._count_time(now_s)
-            self._under_way_count -= 1
+            self._under_way_count -= count
             self._carried_bytes += carried_bytes
         if self._whole is not None:
-            self._whole.end(carried_bytes, now_s)
+            self._whole.end(carried_bytes, now_s, count)
 
     def take(self) -> Reading:
         """Return what was counted since the last call. A transfer's bytes count at its end."""

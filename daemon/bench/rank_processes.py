@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import secrets
 import socket
@@ -61,6 +62,7 @@ class RankStart:
             report: Report | None = self._run_ranks_here(count)
         else:
             work = partial(run_rank, seat)
+            gc.freeze()  # as the daemons do
             report = trio.run(work, restrict_keyboard_interrupt_to_checkpoints=True)
         if report is None or self.json_path is None:
             return report

@@ -120,7 +120,8 @@ MEANINGS = {
     ),
     "reduce.congestion": (
         'TCP congestion control of these connections, where the kernel has it; `""`: the '
-        "kernel's default"
+        "kernel's default. `bbr` is used over round trips of 0.5 ms and more; over shorter ones it "
+        "would only cost processor time, and `cubic` or `reno` takes its place"
     ),
     "checkpoint.peers": (
         'peers that write [checkpoints](../checkpoints.md): `"every"` peer in sync, a number: '

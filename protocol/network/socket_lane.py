@@ -114,14 +114,14 @@ class SocketLane:
             for start in range(0, len(record), share_bytes):
                 piece = record[start : start + share_bytes]
                 wait_turn(len(piece))
-                self._wait(upload, len(piece))
+                if upload is not None:
+                    self._wait(upload, len(piece))
                 self._send_all(piece)
 
-    def _wait(self, pace: LanePace | None, count: int) -> None:
-        if pace is not None:
-            with pace.turn:
-                if (wait_s := pace.wait_s(count)) > 0:
-                    self._closing.wait(wait_s)
+    def _wait(self, pace: LanePace, count: int) -> None:
+        with pace.turn:
+            if (wait_s := pace.wait_s(count)) > 0:
+                self._closing.wait(wait_s)
 
     def pause(self, seconds: float) -> None:
         """Wait in a thread between two pieces of a frame.
@@ -206,7 +206,8 @@ class SocketLane:
                 break
             done += count
             self.received_bytes += count
-            self._wait(download, count)
+            if download is not None:
+                self._wait(download, count)
         if 0 < done < len(view):
             self._check_open()
             raise trio.BrokenResourceError("a lane ended in the middle of a frame")

@@ -33,6 +33,20 @@ async def test_time_in_which_transfers_overlap_counts_once() -> None:
     assert meter.take() == Reading(0, 0.0)
 
 
+async def test_several_transfers_that_end_together_are_as_many() -> None:
+    node = Meter()
+    meter = Meter(node)
+    for _ in range(3):
+        meter.begin()
+    await trio.sleep(2)
+    meter.end(100, count=2)
+    await trio.sleep(3)
+    meter.end(50)
+    await trio.sleep(10)
+    assert meter.take() == Reading(150, 5.0)
+    assert node.take() == Reading(150, 5.0)
+
+
 async def test_the_time_of_a_transfer_under_way_is_split_between_readings() -> None:
     meter = Meter()
     meter.begin()

@@ -634,12 +634,30 @@ async def test_a_lane_uses_the_congestion_control_that_it_should_where_there_is_
         async with await sockets.open_tcp(address) as stream:
             usual = socket_options.congestion_of(stream.socket)
             assert usual
-            for name in available:
+            for name in {*available} - {socket_options.PACED}:
                 assert network.prepare_lane(stream, name).congestion == name
             before = socket_options.congestion_of(stream.socket)
             for nonsense in ("", "no-such-thing", "x" * 100):
                 assert network.prepare_lane(stream, nonsense).congestion == before
             assert 0 < network.prepare_lane(stream, "").round_trip_s < 1
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("round_trip_s", "paced"), [(0.0004, False), (0.0006, True)])
+async def test_bbr_is_used_over_long_paths_only(
+    run: Run, monkeypatch: pytest.MonkeyPatch, round_trip_s: float, paced: bool
+) -> None:
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    if socket_options.PACED not in allowed:
+        pytest.skip("this kernel has no BBR for this process")
+    monkeypatch.setattr(socket_options, "shortest_round_trip_s", lambda _sock: round_trip_s)
+    network = run.network()
+    async with trio.open_nursery() as nursery:
+        address = await serve(nursery, network)
+        async with await sockets.open_tcp(address) as stream:
+            chosen = network.prepare_lane(stream, socket_options.PACED).congestion
+            assert (chosen == socket_options.PACED) is paced
+            assert paced or chosen in socket_options.UNPACED
         nursery.cancel_scope.cancel()
 
 
