@@ -30,7 +30,7 @@ from ...protocol.messages import (
     Role,
     TrainerFailed,
 )
-from ...protocol.network.socket_options import counts_retransmissions
+from ...protocol.network.socket_options import PACED_ROUND_TRIP_S_MIN, counts_retransmissions
 from ...protocol.network.sockets import SocketNetwork, bind_all
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
@@ -551,8 +551,10 @@ class Peer:
         if service.spec is None:
             return None
         report = self._congestion_check.look(service.spec.reduce.congestion)
-        lanes = (lane for link in service.hub.links.values() for lane in link.lanes)
-        return compare_with_lanes(report, (lane.facts.congestion for lane in lanes))
+        lanes = [lane.facts for link in service.hub.links.values() for lane in link.lanes]
+        # Over short paths BBR is not even asked for.
+        far = (facts for facts in lanes if facts.round_trip_s >= PACED_ROUND_TRIP_S_MIN)
+        return compare_with_lanes(report, (facts.congestion for facts in far))
 
     def _why_spare(self) -> str:
         """Return why this peer has no place; empty if it has one, or the reason is not known."""

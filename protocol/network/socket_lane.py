@@ -21,15 +21,16 @@ import trio
 from attrs import Factory, frozen
 
 from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane
-from .socket_options import PathNow, path_now
+from .socket_options import PathNow, path_now, shortest_round_trip_s
 
 # A call that blocks this long returns with the bytes done so far, so that the byte counts show that the
 # lane moves, however slowly.
 LOOK_UP_S = 1.0
 
 # Limit on the unsent bytes in the kernel's buffer. By default it takes megabytes: seconds on a slow line,
-# for which a round would wait behind a copy of the state.
-UNSENT_BYTES = 64 * 1024
+# for which a round would wait behind a copy of the state. Over a short path more bytes save wake-ups.
+UNSENT_BYTES, SHORT_PATH_UNSENT_BYTES = 64 * 1024, 256 * 1024
+SHORT_PATH_S = 0.002  # of a round trip
 
 
 @frozen
@@ -84,7 +85,9 @@ class SocketLane:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux, macOS
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+            short = shortest_round_trip_s(self._socket) < SHORT_PATH_S
+            unsent_bytes = SHORT_PATH_UNSENT_BYTES if short else UNSENT_BYTES
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
 
