@@ -323,8 +323,8 @@ class LanePool:
 
     @property
     def _slows_on_loss(self) -> bool:
-        """Return whether losses slow lanes down, so that more of them may carry more."""
-        return any(lane.facts.congestion != STEADY for lane in self._working.values())
+        """Return whether losses are known to slow lanes down, so that more of them may carry more."""
+        return any(lane.facts.congestion not in ("", STEADY) for lane in self._working.values())
 
     @property
     def has_new_count(self) -> bool:

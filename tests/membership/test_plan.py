@@ -17,6 +17,7 @@ from holdfast.membership.master.sync.catch_up import CatchUp
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities, SiteLine
 from holdfast.membership.planning.plan import (
     CHUNK_ALIGNMENT,
+    CHUNKS_FINE_MAX,
     PlanEstimate,
     make_plan,
     wire_bytes_per_value,
@@ -97,13 +98,13 @@ def test_a_contributor_that_some_member_cannot_reach_owns_nothing(
 
 
 def test_equal_lines_own_equally() -> None:
-    plan, _ = planned(FragmentSize(4_000_000, 0, 0), [Bandwidth(1e6, 1e6)] * 4)
+    plan, _ = planned(FragmentSize(4_000_000, 0, 0), [Bandwidth(1e9, 1e9)] * 4)
     assert [run.chunk_count for run in plan.owners] == [4, 4, 4, 4]
     assert [run.peer for run in plan.owners] == PEERS[:4]
 
 
 def test_of_equals_the_first_member_owns_the_odd_chunk() -> None:
-    plan, _ = planned(FragmentSize(2**18 * 18, 0, 0), [Bandwidth(1e6, 1e6)] * 4)
+    plan, _ = planned(FragmentSize(2**18 * 18, 0, 0), [Bandwidth(1e9, 1e9)] * 4)
     assert [run.chunk_count for run in plan.owners] == [5, 5, 4, 4]
 
 
@@ -111,6 +112,27 @@ def test_the_spec_decides_codecs_and_chunk_size() -> None:
     spec = RunSpec.parse('[reduce]\ncodec_up = "int8"\nchunk_bytes = 65536\n')
     plan, _ = planned(FragmentSize(10_000_000, 0, 0), [Bandwidth(1e6, 1e6)] * 2, spec=spec)
     assert (plan.codec_up, plan.codec_down, plan.chunk_elements) == ("int8", "fp32", 16_384)
+
+
+@pytest.mark.parametrize(
+    ("codec", "bytes_per_s", "elements"),
+    [
+        ("fp32", 1e6, 16_384),  # 64 KiB on the wire
+        ("fp32", 125e6, 62_720),  # 2 ms of 1 Gbit/s, aligned
+        ("fp32", 1e9, 262_144),  # what the spec allows
+        ("int8", 1e6, 65_280),
+    ],
+)
+def test_chunks_are_short_on_slow_lines(codec: str, bytes_per_s: float, elements: int) -> None:
+    spec = RunSpec.parse(f'[reduce]\ncodec_up = "{codec}"\ncodec_down = "{codec}"\n')
+    fast, slow = Bandwidth(1e9, 1e9), Bandwidth(bytes_per_s, 1e9)
+    plan, _ = planned(FragmentSize(50_000_000, 0, 0), [fast, slow], spec=spec)
+    assert plan.chunk_elements == elements
+
+
+def test_a_large_fragment_has_a_limited_number_of_chunks() -> None:
+    plan, _ = planned(FragmentSize(250_000_000, 0, 0), [Bandwidth(1e6, 1e6)] * 2)
+    assert sum(run.chunk_count for run in plan.owners) <= CHUNKS_FINE_MAX
 
 
 def test_a_fragment_may_have_codecs_of_its_own() -> None:
@@ -159,7 +181,7 @@ def test_the_estimate_counts_encoded_bytes_and_whole_chunks() -> None:
     size = FragmentSize(2**18 * 24, 0, 0)
     listener = Bandwidth(1e9, 1e9)
     plan, estimate = planned(size, [Bandwidth(1e6, 1e9)] * 2 + [listener], 1, spec)
-    assert list(owned(plan).values()) == [12, 12]
+    assert list(owned(plan).values()) == [192, 192]
     up, down = 2**18 * 24 * (1 + 2 / 256), 2**18 * 24 * 4
     # Half of a contribution goes out, and half of the result, to two receivers.
     assert estimate.predicted_s == pytest.approx((up / 2 + 2 * down / 2) / 1e6)
@@ -259,8 +281,9 @@ def test_shares_of_a_tree_are_those_of_the_sites_and_of_their_members() -> None:
     size = FragmentSize(2**24 * 5, 0, 0)
     plan, estimate = make_plan(size, PEERS[:8], PEERS[:8], lines, SPEC)
     chunks = owned(plan)
-    assert sum(chunks.get(peer, 0) for peer in PEERS[:4]) == 64  # a fifth, as each of the others
-    assert [chunks[peer] for peer in PEERS[4:8]] == [64] * 4
+    fifth = sum(chunks.values()) / 5  # of those at home, and of each of the others
+    assert sum(chunks.get(peer, 0) for peer in PEERS[:4]) == pytest.approx(fifth, abs=1)
+    assert [chunks[peer] for peer in PEERS[4:8]] == pytest.approx([fifth] * 4, abs=1)
     leading = {run.peer: 0 for run in plan.sites[0].leaders}
     for run in plan.sites[0].leaders:
         leading[run.peer] += run.chunk_count
