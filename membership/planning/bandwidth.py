@@ -41,8 +41,8 @@ from ...protocol.messages import MEMBERS_MAX, Measured
 
 REPORTS_HALF_LIFE = 2.0  # further reports after which one counts half
 REPORT_S_MAX = 10.0  # busy seconds that a report counts at most: a long copy is not many rounds
-REPORT_ERROR = 0.15  # of a rate: how far one report is usually off, before a line's spread is known
-ERROR_REPORTS = 2.0  # reports after which a line's own spread counts as much as that
+REPORT_ERROR = 0.1  # of a rate: how far one report is usually off, before a line's spread is known
+ERROR_REPORTS = 1.0  # the reports as which that counts beside the line's own
 DOUBTS = 2.0  # standard errors by which a rate is moved towards the median
 BUSY_S_MIN = 0.1  # a line busy for less has mostly waited for acknowledgements
 INNER_TIMES = 10.0  # rate to members of the same site, if unknown, by the rate to the outside
