@@ -29,7 +29,7 @@ RERUNS_MAX = 7
 # orders the round again after a restart.
 RECORDED_RECEIVERS_MAX = 256
 CONTROL_TRIPS = 2  # Reduce and Reduced, one way each; the master counts as far away as a member
-CORRECTED_BY = 5  # recent rounds by whose durations predictions are corrected
+CORRECTED_BY = 3  # recent rounds by whose durations predictions are corrected
 
 
 @define(eq=False)
