@@ -103,7 +103,7 @@ class Attempt:
 
     @property
     def predicted_s(self) -> float | None:
-        """Return how long the attempt should take; None: some contributor's line is not known."""
+        """Return how long the attempt should take, or None if a contributor's line is not known."""
         predicted_s = self.estimate.predicted_s
         return None if predicted_s is None else self.correction * predicted_s
 
