@@ -121,7 +121,7 @@ class Case:
       learnt: whether the planner knew the lines only by what they carried.
       round_s: the median from the third round on; ``rounds_s`` are all, in order.
       t_lb_s: below which no plan can end a round.
-      predicted_s: what the plan of each round said.
+      predicted_s: what the plan of each round said; None: its lines were not known.
       rival_s: the median of the rival's; None: not measured.
       sent_over_payload: bytes that all lanes sent over those that had to leave the peers.
       wire_over_payload: the same of IP packets on the lines: headers, control and TCP's retransmissions.
@@ -135,7 +135,7 @@ class Case:
     round_s: float
     t_lb_s: float
     rounds_s: tuple[float, ...]
-    predicted_s: tuple[float, ...] = ()
+    predicted_s: tuple[float | None, ...] = ()
     rival: str = ""
     rival_s: float | None = None
     rival_rounds_s: tuple[float, ...] = ()
@@ -201,11 +201,15 @@ def learnt(
     due = payload_bytes(profile, peers, codec) * (status["committed"] - first)
     return {
         "rounds_s": tuple(round(each["reduce_s"], 3) for each in done),
-        "predicted_s": tuple(round(each["plan"]["predicted_s"], 3) for each in done),
+        "predicted_s": tuple(_rounded(each["plan"]["predicted_s"]) for each in done),
         "sent_over_payload": (after[0] - before[0]) / due,
         "wire_over_payload": (after[1] - before[1]) / due,
         "late_ms_max": late_ms,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def _committed(count: int) -> Callable[[Status], bool]:
@@ -338,7 +342,7 @@ def told_of(case: Case) -> str:
     sent = f", sent {case.sent_over_payload:.3f}" if case.sent_over_payload else ""
     wire = f", on the wire {case.wire_over_payload:.3f}" if case.wire_over_payload else ""
     rounds = " ".join(f"{each:.2f}" for each in case.rounds_s)
-    predicted = " ".join(f"{each:.2f}" for each in case.predicted_s)
+    predicted = " ".join("?" if each is None else f"{each:.2f}" for each in case.predicted_s)
     return (
         f"  {case.round_s:.2f} s of T_LB {case.t_lb_s:.2f}: {case.share:.0%}{rival}{sent}{wire}\n"
         f"  rounds {rounds}; predicted {predicted}; hub late {case.late_ms_max:.1f} ms"

@@ -273,7 +273,8 @@ def measure_run(lab: NatLab, folder: Path, rounds: int) -> dict[str, Any]:
 def speeds(status: Status, rounds: int) -> dict[str, float]:
     """Medians of the last rounds: what the plan predicted of a reduction, and what it took."""
     ended = [r for r in status["past_rounds"] if r["outcome"] == "committed"][-rounds:]
-    predicted = statistics.median(r["plan"]["predicted_s"] for r in ended)
+    known = [s for r in ended if (s := r["plan"]["predicted_s"]) is not None]
+    predicted = statistics.median(known)
     taken = statistics.median(r["plan"]["took_s"] for r in ended)
     return {"predicted_s": predicted, "taken_s": taken, "share": predicted / taken}
 

@@ -79,7 +79,6 @@ MEMBER = ConnectionPhase(
             messages.LogTail,
             messages.Measured,
             messages.NotReady,
-            messages.Probed,
             messages.Progress,
             messages.ProofPiece,
             messages.Ready,
@@ -119,7 +118,6 @@ LINK = ConnectionPhase(
             messages.IndexRequest,
             messages.LanesReceived,
             messages.LanesWanted,
-            messages.ProbeRequest,
         }
     ),
     LINK_FRAME_BYTES_MAX,

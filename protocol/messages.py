@@ -24,8 +24,8 @@ from attrs.validators import and_, ge, le, matches_re, max_len, min_len
 from .text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 from .text import printable
 
-VERSION_MIN = 5  # the oldest protocol version that is accepted; 5 renamed the messages of 4
-VERSION_MAX = 5  # the newest protocol version
+VERSION_MIN = 6  # the oldest protocol version that is accepted; 6 has no probes of members' lines
+VERSION_MAX = 6  # the newest protocol version
 
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
 NAME_CHARS_MAX = 64  # in a peer's name, so that tables and logs stay readable
@@ -42,8 +42,6 @@ LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
 SITES_MAX = 256  # sites in a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
-PROBE_BYTES_MAX = 16 * 2**20  # bytes of one bandwidth probe: a third of a second at 300 Mbit/s
-PROBE_S_MAX = 3.0  # duration of one bandwidth probe: enough to measure a slow line
 CHECKED_ADDRESSES_MAX = 4  # addresses at which the master dials a newcomer back, in one check
 JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line
 METRICS_MAX = 32  # named figures that a trainer reports beside its loss
@@ -243,11 +241,15 @@ class Contributor:
 
 @frozen
 class LinkLoad:
-    """Bytes sent over one link, and the seconds in which bytes were under way there."""
+    """Bytes sent over one link, and the seconds in which bytes were under way there.
+
+    ``round_trip_s``: the shortest round trip that was seen on the path; 0.0: not known.
+    """
 
     peer: str = field(validator=_peer)
     sent_bytes: int = field(validator=_count)
     sending_s: float = field(validator=_finite)
+    round_trip_s: float = field(default=0.0, validator=_finite)
 
 
 @frozen
@@ -541,19 +543,6 @@ class Measured(Message):
     received_bytes: int = field(validator=_count)
     receiving_s: float = field(validator=_finite)
     links: tuple[LinkLoad, ...] = field(validator=max_len(MEMBERS_MAX))  # links that sent bytes
-
-
-@frozen
-class Probed(Message):
-    """Peer, after ``Probe``: bytes from ``sender`` during the probe's fast part, and its seconds.
-
-    Zero bytes in zero seconds: the probe failed, or a round stopped it.
-    """
-
-    number: int = field(validator=_count)
-    sender: str = field(validator=_peer)
-    carried_bytes: int = field(validator=_count)
-    seconds: float = field(validator=_finite)
 
 
 @frozen
@@ -1006,16 +995,6 @@ class SyncFragment(Message):
 
 
 @frozen
-class Probe(Message):
-    """Master: ask ``sender`` for probe bytes within these limits, and report their rate."""
-
-    number: int = field(validator=_count)
-    sender: str = field(validator=_peer)
-    bytes: int = field(validator=and_(ge(1), le(PROBE_BYTES_MAX)))
-    seconds: float = field(validator=and_(_finite, le(PROBE_S_MAX)))
-
-
-@frozen
 class Route(Message):
     """Master: use this route to the member from now on, instead of the route that follows from the view.
 
@@ -1227,15 +1206,6 @@ class BlocksRefused(Message):
     version: int = field(validator=_count)
     transfer: int = field(validator=_count)
     reason: str = field(validator=_text)
-
-
-@frozen
-class ProbeRequest(Message):
-    """Receiver to sender: send probe bytes over the lanes, as BLOCK frames of this transfer."""
-
-    transfer: int = field(validator=_u32)
-    bytes: int = field(validator=and_(ge(1), le(PROBE_BYTES_MAX)))
-    seconds: float = field(validator=and_(_finite, le(PROBE_S_MAX)))
 
 
 @frozen

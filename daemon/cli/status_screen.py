@@ -112,8 +112,11 @@ def _tree(status: MasterStatus) -> str:
         return ""
     names = {member.peer: member.name for member in status.members}
     sites = "; ".join(", ".join(names.get(p, p[:8]) for p in site) for site in plan.sites)
+    expected = (
+        "time not known" if plan.predicted_s is None else f"{plan.predicted_s:.1f} s expected"
+    )
     return (
-        f"round {rounds[-1].round}: a tree, {plan.predicted_s:.1f} s expected, "
+        f"round {rounds[-1].round}: a tree, {expected}, "
         f"{plan.star_s or 0.0:.1f} s as a star; sites: {sites}"
     )
 

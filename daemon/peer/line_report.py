@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ...collectives.links.hub import LinkHub
@@ -20,10 +21,16 @@ def measured(hub: LinkHub) -> Measured:
         received_bytes=seen.received.carried_bytes,
         receiving_s=seen.received.busy_s,
         links=tuple(
-            LinkLoad(peer, reading.carried_bytes, reading.busy_s)
+            LinkLoad(peer, reading.carried_bytes, reading.busy_s, _round_trip_s(hub, peer))
             for peer, reading in heaviest(seen.sent_to)
         ),
     )
+
+
+def _round_trip_s(hub: LinkHub, peer: str) -> float:
+    """Return the shortest round trip to a member, or 0.0 if no lane has seen one."""
+    link = hub.links.get(peer)
+    return link.round_trip_s if link is not None and link.round_trip_s < math.inf else 0.0
 
 
 def heaviest(sent_to: Mapping[str, Reading]) -> list[tuple[str, Reading]]:

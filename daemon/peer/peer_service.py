@@ -17,7 +17,6 @@ parts do the work:
      ├── trainer.run                 connections of the local trainer
      ├── report_progress             once a second, the trainer's progress
      ├── keep_session                keeps the session with the master
-     ├── probe        (per order)    times another member's line; ours is probed in ``Prober.serve``
      ├── check, serve (per order)    audits of other members' chunks and of our own
      ├── serve        (per order)    a reduction; repaired over losses, it ends with its round
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
@@ -40,7 +39,6 @@ from ... import __version__
 from ...checkpoint.checkpoint_store import CheckpointStore
 from ...checkpoint.shared_state import SharedState
 from ...collectives.links.hub import LinkHub
-from ...collectives.links.line_probe import Prober
 from ...collectives.links.link_parts import LaneRules
 from ...collectives.links.rate_limiter import RateLimiter
 from ...collectives.reduction import Reduction
@@ -70,8 +68,6 @@ from ...protocol.messages import (
     ModelLayout,
     NewSpec,
     Notice,
-    Probe,
-    ProbeRequest,
     Progress,
     ProofWanted,
     RelayPair,
@@ -158,7 +154,6 @@ class PeerService:
             upload=_cap(config.upload_bytes_per_s),
             download=_cap(config.download_bytes_per_s),
         )
-        self._prober = Prober(hub)
         self.state_service = StateService(
             config,
             network,
@@ -309,15 +304,10 @@ class PeerService:
 
     async def _on_link_message(self, peer: str, message: Message) -> None:
         """Pass a message from a link's control stream to the part that it is for."""
-        if isinstance(message, ProbeRequest):
-            self._start(self._prober.serve, peer, message)
-        elif isinstance(message, EvidenceRequest | EvidenceRefused):
+        if isinstance(message, EvidenceRequest | EvidenceRefused):
             self.auditor.receive(peer, message)
         else:
             await self.state_service.on_link_message(peer, message)
-
-    async def _probe(self, order: Probe) -> None:
-        self.session.tell(await self._prober.measure(order))
 
     async def _report_progress(self) -> None:
         while True:
@@ -407,8 +397,6 @@ class PeerService:
                 self.checkpointer.check()
             case SupplyWeights():
                 self.training.supply_weights()
-            case Probe():
-                self._start(self._probe, message)
             case AuditOrder():
                 self._start(self.auditor.check, message)
             case ProofWanted():
@@ -450,7 +438,6 @@ class PeerService:
                 case peer_effects.ReloadTrainer(step=step, step_limit=step_limit):
                     trainer.tell(Load(step, step_limit, self.replica.trainer.finished))
                 case peer_effects.StartReduction(order=order, contribute=contribute):
-                    self._prober.stop()
                     self.reducer.start(order, contribute=contribute)
                 case peer_effects.FlushReduction(order=Flush() as order):
                     self.reducer.flush(order)

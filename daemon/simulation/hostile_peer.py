@@ -38,7 +38,6 @@ from ...protocol.messages import (
     Measured,
     Message,
     NotReady,
-    Probed,
     Progress,
     Ready,
     Reduced,
@@ -284,7 +283,6 @@ class Hostile:
             rate = 10 ** rng.uniform(-3, 12)
             load = LinkLoad(quarry, int(rate), 1.0)
             yield Measured(int(rate), 1.0, int(rate), 1.0, (load,))
-            yield Probed(rng.randint(0, 3), quarry, int(rate), 1.0)
         if Falsehood.TRAINER in kinds:
             kind, remedy = rng.choice(list(FailureKind)), rng.choice(list(Remedy))
             yield TrainerFailed(kind, "it fails", remedy, rng.randint(0, 9), 1e9)

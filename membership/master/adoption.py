@@ -25,7 +25,7 @@ from .state.journal import RoundOrdered
 from .state.master_effects import EventKind
 from .state.roster import Member
 
-UNKNOWN = PlanEstimate(0.0, 0.0, 0.0, 0)  # the plan's estimate is not in the journal
+UNKNOWN = PlanEstimate(None, 0.0, 0.0, 0)  # the plan's estimate is not in the journal
 
 
 class Adoption:

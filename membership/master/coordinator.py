@@ -51,9 +51,7 @@ from .lineage import Lineage
 from .message_handlers import MessageHandlers
 from .places import Places
 from .removal import Removal
-from .rounds.round import RoundPhase
 from .rounds.round_scheduler import RoundScheduler
-from .routes.probing import Probing
 from .routes.routes import Routes
 from .state.context import Context, format_member, quoted
 from .state.journal import (
@@ -108,7 +106,6 @@ class Coordinator:
             context, self.state_sync, self.succession, bandwidths, self.routes, evict
         )
         self.adoption = Adoption(context, self.scheduler.round_table, self.scheduler.driver)
-        self.probing = Probing(context, bandwidths, self.routes)
         self.attachment = Attachment(context, self.removal)
         self.founding = Founding(context, self.state_sync, self.removal, self.attachment)
         self.places = Places(context)
@@ -124,7 +121,6 @@ class Coordinator:
             self.state_sync,
             self.routes,
             self.adoption,
-            self.probing,
             self.founding,
             self.departures,
             self.removal,
@@ -416,7 +412,6 @@ class Coordinator:
             self.context.detector.next_deadline_s(),
             self.scheduler.next_deadline_s(),
             self.state_sync.next_deadline_s(),
-            self.probing.next_deadline_s(),
             trainers.next_deadline_s(self.context),
             self.lineage.due_s,
             self._finish_due_s if not self._finish_sent else math.inf,
@@ -429,7 +424,6 @@ class Coordinator:
         """Tell all parts that a member has left the roster."""
         self.founding.withdraw(member.peer)
         self.routes.removed(member.peer)
-        self.probing.removed(member)
         self.state_sync.removed(member)
         self.adoption.removed(member.peer)
         self.scheduler.removed(member.peer, f"{format_member(member)} is gone: {quoted(why)}")
@@ -451,7 +445,6 @@ class Coordinator:
             changed |= self.scheduler.advance()
             changed |= self.lineage.call_back()
             changed |= self._rewind()
-            changed |= self.probing.advance(lines_busy=self._lines_busy())
             changed |= self.departures.release()
             changed |= self._finish()
             if not changed:
@@ -481,13 +474,6 @@ class Coordinator:
         for member in self.context.roster.by_number():
             self.attachment.welcome(member)  # has the number of the branch that the run is on now
         return True
-
-    def _lines_busy(self) -> bool:
-        """Return whether a reduction or a transfer moves bulk bytes."""
-        rounds, roster = self.scheduler.rounds.values(), self.context.roster
-        return any(round_.phase is RoundPhase.REDUCING for round_ in rounds) or any(
-            copy.fetch is not None for member in roster for copy in member.copies
-        )
 
     def _finish(self) -> bool:
         """Finish the run after its last round, once all members in sync have applied that round."""

@@ -19,7 +19,6 @@ from ...protocol.messages import (
     Measured,
     Message,
     NotReady,
-    Probed,
     Progress,
     ProofPiece,
     Ready,
@@ -42,7 +41,6 @@ from .founding import Founding
 from .hello_checks import layout_refusal
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
-from .routes.probing import Probing
 from .routes.routes import Routes
 from .state.context import Context, format_member, quoted
 from .state.master_effects import EventKind
@@ -63,7 +61,6 @@ class MessageHandlers:
     state_sync: StateSync
     routes: Routes
     adoption: Adoption
-    probing: Probing
     founding: Founding
     departures: Departures
     removal: Removal
@@ -86,7 +83,6 @@ class MessageHandlers:
             Audited: driver.audits.audited,
             ProofPiece: driver.audits.proof,
             Measured: self.scheduler.measured,
-            Probed: self.probing.probed,
             LinkBroken: self.routes.broken,
             RouteWanted: self.routes.wanted,
             RouteWorks: self.routes.works,

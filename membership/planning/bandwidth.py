@@ -1,7 +1,8 @@
 """Bandwidths of the members' lines, estimated from what the lines carried.
 
-After every reduction a peer reports bytes and busy seconds (``Measured``), each way. Their sums, with
-exponential decay, give a rate. Three things follow from how it is measured:
+After every reduction a peer reports bytes and busy seconds (``Measured``), each way. The mean of these
+rates, in which a report counts half after ``REPORTS_HALF_LIFE`` further ones, is the line's rate, and
+their spread says how far it may be off. Three things follow from how it is measured:
 
 - A rate is what went through, so it is a lower bound. For the uplink it is a good one: a sender
   offers frames to all receivers at once. Bytes may arrive slowly because the senders are slow. So a
@@ -9,7 +10,15 @@ exponential decay, give a rate. Three things follow from how it is measured:
   fast peer among slow ones would look slow for ever, and own little for ever.
 - A line that was hardly busy says nothing. Sent bytes count as under way until the receiver has
   acknowledged them, some tenths of a second later at most; this is the same for all peers.
-- A peer that was not measured yet counts as the median of the measured peers.
+- A peer that was not measured yet counts as the median of the measured peers, or by the cap that its
+  owner has set if that is lower. While one contributor's line is only assumed in this way, all
+  contributors' lines count as equal: a plan that knows half of the lines loads the wrong ones.
+
+*Doubt.* The rates of equal lines differ by what happened to be measured. So beside its rate each peer
+has a *cautious* one: moved towards the median of the others by as much as it may be off. What unequal
+shares gain is judged by the cautious rates; if it is enough, shares follow the rates themselves, which
+are right on average (``shares.chosen_shares``). A line that has changed is doubtful at once, since its
+reports differ, so shares go back to equal a few rounds after a difference has gone.
 
 Members behind one line are a *site*. Bytes that leave the site are counted separately, over the
 seconds in which the member sent at all, and the line's rate is the sum over its members: they send at
@@ -18,9 +27,6 @@ too low where members do not send at the same time, and for some rounds too high
 a site is divided differently. Received bytes include those from the site. Where the downlink is the
 bottleneck, the line may therefore look up to ``m`` times too wide with ``m`` members, and a tree that
 would be faster is not planned.
-
-Before any reduction a probe (``probing``) gives a first estimate of an uplink. The receiver has timed
-it, so it counts however short it was; its weight is small, so that rounds soon outweigh it.
 """
 
 from __future__ import annotations
@@ -31,16 +37,20 @@ from collections.abc import Collection, Mapping, Sequence
 
 from attrs import Factory, define, frozen
 
-from ...protocol.messages import MEMBERS_MAX, Measured, Probed
+from ...protocol.messages import MEMBERS_MAX, Measured
 
-BUSY_HALF_LIFE_S = 10.0  # busy seconds after which an earlier measurement counts half
+REPORTS_HALF_LIFE = 2.0  # further reports after which one counts half
+REPORT_S_MAX = 10.0  # busy seconds that a report counts at most: a long copy is not many rounds
+REPORT_ERROR = 0.1  # of a rate: how far one report is usually off, before a line's spread is known
+ERROR_REPORTS = 1.0  # the reports as which that counts beside the line's own
+DOUBTS = 2.0  # standard errors by which a rate is moved towards the median
 BUSY_S_MIN = 0.1  # a line busy for less has mostly waited for acknowledgements
 INNER_TIMES = 10.0  # rate to members of the same site, if unknown, by the rate to the outside
-PROBE_COUNTS_S = 0.5  # busy seconds that a probe stands for
 DEFAULT_BYTES_PER_S = 2.5e6  # 20 Mbit/s, each way, while no line is known: a home's uplink
 # Bounds on measured rates, so that no report can make a plan of infinities or zeros.
 RATE_MIN_BYTES_PER_S = 1e3
 RATE_MAX_BYTES_PER_S = 1e11
+DELAY_S_MAX = 5.0  # one way; a longer delay that a peer reports counts as this
 
 
 @frozen
@@ -74,10 +84,12 @@ class LineCapacities:
     """The network, as far as a plan needs it.
 
     Attributes:
-      rates: of every member that takes part.
+      rates: of every member that takes part. Those of contributors are alike, but for caps, while
+        one of them is guessed.
       pair_limits: bytes per second from one peer to another, where a pair can do less than its
         members' own lines; 0: the first cannot send to the second at all.
       guessed: members whose rates are only assumed.
+      cautious: rates that differ from each other only as far as it is certain; empty: as ``rates``.
       delay_s: the longest one-way delay between two members; 0: not measured.
       sites: those whose lines are known; no member is in two of them.
     """
@@ -85,25 +97,58 @@ class LineCapacities:
     rates: Mapping[str, Bandwidth]
     pair_limits: Mapping[tuple[str, str], float] = Factory(dict)
     guessed: frozenset[str] = frozenset()
+    cautious: Mapping[str, Bandwidth] = Factory(dict)
     delay_s: float = 0.0
     sites: tuple[SiteLine, ...] = ()
 
 
 @define
 class _Carried:
-    """Bytes and busy seconds of one direction, with exponential decay."""
+    """The rate of one direction: the weighted mean of its reports, of which old ones count less.
 
-    carried_bytes: float = 0.0
-    busy_s: float = 0.0
+    Attributes:
+      weight: the reports' weights, busy seconds, added up; ``weights_square``: their squares.
+      rates, rates_square: the reports' rates and the squares of these, by weight, added up.
+    """
+
+    weight: float = 0.0
+    weights_square: float = 0.0
+    rates: float = 0.0
+    rates_square: float = 0.0
 
     def add(self, carried_bytes: float, busy_s: float) -> None:
-        kept = 0.5 ** (busy_s / BUSY_HALF_LIFE_S)
-        self.carried_bytes = kept * self.carried_bytes + carried_bytes
-        self.busy_s = kept * self.busy_s + busy_s
+        """Add a report; one of less than ``BUSY_S_MIN`` is a part of one."""
+        if busy_s <= 0:
+            return
+        kept = 0.5 ** (min(1.0, busy_s / BUSY_S_MIN) / REPORTS_HALF_LIFE)
+        rate, weight = _clamp(carried_bytes / busy_s), min(busy_s, REPORT_S_MAX)
+        self.weight = kept * self.weight + weight
+        self.weights_square = kept**2 * self.weights_square + weight**2
+        self.rates = kept * self.rates + weight * rate
+        self.rates_square = kept * self.rates_square + weight * rate**2
 
     def rate(self) -> float | None:
         """Return bytes per second, or None while too little is known."""
-        return _clamp(self.carried_bytes / self.busy_s) if self.busy_s >= BUSY_S_MIN else None
+        return _clamp(self.rates / self.weight) if self.weight >= BUSY_S_MIN else None
+
+    def error(self) -> float:
+        """Return the standard error of the rate, which must be known.
+
+        The variance of a report is the reports' own and the usual one, by how many reports count.
+        """
+        mean = self.rates / self.weight
+        count = self.weight**2 / self.weights_square
+        own = max(0.0, self.rates_square / self.weight - mean**2)
+        usual = (REPORT_ERROR * mean) ** 2
+        variance = (count * own + ERROR_REPORTS * usual) / (count - 1 + ERROR_REPORTS)
+        return math.sqrt(variance / count)
+
+    def cautious(self, usual: float) -> float:
+        """Return the rate, moved towards the usual one by as much as it may be off; 0.0: not known."""
+        if (rate := self.rate()) is None:
+            return 0.0
+        doubt = DOUBTS * self.error()
+        return rate + min(doubt, max(-doubt, usual - rate))
 
 
 @define
@@ -124,6 +169,7 @@ class Bandwidths:
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
         self.links: dict[str, dict[str, float]] = {}
+        self._delays_s: dict[str, dict[str, float]] = {}  # one way, as last reported
 
     def measured(self, peer: str, report: Measured, mates: Collection[str] = ()) -> None:
         """Add a peer's report; ``mates``: the other members of its site."""
@@ -136,14 +182,9 @@ class Bandwidths:
         self.links[peer] = {
             link.peer: link.sent_bytes / link.sending_s for link in report.links if link.sending_s
         }
-
-    def probed(self, report: Probed) -> None:
-        """Add a probe's measurement of its sender's uplink, if there is one."""
-        if report.carried_bytes and report.seconds:
-            rate = _clamp(report.carried_bytes / report.seconds)
-            line = self._line(report.sender)
-            for carried in (line.up, line.out):
-                carried.add(rate * PROBE_COUNTS_S, PROBE_COUNTS_S)
+        self._delays_s[peer] = {
+            link.peer: min(DELAY_S_MAX, link.round_trip_s / 2) for link in report.links
+        }
 
     def _line(self, peer: str) -> _Line:
         """Return a peer's line, as the most recently used; of too many the least recent is dropped."""
@@ -152,6 +193,7 @@ class Bandwidths:
             oldest = next(iter(self._lines))
             del self._lines[oldest]
             self.links.pop(oldest, None)
+            self._delays_s.pop(oldest, None)
         return line
 
     def known(self, peer: str) -> Bandwidth | None:
@@ -175,25 +217,56 @@ class Bandwidths:
           caps: the bandwidth limit that a machine's owner has set, infinite where there is none.
             Peers without limits are left out.
           sites: groups of these peers that share a line each.
-          sending: the peers that contribute. A site without any has no known line.
+          sending: the peers that contribute. A site without any has no known line. What is usual is
+            the median of these, if any of them is known.
         """
         known = {peer: rate for peer in peers if (rate := self.known(peer)) is not None}
+        judged = [known[peer] for peer in sending if peer in known] or list(known.values())
         usual = Bandwidth(
-            _median([rate.up_bytes_per_s for rate in known.values()]),
-            _median([rate.down_bytes_per_s for rate in known.values()]),
+            _median([rate.up_bytes_per_s for rate in judged]),
+            _median([rate.down_bytes_per_s for rate in judged]),
         )
-        rates = {}
-        for peer in peers:
-            rate = known.get(peer, usual)
-            rates[peer] = _capped(rate, caps.get(peer, NO_CAP))
+        guessed = frozenset(
+            peer
+            for peer in peers
+            if peer not in known and caps.get(peer, NO_CAP).up_bytes_per_s >= usual.up_bytes_per_s
+        )
+        if guessed.intersection(sending):
+            known = {peer: rate for peer, rate in known.items() if peer not in sending}
+            sites = ()
+        cautious = {peer: self._cautious(peer, usual) for peer in known}
+        rates, doubted = (
+            {peer: _capped(each.get(peer, usual), caps.get(peer, NO_CAP)) for peer in peers}
+            for each in (known, cautious)
+        )
         return LineCapacities(
             rates,
-            guessed=frozenset(peers) - known.keys(),
+            guessed=guessed,
+            cautious=doubted,
+            delay_s=self._delay_s(peers),
             sites=tuple(
                 line
                 for site in sites
                 if (line := self._site_line(site, sending, rates, caps)) is not None
             ),
+        )
+
+    def _cautious(self, peer: str, usual: Bandwidth) -> Bandwidth:
+        line = self._lines[peer]
+        up = line.up.cautious(usual.up_bytes_per_s)
+        return Bandwidth(up, max(up, line.down.cautious(usual.down_bytes_per_s)))
+
+    def _delay_s(self, peers: Sequence[str]) -> float:
+        """Return the longest one-way delay that is known between two of these peers."""
+        here = set(peers)
+        return max(
+            (
+                delay_s
+                for peer in peers
+                for other, delay_s in self._delays_s.get(peer, {}).items()
+                if other in here
+            ),
+            default=0.0,
         )
 
     def _site_line(
@@ -205,7 +278,7 @@ class Bandwidths:
     ) -> SiteLine | None:
         """Return a site's line, or None unless some member sends and all that send are measured.
 
-        A member that only receives counts by what it received: a probe of its uplink measures the
+        A member that only receives counts by what it received: what it once sent may have had the
         whole line, while the other members' rates are shares of it.
         """
         senders = [peer for peer in members if peer in sending]

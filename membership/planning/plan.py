@@ -58,15 +58,17 @@ class PlanEstimate:
     """The expected time of a plan, and times to compare it with.
 
     Attributes:
-      predicted_s: of this plan, if the lines carry what was measured.
+      predicted_s: of this plan, if the lines carry what was measured; None: some contributor's line
+        is only assumed.
       bound_s: no plan can be faster over these lines.
       ring_s: the time of a ring of the same contributors.
       tree_s, star_s: the times of the best tree and the best star; None: there are no sites, or no
         tree is possible.
-      guessed_count: members whose lines are not measured yet; if no line is, the times mean nothing.
+      guessed_count: members whose lines are not measured yet; if no line is, the other times mean
+        nothing.
     """
 
-    predicted_s: float
+    predicted_s: float | None
     bound_s: float
     ring_s: float
     guessed_count: int
@@ -123,7 +125,7 @@ def make_plan(
         delay_s=lines.delay_s,
     )
     estimate = PlanEstimate(
-        predicted_s=bound_s(work),  # for a plan without chunks; replaced below
+        predicted_s=None,  # replaced below
         bound_s=bound_s(work),
         ring_s=ring_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
@@ -133,11 +135,13 @@ def make_plan(
     star_only |= rule != MEAN or audited or bool(barred)
     bare = Plan(cut.chunk_elements, (), up, down, combine=rule, sealed=audited)
     if cut.chunk_count == 0:
-        return bare, estimate
+        return bare, evolve(estimate, predicted_s=bound_s(work))
     # Trees with limited pairs are neither modelled nor measured.
     sited = None if work.pair_limits else _Sited.of(cut, members, work, lines.sites)
     if sited is None:
-        shares = tuple(chosen_shares(work))
+        shares = tuple(
+            chosen_shares(work, [lines.cautious.get(p, lines.rates[p]) for p in members])
+        )
     else:
         work, shares = sited.star, sited.best.star
         possible = not star_only and not {up, down} & STAR_CODECS
@@ -154,10 +158,9 @@ def make_plan(
                 evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
             )
     owned = _apportion(cut.chunk_count, _without_barred(shares, contributors, barred))
-    return (
-        evolve(bare, owners=_runs(_owners_by_chunk(contributors, owned))),
-        evolve(estimate, predicted_s=_star_s(cut, work, owned)),
-    )
+    if not lines.guessed.intersection(contributors):
+        estimate = evolve(estimate, predicted_s=_star_s(cut, work, owned))
+    return evolve(bare, owners=_runs(_owners_by_chunk(contributors, owned))), estimate
 
 
 def _without_barred(

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from ...protocol.errors import HoldfastError, LocalProtocolError
 from .bandwidth import Bandwidth
@@ -214,19 +214,26 @@ def best_shares(work: Workload) -> list[float]:
     return filled_shares(work)
 
 
-def chosen_shares(work: Workload) -> list[float]:
+def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -> list[float]:
     """Return equal shares, unless the best ones promise a reduction that is shorter by far.
 
     Rates are estimates. A plan that follows their errors is slower than equal shares are.
 
+    Args:
+      cautious: the members' rates by which the promise is judged; None: those of ``work``.
+
     Raises:
       NoReachableOwnerError: no contributor can own anything.
     """
-    best, barred = best_shares(work), work.barred()
+    # Whatever the shares are, delays are the same.
+    judged = evolve(work, rates=tuple(cautious or work.rates), delay_s=0.0)
+    best, barred = best_shares(judged), work.barred()
     count = work.contributor_count
     part = 1 / (count - len(barred))
     equal = [0.0 if member in barred else part for member in range(count)]
-    return best if shares_s(work, equal) > UNEQUAL_GAIN_MIN * shares_s(work, best) else equal
+    if shares_s(judged, equal) <= UNEQUAL_GAIN_MIN * shares_s(judged, best):
+        return equal
+    return best_shares(work)
 
 
 def filled_shares(work: Workload) -> list[float]:

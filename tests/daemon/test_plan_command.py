@@ -10,7 +10,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast.daemon.cli.command_line import commands
-from holdfast.daemon.cli.plan_command import COUNT, LATENCY, LINE, STEP_TIME, NumberWithUnit
+from holdfast.daemon.cli.plan_command import (
+    COUNT,
+    LATENCY,
+    LINE,
+    PAYLOAD_SHARE,
+    STEP_TIME,
+    NumberWithUnit,
+)
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.spec.spec import RunSpec
 
@@ -138,3 +145,14 @@ def test_the_documented_example_is_the_real_output(tmp_path: Path) -> None:
     assert words[:3] == ["holdfast", "plan", "run.toml"]
     told = plan(str(tmp_path / "run.toml"), *words[3:])
     assert [line.rstrip() for line in told.stdout.splitlines()] == example.group(2).splitlines()
+
+
+def test_headers_take_their_part_of_the_line_that_was_told() -> None:
+    """The line is printed as it was told; rates of lines are 1 / 0.94 of those of tensor bytes."""
+    document = json.loads(plan(*CASE, "--latency", "0", "--json").stdout)
+    assert document["conditions"]["line"]["up_bytes_per_s"] == pytest.approx(50e6 / 8)
+    found = document["proposed"]
+    assert found["peak_bits_per_s"] <= 50e6 * (1 + 1e-9)
+    payload_bits_per_s = 8 * found["round_bytes"] / found["transfer_s"]
+    assert payload_bits_per_s == pytest.approx(PAYLOAD_SHARE * found["peak_bits_per_s"])
+    assert payload_bits_per_s == pytest.approx(PAYLOAD_SHARE * 50e6, rel=0.02)

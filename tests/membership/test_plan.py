@@ -73,6 +73,7 @@ def test_every_chunk_has_one_owner(
     assert owners == [peer for peer in PEERS[: len(speeds)] if peer in owners]
     assert plan.chunk_elements % CHUNK_ALIGNMENT == 0
     assert 4 * plan.chunk_elements <= SPEC.reduce.chunk_bytes
+    assert estimate.predicted_s is not None
     assert estimate.predicted_s >= estimate.bound_s * (1 - 1e-9)
 
 
@@ -94,6 +95,7 @@ def test_a_contributor_that_some_member_cannot_reach_owns_nothing(
         return
     plan, estimate = planned(size, speeds, pair_limits=limits)
     assert not cut_off.intersection(owned(plan))
+    assert estimate.predicted_s is not None
     assert estimate.predicted_s < float("inf")
 
 
@@ -146,6 +148,7 @@ def test_a_fragment_may_have_codecs_of_its_own() -> None:
     for fragment, codecs in enumerate((("fp32", "bf16"), ("nf4", "nf4"))):
         plan, estimate = make_plan(size, PEERS[:2], PEERS[:2], lines, spec, fragment=fragment)
         assert (plan.codec_up, plan.codec_down) == codecs
+        assert estimate.predicted_s is not None
         needed.append(estimate.predicted_s)
     assert needed[0] / needed[1] == pytest.approx((4 + 2) / (2 * (1 / 2 + 2 / 64)))
 
@@ -234,6 +237,7 @@ def test_a_plan_with_sites_has_owners_and_leaders_for_every_chunk(case: Sited) -
         assert sum(run.chunk_count for run in site.leaders) == chunks
         adding = set(site.members) & set(case.contributors)
         assert leading <= (adding or set(site.members))
+    assert estimate.predicted_s is not None
     assert estimate.predicted_s >= estimate.bound_s * (1 - 1e-6)
 
 

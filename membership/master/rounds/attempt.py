@@ -72,12 +72,19 @@ class Attempt:
     vain: dict[str, set[str]] = Factory(dict)  # by accused: members that wait over a working link
     patience_s: float = -math.inf  # until then no member is left behind
     adopted: bool = False  # begun under the previous master: its duration is not known
+    correction: float = 1.0  # what the estimate's prediction is multiplied by
     two_faced: list[str] = Factory(list)  # owners that gave two or more others different results
     misled: dict[str, str] = Factory(dict)  # by member with another result: the owner it is from
 
     @classmethod
     def of(
-        cls, order: Reduce, estimate: PlanEstimate, now_s: float, *, adopted: bool = False
+        cls,
+        order: Reduce,
+        estimate: PlanEstimate,
+        now_s: float,
+        *,
+        adopted: bool = False,
+        correction: float = 1.0,
     ) -> Attempt:
         """Return the attempt that begins, or goes on, with this order."""
         return cls(
@@ -91,7 +98,19 @@ class Attempt:
             moved_s=now_s,
             order=order,
             adopted=adopted,
+            correction=correction,
         )
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Return how long the attempt should take, or None if a contributor's line is not known."""
+        predicted_s = self.estimate.predicted_s
+        return None if predicted_s is None else self.correction * predicted_s
+
+    @property
+    def undisturbed(self) -> bool:
+        """Return whether it is the round's first attempt, lost nobody and was not adopted."""
+        return self.number == 1 and not (self.lost or self.adopted or self.gone)
 
     @property
     def flushing(self) -> bool:

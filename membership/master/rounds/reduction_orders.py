@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from itertools import islice
 
 from attrs import define, evolve
 
@@ -17,7 +19,7 @@ from ..state.master_effects import EventKind
 from ..state.roster import CopyState, caps_of, sites_of
 from .attempt import Attempt
 from .audits import Auditing
-from .round import Round
+from .round import Round, RoundPhase
 from .round_table import RoundTable
 
 # Attempts from nothing in one round; then it is aborted, and a new round asks all contributors again.
@@ -26,6 +28,8 @@ RERUNS_MAX = 7
 # Receivers with whom an order is recorded for the next master. A record grows with them; a larger run
 # orders the round again after a restart.
 RECORDED_RECEIVERS_MAX = 256
+CONTROL_TRIPS = 2  # Reduce and Reduced, one way each; the master counts as far away as a member
+CORRECTED_BY = 3  # recent rounds by whose durations predictions are corrected
 
 
 @define(eq=False)
@@ -61,7 +65,7 @@ class ReductionOrders:
                 self.context.history.sizes[round_.fragment],
                 adding,
                 receivers,
-                self._lines(receivers, sites, adding),
+                lines := self._lines(receivers, sites, adding),
                 self.context.spec,
                 fragment=round_.fragment,
                 star_only=before is not None,  # a star can be repaired if something fails again
@@ -81,13 +85,32 @@ class ReductionOrders:
             receivers=tuple(receivers),
             plan=plan,
         )
-        round_.attempt = Attempt.of(message, estimate, now_s)
+        if estimate.predicted_s is not None:
+            trips_s = CONTROL_TRIPS * lines.delay_s
+            estimate = evolve(estimate, predicted_s=estimate.predicted_s + trips_s)
+        round_.attempt = Attempt.of(message, estimate, now_s, correction=self._correction())
         if len(receivers) <= RECORDED_RECEIVERS_MAX:
             ready = tuple(round_.ready[each.peer] for each in contributors)
             self.context.record(RoundOrdered(message, round_.at_step, ready))
         for peer in receivers:
             round_.mark(peer, roster.members[peer].name)
             self.context.send(peer, message)
+
+    def _correction(self) -> float:
+        """Return by how much recent rounds took longer than their plans' lines would need.
+
+        That is the time for encoding and adding up, for other rounds on the same lines, and whatever
+        else no plan knows: the median of the undisturbed rounds whose lines were known.
+        """
+        ratios = (
+            (round_.ended_s - attempt.started_s) / attempt.estimate.predicted_s
+            for round_ in reversed(self.round_table.past)
+            if round_.phase is RoundPhase.COMMITTED
+            and (attempt := round_.running()).undisturbed
+            and attempt.estimate.predicted_s
+        )
+        recent = list(islice(ratios, CORRECTED_BY))
+        return statistics.median(recent) if recent else 1.0
 
     def _without_route(
         self, round_: Round, contributors: tuple[Contributor, ...], adding: set[str]

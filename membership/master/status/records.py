@@ -250,7 +250,9 @@ class ChunkGroupRow:
 class PlanRow:
     """Predicted, smallest possible and actual time of the last attempt."""
 
-    predicted_s: float
+    predicted_s: Annotated[
+        float | None, about("Null: the line of a contributor is not measured yet.")
+    ]
     bound_s: float
     ring_s: float
     guessed_count: int
