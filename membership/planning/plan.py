@@ -272,8 +272,10 @@ def chunk_elements_of(
     most = max(CHUNK_ALIGNMENT, chunk_bytes // VALUE_BYTES)
     wire_bytes = max(CHUNK_WIRE_BYTES_MIN, bytes_per_s * CHUNK_LINE_S)
     wanted = min(most, values / (owner_count * CHUNKS_PER_OWNER), wire_bytes / bytes_per_value)
-    wanted = math.ceil(max(wanted, values / CHUNKS_FINE_MAX, CHUNK_ELEMENTS_MIN))
-    return min(most, -(-wanted // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT)
+    wanted = max(wanted, values / CHUNKS_FINE_MAX, CHUNK_ELEMENTS_MIN)
+    each = max(1, math.ceil(values / (owner_count * wanted)))  # equal owners own equally many
+    even = max(CHUNK_ELEMENTS_MIN, math.ceil(values / (owner_count * each)))
+    return min(most, -(-even // CHUNK_ALIGNMENT) * CHUNK_ALIGNMENT)
 
 
 @frozen

@@ -257,7 +257,9 @@ class ReduceTable:
         default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     )  # of float32 values, before encoding
     lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a new link
-    lanes_max: int = field(default=32, validator=_whole(1, LANES_OPEN_MAX))  # while they carry more
+    lanes_max: int = field(
+        default=32, validator=_whole(1, LANES_OPEN_MAX)
+    )  # while the line has room
     # TCP's congestion control of lanes, where the kernel has it.
     congestion: str = field(default="bbr", validator=_word)
 
@@ -285,7 +287,7 @@ class SyncTable:
     """``[sync]``"""
 
     # The least share of a peer's upload for copies of the state, while its rounds send too.
-    donor_share: float = field(default=0.05, validator=_number(0.0, 1.0))
+    donor_share: float = field(default=0.15, validator=_number(0.0, 1.0))
 
 
 @frozen

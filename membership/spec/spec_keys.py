@@ -116,7 +116,7 @@ MEANINGS = {
     "reduce.chunk_bytes": "float32 bytes of a chunk, 4096 to 4194304; smaller fragments are cut finer",
     "reduce.lanes": "initial number of TCP connections for bulk bytes between two peers",
     "reduce.lanes_max": (
-        "limit of that number; connections are added while they carry more. Equal to `lanes`: fixed"
+        "limit of that number; connections are added while the line has room. Equal to `lanes`: fixed"
     ),
     "reduce.congestion": (
         'TCP congestion control of these connections, where the kernel has it; `""`: the '

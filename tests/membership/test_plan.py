@@ -106,8 +106,8 @@ def test_equal_lines_own_equally() -> None:
 
 
 def test_of_equals_the_first_member_owns_the_odd_chunk() -> None:
-    plan, _ = planned(FragmentSize(2**18 * 18, 0, 0), [Bandwidth(1e9, 1e9)] * 4)
-    assert [run.chunk_count for run in plan.owners] == [5, 5, 4, 4]
+    plan, _ = planned(FragmentSize(2**18 * 16, 0, 3), [Bandwidth(1e9, 1e9)] * 4)
+    assert [run.chunk_count for run in plan.owners] == [5, 4, 4, 4], "one is of counters"
 
 
 def test_the_spec_decides_codecs_and_chunk_size() -> None:
@@ -129,7 +129,13 @@ def test_chunks_are_short_on_slow_lines(codec: str, bytes_per_s: float, elements
     spec = RunSpec.parse(f'[reduce]\ncodec_up = "{codec}"\ncodec_down = "{codec}"\n')
     fast, slow = Bandwidth(1e9, 1e9), Bandwidth(bytes_per_s, 1e9)
     plan, _ = planned(FragmentSize(50_000_000, 0, 0), [fast, slow], spec=spec)
-    assert plan.chunk_elements == elements
+    assert 0.9 * elements <= plan.chunk_elements <= elements
+
+
+def test_equal_owners_own_equally_many_chunks() -> None:
+    """Nine chunks for one and eight for the others would be a tenth more time."""
+    plan, _ = planned(FragmentSize(540_672, 0, 0), [Bandwidth(1e6, 1e6)] * 4)
+    assert len({run.chunk_count for run in plan.owners}) == 1
 
 
 def test_a_large_fragment_has_a_limited_number_of_chunks() -> None:
