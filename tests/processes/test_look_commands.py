@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.protocol.network.socket_options import UNPACED
 from tests.processes.harness import WAIT_S, Fleet, environment, member, spec
 
 COLUMNS, LINES = 80, 24
@@ -107,7 +108,8 @@ def test_a_peers_status_tells_how_its_links_do(fleet: Fleet) -> None:
     assert link["lanes"] >= 1
     assert 0 < link["sent_bytes"] <= told["bulk_sent_bytes"]
     assert 0 <= link["retransmitted_bytes"] <= told["bulk_retransmitted_bytes"]
-    assert link["congestion"] == [told["congestion"]["used"]]
+    # Over a path as short as this machine's BBR is not asked for.
+    assert {*link["congestion"]} <= {told["congestion"]["used"], *UNPACED}
     assert told["congestion"]["wanted"] == "bbr"
     lines = said(fleet, "status", at="alder").splitlines()
     (row,) = (after for head, after in pairwise(lines) if head.startswith("linked to  connections"))
