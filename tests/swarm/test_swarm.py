@@ -335,8 +335,9 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
     layout = small_layout((3_000,), counters=1)
     async with a_swarm("abc", "d", layout=layout, bytes_per_s=200_000.0) as swarm:
         await swarm.until(lambda: in_phase(swarm, "a", phase))
+        # A spare may come back when the contributors have had the round committed: it copies that one.
         received = {
-            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abcd"
+            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abc"
         }
         swarm.crash_master()
         await trio.sleep(1)
@@ -350,7 +351,7 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
             "d": Role.SPARE,
         }
         assert received == {
-            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abcd"
+            n: swarm.peers[n].service.training.progress().state_received_bytes for n in "abc"
         }
 
 
