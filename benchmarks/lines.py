@@ -24,18 +24,21 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, evolve, frozen
 
+from benchmarks import wan_lab
 from benchmarks.commands import BenchError, allreduce_in, end
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.namespaces import END_S, LabError, ended
 from benchmarks.progress import say
-from benchmarks.report import Table, keep_json, print_tables
+from benchmarks.report import RESULTS, Table, keep_json, print_tables
+from benchmarks.sections import Measured
 from benchmarks.wan_lab import Host, WanLab
 from holdfast.membership.planning.bandwidth import Bandwidth
 from holdfast.membership.planning.plan import wire_bytes_per_value
@@ -43,6 +46,7 @@ from holdfast.membership.planning.shares import Workload, bound_s
 
 PROFILES = Path(__file__).with_name("line_profiles.toml")
 SCRIPT = Path(__file__).with_name("one_fragment.py")
+PLOT = RESULTS / "lines.png"
 WORKER = Path(__file__).with_name("gloo_worker.py")
 VALUE_BYTES = 4
 ROUNDS = 7
@@ -349,6 +353,75 @@ def told_of(case: Case) -> str:
     )
 
 
+# What the section of RESULTS.md measures: profiles, peers, codecs, congestion control, and the rival.
+MATRIX = (
+    ("even,cable,fibre,far-fibre,lte", "2,4", "fp32", "bbr,cubic", "gloo"),
+    ("mixed", "4", "fp32", "bbr,cubic", "gloo"),
+    ("even,cable,lte", "8", "fp32", "bbr,cubic", "none"),
+    ("long", "4", "fp32,int8", "bbr", "none"),
+    ("satellite", "4", "fp32", "bbr", "none"),
+    ("data-centre", "2", "fp32", "cubic", "gloo"),
+    ("even", "4", "nf4", "bbr", "none"),
+)
+
+
+def why_no_lines() -> str:
+    if reason := wan_lab.why_not() or wan_lab.missing():
+        return reason
+    return "" if find_spec("matplotlib") else "matplotlib is not installed (`make install` does it)"
+
+
+def lines() -> Measured:
+    """Measure the section of RESULTS.md; takes about an hour."""
+    cases = [
+        case
+        for part in MATRIX
+        for case in measured_cases(*map(_listed, part[:4]), rival=part[4], rounds=ROUNDS)
+    ]
+    return figures_of(cases)
+
+
+def figures_of(cases: Sequence[Case]) -> Measured:
+    """Return the section's table and figures, and draw its picture."""
+    plot(cases, PLOT)
+    return [table_of(cases)], [asdict(case) for case in cases]
+
+
+def plot(cases: Sequence[Case], path: Path) -> None:
+    """Draw each case's share of T_LB's speed, the rival's beside it, as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(f"{each.profile}, {each.peers}, {each.codec}" for each in cases))
+    figure = Figure(figsize=(9, 0.9 + 0.33 * len(names)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    marks = {"bbr": ("o", "C0"), "cubic": ("s", "C1")}
+    for congestion, (mark, color) in marks.items():
+        chosen = [each for each in cases if each.congestion == congestion and each.learnt]
+        rows = [names.index(f"{each.profile}, {each.peers}, {each.codec}") for each in chosen]
+        shares = [100 * each.share for each in chosen]
+        axes.plot(shares, rows, mark, color=color, label=f"holdfast, {congestion.upper()}")
+        beside = [(each, row) for each, row in zip(chosen, rows, strict=True) if each.rival_s]
+        theirs = [100 * each.t_lb_s / (each.rival_s or 1.0) for each, _ in beside]
+        axes.plot(
+            theirs,
+            [row for _, row in beside],
+            mark,
+            color=color,
+            markerfacecolor="none",
+            label=f"gloo, {congestion.upper()}",
+        )
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlim=(0, 100), xlabel="share of T_LB's speed, %")
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="lower left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without the program's version in it, the same figures make the same file.
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
 def table_of(cases: Sequence[Case]) -> Table:
     return Table(
         "Rounds over lines that nobody described, in real runs; medians from the third round on",
@@ -376,7 +449,33 @@ def table_of(cases: Sequence[Case]) -> Table:
             ]
             for case in cases
         ],
+        [f"- {each.name}: {each.about}" for each in profiles().values()]
+        + [
+            "Each peer's own line, and each peer on a host of its own. A rival's time is that of the slowest"
+            " rank, without a master, membership or encryption.",
+            f"![Share of T_LB's speed by line, congestion control and program](results/{PLOT.name})",
+        ],
     )
+
+
+def measured_cases(
+    names: Sequence[str],
+    peers: Sequence[str],
+    codecs: Sequence[str],
+    congestion: Sequence[str],
+    *,
+    rival: str,
+    rounds: int,
+    learns: bool = True,
+) -> Iterator[Case]:
+    """Measure all combinations, one after the other."""
+    known = profiles()
+    for name, count, codec, control in product(names, peers, codecs, congestion):
+        case = measure(
+            known[name], int(count), codec, control, learns=learns, rounds=rounds, rival=rival
+        )
+        say(told_of(case))
+        yield case
 
 
 def _listed(text: str) -> list[str]:
@@ -398,29 +497,20 @@ def main() -> int:
     parser.add_argument("--rival", choices=RIVALS, default=RIVALS[0])
     options = parser.parse_args()
     stop_on_signals()
-    cases: list[Case] = []
+    cases = []
     try:
-        wanted = product(
-            (known[name] for name in _listed(options.profiles)),
-            map(int, _listed(options.peers)),
+        for case in measured_cases(
+            _listed(options.profiles),
+            _listed(options.peers),
             _listed(options.codecs),
             _listed(options.congestion),
-        )
-        for profile, peers, codec, congestion in wanted:
-            cases.append(
-                measure(
-                    profile,
-                    peers,
-                    codec,
-                    congestion,
-                    learns=not options.told,
-                    rounds=options.rounds,
-                    rival=options.rival,
-                )
-            )
-            say(told_of(cases[-1]))
+            rival=options.rival,
+            rounds=options.rounds,
+            learns=not options.told,
+        ):
+            cases.append(case)
             if options.json:
-                keep_json([asdict(case) for case in cases], options.json)
+                keep_json([asdict(each) for each in cases], options.json)
     except (BenchError, LabError) as error:
         print(f"lines: {error}", file=sys.stderr)
         return 1

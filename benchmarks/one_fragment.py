@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -54,6 +56,7 @@ def main() -> None:
         "--all-in", type=int, default=0, help="change every value in so many steps; 0: only some"
     )
     parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--own", type=Path, help="write what this process uses before it attaches")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = OneFragment(options.values or options.mib * 2**20 // 4, options.tensors)
@@ -61,6 +64,10 @@ def main() -> None:
     noise_count = NOISE_COUNT + count + NOISE_STRIDE * options.tensors
     noise = NOISE * torch.randn(noise_count, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if options.own is not None:
+        from process_memory import pss_bytes  # type: ignore[import-not-found]  # beside this script
+
+        options.own.write_text(str(pss_bytes(os.getpid())))
     with holdfast.attach(model, optimizer) as run:
         for step in itertools.count():
             if run.finished:

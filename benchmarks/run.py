@@ -45,6 +45,8 @@ from benchmarks.fuzzing import fuzzing, why_no_fuzzer
 from benchmarks.grounds import why_no_switch
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.learning import learning, why_no_learning
+from benchmarks.lines import lines, why_no_lines
+from benchmarks.models import models
 from benchmarks.namespaces import LabError
 from benchmarks.overlap import overlap
 from benchmarks.poison import poison, why_no_torch
@@ -91,7 +93,9 @@ SECTIONS = (
     Section("copy", "the state over slow lines, from donors that die or lie", _lab, copies),
     Section("transfer", "the state between processes of one machine", _anywhere, transfer),
     Section("memory", "what a round needs", _anywhere, sections.memory),
+    Section("models", "what a peer needs for a model", why_no_torch, models),
     Section("caps", "limits that a volunteer sets", _anywhere, sections.caps),
+    Section("lines", "rounds over lines that nobody described", why_no_lines, lines),
     Section("lanes", "how many connections a link opens", why_no_lanes, lanes),
     Section("overlap", "communication that nobody waits for", _lab, overlap),
     Section("learning", "what is learned, arm by arm", why_no_learning, learning),

@@ -68,8 +68,8 @@ class _Batch:
         except IndexError:  # checked first, it could be emptied by another lane's thread
             return None
 
-    def exhausted(self) -> bool:
-        return not self._blocks
+    def left(self) -> int:
+        return len(self._blocks)
 
     def _frame(self, block: int) -> Frame | None:
         request = self.request

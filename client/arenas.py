@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from attrs import frozen
 
@@ -35,11 +35,13 @@ class Arenas:
         descriptors: Sequence[int],
         tensors: Sequence[SharedTensor],
         wait: Callable[[], None],
+        writes: Collection[int] | None = None,
     ) -> Arenas:
         """Map both files, close their descriptors, and divide the tensors among the fragments.
 
         Args:
           wait: see ``FragmentReplica``.
+          writes: the indices of the tensors that this process writes, if it is one of several.
 
         Raises:
           RemoteProtocolError: the daemon's message does not fit this model.
@@ -65,6 +67,7 @@ class Arenas:
                 copier,
                 _make_estimate(message, [tensors[index] for index in fragment]),
                 wait,
+                None if writes is None else [tensors[i] for i in fragment if i in writes],
             )
             for number, fragment in enumerate(message.fragments)
         )

@@ -13,6 +13,7 @@ from .attach_errors import NoDaemonError
 from .callbacks import Callback
 from .daemon_connection import DaemonConnection
 from .hook import Run
+from .ranks import part_of
 from .standalone import STANDALONE_VARIABLE, StandaloneRun, steps_from_environment
 from .tensors import check_optimizer, find_shared
 
@@ -27,6 +28,7 @@ def attach(
     callbacks: Sequence[Callback] = (),
     standalone: bool = False,
     total_steps: int | None = None,
+    data_rank: int | None = None,
 ) -> Run:
     """Join the run that this process was started for; returns with the run's weights in the model.
 
@@ -35,9 +37,13 @@ def attach(
     without one gathered in dropped steps is cleared (a spare takes a step, to be warm when its turn
     comes). So is the state after losses that are not finite.
 
+    A script of several processes (``torchrun``) calls ``attach`` in each of them, after
+    ``torch.distributed.init_process_group`` and after the model is sharded, and ``Run.step`` as often in each.
+    They are one peer.
+
     Args:
       model: on any device, in float32, float64, bfloat16 or float16; may be wrapped by
-        DistributedDataParallel or torch.compile.
+        DistributedDataParallel or torch.compile, or sharded (``fully_shard``, ``parallelize_module``).
       optimizer: the inner optimizer; one that has a state of this run already needs no ramp of its
         rate (``Run.rate_scale``).
       socket_path: of the daemon; by default the environment variable ``HOLDFAST_SOCKET``.
@@ -47,6 +53,8 @@ def attach(
         variable ``HOLDFAST_STANDALONE=1`` does the same. A script that a daemon started joins its run.
       total_steps: the step at which a standalone run is finished; by default the environment
         variable ``HOLDFAST_STANDALONE_STEPS``, else it has no end.
+      data_rank: of several processes, the same number for those that train on the same samples; tokens
+        count once for each. By default those of a tensor parallel mesh, without FSDP2, do.
 
     Raises:
       NoDaemonError: the script was not started by ``holdfast join``.
@@ -59,7 +67,11 @@ def attach(
     path = socket_path or os.environ.get(SOCKET_VARIABLE)
     if path:
         return attach_over(
-            lambda: DaemonConnection.open(path), model, optimizer, callbacks=callbacks
+            lambda: DaemonConnection.open(path),
+            model,
+            optimizer,
+            callbacks=callbacks,
+            data_rank=data_rank,
         )
     if standalone or os.environ.get(STANDALONE_VARIABLE, "0") not in ("", "0"):
         if total_steps is None:
@@ -78,12 +90,14 @@ def attach_over(
     optimizer: torch.optim.Optimizer | None,
     clock: Callable[[], float] = time.monotonic,
     callbacks: Sequence[Callback] = (),
+    data_rank: int | None = None,
 ) -> Run:
     """Join a run as ``attach`` does, over a given connection and clock; raises what it raises."""
     tensors = find_shared(model)
     if optimizer is not None:
         check_optimizer(model, optimizer)
-    return Run(connect(), tensors, optimizer, clock, callbacks)
+    part = part_of(model, tensors, data_rank)
+    return Run(connect(), tensors, optimizer, clock, callbacks, part)
 
 
 def _check_types(model: object, optimizer: object) -> None:

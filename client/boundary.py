@@ -21,6 +21,7 @@ class OpenRound:
     Attributes:
       posted_tokens: tokens trained when the fragment was posted; None: not posted yet.
       posted_step: the step at which it was posted; steps that the run skips later are added.
+      posted_own_step: likewise, in the trainer's own steps.
       announced: the daemon got ``Posted``; before that, the data may be on its way from a GPU.
       first_due_step: the step at which the round was due first, but nothing was trained to post.
     """
@@ -29,6 +30,7 @@ class OpenRound:
     at_step: int
     posted_tokens: int | None = None
     posted_step: int = 0
+    posted_own_step: int = 0
     announced: bool = False
     first_due_step: int | None = None
 
@@ -67,6 +69,10 @@ class StepTimes:
 class BoundaryMachine:
     """Counts a trainer's steps and tokens, and decides what is due at a step.
 
+    Args:
+      by_steps: there is something to post as soon as a step was trained, even one of no tokens. Ranks of one
+        trainer count tokens of their own, and must post at the same step.
+
     Attributes:
       step: the run's global step.
       skipped_count: steps of the run that this trainer did not train.
@@ -78,7 +84,8 @@ class BoundaryMachine:
       total_steps: the step at which the run's last round is due; 0: the run has no end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_steps: bool = False) -> None:
+        self._by_steps = by_steps
         self.step = 0
         self.skipped_count = 0
         self.tokens = 0
@@ -91,6 +98,9 @@ class BoundaryMachine:
         # By fragment, the tokens when it last contributed; if it has not since the load, those then.
         self._contributed_tokens: dict[int, int] = {}
         self._loaded_tokens = 0
+        # Likewise, the own steps.
+        self._contributed_steps: dict[int, int] = {}
+        self._loaded_step = 0
         self._step_limit = COUNT_MAX
         self._master_away = (
             False  # train on to the step limit without posting or waiting for rounds
@@ -100,6 +110,11 @@ class BoundaryMachine:
     def own_step(self) -> int:
         """The steps that this trainer trained itself."""
         return self.step - self.skipped_count
+
+    @property
+    def step_limit(self) -> int:
+        """The step that this trainer may not pass; at least the one where it is."""
+        return max(self.step, self._step_limit)
 
     @property
     def posted_fragments(self) -> list[int]:
@@ -123,7 +138,10 @@ class BoundaryMachine:
 
         If every trainer posted nothing, the round would be void and opened again at the same step.
         """
-        if self.tokens > self._counted_tokens(fragment):
+        if self._by_steps:
+            if self.own_step > self._contributed_steps.get(fragment, self._loaded_step):
+                return True
+        elif self.tokens > self._counted_tokens(fragment):
             return True
         if opened.first_due_step is None:
             opened.first_due_step = self.step
@@ -133,6 +151,7 @@ class BoundaryMachine:
         """Record that the fragment was taken for its round at this step."""
         opened = self._rounds[fragment]
         opened.posted_tokens, opened.posted_step = self.tokens, self.step
+        opened.posted_own_step = self.own_step
 
     def unannounced_fragments(self) -> list[int]:
         """Return the posted fragments of which the daemon does not know yet."""
@@ -213,8 +232,9 @@ class BoundaryMachine:
         contributed = message.contributed and posted_tokens is not None
         if message.committed:
             self._catch_up(message.step)
-            if contributed and posted_tokens is not None:
+            if contributed and posted_tokens is not None and opened is not None:
                 self._contributed_tokens[fragment] = posted_tokens
+                self._contributed_steps[fragment] = opened.posted_own_step
         return EndedRound(posted_tokens is not None, contributed)
 
     def extend_limit(self, step_limit: int) -> None:
@@ -230,6 +250,8 @@ class BoundaryMachine:
         """Record that the model was replaced by the shared state, and forget posted rounds."""
         self._loaded_tokens = self.tokens
         self._contributed_tokens.clear()
+        self._loaded_step = self.own_step
+        self._contributed_steps.clear()
         for fragment in self.posted_fragments:
             del self._rounds[fragment]
         self.loaded = True

@@ -110,6 +110,13 @@ class DaemonConnection:
         if poll.poll(PAUSE_S * 1_000):
             raise _gone(None)
 
+    def check(self) -> None:
+        """Raise DaemonGone if the daemon has closed the socket or died, even if unread messages remain."""
+        poll = select.poll()
+        poll.register(self._stream, _HANG_UP)
+        if poll.poll(0):
+            raise _gone(None)
+
     def take_descriptors(self) -> list[int]:
         """Return the file descriptors that came so far; the caller closes them."""
         taken, self._descriptors = self._descriptors, []

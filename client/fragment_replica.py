@@ -24,9 +24,11 @@ host's memory everything is done at once.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Generator, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -44,6 +46,7 @@ Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
 Parts = list[torch.Tensor]  # values of the floating tensors, each flat, on its tensor's device
 Operation = Generator[Transfer, None, None]
+Array = TypeVar("Array", Values, Counters)
 TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # The daemon refuses weights that are not finite, and masks of infinities are handled below.
@@ -62,6 +65,8 @@ class FragmentReplica:
       copier: copies between the tensors' devices and the host.
       estimate: for previews; only with overlap.
       wait: waits while the daemon writes to the shared arena; see ``Arena.read``.
+      writes: the tensors that this process writes into the posted arena, if it is one of several; None:
+        all. It keeps and reads its parts of all of them.
 
     Attributes:
       version: the version of the shared state that the local tensors are based on.
@@ -78,12 +83,17 @@ class FragmentReplica:
         copier: CudaCopier | None = None,
         estimate: OuterEstimate | None = None,
         wait: Callable[[], None] = os.sched_yield,
+        writes: Collection[SharedTensor] | None = None,
     ) -> None:
         floating = [tensor for tensor in tensors if tensor.spec.kind != COUNTER]
         floating.sort(key=lambda tensor: tensor.spec.kind != PARAMETER)  # stable
         self._index = index
+        integer = [tensor for tensor in tensors if tensor.spec.kind == COUNTER]
         self._floating = _slices(floating)
-        self._integer = _slices([tensor for tensor in tensors if tensor.spec.kind == COUNTER])
+        self._integer = _slices(integer)
+        # One process with whole tensors copies fragments as they are; of several each has its own boxes.
+        self._boxes = None if writes is None else _Boxes(floating, integer, writes)
+        self._own: Values | None = None  # what was posted, for the estimate, if there are boxes
         self._shared = shared
         self._posted = posted
         self._wait = wait
@@ -102,10 +112,11 @@ class FragmentReplica:
     def size(self) -> FragmentSize:
         """The fragment's size by its tensors; the arenas must agree."""
         momentum_count = sum(
-            tensor.count for tensor, _ in self._floating if tensor.spec.kind == PARAMETER
+            _whole_count(tensor) for tensor, _ in self._floating if tensor.spec.kind == PARAMETER
         )
-        counter_count = sum(tensor.count for tensor, _ in self._integer)
-        return FragmentSize(len(self._anchor), momentum_count, counter_count)
+        value_count = sum(_whole_count(tensor) for tensor, _ in self._floating)
+        counter_count = sum(_whole_count(tensor) for tensor, _ in self._integer)
+        return FragmentSize(value_count, momentum_count, counter_count)
 
     @property
     def under_way(self) -> bool:
@@ -126,12 +137,21 @@ class FragmentReplica:
 
     def post_present(self) -> None:
         """Write the tensors themselves into the posted arena, as the run's initial weights."""
-        with self._posted.writing(self._index, FOUNDING_VERSION):
-            values, counters = self._posted.values(self._index), self._posted.counters(self._index)
-            for tensor, place in self._floating:
-                values[place] = tensor.read()
-            for tensor, place in self._integer:
-                counters[place] = tensor.counters(copy=False).cpu().numpy()
+        with self._writing(FOUNDING_VERSION):
+            for (tensor, _), part in zip(self._floating, self._posted_values(), strict=True):
+                if part is not None:
+                    part[...] = tensor.read().reshape(part.shape)
+            for (tensor, _), count in zip(self._integer, self._posted_counters(), strict=True):
+                if count is not None:
+                    count[...] = tensor.counters(copy=False).cpu().numpy().reshape(count.shape)
+
+    def release(self) -> None:
+        """Give back the posted arena's memory of a round that is over; several processes keep it.
+
+        They come to the same step at different moments: one may have posted again before another's call.
+        """
+        if self._boxes is None:
+            self._posted.release(self._index)
 
     def post(self) -> None:
         """Begin to write the pseudo-gradient, anchor minus local, into the posted arena."""
@@ -220,17 +240,23 @@ class FragmentReplica:
             self._snapshot = values
         taken = self._copier.down([*values, *counters])
         yield taken
-        with self._posted.writing(self._index, self.version):
-            posted = self._posted.values(self._index)
-            posted_counters = self._posted.counters(self._index)
+        own = self._own_delta()
+        with self._writing(self.version):
             local = iter(taken.parts)
-            for tensor, place in self._floating:
-                _subtract(self._anchor[place], next(local).numpy(), posted[place], tensor)
-            for _, place in self._integer:
-                posted_counters[place] = next(local).numpy()
+            for (tensor, place), part in zip(self._floating, self._posted_values(), strict=True):
+                now: Values = next(local).numpy()
+                if self._boxes is not None and own is not None:
+                    _subtract(self._anchor[place], now, own[place], tensor)
+                if part is not None:
+                    shape = part.shape
+                    _subtract(self._anchor[place].reshape(shape), now.reshape(shape), part, tensor)
+            for count in self._posted_counters():
+                counters_here = next(local).numpy()
+                if count is not None:
+                    count[...] = counters_here.reshape(count.shape)
         self.written = True
-        if self._estimate is not None:
-            ahead = self._estimate.preview(posted)
+        if self._estimate is not None and own is not None:
+            ahead = self._estimate.preview(own)
             if ahead is not None:
                 yield from self._start_preview(ahead)
 
@@ -262,7 +288,7 @@ class FragmentReplica:
         theta, version = np.empty_like(self._anchor), self.version
         counters = self._read_shared(theta)
         if self._estimate is not None:
-            own = self._posted.values(self._index) if contributed else None
+            own = self._own_delta() if contributed else None
             self._estimate.committed(theta, self.version - version, own, share)
         news = [theta[place] for _, place in self._floating]
         anchors = [] if contributed else [self._anchor[place] for _, place in self._floating]
@@ -327,14 +353,98 @@ class FragmentReplica:
 
     def _read_shared(self, values: Values) -> Counters:
         """Copy the fragment's shared values to ``values``, and return its counters."""
-        counters: Counters = np.empty(self.size.counter_count, np.int64)
+        counters: Counters = np.empty(sum(tensor.count for tensor, _ in self._integer), np.int64)
+        theta, counts = self._shared.values(self._index), self._shared.counters(self._index)
 
         def copy() -> None:
-            np.copyto(values, self._shared.values(self._index))
-            np.copyto(counters, self._shared.counters(self._index))
+            if self._boxes is None:
+                np.copyto(values, theta)
+                np.copyto(counters, counts)
+                return
+            for (_, place), part in zip(self._floating, self._boxes.values(theta), strict=True):
+                values[place].reshape(part.shape)[...] = part
+            for (_, place), count in zip(self._integer, self._boxes.counters(counts), strict=True):
+                counters[place].reshape(count.shape)[...] = count
 
         self.version = self._shared.read(self._index, copy, self._wait)
         return counters
+
+    # ------------------------------------------------------------ the posted arena
+
+    def _writing(self, version: int) -> AbstractContextManager[None]:
+        """Mark the posted fragment as being written, unless other processes write to it, too."""
+        if self._boxes is not None:
+            return nullcontext()
+        return self._posted.writing(self._index, version)
+
+    def _posted_values(self) -> Iterable[Values | None]:
+        """Yield the posted arena's part for each floating tensor, or None if another process writes it."""
+        posted = self._posted.values(self._index)
+        if self._boxes is None:
+            return [posted[place] for _, place in self._floating]
+        return self._boxes.written(self._boxes.values(posted), self._floating)
+
+    def _posted_counters(self) -> Iterable[Counters | None]:
+        posted = self._posted.counters(self._index)
+        if self._boxes is None:
+            return [posted[place] for _, place in self._integer]
+        return self._boxes.written(self._boxes.counters(posted), self._integer)
+
+    def _own_delta(self) -> Values | None:
+        """Return where this process's last pseudo-gradient is, or None if no estimate needs it."""
+        if self._boxes is None:
+            return self._posted.values(self._index)
+        if self._own is None and self._estimate is not None:
+            self._own = np.zeros_like(self._anchor)
+        return self._own
+
+
+class _Boxes:
+    """Views of this process's parts of a whole fragment."""
+
+    def __init__(
+        self,
+        floating: Sequence[SharedTensor],
+        integer: Sequence[SharedTensor],
+        writes: Collection[SharedTensor],
+    ) -> None:
+        self._floating = floating
+        self._integer = integer
+        self._written = {id(tensor) for tensor in writes}
+
+    def values(self, fragment: Values) -> list[Values]:
+        """Return views of a fragment's values, each in its tensor's dimensions."""
+        return _box_views(fragment, self._floating)
+
+    def counters(self, fragment: Counters) -> list[Counters]:
+        """Return views of a fragment's counters, likewise."""
+        return _box_views(fragment, self._integer)
+
+    def written(
+        self, views: Sequence[Array], tensors: Sequence[tuple[SharedTensor, slice]]
+    ) -> list[Array | None]:
+        """Return the views with None for those that another process writes."""
+        return [
+            view if id(tensor) in self._written else None
+            for view, (tensor, _) in zip(views, tensors, strict=True)
+        ]
+
+
+def _box_views(fragment: Array, tensors: Sequence[SharedTensor]) -> list[Array]:
+    views, start = [], 0
+    for tensor in tensors:
+        end = start + _whole_count(tensor)
+        view = fragment[start:end].reshape(tensor.spec.shape)
+        if tensor.box is not None:
+            pairs = zip(tensor.box.start, tensor.box.shape, strict=True)
+            view = view[tuple(slice(first, first + length) for first, length in pairs)]
+        views.append(cast("Array", view))
+        start = end
+    return views
+
+
+def _whole_count(tensor: SharedTensor) -> int:
+    return math.prod(tensor.spec.shape)
 
 
 def _slices(tensors: Sequence[SharedTensor]) -> list[tuple[SharedTensor, slice]]:

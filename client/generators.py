@@ -23,10 +23,11 @@ class Generators:
     Args:
       peer: the peer's id.
       start: differs at every start of the trainer; by default the daemon's, from the environment.
+      data_rank: of this process among those of the peer; ranks with the same one draw the same samples.
     """
 
-    def __init__(self, peer: str, start: str | None = None) -> None:
-        self._peer = peer
+    def __init__(self, peer: str, start: str | None = None, data_rank: int = 0) -> None:
+        self._peer = f"{peer}.{data_rank}" if data_rank else peer
         self._start = os.environ.get(START_VARIABLE, "") if start is None else start
         self._count = 0
 

@@ -16,6 +16,9 @@ there: while a round that it posted runs and no overlap is left, while it is a s
 limit, which no trainer of the run may pass. A trainer that passed it while the master was away posts each
 due round at its present step.
 
+A trainer of several ranks calls ``step`` in each of them. They handle the same messages at the same steps
+(see ``ranks``), so that all of what ``BoundaryMachine`` decides is the same in all.
+
 After several losses in a row that are not finite, the trainer sends ``Failing``: its weights are useless,
 and the daemon's ``Load`` replaces them. An exception that ends the script is reported to the daemon, too.
 """
@@ -38,7 +41,17 @@ from typing import Literal, Self, SupportsFloat, SupportsIndex, cast, overload
 import numpy as np
 import torch
 
-from ..protocol.arena import MAIL_SLOT, STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, NotWholeError
+from ..protocol.arena import (
+    LOSS_SLOT,
+    MAIL_SLOT,
+    NAMED_SLOT,
+    NO_STEP_NAMED,
+    SECONDS_SLOT,
+    STEP_SLOT,
+    TOKENS_SLOT,
+    WAITING_SLOT,
+    NotWholeError,
+)
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import (
     COUNT_MAX,
@@ -55,6 +68,8 @@ from ..protocol.messages import (
     Message,
     Metrics,
     PostInitial,
+    RankPart,
+    RankWrites,
     Rejected,
     RoundEnded,
     RoundOpened,
@@ -69,7 +84,8 @@ from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
 from .generators import Generators
 from .inner_optimizer import InnerOptimizer
-from .local_checkpoint import LocalCheckpoint
+from .local_checkpoint import LocalCheckpoint, rank_path
+from .ranks import RankWord
 from .tensors import SharedTensor, layout_of
 from .trained_parameters import TrainedParameters
 
@@ -114,24 +130,30 @@ class Run:
         optimizer: torch.optim.Optimizer | None = None,
         clock: Callable[[], float] = time.monotonic,
         callbacks: Sequence[Callback] = (),
+        part: RankPart | None = None,
     ) -> None:
+        part = RankPart() if part is None else part
         self.round_count = 0
         self.waited_s = 0.0
-        self.seed = _seed()
+        self.seed = _seed(part.data_rank)
+        self._part = part
+        self._word = RankWord(connection) if part.world_size > 1 else None
+        self._writes: tuple[int, ...] | None = None
         self._connection = connection
         self._clock = clock
         self._tensors = tensors
         self._optimizer = optimizer
         self._inner_optimizer = InnerOptimizer(optimizer)
         self._trained_parameters = TrainedParameters(tensors, optimizer)
-        self._generators = Generators(os.environ.get(MEMBER_VARIABLE, ""))
+        self._generators = Generators(os.environ.get(MEMBER_VARIABLE, ""), data_rank=part.data_rank)
         self._thread = get_ident()  # the one that may call; NO_THREAD after ``close`` and in forks
         self._misuse = "from another thread than the one that attached"
         _attached.add(self)
-        self._machine = BoundaryMachine()
+        self._machine = BoundaryMachine(by_steps=part.world_size > 1)
         self._step_times = StepTimes()
         self._arenas: Arenas | None = None
         self._local_checkpoint: LocalCheckpoint | None = None
+        self._spent: set[int] = set()  # fragments that nothing needs in the posted arena any more
         self._spoilt_count = 0  # losses in a row that are not finite
         self._spoilt_max = COUNT_MAX
         self._left_at_s = self._clock()  # the end of the last boundary
@@ -142,6 +164,7 @@ class Run:
         self._due_step = 0
         self._poll_at_s = 0.0
         self._mail: memoryview[int] = np.zeros(1, np.uint64).data
+        self._named: memoryview[int] = np.full(1, NO_STEP_NAMED, np.uint64).data
         self._slots: memoryview[int] = np.zeros(8, np.uint64).data
         self._loss = cast("memoryview[float]", np.zeros(1, np.float64).data)
         self._seconds = cast("memoryview[float]", np.zeros(2, np.float64).data)
@@ -248,6 +271,7 @@ class Run:
                 self._spoilt_count = 0
         if (
             step < self._due_step
+            and step < self._named[0]
             and self._mail[MAIL_SLOT] == self._connection.received_count
             and self._clock() < self._poll_at_s
         ):
@@ -324,34 +348,64 @@ class Run:
     # ------------------------------------------------------------ attaching
 
     def _attach(self) -> None:
-        self._send(TrainerHello(VERSION_MAX, os.getpid(), layout_of(self._tensors)))
+        self._send(TrainerHello(VERSION_MAX, os.getpid(), layout_of(self._tensors), self._part))
         with torch.no_grad():
-            while not self._machine.loaded:
-                self._handle(self._connection.receive())
+            if self._word is None:
+                while not self._machine.loaded:
+                    self._handle(self._connection.receive())
+            else:
+                self._attach_rank(self._word)
             self._due_step = self._next_due_step()
         checkpoint = self._local_checkpoint
-        if checkpoint is not None and checkpoint.restore(self._machine.step):
+        if checkpoint is not None and checkpoint.restore(self._machine.step_limit):
             self._inner_optimizer.mark_restored()
         self._left_at_s = self._clock()
         self._measure_steps()
         if self._callbacks is not None:
             self._callbacks.begin(self._clock(), self.waited_s)
 
+    def _attach_rank(self, word: RankWord) -> None:
+        first = self._connection.receive()
+        if isinstance(first, Rejected):
+            self._handle(first)
+        if not isinstance(first, RankWrites):
+            raise RemoteProtocolError(f"the daemon sent a {type(first).__name__}")
+        self._writes = first.tensors
+        messages = word.receive()
+        while True:
+            for message in messages or ():
+                self._handle(message)
+            if self._machine.loaded:
+                word.train_on()
+                self._mail[MAIL_SLOT] = self._connection.received_count
+                return
+            messages = word.wait(0, must=True)
+
     def _open_arenas(self, message: ArenaOpened) -> None:
         if self._arenas is not None:
             raise RemoteProtocolError("the daemon opened its arenas a second time")
         descriptors = self._connection.take_descriptors()
-        self._arenas = arenas = Arenas.open(message, descriptors, self._tensors, self._pause)
+        self._arenas = arenas = Arenas.open(
+            message, descriptors, self._tensors, self._pause, self._writes
+        )
         self._spoilt_max = message.nan_steps or COUNT_MAX
         if message.local_checkpoint:
-            self._local_checkpoint = LocalCheckpoint(
-                Path(message.local_checkpoint), self._optimizer
-            )
-        arenas.posted.loss[0] = math.nan  # none so far
-        self._mail = arenas.shared.slots.data
-        self._slots = arenas.posted.slots.data
-        self._loss = cast("memoryview[float]", arenas.posted.loss.data)
-        self._seconds = cast("memoryview[float]", arenas.posted.seconds.data)
+            path = rank_path(Path(message.local_checkpoint), self._part)
+            self._local_checkpoint = LocalCheckpoint(path, self._optimizer)
+        slots = arenas.posted.slots
+        if self._word is None:
+            self._mail = arenas.shared.slots.data
+        else:
+            slots = arenas.posted.rank_slots(self._part.rank)
+            self._named = arenas.shared.slots[NAMED_SLOT : NAMED_SLOT + 1].data
+        self._slots = slots.data
+        self._loss = cast(
+            "memoryview[float]", slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64).data
+        )
+        self._seconds = cast(
+            "memoryview[float]", slots[SECONDS_SLOT : SECONDS_SLOT + 2].view(np.float64).data
+        )
+        self._loss[0] = math.nan  # none so far
         self._slots[WAITING_SLOT] = 0  # an earlier process may have died while it waited
 
     # ------------------------------------------------------------ a step boundary
@@ -363,6 +417,9 @@ class Run:
         self._poll_at_s = now_s + POLL_INTERVAL_S
         if self.contributing:
             self._seconds[STEPPED] += now_s - self._left_at_s
+        if self._word is not None:
+            self._rank_boundary(self._word)
+            return
         while not self.finished:
             message = self._connection.receive_nowait()
             if message is not None:
@@ -378,6 +435,37 @@ class Run:
             if not must_wait:
                 break
             self._handle(self._wait())
+        self._due_step = self._next_due_step()
+        self._left_at_s = self._clock()
+
+    def _rank_boundary(self, word: RankWord) -> None:
+        """Do what is due at this step as ``_boundary`` does, in one rank of several.
+
+        What is done depends on the step and on messages only, never on how long a copy takes: one that
+        begins at a boundary ends at the next one.
+        """
+        arenas, machine = self._require_arenas(), self._machine
+        arenas.advance(wait=True)
+        while not self.finished:
+            if self._announce_post(arenas) or self._post_due(arenas):
+                continue
+            must_wait = machine.must_wait(arenas.overlap_steps)
+            arenas.advance(wait=must_wait)
+            if self._announce_post(arenas):
+                continue
+            if not must_wait and self._named[0] != machine.step:
+                break
+            with self._waiting():
+                messages = word.wait(machine.step, must=must_wait)
+            if messages is None and not must_wait:
+                break  # it was named, and is not any more
+            for message in messages or ():
+                self._handle(message)
+        if self.finished:
+            return
+        word.train_on()
+        self._connection.check()
+        self._mail[MAIL_SLOT] = self._connection.received_count
         self._due_step = self._next_due_step()
         self._left_at_s = self._clock()
 
@@ -409,12 +497,19 @@ class Run:
         if fragment is None:
             return False
         self._trained_parameters.check()
+        self._release_spent(arenas, fragment)
         arenas.replicas[fragment].post()
         self._machine.post(fragment)
         self._inner_optimizer.mark_used()
         self._measure_steps()
         self._announce_post(arenas)
         return True
+
+    def _release_spent(self, arenas: Arenas, posting: int) -> None:
+        """Give back the posted arena's memory of rounds that are over; the last one's daemon may still read."""
+        for fragment in self._spent.difference(self._machine.posted_fragments, {posting}):
+            arenas.replicas[fragment].release()
+        self._spent.clear()
 
     def _announce_post(self, arenas: Arenas) -> bool:
         """Send ``Posted`` for one round whose data is in the arena; return whether there was one."""
@@ -445,8 +540,10 @@ class Run:
             self._obey(message)
         except NotWholeError:
             # After it sent the message, the daemon began to fetch that fragment again. It sends
-            # ``Load`` when the fragment is whole.
-            self._machine.loaded = False
+            # ``Load`` when the fragment is whole. Of several ranks all must do the same until then, and
+            # the others may have found it whole: they train on, and what they post is refused.
+            if self._word is None:
+                self._machine.loaded = False
 
     def _obey(self, message: Message) -> None:
         machine = self._machine
@@ -462,7 +559,11 @@ class Run:
                 first = not machine.loaded
                 machine.move_to(message.step, message.step_limit)
                 self._slots[STEP_SLOT] = machine.step
-                self._load()
+                self._spoilt_count = 0
+                if self._word is None:
+                    self._load()
+                else:
+                    self._load_rank(first=first)
                 self._inner_optimizer.renew(machine.own_step if machine.step else None, first=first)
                 machine.finished = message.finished
             case ExtendStepLimit():
@@ -476,8 +577,9 @@ class Run:
             case ArenaOpened():
                 self._open_arenas(message)
             case PostInitial():
-                for replica in self._require_arenas().replicas:
+                for fragment, replica in enumerate(self._require_arenas().replicas):
                     replica.post_present()
+                    self._spent.add(fragment)
                 self._send(InitialPosted())
             case Rejected():
                 raise AttachRefused(f"the run does not take this trainer: {message.reason}")
@@ -489,6 +591,8 @@ class Run:
         fragment = message.fragment
         replica = arenas.replicas[fragment]
         ended = self._machine.end_round(message)
+        if ended.posted:
+            self._spent.add(fragment)
         contributed = ended.contributed
         if ended.posted and not contributed:
             replica.withdraw()
@@ -526,7 +630,8 @@ class Run:
         self._spoilt_count += 1
         if self._spoilt_count >= self._spoilt_max and self._machine.loaded:
             count, self._spoilt_count = self._spoilt_count, 0
-            self._machine.loaded, self._due_step = False, 0
+            if self._word is None:  # one rank of several does not stop alone: ``Load`` comes to all
+                self._machine.loaded, self._due_step = False, 0
             self._inner_optimizer.mark_spoilt()
             step = self._machine.step
             reason = f"the loss was not finite {count} times in a row, up to step {step}"
@@ -547,6 +652,15 @@ class Run:
                 ) from None
         self._machine.finished = True
 
+    def _load_rank(self, *, first: bool) -> None:
+        """Load as ``_load`` does, and count as loaded whatever this rank finds, since the others do."""
+        if not first:
+            self._inner_optimizer.look()  # the losses may be another rank's only
+        try:
+            self._load()
+        except NotWholeError:
+            self._machine.load()
+
     def _require_arenas(self) -> Arenas:
         if self._arenas is None:
             raise RemoteProtocolError("the daemon sent orders before it opened its arenas")
@@ -557,8 +671,11 @@ class Run:
         with suppress(DaemonGone):
             self._connection.send(message)
             return
-        if not self.finished:
-            self._handle_remaining()
+        if self.finished:
+            return
+        while self._word is not None:  # the last messages come only to ranks that all wait
+            self._connection.receive()
+        self._handle_remaining()
 
     @torch.no_grad()
     def _handle_remaining(self) -> None:
@@ -567,11 +684,13 @@ class Run:
             self._handle(self._connection.receive())
 
 
-def _seed() -> int:
-    """Return the peer's number from the environment, or this process's id."""
+def _seed(data_rank: int) -> int:
+    """Return the peer's number from the environment, or this process's id; each data rank has its own."""
     text = os.environ.get(MEMBER_VARIABLE)
     if text is None:
         return os.getpid()
+    if data_rank:
+        text = f"{text}.{data_rank}"
     return int(text) if text.isdecimal() else zlib.crc32(text.encode())
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from .tensors import local_part
+
 RAMP_STEPS = 50  # own steps; Adam's second moments at 0.95 have forgotten their start by then
 
 
@@ -44,6 +46,17 @@ class InnerOptimizer:
     def mark_spoilt(self) -> None:
         """Clear the state at the next load: it holds values that are not finite."""
         self._spoilt = True
+
+    def look(self) -> None:
+        """Look through the state, and mark it as spoilt if a value is not finite."""
+        if self._optimizer is not None and not self._spoilt:
+            self._spoilt = any(
+                isinstance(value, torch.Tensor)
+                and value.is_floating_point()
+                and not bool(local_part(value.detach()).isfinite().all())
+                for entries in self._optimizer.state.values()
+                for value in entries.values()
+            )
 
     def renew(self, own_step: int | None, *, first: bool) -> None:
         """After a load, clear a state that belongs to dropped steps, and begin a ramp.

@@ -23,6 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..protocol.durable_files import put_in_place
+from ..protocol.messages import RankPart
+from .tensors import box_of, is_sharded, local_part
 
 FORMAT = 1
 KEY = "holdfast.trainer"  # of the JSON, among the file's metadata
@@ -39,6 +41,13 @@ _UNREADABLE = (
 )
 
 Tensors = dict[str, torch.Tensor]
+
+
+def rank_path(path: Path, part: RankPart) -> Path:
+    """Return where one of several ranks keeps its state: another number of ranks has other parts."""
+    if part.world_size == 1:
+        return path
+    return path.with_name(f"{path.stem}-{part.rank}-of-{part.world_size}{path.suffix}")
 
 
 class LocalCheckpoint:
@@ -106,15 +115,16 @@ class LocalCheckpoint:
 
     def _shapes(self) -> list[list[int]]:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
-        return [list(parameter.shape) for group in groups for parameter in group["params"]]
+        return [list(_place(parameter)) for group in groups for parameter in group["params"]]
 
     # ------------------------------------------------------------ restoring
 
-    def restore(self, step: int) -> bool:
+    def restore(self, step_limit: int) -> bool:
         """Restore the optimizer and the generators, and return whether the optimizer has a state now.
 
         A state that the script has loaded itself stays. A file that is damaged, of another optimizer,
-        or of a later step than the run's is ignored with a warning.
+        or of a later step than the run's limit is ignored with a warning: up to there the trainer goes
+        while a checkpoint is written, so that this one was kept with another.
         """
         if not self._path.exists() or (self._optimizer is not None and self._optimizer.state):
             return False
@@ -124,8 +134,10 @@ class LocalCheckpoint:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if figures["format"] != FORMAT:
                 raise ValueError(f"format {figures['format']}")
-            if figures["step"] > step:
-                raise ValueError(f"it is of step {figures['step']}, and the run is at {step}")
+            if figures["step"] > step_limit:
+                raise ValueError(
+                    f"it is of step {figures['step']}, and the run goes to {step_limit} now"
+                )
             if figures["shapes"] != self._shapes():
                 raise ValueError("the optimizer trains tensors of other shapes")
             self._restore_optimizer(figures["state"], tensors)
@@ -139,14 +151,40 @@ class LocalCheckpoint:
         if self._optimizer is None or not state:
             return
         groups = self._optimizer.state_dict()["param_groups"]
+        parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
         entries = {
             int(index): {
-                name: tensors[value["tensor"]] if isinstance(value, dict) else value
+                name: _as_part(tensors[value["tensor"]], parameters[int(index)])
+                if isinstance(value, dict)
+                else value
                 for name, value in flat.items()
             }
             for index, flat in state.items()
         }
         self._optimizer.load_state_dict({"state": entries, "param_groups": groups})
+
+
+def _place(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return a parameter's shape, or of one that is sharded the start and the shape of the part here."""
+    box = box_of("", parameter)
+    return tuple(parameter.shape) if box is None else (*box.start, *box.shape)
+
+
+def _as_part(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a state's tensor sharded as its parameter is, if it is of the shape of this process's part."""
+    if not is_sharded(parameter) or value.shape != local_part(parameter.detach()).shape:
+        return value
+    from torch.distributed.tensor import DTensor  # only scripts that have made one need it
+
+    assert isinstance(parameter, DTensor)
+    return DTensor.from_local(
+        value.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 class _CannotKeepError(Exception):
@@ -159,7 +197,7 @@ def _flatten(index: int, entries: dict[str, Any], tensors: Tensors) -> dict[str,
     for name, value in entries.items():
         if isinstance(value, torch.Tensor):
             key = f"optimizer.{index}.{name}"
-            tensors[key] = value.detach().to("cpu", copy=True).contiguous()
+            tensors[key] = local_part(value.detach()).to("cpu", copy=True).contiguous()
             flat[name] = {"tensor": key}
         elif value is None or isinstance(value, bool | int | float | str):
             flat[name] = value

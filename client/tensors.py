@@ -4,13 +4,15 @@ All parameters and all persistent buffers are shared, each once, in the order an
 ``model.state_dict()``. A tensor is looked up in its module at every access, because ``model.to`` and
 assignments to buffers replace the tensor object. Wrappers (DistributedDataParallel, DataParallel,
 torch.compile) are left out of the names, so a peer with two GPUs and a peer with one declare the same
-layout.
+layout. Of a tensor that is sharded over processes (a ``DTensor``) the whole is declared, and this process
+reads and writes its part, a box of the whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
-from ..protocol.messages import ModelLayout, TensorSpec
+from ..protocol.messages import ModelLayout, TensorBox, TensorSpec
 from .attach_errors import ModelError
 
 Values = NDArray[np.float32] | NDArray[np.int64]
@@ -40,26 +42,45 @@ class SharedTensor:
       spec: its declaration to the run.
       holder: its module's own table of parameters or buffers.
       key: its name in that table.
+      box: the part in this process's memory, if it is sharded; None: all of it.
+      reshard: makes the module hold parts again, which after a forward pass may hold whole tensors.
     """
 
     spec: TensorSpec
     holder: dict[str, torch.Tensor | None]
     key: str
+    box: TensorBox | None = None
+    reshard: Callable[[], None] | None = None
 
     @property
     def tensor(self) -> torch.Tensor:
         tensor = self.holder.get(self.key)
+        if self.box is not None and self.reshard is not None and not is_sharded(tensor):
+            self.reshard()
+            tensor = self.holder.get(self.key)
         if tensor is None or tuple(tensor.shape) != self.spec.shape:
             found = "gone" if tensor is None else f"of shape {tuple(tensor.shape)}"
             raise ModelError(
                 f"tensor {self.spec.name!r} was of shape {self.spec.shape} when the run was "
                 f"attached and is now {found}; its shape must not change during a run"
             )
-        return tensor.detach()
+        part = local_part(tensor.detach())
+        if tuple(part.shape) != self.shape:
+            raise ModelError(
+                f"this process held {self.shape} of tensor {self.spec.name!r} when the run was attached "
+                f"and now holds {tuple(part.shape)}"
+            )
+        return part
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what this process holds."""
+        return self.spec.shape if self.box is None else self.box.shape
 
     @property
     def count(self) -> int:
-        return math.prod(self.spec.shape)
+        """The number of elements that this process holds."""
+        return math.prod(self.shape)
 
     @property
     def low_precision(self) -> bool:
@@ -98,8 +119,12 @@ def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
       ModelError: a tensor cannot be shared (it is named), or there is none.
     """
     found: list[SharedTensor] = []
+    _refuse_flattened(model)
     seen: dict[object, int] = {}  # a tensor's identity -> its index in ``found``
     aliases: dict[int, list[str]] = {}
+    reshard = _resharding(model)
+    if reshard is not None:
+        reshard()
     for prefix, module in _modules(model):
         for holder, key in _entries(module):
             tensor = holder[key]
@@ -113,7 +138,9 @@ def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
                     aliases.setdefault(first, []).append(name)
                 continue
             seen.update((each, len(found)) for each in _identities(tensor))
-            found.append(SharedTensor(_spec(name, tensor), holder, key))
+            found.append(
+                SharedTensor(_spec(name, tensor), holder, key, box_of(name, tensor), reshard)
+            )
     if not found:
         raise ModelError(f"the model ({type(model).__name__}) has no parameters to share")
     for first, names in aliases.items():
@@ -170,14 +197,24 @@ def _entries(module: nn.Module) -> Iterator[tuple[dict[str, torch.Tensor | None]
             yield module._buffers, key
 
 
+def _refuse_flattened(model: nn.Module) -> None:
+    """Refuse FullyShardedDataParallel: its parameters are parts of flat ones without the model's shapes."""
+    wrappers = sys.modules.get("torch.distributed.fsdp")  # a script that uses it has imported it
+    if wrappers is not None and any(
+        isinstance(module, wrappers.FullyShardedDataParallel) for module in model.modules()
+    ):
+        raise ModelError(
+            "the model is wrapped by FullyShardedDataParallel, whose parameters are flattened",
+            hint="shard it with torch.distributed.fsdp.fully_shard (FSDP2) instead",
+        )
+
+
 def _require_plain(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor without dense memory of its own."""
     if nn.parameter.is_lazy(tensor):
         raise ModelError(f"tensor {name!r} has no shape yet: run one batch before attaching")
     if tensor.is_meta:
         raise ModelError(f"tensor {name!r} is on the meta device and has no values to share")
-    if hasattr(tensor, "to_local"):
-        raise ModelError(f"tensor {name!r} is sharded over processes; only whole ones are shared")
     if tensor.layout != torch.strided:
         raise ModelError(f"tensor {name!r} is sparse; only dense ones can be shared")
 
@@ -185,8 +222,49 @@ def _require_plain(name: str, tensor: torch.Tensor) -> None:
 def _identities(tensor: torch.Tensor) -> Iterator[object]:
     """Yield keys that two names of one tensor share: the object, or the same view of one memory."""
     yield id(tensor)
-    if tensor.numel():
-        yield (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    part = local_part(tensor.detach())
+    if part.numel():
+        yield (part.data_ptr(), tuple(part.shape), part.stride(), part.dtype)
+
+
+def is_sharded(tensor: torch.Tensor | None) -> bool:
+    """Return whether a tensor is a ``DTensor``, of which this process holds a part or a copy."""
+    return hasattr(tensor, "to_local")
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this process holds of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def box_of(name: str, tensor: torch.Tensor) -> TensorBox | None:
+    """Return the part of a tensor that this process holds, or None if it holds all of it."""
+    if not is_sharded(tensor):
+        return None
+    from torch.distributed.tensor import _utils  # only scripts that have made one need it
+
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    if any(each.is_partial() for each in placements):
+        raise ModelError(
+            f"tensor {name!r} is a sum of parts that the processes have not added up",
+            hint="redistribute it before attaching (`tensor.redistribute(...)`)",
+        )
+    shape, start = _utils.compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    if tuple(shape) == tuple(tensor.shape):
+        return None
+    # An empty part may begin behind the tensor's end.
+    return TensorBox(tuple(min(*each) for each in zip(start, tensor.shape, strict=True)), shape)
+
+
+def _resharding(model: nn.Module) -> Callable[[], None] | None:
+    """Return a function that makes all modules under FSDP2 hold their parts, or None if there are none."""
+    sharded = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+
+    def reshard() -> None:
+        for module in sharded:
+            module.reshard()  # type: ignore[operator]
+
+    return reshard if sharded else None
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:

@@ -97,10 +97,9 @@ class ChunkLayout:
     zstd_up: bool
     zstd_down: bool
 
+    # A tree has two layouts; rounds of one fragment have the same as long as the lines do.
     @classmethod
-    @lru_cache(
-        maxsize=2
-    )  # a tree has two; rounds of one fragment have the same, as long as lines do
+    @lru_cache(maxsize=2)
     def of(cls, plan: Plan, size: FragmentSize) -> ChunkLayout:
         """Cut a fragment of this size as the plan says.
 

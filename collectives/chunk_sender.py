@@ -65,8 +65,8 @@ class _Batch:
         self.position += 1
         return self.load_of(index, self.attempt_of(index))
 
-    def exhausted(self) -> bool:
-        return self.position == self.count
+    def left(self) -> int:
+        return self.count - self.position
 
 
 @frozen

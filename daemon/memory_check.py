@@ -10,6 +10,7 @@ from pathlib import Path
 from .. import __version__
 from ..membership.master.state.context import Context
 from ..membership.master.sync.state_sync import FETCHES_MAX
+from ..membership.planning.predict import memory_bytes
 from ..protocol.arena import arena_bytes
 from ..protocol.errors import UserError
 from ..protocol.messages import CheckAnswer, FragmentSize
@@ -70,15 +71,16 @@ def _fragment_bytes(size: FragmentSize) -> int:
 
 
 def needs_of(context: Context) -> CheckAnswer:
-    """Return what a member of this run needs on its machine."""
+    """Return what a member of this run needs on its machine, with its hook, beside the script's own."""
     sizes, spec = context.history.sizes, context.spec
+    needed = memory_bytes(spec, sum(size.value_count for size in sizes))
     return CheckAnswer(
         now_s=0.0,
         host="",
         faults=(),
         member_count=len(context.roster),
         lanes_max=spec.reduce.lanes_max,
-        memory_bytes=state_bytes(sizes) + MEMORY_LEFT_BYTES if sizes else 0,
+        memory_bytes=round(needed) + MEMORY_LEFT_BYTES if sizes else 0,
         checkpoint_bytes=sum(map(_fragment_bytes, sizes)),
         checkpoint_count=spec.checkpoint.keep_count,
         software=__version__,

@@ -170,6 +170,7 @@ class PeerStatus:
     command_pid: int | None = None
     trainer_restarts: int = 0
     trainer_state: str = "none"
+    accelerators: Annotated[str, about('"7 of 8 GPUs" are healthy; empty: not asked for.')] = ""
     waited_s: float = 0.0
     stepped_s: float = 0.0
     limits: Annotated[dict[str, Any], about("Limits that the machine's owner has set.")]

@@ -25,7 +25,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,16 @@ ALIGNMENT_BYTES = 64
 NOTHING_WHOLE = -1  # the version of a fragment that holds no whole version
 
 MAIL_SLOT = 0  # shared arena: messages the daemon has sent to the trainer
+NAMED_SLOT = 1  # shared arena: the step at which all ranks wait for the word, or ``NO_STEP_NAMED``
+NO_STEP_NAMED = 2**64 - 1
 STEP_SLOT = 0  # posted arena: the trainer's global step
 TOKENS_SLOT = 1  # posted arena: tokens trained since the trainer started
 LOSS_SLOT = 2  # posted arena: the last loss, float64 bits
 WAITING_SLOT = 3  # posted arena: 0; while the trainer waits, 1 + the messages it has received
 SECONDS_SLOT = 4  # posted arena, and the next one: see ``Arena.seconds``; float64 bits
+# Of a trainer of several ranks each has slots of its own, as above, behind the first ones. Its daemon makes
+# the first ones from these.
+RANK_SLOT_COUNT = 8
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -88,10 +93,12 @@ class Arena:
         file: int | None = None,
     ) -> None:
         self._file = file
+        self._buffer = buffer
         if file is not None:
             weakref.finalize(self, os.close, file)
         places, total_bytes = _offsets(sizes)
         self._values_at = [values_at for values_at, _ in places]
+        self._ends_at = [*self._values_at[1:], total_bytes]
         if len(buffer) < total_bytes:
             raise LocalProtocolError(f"an arena of {len(buffer)} bytes, {total_bytes} needed")
         self.sizes = tuple(sizes)
@@ -114,6 +121,11 @@ class Arena:
             for size, (_, counters_at) in zip(sizes, places, strict=True)
         ]
 
+    def rank_slots(self, rank: int) -> NDArray[np.uint64]:
+        """Return a rank's slots in the posted arena, of a trainer of several ranks; a view."""
+        start = RANK_SLOT_COUNT * (rank + 1)
+        return self.slots[start : start + RANK_SLOT_COUNT]
+
     def values(self, fragment: int) -> Values:
         """Return a fragment's float32 values, shape ``(value_count,)``; a view, not a copy."""
         return self._values[fragment]
@@ -134,6 +146,19 @@ class Arena:
         at, done = self._values_at[fragment] + start, 0
         while done < data.size:
             done += os.pwrite(self._file, data.data[done:], at + done)
+
+    def release(self, fragment: int) -> None:
+        """Give a fragment's memory back to the system; its values and counters are zeros then, or as before.
+
+        The pages that it shares with its neighbours stay. Other systems than Linux keep all.
+        """
+        if not isinstance(self._buffer, mmap.mmap) or not hasattr(mmap, "MADV_REMOVE"):
+            return
+        start = -(-self._values_at[fragment] // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = self._ends_at[fragment] // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            with suppress(OSError):  # the file is on a file system that has no holes
+                self._buffer.madvise(mmap.MADV_REMOVE, start, end - start)
 
     def version(self, fragment: int) -> int:
         """Return the fragment's version, or ``NOTHING_WHOLE``."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 from attrs import field, frozen
-from attrs.validators import and_, ge, le, matches_re, max_len, min_len
+from attrs.validators import and_, ge, le, lt, matches_re, max_len, min_len
 
 from .text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 from .text import printable
@@ -37,6 +37,7 @@ KEPT_STATES_MAX = 16  # checkpoints that a peer reports, the newest ones
 FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16  # dimensions of a tensor
+RANKS_MAX = 63  # processes of one peer's trainer; their slots fill a page, see ``arena``
 SITE_CHARS_MAX = 64  # in a site's name
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
@@ -528,6 +529,7 @@ class Progress(Message):
     copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
     # Of ``state_received_bytes``: saved by compression.
     state_saved_bytes: int = field(default=0, validator=_count)
+    accelerators: str = field(default="", validator=_word)  # "7 of 8 GPUs"; empty: not told
 
 
 @frozen
@@ -535,7 +537,8 @@ class Measured(Message):
     """Peer, after a reduction: the bytes that it sent and received, and the seconds that this took.
 
     A second in which several links send counts once in ``sending_s``, so bytes divided by seconds is
-    the rate of the peer's own line. The same holds for receiving.
+    the rate of the peer's own line, unless it waited for others. The same holds for receiving.
+    ``best_bytes_per_s``: at which it sent in its best second; 0: not known.
     """
 
     sent_bytes: int = field(validator=_count)
@@ -543,6 +546,7 @@ class Measured(Message):
     received_bytes: int = field(validator=_count)
     receiving_s: float = field(validator=_finite)
     links: tuple[LinkLoad, ...] = field(validator=max_len(MEMBERS_MAX))  # links that sent bytes
+    best_bytes_per_s: float = field(default=0.0, validator=_finite)
 
 
 @frozen
@@ -1229,12 +1233,70 @@ class EvidenceRefused(Message):
 
 
 @frozen
+class TensorBox:
+    """The part of a tensor that a rank holds: ``shape`` elements from ``start`` on, in each dimension."""
+
+    start: tuple[int, ...] = field(validator=_each(_count, DIMENSIONS_MAX))
+    shape: tuple[int, ...] = field(validator=_each(_count, DIMENSIONS_MAX))
+
+
+@frozen
+class RankPart:
+    """One process of a trainer, and what it holds of the model.
+
+    Ranks with the same ``data_rank`` train on the same samples (tensor parallel): their tokens count once.
+    ``boxes``: one for each tensor of the layout; empty: the whole model.
+    """
+
+    rank: int = field(default=0, validator=and_(ge(0), lt(RANKS_MAX)))
+    world_size: int = field(default=1, validator=and_(ge(1), le(RANKS_MAX)))
+    data_rank: int = field(default=0, validator=and_(ge(0), lt(RANKS_MAX)))
+    boxes: tuple[TensorBox, ...] = field(default=(), validator=max_len(TENSORS_MAX))
+
+
+@frozen
 class TrainerHello(Message):
-    """Trainer: the first message."""
+    """Trainer: the first message, of each of its ranks."""
 
     version: int = field(validator=_count)
     pid: int = field(validator=_count)
     layout: ModelLayout
+    part: RankPart = RankPart()
+
+
+@frozen
+class RankWrites(Message):
+    """Daemon to a rank, first: the indices of the tensors that it writes into the posted arena.
+
+    Of ranks that hold the same part of a tensor one writes it.
+    """
+
+    tensors: tuple[int, ...] = field(validator=_each(_count, TENSORS_MAX))
+
+
+@frozen
+class RankOrders(Message):
+    """Daemon to all ranks that wait at one step: so many messages follow. See ``RankGate``."""
+
+    count: int = field(validator=_count)
+
+
+@frozen
+class RankPassOn(Message):
+    """Daemon to a rank that waits for the word only: train on."""
+
+
+@frozen
+class RankWaits(Message):
+    """Rank: it waits at this step; ``must``: it cannot train on without a message."""
+
+    step: int = field(validator=_count)
+    must: bool
+
+
+@frozen
+class RankTrainsOn(Message):
+    """Rank: it has handled all messages that it was given, and trains on."""
 
 
 @frozen

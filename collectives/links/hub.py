@@ -286,6 +286,7 @@ class LinkHub:
             sent=self._shared.sent.take(),
             received=self._shared.received.take(),
             sent_to={peer: reading for peer, reading in sent_to.items() if reading.carried_bytes},
+            best_bytes_per_s=self._shared.line.take_best_rate(),
         )
 
     # ------------------------------------------------------------ accepting

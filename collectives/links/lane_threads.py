@@ -64,9 +64,10 @@ class LaneThreads:
 
     def _paced_by_line(self) -> LanePace:
         line, now_s = self._shared.node.line, self._shared.loop.now_s
+        weight = partial(self._shared.node.send_backlog.weight, self._shared.peer)
         return LanePace(
             lambda count: line.reserve(count, now_s()),
-            lambda: min(SLICE_BYTES, line.slice_bytes),
+            lambda: min(SLICE_BYTES, int(weight() * line.slice_bytes)),
             self._shared.turns,
         )
 

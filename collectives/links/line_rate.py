@@ -35,8 +35,9 @@ STEP_FIRST, STEP_MAX = 0.02, 0.25  # growth by a step without a queue, as a shar
 SMALL_STEPS = 2  # then each step is twice the last one
 STEP_ROUND_TRIPS = 1.25  # from one step to the next: before, its queue could not be seen
 USED_MIN = 0.85  # of the rate is used if it limits anything
-FLOOR = 0.94  # of the most that was delivered lately
+FLOOR = 0.94  # of the most that was delivered in a good window lately
 LATELY = 30  # long windows
+GOOD_WINDOW = 0.9  # the place of a good one among these, from the least to the most
 ROUND_TRIP_S_MIN = 0.002  # over shorter paths queues are too short to be seen
 
 
@@ -67,19 +68,19 @@ class PaceRule:
     Attributes:
       bytes_per_s: the rate at which the node may send; infinite while no queue was seen.
       has_room: whether the line could carry more at the last sample.
-      capacity_bytes_per_s: what was delivered when a queue was seen last; 0.0 before.
+      windows_ended: long windows so far.
     """
 
     def __init__(self) -> None:
         self.bytes_per_s = math.inf
         self.has_room = False
-        self.capacity_bytes_per_s = 0.0
+        self.windows_ended = 0
         self._step_count = 0  # since the last queue
         self._step_s = -math.inf  # when the last of them was taken
         # Samples of the last long window: when, and the bytes delivered until then.
         self._recent: deque[tuple[float, int]] = deque()
         self._delivered_bytes = 0
-        self._most: deque[float] = deque(maxlen=LATELY)  # bytes per second, by long window
+        self._windows: deque[float] = deque(maxlen=LATELY)  # bytes per second, by long window
         self._remembered_s = -math.inf  # end of the last of these
 
     def sample(self, sample: LineSample) -> float:
@@ -89,10 +90,9 @@ class PaceRule:
         self.has_room = not queue and (delivered or 0.0) < USED_MIN * self.bytes_per_s
         if delivered is None or sample.round_trip_s < ROUND_TRIP_S_MIN:
             return self.bytes_per_s
-        most = max(self._most, default=0.0)
+        most = self._most()
         if queue:
             # What a line delivers while there is a queue is what it can carry.
-            self.capacity_bytes_per_s = delivered
             self._step_count = 0
             self.bytes_per_s = max(FLOOR * most, DRAIN * delivered)
         elif (
@@ -105,6 +105,23 @@ class PaceRule:
             self._step_s = sample.now_s
             self.bytes_per_s = max(self.bytes_per_s * (1 + step), DRAIN * most)
         return self.bytes_per_s
+
+    def best_rate(self, count: int) -> float:
+        """Return bytes per second in the best of the last long windows; 0.0: none has ended.
+
+        Args:
+          count: how many windows count; of more than ``LATELY`` these.
+        """
+        windows = list(self._windows)
+        return max(windows[max(0, len(windows) - count) :], default=0.0)
+
+    def _most(self) -> float:
+        """Return what the line has delivered in its good windows of late; 0.0: none has ended.
+
+        Not in the best one: a line that has rested takes a burst that it cannot carry for long.
+        """
+        ranked = sorted(self._windows)
+        return ranked[int(GOOD_WINDOW * (len(ranked) - 1))] if ranked else 0.0
 
     def _measure(self, sample: LineSample) -> float | None:
         """Return bytes per second of the window that ends with this sample; None if it is too short."""
@@ -120,7 +137,8 @@ class PaceRule:
             recent.popleft()
         if now_s - self._remembered_s >= LONG_WINDOW_S:
             self._remembered_s = now_s
-            self._most.append(_rate(recent[0], recent[-1]))
+            self._windows.append(_rate(recent[0], recent[-1]))
+            self.windows_ended += 1
         window_s = max(WINDOW_S, WINDOW_ROUND_TRIPS * sample.round_trip_s)
         began = next((each for each in reversed(recent) if now_s - each[0] >= window_s), None)
         if began is None and now_s - recent[0][0] >= LONG_WINDOW_S:

@@ -34,11 +34,13 @@ class LineWatch:
     def __init__(self, cap: RateLimiter | None = None) -> None:
         self._cap = cap
         self.rate = PaceRule()
-        self._acked: dict[SocketLane, int] = {}  # bytes acknowledged at the last look
+        self._delivered: dict[SocketLane, int] = {}  # bytes, at the last look
         self._queues: dict[
             SocketLane, float
         ] = {}  # by lane that has sent: how long its packets queue
+        self._peers: dict[SocketLane, str] = {}
         self._looked_s = -math.inf
+        self._windows_taken = 0  # of those that have ended
         self._limiter: RateLimiter | None = None  # while the rate is finite
 
     # ------------------------------------------------------------ lanes' threads
@@ -67,33 +69,39 @@ class LineWatch:
 
     # ------------------------------------------------------------ the event loop
 
-    def add(self, lane: SocketLane) -> None:
-        """Watch an open lane."""
-        self._acked[lane] = 0
+    def add(self, lane: SocketLane, peer: str) -> None:
+        """Watch an open lane to a peer."""
+        self._delivered[lane] = 0
+        self._peers[lane] = peer
 
     def remove(self, lane: SocketLane) -> None:
         """Watch a lane no more: it will be closed."""
-        self._acked.pop(lane, None)
+        self._delivered.pop(lane, None)
+        self._peers.pop(lane, None)
         self._queues.pop(lane, None)
 
     def look(self, now_s: float) -> None:
         """Read the connections, if it is time, and pace the lanes by what they say."""
-        if now_s - self._looked_s < LOOK_S or not self._acked:
+        if now_s - self._looked_s < LOOK_S or not self._delivered:
             return
         self._looked_s = now_s
         delivered, round_trip_s = 0, math.inf
         self._queues.clear()
-        for lane, before in self._acked.items():
+        for lane, before in self._delivered.items():
             path = lane.path()
-            if path is None or path.acked_bytes == before:
+            if path is None or path.delivered_bytes <= before:
                 continue
-            self._acked[lane] = path.acked_bytes
-            delivered += path.acked_bytes - before
+            self._delivered[lane] = path.delivered_bytes
+            delivered += path.delivered_bytes - before
             round_trip_s = min(round_trip_s, path.shortest_s)
             self._queues[lane] = path.round_trip_s - path.shortest_s
         if not delivered:
             return
         queue_s = min(self._queues.values())
+        if len({self._peers[lane] for lane in self._queues}) < min(
+            2, len(set(self._peers.values()))
+        ):
+            queue_s = 0.0  # it may be the queue of the one peer's own line
         rate = self.rate.sample(LineSample(now_s, delivered, round_trip_s, queue_s))
         if rate == math.inf:
             self._limiter = None
@@ -101,6 +109,12 @@ class LineWatch:
             self._limiter = RateLimiter(rate, burst_s=BURST_S, slice_s=SLICE_S)
         else:
             self._limiter.set_rate(rate)
+
+    def take_best_rate(self) -> float:
+        """Return bytes per second in the best second since the last call; 0.0: none has ended since."""
+        fresh = self.rate.windows_ended - self._windows_taken
+        self._windows_taken += fresh
+        return self.rate.best_rate(fresh)
 
     def has_room(self, lanes: Iterable[SocketLane | None], round_trip_s: float) -> bool:
         """Return whether the line, and these lanes' path, could carry more at the last look.

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
@@ -95,7 +96,7 @@ class Link:
         self._mute_s = 0.0  # how long no message could be sent, though one waits
         self._control_sent_bytes = 0  # at the last call of ``watch``
         self._scope = trio.CancelScope()
-        self._send_queue = SendQueue(node.send_priority)
+        self._send_queue = SendQueue(node.send_priority, partial(node.send_backlog.set_left, peer))
         self.sent_meter = Meter(node.sent)
         shared = SharedByLanes(
             peer=peer,

@@ -103,7 +103,7 @@ class LinkLane:
         parts = (self.records, self.frames, self._shared)
         if isinstance(self.stream, trio.SocketStream):
             carrier = self._threads = LaneThreads(self.stream, *parts)
-            self._shared.node.line.add(carrier.socket_lane)
+            self._shared.node.line.add(carrier.socket_lane, self._shared.peer)
             hang_up.start_soon(carrier.hang_up)
         else:
             carrier = LaneTasks(self.stream, *parts)

@@ -18,6 +18,7 @@ from .lane_count import COUNT_FIRST, COUNT_MAX, NodeLinks
 from .line_watch import LineWatch
 from .rate_limiter import RateLimiter
 from .rate_meter import Meter
+from .send_backlog import SendBacklog
 from .send_priority import SendPriority
 from .send_queue import SendQueue
 
@@ -49,6 +50,7 @@ class SharedByLinks:
       line: learns what the line carries, and paces the lanes by it.
       fan_out: limits the number of peers that the node sends to at once.
       send_priority: decides which frames of all links go first.
+      send_backlog: decides which links get more of the line.
       sent, received: meters of what all links carry.
       links: how many of them are up.
     """
@@ -59,6 +61,7 @@ class SharedByLinks:
     line: LineWatch = Factory(LineWatch)
     fan_out: FanOutLimit = Factory(FanOutLimit)
     send_priority: SendPriority = Factory(SendPriority)
+    send_backlog: SendBacklog = Factory(SendBacklog)
     sent: Meter = Factory(Meter)
     received: Meter = Factory(Meter)
     links: NodeLinks = Factory(NodeLinks)

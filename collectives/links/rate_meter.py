@@ -34,11 +34,14 @@ class Measurements:
       sent: by the whole node.
       received: by the whole node; a transfer begins with its header, so waiting for it does not count.
       sent_to: by member, for members to which anything was sent.
+      best_bytes_per_s: at which the whole node has sent in its best second; 0.0: it has not sent for
+        so long, or the kernel does not tell.
     """
 
     sent: Reading
     received: Reading
     sent_to: Mapping[str, Reading]
+    best_bytes_per_s: float = 0.0
 
 
 class Meter:

@@ -45,10 +45,6 @@ class SendRank(enum.IntEnum):
     COPY = 2  # the copy itself
 
 
-def _never(_now_s: float) -> bool:
-    return False
-
-
 class SendPriority:
     """See the top of this file. One per node. Thread-safe.
 
@@ -62,7 +58,7 @@ class SendPriority:
 
     def __init__(self, share: float = SHARE, spare: Callable[[float], bool] | None = None) -> None:
         self.share = share
-        self._spare, self._looks = spare or _never, spare is not None
+        self._spare = spare
         self._lock = threading.Lock()  # held for moments, under the locks of send queues
         self._urgent_count = 0
         self._urgent_s = -math.inf  # when the last of them ended
@@ -96,11 +92,11 @@ class SendPriority:
             overdue = now_s >= self._lower_s + WAIT_S_MAX
             if (self._credit_bytes > 0 or overdue) and not self._lower_count:
                 return 0.0
-            if self._spare(now_s) and self._lower_count < LOWER_MAX:
+            if self._lower_count < LOWER_MAX and self._is_spare(now_s):
                 return 0.0
             self._refused[wake] = None
             waits = [LOOK_S_MAX]
-            if self._looks:
+            if self._spare is not None:
                 waits.append(SPARE_LOOK_S)
             if rate:
                 waits.append(-self._credit_bytes / rate)
@@ -117,13 +113,16 @@ class SendPriority:
             if not self._rounds_send(now_s):
                 return 0.0
             rate = self._save_up(now_s)
-            if self._spare(now_s):
+            if self._is_spare(now_s):
                 return 0.0
             if self._credit_bytes > 0:
                 self._credit_bytes -= count
                 return 0.0
             wait_s = -self._credit_bytes / rate if rate else math.inf
-            return min(max(wait_s, LOOK_S_MIN), SPARE_LOOK_S if self._looks else LINGER_S)
+            return min(max(wait_s, LOOK_S_MIN), LINGER_S if self._spare is None else SPARE_LOOK_S)
+
+    def _is_spare(self, now_s: float) -> bool:
+        return self._spare is not None and self._spare(now_s)
 
     def _save_up(self, now_s: float) -> float:
         """Count what lower ranks may send by now; return their share in bytes per second."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from operator import attrgetter
 from typing import Protocol
 
@@ -46,8 +46,8 @@ class FrameSource(Protocol):
         """Return the next frame; None if there is none at this moment."""
         ...
 
-    def exhausted(self) -> bool:
-        """Return whether ``next_frame`` will never return a frame again."""
+    def left(self) -> int:
+        """Return how many frames ``next_frame`` will still return, now or later."""
         ...
 
 
@@ -66,6 +66,12 @@ class _Feed:
     ended: trio.Event = field(factory=trio.Event)
 
 
+def _frames_left(feeds: Collection[_Feed]) -> int:
+    """Return how many frames the oldest sources still have."""
+    oldest = min((feed.age for feed in feeds), default=0)
+    return sum(feed.source.left() for feed in feeds if feed.age == oldest)
+
+
 @define(eq=False)
 class TakenFrame:
     """A frame that a lane has taken."""
@@ -82,11 +88,17 @@ class SendQueue:
 
     Args:
       send_priority: the node's.
+      note_left: called, from any thread, with the frames that the oldest sources have left.
     """
 
-    def __init__(self, send_priority: SendPriority | None = None) -> None:
+    def __init__(
+        self,
+        send_priority: SendPriority | None = None,
+        note_left: Callable[[int], None] = lambda _count: None,
+    ) -> None:
         self._loop = Loop()
         self._send_priority = SendPriority() if send_priority is None else send_priority
+        self._note_left = note_left
         self._changed = threading.Condition(threading.Lock())
         # Sources that may have more frames, by rank; the one whose turn it is comes first.
         self._feeds: dict[SendRank, deque[_Feed]] = {rank: deque() for rank in SendRank}
@@ -111,7 +123,7 @@ class SendQueue:
         if self._closed:
             await trio.lowlevel.checkpoint()
             return False
-        if source.exhausted():
+        if not source.left():
             await trio.lowlevel.checkpoint()
             return True
         feed = _Feed(source, rank, age)
@@ -189,6 +201,8 @@ class SendQueue:
     def _next(self, now_s: float) -> TakenFrame | None:
         """Return the next frame of the first source that has one, by rank, age and turn."""
         for rank, feeds in self._feeds.items():
+            if rank is SendRank.ROUND:
+                self._note_left(_frames_left(feeds))
             if not feeds:
                 continue
             self._wait_s = self._send_priority.wait_s(rank, now_s, self.wake) or math.inf
@@ -197,7 +211,7 @@ class SendQueue:
             for feed in sorted(feeds, key=_AGE):  # stable: sources of one age keep their turns
                 frame = feed.source.next_frame()
                 feeds.remove(feed)
-                if not feed.source.exhausted():
+                if feed.source.left():
                     feeds.append(feed)
                 if frame is not None:
                     feed.in_flight += 1
@@ -229,7 +243,7 @@ class SendQueue:
             return
         with self._changed:
             feed.in_flight -= 1
-            over = feed.in_flight == 0 and feed.source.exhausted()
+            over = feed.in_flight == 0 and not feed.source.left()
             feed.sent = over
         if over:
             self._loop.soon(feed.ended.set)
@@ -259,6 +273,7 @@ class SendQueue:
             for waiting in self._feeds.values():
                 waiting.clear()
             self._returned.clear()
+            self._note_left(0)
             feeds, under_way = list(self._open), list(self._under_way)
             self._changed.notify_all()
         self._settle(under_way)

@@ -89,6 +89,9 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
     metavar="MBIT[,...]",
     help="Upload limits of the ranks, unknown to the plan.",
 )
+@click.option(
+    "--congestion", metavar="NAME", default="bbr", help="TCP congestion control to ask for."
+)
 @click.option("--sealed", is_flag=True, help="Sign and keep contributions, as audits require.")
 def allreduce(
     start: RankStart,
@@ -102,6 +105,7 @@ def allreduce(
     down: tuple[float, ...],
     delay_ms: float,
     max_upload: tuple[float, ...],
+    congestion: str,
     sealed: bool,
 ) -> None:
     """Time the all-reduce between processes that run the code of peers.
@@ -139,6 +143,7 @@ def allreduce(
                 down_mbit=down,
                 delay_ms=delay_ms,
                 max_upload_mbit=max_upload,
+                congestion=congestion,
                 sealed=sealed,
             )
         ),

@@ -27,6 +27,7 @@ import trio
 from attrs import define, field, frozen
 
 from ...collectives.arithmetic import ChunkLayout
+from ...collectives.links.link_parts import LaneRules
 from ...collectives.reduction import ReduceResult, Reduction
 from ...membership.planning.bandwidth import Bandwidth, LineCapacities
 from ...membership.planning.plan import PlanEstimate, make_plan
@@ -71,6 +72,7 @@ class AllreduceOptions:
     down_mbit: tuple[float, ...] = ()
     delay_ms: float = 0.0
     max_upload_mbit: tuple[float, ...] = ()  # limits of the ranks; empty: none
+    congestion: str = LaneRules().congestion  # TCP's, of lanes, where the kernel has it
     sealed: bool = False  # contributions are signed and kept, as audits require
 
     @property
@@ -382,6 +384,7 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
     seat, caps = options.seat, options.max_upload_mbit
     cap = caps[seat.rank] if caps else None
     async with joined(seat, CountedNetwork, upload_mbit=cap) as node:
+        node.hub.configure(rules=LaneRules(congestion=options.congestion))
         await node.link_all()
         values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
         values *= seat.rank + 1

@@ -59,8 +59,8 @@ class Endless:
     def next_frame(self) -> Load | None:
         return lambda: self._frame
 
-    def exhausted(self) -> bool:
-        return False
+    def left(self) -> int:
+        return 1
 
 
 class Counting:

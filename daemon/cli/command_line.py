@@ -49,6 +49,7 @@ P = ParamSpec("P")
 ENVIRONMENT_PREFIX = "HOLDFAST_"
 # Set by the daemon for its trainer, or read elsewhere. Every other variable must belong to an option.
 OTHER_VARIABLES = {
+    "HOLDFAST_GPUS",
     "HOLDFAST_HOME",
     "HOLDFAST_MEMBER",
     "HOLDFAST_SOCKET",

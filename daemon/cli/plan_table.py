@@ -29,6 +29,7 @@ ROWS: tuple[Row, ...] = (
     ("peak bandwidth", lambda _, found: rate(found.peak_bits_per_s)),
     ("mean bandwidth", lambda _, found: rate(found.mean_bits_per_s)),
     ("no trainer waits above", lambda _, found: rate(found.needed_bits_per_s)),
+    ("memory, beside script's", lambda _, found: size(found.memory_bytes)),
     ("bytes a step, each way", lambda _, found: size(found.bytes_per_step)),
     ("  data parallel moves", lambda _, found: f"{found.times_fewer_bytes:.0f} times as many"),
 )

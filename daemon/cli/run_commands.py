@@ -211,6 +211,13 @@ def master(
     "(default: the state directory, if run.toml selects this peer as a writer).",
 )
 @click.option(
+    "--require-gpus",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Train only while N GPUs are healthy; with fewer this peer is a spare. `{gpus}` in the command is "
+    "the number of healthy ones.",
+)
+@click.option(
     "--private-log",
     is_flag=True,
     help="Do not let the run's operator read this peer's log and the training command's output.",
@@ -237,6 +244,7 @@ def join(
     patience: float,
     site: str,
     checkpoints: str | None,
+    require_gpus: int | None,
     private_log: bool,
     quiet: bool,
 ) -> None:
@@ -253,6 +261,7 @@ def join(
     Examples:
       holdfast join holdfast1.... -- python train.py
       holdfast join holdfast1.... --advertise home.example.org:29701 -- python train.py
+      holdfast join holdfast1.... -- torchrun --nproc-per-node {gpus} train.py
       holdfast join holdfast1.... --hours 22-07 --max-upload 2 --nice 19 -- python train.py
     """
     from ...protocol.messages import RelayOffer
@@ -283,6 +292,7 @@ def join(
         disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),
         relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
         private_log=private_log,
+        gpus_min=require_gpus or 0,
         limits={name: given[name] for name in LIMITS} | {"hours": hours and hours.text},
     )
     volunteered = VolunteerLimits(hours, pause_on_battery)

@@ -62,8 +62,8 @@ class _EvidenceSource:
         header = FrameHeader(FrameKind.BLOCK, 0, 0, index, self._transfer, len(piece))
         return lambda: (header, piece)
 
-    def exhausted(self) -> bool:
-        return not self._left
+    def left(self) -> int:
+        return len(self._left)
 
 
 @define(eq=False)

@@ -3,7 +3,7 @@
     run
      └── _serve                 one trainer at a time; a second one is rejected
           ├── _write            queue -> socket, then the mailbox counter in the shared arena
-          └── (read)            socket -> peer service
+          └── (read)            socket -> peer service, or of several ranks -> ``TrainerGroup``
 
 The arenas are unnamed files that belong to the daemon, so the crash of a trainer loses nothing of the
 shared state: the next process maps the same memory.
@@ -17,13 +17,21 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import trio
 
 from ...protocol import wire
-from ...protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
+from ...protocol.arena import (
+    MAIL_SLOT,
+    NAMED_SLOT,
+    NO_STEP_NAMED,
+    Arena,
+    create_arena_file,
+    map_arena,
+)
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import (
     VERSION_MAX,
@@ -36,12 +44,16 @@ from ...protocol.messages import (
     TrainerHello,
 )
 from ...protocol.network.stream import MessageStream
+from .trainer_group import Rank, TrainerGroup
 from .trainer_port import TrainerEvents
 
 log = logging.getLogger("holdfast.bridge")
 
 HELLO_S = 60.0  # from the connection to the layout; a large model takes its time to be walked
 CRASH_REPORT_S = 1.0  # for what is left in the socket of a process that has ended
+RANKS_GO_S = 5.0  # after one of several ranks has gone: for the others to take their last messages
+ANOTHER = "another training process is attached to this daemon"
+GONE = "the training process is gone"
 QUEUE_COUNT_MAX = 4_096  # messages for a trainer that does not reach a step boundary
 
 
@@ -65,6 +77,8 @@ class UnixBridge:
         self.was_attached = False
         self._files: tuple[int, int] | None = None
         self._shared: Arena | None = None
+        self._posted: Arena | None = None
+        self._group: TrainerGroup | None = None
         self._queue: trio.MemorySendChannel[Message] | None = None
         self._busy = False
         self._cut = ""  # why the daemon ended the connection
@@ -80,10 +94,15 @@ class UnixBridge:
         self._close_files()
         files = (create_arena_file(sizes), create_arena_file(sizes))
         self._files = files
-        self._shared = map_arena(files[0], sizes)
-        return self._shared, map_arena(files[1], sizes)
+        self._shared, self._posted = map_arena(files[0], sizes), map_arena(files[1], sizes)
+        self._shared.slots[NAMED_SLOT] = NO_STEP_NAMED
+        return self._shared, self._posted
 
     def tell(self, message: Message) -> None:
+        if self._group is not None:
+            if self._group.complete and not self._group.ended:
+                self._group.tell(message)
+            return
         if self._queue is None:
             return
         try:
@@ -121,72 +140,173 @@ class UnixBridge:
                 async with trio.open_nursery() as nursery:
                     while True:
                         connection, _ = await listener.accept()
-                        nursery.start_soon(self._serve, connection, events)
+                        nursery.start_soon(self._serve, connection, events, nursery)
         finally:
             self.path.unlink(missing_ok=True)
             self._close_files()
 
     # ------------------------------------------------------------ one trainer
 
-    async def _serve(self, connection: trio.socket.SocketType, events: TrainerEvents) -> None:
+    async def _serve(
+        self, connection: trio.socket.SocketType, events: TrainerEvents, nursery: trio.Nursery
+    ) -> None:
         stream = MessageStream(trio.SocketStream(connection))
+        try:
+            hello = await self._hello(stream)
+        except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError) as error:
+            log.info("a training process did not attach: %r", error)
+            hello = None
+        if hello is None:
+            connection.close()
+        elif hello.part.world_size > 1:
+            await self._serve_rank(hello, stream, connection, events, nursery)
+        else:
+            await self._serve_alone(hello, stream, connection, events)
+
+    async def _hello(self, stream: MessageStream) -> TrainerHello | None:
+        """Return a process's first message, or None if it was sent away."""
+        if self._busy and self._group is None:
+            await _reject(stream, ANOTHER)
+            return None
+        with trio.move_on_after(HELLO_S):
+            hello = await stream.receive_expected(TrainerHello)
+            if hello.version == VERSION_MAX:
+                return hello
+            await _reject(stream, "the script uses another version of holdfast than this daemon")
+        return None
+
+    async def _serve_alone(
+        self,
+        hello: TrainerHello,
+        stream: MessageStream,
+        connection: trio.socket.SocketType,
+        events: TrainerEvents,
+    ) -> None:
+        """Carry the connection of a trainer of one process to its end."""
         if self._busy:
-            await _reject(stream, "another training process is attached to this daemon")
+            await _reject(stream, ANOTHER)
             return
         self._busy = True
-        reason = "the training process closed its connection"
+        self.attached_pid, self.was_attached = hello.pid, True
+        self._crash, self._detached = None, trio.Event()
+        self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        reason = GONE
+        try:
+            events.trainer_came(hello.layout)
+            async with trio.open_nursery() as nursery:
+                self._scope = nursery.cancel_scope
+                nursery.start_soon(self._write, stream, connection, queue)
+                reason = await self._read(stream, events.trainer_sent)
+                nursery.cancel_scope.cancel()
+        finally:
+            connection.close()
+            self._leave(reason, events)
+
+    def _leave(self, reason: str, events: TrainerEvents | None) -> None:
+        """Take note that the trainer's process, or the last of several, has left.
+
+        Args:
+          events: None: the trainer never came.
+        """
+        self._busy, self._queue, self.attached_pid, self._group = False, None, None, None
+        self._detached.set()
+        report = "" if self._crash is None else self._crash.reason
+        if events is not None:
+            events.trainer_went(self._cut or report or reason)
+        self._cut = ""
+
+    # ------------------------------------------------------------ one trainer of several ranks
+
+    async def _serve_rank(
+        self,
+        hello: TrainerHello,
+        stream: MessageStream,
+        connection: trio.socket.SocketType,
+        events: TrainerEvents,
+        nursery: trio.Nursery,
+    ) -> None:
+        """Carry a rank's connection to its end; the first rank begins the group."""
+        if self._group is None:
+            if self._busy:
+                await _reject(stream, ANOTHER)
+                return
+            self._busy = True
+            self._crash, self._detached = None, trio.Event()
+            self._group = TrainerGroup(hello.part.world_size, self._arenas, events.trainer_sent)
+            nursery.start_soon(self._run_group, self._group, events)
+        group, number = self._group, hello.part.rank
+        if why := group.why_not(hello):
+            await _reject(stream, why)
+            return
+        sender, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        rank = Rank(hello, sender)
+        group.came(rank)
+        why = GONE
+        try:
+            async with trio.open_nursery() as tasks:
+                rank.scope = tasks.cancel_scope
+                tasks.start_soon(self._write, stream, connection, queue, False)
+                why = await self._read(stream, partial(group.took, number))
+                tasks.cancel_scope.cancel()
+        finally:
+            connection.close()
+            group.gone(number, "it does not take its messages" if rank.slow else why)
+
+    async def _run_group(self, group: TrainerGroup, events: TrainerEvents) -> None:
+        """Wait for all ranks, look after them as one trainer, and end them together."""
         came = False
         try:
             with trio.move_on_after(HELLO_S):
-                hello = await stream.receive_expected(TrainerHello)
-                if hello.version != VERSION_MAX:
-                    await _reject(
-                        stream, "the script uses another version of holdfast than this daemon"
-                    )
-                    return
-                self.attached_pid, self.was_attached = hello.pid, True
-                self._crash, self._detached = None, trio.Event()
-                self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
-                came = True
-            if came:
-                events.trainer_came(hello.layout)
-                reason = "the training process is gone"
-                async with trio.open_nursery() as nursery:
-                    self._scope = nursery.cancel_scope
-                    nursery.start_soon(self._write, stream, connection, queue)
-                    reason = await self._read(stream, events)
-                    nursery.cancel_scope.cancel()
-        except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError) as error:
-            log.info("a training process did not attach: %r", error)
+                await group.gathered.wait()
+            if group.complete and not group.ended:
+                self.attached_pid, self.was_attached = group.ranks[0].hello.pid, True
+                if why := group.begin():
+                    group.reject(why)
+                else:
+                    came = True
+                    events.trainer_came(group.ranks[0].hello.layout)
+                    with trio.CancelScope() as self._scope:
+                        await group.look_after()
+            elif not group.ended:
+                group.reject(f"rank {group.missing()} did not attach within {HELLO_S:.0f} s")
+            group.ended = group.ended or self._cut
+            with trio.move_on_after(0 if self._cut else RANKS_GO_S):
+                await group.all_gone.wait()
         finally:
-            self._busy, self._queue, self.attached_pid = False, None, None
-            connection.close()
-            self._detached.set()
-            if came:
-                report = "" if self._crash is None else self._crash.reason
-                events.trainer_went(self._cut or report or reason)
-                self._cut = ""
+            for rank in group.ranks.values():
+                rank.scope.cancel()
+            self._leave(group.ended, events if came else None)
 
-    async def _read(self, stream: MessageStream, events: TrainerEvents) -> str:
+    def _arenas(self) -> tuple[Arena, Arena] | None:
+        return (
+            None if self._shared is None or self._posted is None else (self._shared, self._posted)
+        )
+
+    # ------------------------------------------------------------ a connection
+
+    async def _read(self, stream: MessageStream, take: Callable[[Message], None]) -> str:
         try:
             while True:
                 message = await stream.receive()
                 if isinstance(message, Failing) and message.kind is not FailureKind.NAN:
-                    self._crash = message
+                    self._crash = (
+                        self._crash or message
+                    )  # of several ranks the first one's is the cause
                 else:
-                    events.trainer_sent(message)
+                    take(message)
         except RemoteProtocolError as error:
             return f"the training process broke the protocol: {error}"
         except trio.EndOfChannel:
             return "the training process closed its connection"
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            return "the training process is gone"
+            return GONE
 
     async def _write(
         self,
         stream: MessageStream,
         connection: trio.socket.SocketType,
         queue: trio.MemoryReceiveChannel[Message],
+        counts: bool = True,
     ) -> None:
         sent_count = 0
         try:
@@ -197,7 +317,7 @@ class UnixBridge:
                     else:
                         await stream.send(message)
                     sent_count += 1
-                    if self._shared is not None:
+                    if counts and self._shared is not None:
                         self._shared.slots[MAIL_SLOT] = np.uint64(sent_count)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             # The trainer has left; the reader notices, too, after the messages before that.

@@ -24,6 +24,7 @@ def measured(hub: LinkHub) -> Measured:
             LinkLoad(peer, reading.carried_bytes, reading.busy_s, _round_trip_s(hub, peer))
             for peer, reading in heaviest(seen.sent_to)
         ),
+        best_bytes_per_s=seen.best_bytes_per_s,
     )
 
 

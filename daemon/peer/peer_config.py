@@ -52,6 +52,7 @@ class PeerReport:
 
     phase: str = "starting"
     why: str = ""
+    accelerators: str = ""  # "7 of 8 GPUs"; empty: the training command does not ask for them
     notices: deque[str] = field(factory=lambda: deque(maxlen=NOTICES_MAX))
 
 

@@ -86,7 +86,7 @@ from .trainer_supervisor import TrainerEnd, TrainerSupervisor
 from .volunteer_limits import DiskQuota
 
 PROGRESS_SHOWN = (  # fields of ``Progress`` that the status repeats
-    *("step", "tokens", "tokens_per_s", "loss", "metrics", "waited_s", "stepped_s"),
+    *("step", "tokens", "tokens_per_s", "loss", "metrics", "waited_s", "stepped_s", "accelerators"),
     *("bulk_sent_bytes", "bulk_received_bytes", "state_received_bytes", "state_saved_bytes"),
 )
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of fetches that did not finish
@@ -119,6 +119,7 @@ class PeerOptions:
     disk_quota: DiskQuota | None = None  # None: no limit
     relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
     private_log: bool = False  # the run's operator may not read it
+    gpus_min: int = 0  # the training command waits for so many healthy GPUs
     limits: Json = field(factory=dict)  # volunteer limits, for the status page
     http_names: Sequence[str] = ()  # host names that HTTP answers to, beside this machine's own
 
@@ -219,6 +220,8 @@ class Peer:
                     tell=self._trainer_failed,
                     give_up=self._give_up_untried,
                     output=self.screen.output,
+                    gpus_min=options.gpus_min,
+                    show_gpus=self._show_gpus,
                 )
             config = options.config(
                 credentials,
@@ -542,6 +545,9 @@ class Peer:
             **{name: getattr(progress, name) for name in PROGRESS_SHOWN},
         )
 
+    def _show_gpus(self, text: str) -> None:
+        self.service.report.accelerators = text
+
     def why_unready(self) -> str:
         """Return why this peer takes no part in its run now; empty if it does."""
         return "" if self.service.session.connected else "it is not attached to a master"
@@ -564,6 +570,8 @@ class Peer:
         if self.options.invite.role is Role.SPARE:
             return "its invite is a spare's; it takes a place that another peer gives up"
         if self.service.training.layout is None:
+            if self.supervisor is not None and self.supervisor.why_waiting:
+                return self.supervisor.why_waiting
             starting = self.supervisor is not None and self.supervisor.failed is None
             return "its trainer is starting" if starting else "it has no trainer"
         limit = spec.membership.contributors
@@ -578,6 +586,8 @@ class Peer:
             return "running"
         if self.supervisor is not None and self.supervisor.failed is not None:
             return format_failure(self.supervisor.failed)
+        if self.supervisor is not None and self.supervisor.why_waiting:
+            return f"waits: {self.supervisor.why_waiting}"
         return "none" if self.supervisor is None else "starting"
 
     async def _act_retry(self, _body: Json) -> Json:

@@ -285,6 +285,7 @@ class StateService:
         def work() -> None:
             for fragment in range(len(state.sizes)):
                 state.load_initial(fragment, posted.values(fragment), posted.counters(fragment))
+                posted.release(fragment)
 
         await self._network.run_sync(work)
         heads = state.heads()

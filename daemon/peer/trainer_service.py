@@ -281,6 +281,7 @@ class TrainerService:
             stepped_s,
             self._state_service.copies(),
             self._state_service.saved_bytes,
+            self._report.accelerators,
         )
 
     def _tokens_per_s(self, tokens: int) -> float:

@@ -8,6 +8,10 @@
 Each failure and its remedy are reported to the operator and to the master. A caller may end all at a
 failure: a script that never attached has a fault that no restart mends.
 
+A command with ``{gpus}`` is started with the number of healthy GPUs. When one fails, the command is started
+again with fewer, and with more when one is back; none of this counts as a failure of the command. With
+fewer than are required it waits, and the peer is a spare.
+
 The command runs in its own session, so that Ctrl+C reaches only the daemon, which drains first. It finds
 the daemon by ``HOLDFAST_SOCKET``. If the daemon is killed, ``trainer_watcher`` ends the command.
 """
@@ -32,6 +36,8 @@ from ...protocol.errors import UserError
 from ...protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
 from ...protocol.text import plain
 from ..exit_codes import ExitCode
+from . import trainer_watcher
+from .accelerators import COUNT_PLACEHOLDER, VISIBLE_VARIABLE, Gpus, filled, look
 from .trainer_failures import Failure, failure_of, memory_kills
 from .trainer_output import OutputPipe, Take
 
@@ -45,6 +51,7 @@ FAILURES_MAX = 5  # in a row; then the peer stays without a trainer until ``hold
 TERM_S = 10.0  # from SIGTERM to SIGKILL
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"
 UNBUFFERED_VARIABLE = "PYTHONUNBUFFERED"  # else Python keeps a pipe's lines back for long
+GPUS_LOOK_S = 5.0  # between two looks at the GPUs
 START_BYTES = 8  # random: tells the starts of trainers under two daemons apart
 WATCHER = str(Path(__file__).with_name("trainer_watcher.py"))
 
@@ -67,11 +74,14 @@ class TrainerSupervisor:
       tell: takes every failure with its remedy.
       give_up: called with every failure; raises UserError if the command must not be started again.
       output: takes the command's output, see ``OutputPipe``; None: it goes where the daemon's goes.
+      gpus_min: the command waits for so many healthy GPUs; 0: one, if the command has ``{gpus}``.
+      show_gpus: takes what is known of the GPUs, for people.
 
     Attributes:
       pid: of the process that runs, or None.
       restarts: number of restarts.
       failed: the failure after which no process runs yet; None while one runs.
+      why_waiting: why no process runs, if too few GPUs are healthy; else empty.
     """
 
     def __init__(
@@ -84,6 +94,8 @@ class TrainerSupervisor:
         tell: Callable[[TrainerFailed], None] = lambda _message: None,
         give_up: Callable[[Failure], None] = lambda _failure: None,
         output: Take | None = None,
+        gpus_min: int = 0,
+        show_gpus: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.command = list(command)
         self.socket_path = socket_path
@@ -96,6 +108,12 @@ class TrainerSupervisor:
         self._tell = tell
         self._give_up = give_up
         self._output = output
+        counted = any(COUNT_PLACEHOLDER in each for each in command)
+        self._gpus_min = max(gpus_min, int(counted))  # 0: the GPUs do not matter
+        self._show_gpus = show_gpus
+        self._gpus = Gpus()  # all that were seen, as they were last
+        self.why_waiting = ""
+        self._renewal = ""  # why the running process makes way for one with other GPUs
         self._scope = trio.CancelScope()
         self._process_scope = trio.CancelScope()
         self._verdict: Failure | None = None  # the reason to end the running process
@@ -114,6 +132,7 @@ class TrainerSupervisor:
             SOCKET_VARIABLE: str(self.socket_path),
             "HOLDFAST_MEMBER": self.member,
             "HOLDFAST_START": f"{self._first_start}.{self.restarts}",
+            **({VISIBLE_VARIABLE: ",".join(self._gpus.healthy)} if self._gpus.faults() else {}),
         }
 
     async def run(self) -> TrainerEnd:
@@ -161,9 +180,15 @@ class TrainerSupervisor:
             kills = memory_kills()
             self.failed, self._verdict, self._sick_s = None, None, 0.0
             self._retry = trio.Event()
+            await self._enough_gpus()
             status = await self._run_once(first=self.restarts == 0)
-            if status == 0 and self._verdict is None:
+            if status == 0 and self._verdict is None and not self._renewal:
                 return
+            if self._renewal:
+                log.warning("%s: starting the training command again", self._renewal)
+                self._renewal = ""
+                self.restarts += 1
+                continue
             well_s = trio.current_time() - began_s - self._sick_s
             failure_count = 1 if well_s > GOOD_RUN_S else failure_count + 1
             failure = await self._why(status, kernel_killed=memory_kills() > kills)
@@ -171,6 +196,41 @@ class TrainerSupervisor:
             if not await self._recover(failure, failure_count):
                 failure_count = 0
             self.restarts += 1
+
+    # ------------------------------------------------------------ GPUs
+
+    async def _look_at_gpus(self) -> None:
+        self._gpus = (await trio.to_thread.run_sync(look)).among(self._gpus)
+        self._show_gpus(str(self._gpus) if self._gpus.all else "")
+
+    async def _enough_gpus(self) -> None:
+        """Wait until as many GPUs are healthy as the command needs."""
+        if not self._gpus_min:
+            return
+        await self._look_at_gpus()
+        while len(self._gpus.healthy) < self._gpus_min:
+            faults = self._gpus.faults()
+            why = f"{self._gpus}, {self._gpus_min} needed" + (f" ({faults})" if faults else "")
+            if why != self.why_waiting:
+                log.warning("the training command waits: %s", why)
+            self.why_waiting = why
+            await trio.sleep(GPUS_LOOK_S)
+            await self._look_at_gpus()
+        self.why_waiting = ""
+
+    async def _watch_gpus(self) -> None:
+        """End the running process when another number of GPUs is healthy than it was started with."""
+        started = self._gpus.healthy
+        while True:
+            await trio.sleep(GPUS_LOOK_S)
+            await self._look_at_gpus()
+            if self._gpus.healthy != started:
+                faults = self._gpus.faults()
+                self._renewal = f"{self._gpus} are healthy" + (f" ({faults})" if faults else "")
+                self._process_scope.cancel()
+                return
+
+    # ------------------------------------------------------------ failures
 
     async def _why(self, status: int, *, kernel_killed: bool) -> Failure:
         report = await self._crash_report()
@@ -208,7 +268,7 @@ class TrainerSupervisor:
         write_end = None if pipe is None else pipe.write_end
         try:
             process = await trio.lowlevel.open_process(
-                self.command,
+                filled(self.command, self._gpus) if self._gpus_min else self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -233,10 +293,14 @@ class TrainerSupervisor:
         try:
             async with _watched(process, self.socket_path):
                 try:
-                    with self._process_scope:
-                        await process.wait()
+                    async with trio.open_nursery() as nursery:
+                        if self._gpus_min:
+                            nursery.start_soon(self._watch_gpus)
+                        with self._process_scope:
+                            await process.wait()
+                        nursery.cancel_scope.cancel()
                 finally:
-                    await _end(process)
+                    await _end(process, self.socket_path)
         finally:
             self.pid = None
             if pipe is not None:
@@ -249,7 +313,7 @@ class TrainerSupervisor:
 @asynccontextmanager
 async def _watched(process: trio.Process, socket_path: Path) -> AsyncIterator[None]:
     """End all that the process starts, should this daemon be killed inside the block."""
-    marker = f"{SOCKET_VARIABLE}={socket_path}"
+    marker = _marker(socket_path)
     try:
         with trio.CancelScope(shield=True):  # the process runs, and the caller must end it
             watcher = await trio.lowlevel.open_process(
@@ -274,11 +338,17 @@ async def _watched(process: trio.Process, socket_path: Path) -> AsyncIterator[No
             await watcher.wait()
 
 
-async def _end(process: trio.Process) -> None:
-    """Send SIGTERM, then SIGKILL, to the whole session of a process.
+def _marker(socket_path: Path) -> str:
+    """Return the entry in the environment of all that the command starts."""
+    return f"{SOCKET_VARIABLE}={socket_path}"
 
-    Its children may outlive it (data loaders, the script under a shell or under torchrun) and hold memory
-    that the next process needs; so the session is killed even if the process itself has ended.
+
+async def _end(process: trio.Process, socket_path: Path) -> None:
+    """Send SIGTERM, then SIGKILL, to the whole session of a process, and SIGKILL to all that it started.
+
+    Its children may outlive it (data loaders, the script under a shell or under torchrun, which gives each
+    rank its own session) and hold memory that the next process needs; so they are killed even if the
+    process itself has ended.
     """
     if process.returncode == 0:
         return  # it succeeded: processes that it left running are there on purpose
@@ -290,6 +360,8 @@ async def _end(process: trio.Process) -> None:
                 await process.wait()
         _signal(process, signal.SIGKILL)
         await process.wait()
+        marker = os.fsencode(_marker(socket_path))
+        await trio.to_thread.run_sync(trainer_watcher.end, process.pid, marker)
 
 
 def _signal(process: trio.Process, number: signal.Signals) -> None:

@@ -20,6 +20,11 @@ shares gain is judged by the cautious rates; if it is enough, shares follow the 
 are right on average (``shares.chosen_shares``). A line that has changed is doubtful at once, since its
 reports differ, so shares go back to equal a few rounds after a difference has gone.
 
+*Waiting.* In a round among unequal lines everybody waits for the slowest one, so on average all look as
+slow. But a fast line does not send evenly then: what it has is gone at once, and more comes later. So a
+peer also reports at which rate it sent in its best second (``collectives.links.line_rate``). If that is
+``WAITED`` times the average and more, it waited for others, and its best second says what its line carries.
+
 Members behind one line are a *site*. Bytes that leave the site are counted separately, over the
 seconds in which the member sent at all, and the line's rate is the sum over its members: they send at
 the same time, in stars as in trees, and bytes within the site take little time. The rate is a little
@@ -44,6 +49,7 @@ REPORT_S_MAX = 10.0  # busy seconds that a report counts at most: a long copy is
 REPORT_ERROR = 0.1  # of a rate: how far one report is usually off, before a line's spread is known
 ERROR_REPORTS = 1.0  # the reports as which that counts beside the line's own
 DOUBTS = 2.0  # standard errors by which a rate is moved towards the median
+WAITED = 1.25  # times the average: the best second of a line that waited for others
 BUSY_S_MIN = 0.1  # a line busy for less has mostly waited for acknowledgements
 INNER_TIMES = 10.0  # rate to members of the same site, if unknown, by the rate to the outside
 DEFAULT_BYTES_PER_S = 2.5e6  # 20 Mbit/s, each way, while no line is known: a home's uplink
@@ -175,7 +181,9 @@ class Bandwidths:
         """Add a peer's report; ``mates``: the other members of its site."""
         line = self._line(peer)
         inside_bytes = sum(link.sent_bytes for link in report.links if link.peer in mates)
-        line.up.add(report.sent_bytes, report.sending_s)
+        best_bytes = report.best_bytes_per_s * report.sending_s
+        waited = best_bytes >= WAITED * report.sent_bytes
+        line.up.add(best_bytes if waited else report.sent_bytes, report.sending_s)
         line.out.add(max(0, report.sent_bytes - inside_bytes), report.sending_s)
         line.down.add(report.received_bytes, report.receiving_s)
         self.links.pop(peer, None)

@@ -52,6 +52,8 @@ BASELINE_BYTES_PER_VALUE = 2.0  # data parallel training averages bf16 gradients
 OPEN_TRIPS = 2  # Ready, and the next round's Open: one way each
 ROUND_TRIPS = 5  # Ready, Reduce, the last result, Reduced, Commit
 LEFT_S_MIN = 1e-6  # with less time for its bytes no line is fast enough to hide a round
+MODELS_HELD, FRAGMENTS_HELD = 3, 5  # see ``memory_bytes``
+PROGRAM_BYTES = 70e6  # of a daemon without a state
 FRAME_BYTES = 48  # header and tag of a chunk on a lane, ``protocol.lane``'s
 
 
@@ -95,6 +97,7 @@ class Prediction:
       bytes_per_step: over all steps.
       times_fewer_bytes: the bytes of data parallel training by these, per step.
       baseline_utilisation: of data parallel training, over the same line.
+      memory_bytes: the most that daemon and hook take, beside the script's own.
     """
 
     round_bytes: float
@@ -111,6 +114,7 @@ class Prediction:
     bytes_per_step: float
     times_fewer_bytes: float
     baseline_utilisation: float
+    memory_bytes: float
 
 
 @frozen
@@ -228,7 +232,23 @@ def predict(spec: RunSpec, conditions: Conditions) -> Prediction:
         bytes_per_step=per_step,
         times_fewer_bytes=baseline_bytes / per_step if per_step else math.inf,
         baseline_utilisation=cost.step_s / (cost.step_s + baseline_s),
+        memory_bytes=memory_bytes(spec, conditions.value_count),
     )
+
+
+def memory_bytes(spec: RunSpec, value_count: int) -> float:
+    """Return the most memory that a peer's daemon and hook take together, beside the script's own.
+
+    In float32 models: the shared values, their momentum and the trainer's anchor; with error feedback what
+    codecs have left out. And in fragments: the posted one, its mean, the next values, and the version that a
+    newcomer copies, with its momentum; with overlap the snapshot. RESULTS.md has measurements, *models*.
+    """
+    fragments = spec.diloco.fragments
+    codecs = (spec.reduce.codecs(fragment)[0] for fragment in range(fragments))
+    feedback = spec.reduce.error_feedback and not all(c.startswith("fp32") for c in codecs)
+    models = MODELS_HELD + feedback
+    copies = FRAGMENTS_HELD + (spec.diloco.overlap_steps > 0)
+    return 4 * value_count * (models + copies / fragments) + PROGRAM_BYTES
 
 
 def _needed_bits_per_s(spec: RunSpec, conditions: Conditions) -> float:

@@ -24,6 +24,7 @@ CONGESTION_NAME_BYTES = 16  # the kernel's limit
 # Places in Linux's struct tcp_info: tcpi_rtt and tcpi_min_rtt (32 bits, microseconds), tcpi_bytes_acked and
 # tcpi_bytes_retrans (64 bits; the latter since Linux 4.19).
 RTT_OFFSET, MIN_RTT_OFFSET, ACKED_OFFSET, RETRANSMITTED_OFFSET = 68, 148, 120, 208
+SEGMENT_OFFSET, SELECTIVE_OFFSET = 16, 28
 UNKNOWN_RTT = 2**32 - 1
 
 AnySocket = trio.socket.SocketType | socket.socket
@@ -121,12 +122,13 @@ class PathNow:
     Attributes:
       round_trip_s: smoothed, over the last round trips.
       shortest_s: the shortest round trip of the last minutes.
-      acked_bytes: bytes that the other side has acknowledged since the connection began.
+      delivered_bytes: that the other side has acknowledged since the connection began; in whole packets
+        those after a lost one, which it has, too (RFC 2018).
     """
 
     round_trip_s: float
     shortest_s: float
-    acked_bytes: int
+    delivered_bytes: int
 
 
 def path_now(sock: AnySocket) -> PathNow | None:
@@ -137,7 +139,9 @@ def path_now(sock: AnySocket) -> PathNow | None:
     round_trip, shortest = _number(info, RTT_OFFSET, 4), _number(info, MIN_RTT_OFFSET, 4)
     if not round_trip or shortest == UNKNOWN_RTT:
         return None
-    return PathNow(round_trip / 1e6, shortest / 1e6, _number(info, ACKED_OFFSET, 8))
+    selective = _number(info, SELECTIVE_OFFSET, 4) * _number(info, SEGMENT_OFFSET, 4)
+    delivered = _number(info, ACKED_OFFSET, 8) + selective
+    return PathNow(round_trip / 1e6, shortest / 1e6, delivered)
 
 
 def _tcp_info(sock: AnySocket, size_bytes: int) -> bytes | None:

@@ -156,7 +156,7 @@ class FakeLink:
             if self.lost.is_set():
                 raise PeerLostError(self.peer, self.reason)
             if (load := source.next_frame()) is None:
-                assert source.exhausted()
+                assert not source.left()
                 return
             if (frame := load()) is not None:
                 header, payload = frame

@@ -138,3 +138,14 @@ def test_spares_and_finished_trainers_have_no_steps_to_take() -> None:
     assert machine.next_due_step(5) == 0
     machine.finished = True
     assert machine.next_due_step(5) == COUNT_MAX
+
+
+def test_ranks_post_at_the_same_step_whatever_tokens_each_of_them_counts() -> None:
+    for tokens in (0, 8):
+        machine = BoundaryMachine(by_steps=True)
+        machine.load()
+        machine.open_round(RoundOpened(1, 0, 0, 2, 10))
+        for step in (1, 2):
+            assert machine.next_to_post() is None
+            machine.step, machine.tokens = step, machine.tokens + tokens
+        assert machine.next_to_post() == 0

@@ -142,6 +142,22 @@ def test_a_state_that_cannot_be_stored_warns_and_the_previous_one_stays(path: Pa
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(("step", "used"), [(6, True), (7, False)])
+def test_a_file_of_a_later_step_than_the_run_goes_to_is_not_used(
+    path: Path, step: int, used: bool
+) -> None:
+    """The run went back to a checkpoint that is older than the file."""
+    model, optimizer = make()
+    train(model, optimizer, 3)
+    own = LocalCheckpoint(path, optimizer)
+    own.keep(step)
+    own.close()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert LocalCheckpoint(path, make()[1]).restore(6) == used
+    assert ["the run goes to 6 now" in str(each.message) for each in caught] == [True] * (not used)
+
+
 def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:
     own = LocalCheckpoint(tmp_path / "none" / "trainer.safetensors", make()[1])
     with warnings.catch_warnings(record=True) as caught:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from holdfast.client.attach_errors import ModelError
 from holdfast.client.tensors import find_shared, layout_of
@@ -185,3 +189,18 @@ def test_a_tensor_that_changes_its_shape_is_named() -> None:
     model.weight = nn.Parameter(torch.zeros(3, 2))
     with pytest.raises(ModelError, match=r"'weight'.*must not change"):
         shared.read()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP:UserWarning")  # one process has nothing to shard
+def test_flattened_parameters_of_fsdp1_are_refused(tmp_path: Path) -> None:
+    dist.init_process_group(
+        "gloo", init_method=(tmp_path / "meeting").as_uri(), rank=0, world_size=1
+    )
+    try:
+        sharded = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
+        model = nn.Sequential(sharded)
+        with pytest.raises(ModelError, match="FullyShardedDataParallel") as caught:
+            find_shared(model)
+    finally:
+        dist.destroy_process_group()
+    assert "fully_shard" in str(caught.value.hint)

@@ -58,8 +58,8 @@ class OneFrame:
         frame, self._frame = self._frame, None
         return frame
 
-    def exhausted(self) -> bool:
-        return self._frame is None
+    def left(self) -> int:
+        return int(self._frame is not None)
 
 
 async def send_frame(link: Link, header: FrameHeader, payload: Buffer) -> None:

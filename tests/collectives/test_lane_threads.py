@@ -92,8 +92,8 @@ class Frames:
 
         return load
 
-    def exhausted(self) -> bool:
-        return self.position == self.count
+    def left(self) -> int:
+        return self.count - self.position
 
 
 @define(eq=False)

@@ -70,6 +70,20 @@ def test_the_line_is_used_and_its_queue_stays_short(mbit: float, rtt_s: float) -
     assert line.dropped <= 0.01 * 20 * line.carries
 
 
+def test_a_burst_after_a_rest_does_not_count_as_what_the_line_carries() -> None:
+    """Each round begins with what the line's router takes at once; then its queue must get short again."""
+    line = Line(50 * MBIT)
+    for _round in range(4):
+        line.carries, line.offers = 100 * MBIT, 200 * MBIT
+        line.run(1)
+        line.carries = 50 * MBIT
+        line.run(12)
+        line.dropped = 0.0
+        line.run(3)
+        assert line.dropped <= 0.01 * 3 * line.carries
+        line.run(3, idle=True)
+
+
 def test_a_line_that_gets_slower_is_followed() -> None:
     line = Line(100 * MBIT)
     line.run(20)

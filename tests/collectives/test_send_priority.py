@@ -21,8 +21,8 @@ class Endless:
         header = FrameHeader(FrameKind.BLOCK, 0, 0, 0, 0, 0)
         return lambda: (header, b"")
 
-    def exhausted(self) -> bool:
-        return False
+    def left(self) -> int:
+        return 1
 
 
 class Line:
@@ -207,8 +207,8 @@ class One:
         self._left -= 1
         return lambda: None
 
-    def exhausted(self) -> bool:
-        return not self._left
+    def left(self) -> int:
+        return int(self._left)
 
 
 async def test_a_frame_waits_in_its_middle_for_a_round_but_not_for_long() -> None:

@@ -31,8 +31,8 @@ class Source:
         header = FrameHeader(FrameKind.BLOCK, self.round, 0, self.position - 1, 0, 0)
         return lambda: (header, b"")
 
-    def exhausted(self) -> bool:
-        return self.position == self.count
+    def left(self) -> int:
+        return self.count - self.position
 
 
 def header_of(taken: TakenFrame) -> FrameHeader:

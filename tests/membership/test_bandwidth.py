@@ -19,6 +19,7 @@ from holdfast.membership.planning.bandwidth import (
     RATE_MIN_BYTES_PER_S,
     REPORT_S_MAX,
     REPORTS_HALF_LIFE,
+    WAITED,
     Bandwidth,
     Bandwidths,
 )
@@ -173,6 +174,42 @@ def test_what_plans_show_of_the_lines_leads_to_the_best_plan() -> None:
             known.measured(peer, Measured(int(moved), sending_s, int(moved), took_s[-1], ()))
     assert took_s[0] == pytest.approx(1.75 * best)
     assert took_s[1] == took_s[2] == pytest.approx(best)
+
+
+# ---------------------------------------------------------------- lines that waited
+
+
+def waited(up: float, best: float) -> Measured:
+    return evolve(report(up, up), best_bytes_per_s=best)
+
+
+def test_the_best_second_of_a_line_that_waited_is_its_rate() -> None:
+    known = Bandwidths()
+    known.measured(A, waited(1e6, WAITED * 1e6))
+    known.measured(B, waited(1e6, 0.99 * WAITED * 1e6))
+    known.measured(C, waited(1e6, 0.0))
+    assert known.known(A) == Bandwidth(WAITED * 1e6, WAITED * 1e6)
+    assert known.known(B) == known.known(C) == Bandwidth(1e6, 1e6)
+
+
+def test_among_unequal_lines_that_all_wait_for_the_slowest_the_fast_ones_are_found() -> None:
+    """As long as shares are equal, all send as much in the same time: rates alone tell nothing."""
+    true = [300 * MBIT, 20 * MBIT, 20 * MBIT, 15 * MBIT]
+    peers, size, known = PEERS[:4], 8e6, Bandwidths()
+    work = Workload(tuple(Bandwidth(up, 10 * up) for up in true), 4, size, size)
+    took_s = []
+    for _round in range(6):
+        lines = known.lines(peers, {}, sending=peers)
+        learnt = Workload(tuple(lines.rates[p] for p in peers), 4, size, size)
+        shares = chosen_shares(learnt, [lines.cautious[p] for p in peers])
+        took_s.append(shares_s(work, shares))
+        for peer, up, share in zip(peers, true, shares, strict=True):
+            moved = size * (1 + 2 * share)
+            best = min(up, 3 * moved / took_s[-1])  # what is there is sent at once, then it waits
+            sent = Measured(int(moved), took_s[-1], int(moved), took_s[-1], (), best)
+            known.measured(peer, sent)
+    assert took_s[0] > 1.4 * bound_s(work)
+    assert took_s[-1] < 1.1 * bound_s(work)
 
 
 # ---------------------------------------------------------------- noise

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from holdfast.membership.planning.advice import BUSY_ENOUGH, QUALITIES, STEPS_TRIED, TIE, propose
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import make_plan
-from holdfast.membership.planning.predict import FRAME_BYTES, Conditions, RoundCost, predict
+from holdfast.membership.planning.predict import (
+    FRAGMENTS_HELD,
+    FRAME_BYTES,
+    MODELS_HELD,
+    PROGRAM_BYTES,
+    Conditions,
+    RoundCost,
+    memory_bytes,
+    predict,
+)
 from holdfast.membership.spec.spec import DilocoTable, ReduceTable, RunSpec
 from holdfast.protocol.messages import FragmentSize
 from holdfast.protocol.network.lane import HEADER_BYTES, TAG_BYTES
@@ -233,3 +242,16 @@ def test_no_more_fragments_are_proposed_than_the_limit_and_other_settings_are_ke
     assert found.spec.diloco.fragments <= 3
     assert found.spec.diloco.outer_lr == 0.4
     assert found.spec.reduce.chunk_bytes == 65536
+
+
+def test_memory_is_that_of_models_and_fragments() -> None:
+    spec = RunSpec()
+    model = 4 * 100_000_000
+    one = memory_bytes(spec, 100_000_000)
+    assert one == (MODELS_HELD + FRAGMENTS_HELD) * model + PROGRAM_BYTES
+    eight = memory_bytes(
+        evolve(spec, diloco=evolve(spec.diloco, fragments=8, overlap=1)), 100_000_000
+    )
+    assert eight == (MODELS_HELD + (FRAGMENTS_HELD + 1) / 8) * model + PROGRAM_BYTES
+    lossy = evolve(spec, reduce=evolve(spec.reduce, codec_up="int8"))
+    assert memory_bytes(lossy, 100_000_000) == one + model, "what codecs leave out is kept"

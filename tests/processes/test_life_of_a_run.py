@@ -114,8 +114,11 @@ def test_peers_follow_another_number_of_rounds_without_a_restart(fleet: Fleet) -
 
 def test_a_killed_master_leaves_a_row_for_the_round_that_was_open(fleet: Fleet) -> None:
     fleet.start_master(spec())
-    fleet.join("alder", founder=True)
-    fleet.join("birch", "--pause", "0.2")
+    for name in (
+        "alder",
+        "birch",
+    ):  # rounds stay open long enough for the kill to come before their end
+        fleet.join(name, "--pause", "0.3", founder=True)
     fleet.until_committed(2)
     fleet.until(lambda s: s["rounds"] and s["rounds"][0]["phase"] == "open", "an open round")
     fleet.nodes["master"].process.kill()

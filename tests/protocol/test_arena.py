@@ -126,3 +126,21 @@ def test_a_reader_of_a_dead_writer_raises_the_error_of_its_wait() -> None:
 
     with pytest.raises(EOFError):
         arena.read(0, never, dead)
+
+
+def test_released_memory_is_the_fragments_own() -> None:
+    """Its pages go back to the system, its neighbours' values stay, and it can be written again."""
+    sizes = [FragmentSize(3_000, 0, 2), FragmentSize(50_000, 0, 0), FragmentSize(3_000, 0, 0)]
+    file = create_arena_file(sizes)
+    arena, other = map_arena(file, sizes), map_arena(file, sizes)
+    for fragment in range(3):
+        arena.values(fragment)[:] = fragment + 1
+    before = os.fstat(file).st_blocks
+    arena.release(1)
+    assert os.fstat(file).st_blocks <= before - 40 * 4_096 // 512
+    assert set(other.values(0)) == {1.0}
+    assert set(other.values(2)) == {3.0}
+    arena.release(0)  # smaller than two pages: nothing to give back, or a part
+    other.values(1)[:] = 7
+    assert set(arena.values(1)) == {7.0}
+    os.close(file)

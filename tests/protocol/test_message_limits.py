@@ -45,7 +45,7 @@ def test_limits_are_those_of_the_validators() -> None:
     assert (of[Heartbeat].array, of[Heartbeat].items) == (0, 2 * 3)
     assert of[Heartbeat].frame_bytes < 200
     assert of[Measured].array == MEMBERS_MAX
-    fields, unknown = 2 * 5 + MEMBERS_MAX * (1 + 2 * 4), 2 + 2 * MEMBERS_MAX
+    fields, unknown = 2 * 6 + MEMBERS_MAX * (1 + 2 * 4), 2 + 2 * MEMBERS_MAX
     assert of[Measured].items == fields + unknown
     assert of[TrainerAttached].array == TENSORS_MAX
     assert of[TrainerAttached].items == ITEMS_MAX

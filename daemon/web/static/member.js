@@ -73,7 +73,7 @@ export class MemberPage {
     figures.set("Role", here ? found.role : "gone", here ? (found.in_sync ? "in sync" : "not in sync") : "not connected");
     figures.set("Step", format.count(found.step), `${format.large(found.tokens)} tokens`);
     figures.set("Loss", format.loss(found.loss));
-    figures.set("Tokens/s", format.large(here ? found.tokens_per_s : null));
+    figures.set("Tokens/s", format.large(here ? found.tokens_per_s : null), here ? found.accelerators : "");
     figures.set("Utilisation", format.percent(all ? found.stepped_s / all : null), "since its start");
     figures.set("Sent", format.bytes(found.bytes.bulk_sent), `up ${format.rate(found.bandwidth.up_bytes_per_s)}`);
     figures.set("Received", format.bytes(found.bytes.bulk_received), `down ${format.rate(found.bandwidth.down_bytes_per_s)}`);

@@ -81,7 +81,7 @@ export class Peer {
     const all = status.stepped_s + status.waited_s;
     figures.set("Loss", format.loss(status.loss), `step ${format.count(status.step)}`);
     figures.set("Tokens", format.large(status.tokens), "since the start");
-    figures.set("Tokens/s", format.large(status.tokens_per_s));
+    figures.set("Tokens/s", format.large(status.tokens_per_s), status.accelerators);
     figures.set("Utilisation", format.percent(all ? status.stepped_s / all : null), "of the trainer's time");
     figures.set("Role", status.role, status.in_sync ? "in sync" : "not in sync");
     const again = retransmitted(status.bulk_sent_bytes, status.bulk_retransmitted_bytes);

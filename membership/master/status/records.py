@@ -189,6 +189,7 @@ class DepartedRow:
     tokens: Annotated[int, about("Since its daemon started.")]
     tokens_per_s: float
     loss: float | None
+    accelerators: Annotated[str, about('"7 of 8 GPUs" are healthy; empty: not told.')]
     waited_s: Annotated[float, about("Seconds that its trainer has spent in the hook.")]
     stepped_s: Annotated[float, about("Seconds that its trainer has spent in steps.")]
     metrics: Annotated[dict[str, float], about("Figures of run.log.")]

@@ -143,6 +143,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "tokens": progress.tokens,
         "tokens_per_s": progress.tokens_per_s,
         "loss": progress.loss,
+        "accelerators": progress.accelerators,
         "waited_s": progress.waited_s,
         "stepped_s": progress.stepped_s,
         "metrics": dict(progress.metrics),

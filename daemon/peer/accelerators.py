@@ -1,0 +1,110 @@
+"""The GPUs that a training command may use: those that NVML finds healthy.
+
+A GPU that has failed answers with an error, or is not there any more. NVML (NVIDIA Management Library) is
+asked through ``nvidia-ml-py``, NVIDIA's own binding; on a machine without its driver there are no GPUs. The
+variable ``HOLDFAST_GPUS`` names a file that is read instead, for machines without NVML and for tests: a line
+for each GPU, its index for ``CUDA_VISIBLE_DEVICES`` and what is wrong with it, if anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pynvml  # type: ignore[import-untyped]
+from attrs import frozen
+
+FILE_VARIABLE = "HOLDFAST_GPUS"
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+COUNT_PLACEHOLDER = "{gpus}"  # in a training command
+
+
+@frozen
+class Gpu:
+    """A GPU.
+
+    Attributes:
+      index: as ``CUDA_VISIBLE_DEVICES`` takes it.
+      fault: what is wrong; empty: it is healthy.
+    """
+
+    index: str
+    fault: str = ""
+
+
+@frozen
+class Gpus:
+    """This machine's GPUs, or those of them that its owner has made visible."""
+
+    all: tuple[Gpu, ...] = ()
+
+    @property
+    def healthy(self) -> tuple[str, ...]:
+        return tuple(gpu.index for gpu in self.all if not gpu.fault)
+
+    def faults(self) -> str:
+        """Return what is wrong with which GPU; empty if all are healthy."""
+        return "; ".join(f"GPU {gpu.index}: {gpu.fault}" for gpu in self.all if gpu.fault)
+
+    def __str__(self) -> str:
+        return f"{len(self.healthy)} of {len(self.all)} GPUs"
+
+    def among(self, seen: Gpus) -> Gpus:
+        """Return these with all that were seen before: those that are missing have failed."""
+        here = {gpu.index: gpu for gpu in self.all}
+        gone = (Gpu(gpu.index, "it is not there any more") for gpu in seen.all)
+        return Gpus(tuple({gpu.index: gpu for gpu in (*gone, *here.values())}.values()))
+
+
+def look(environment: Mapping[str, str] = os.environ) -> Gpus:
+    """Look at this machine's GPUs; takes some milliseconds, seconds for the first time."""
+    path = environment.get(FILE_VARIABLE)
+    found = _from_nvml() if path is None else _from_file(Path(path))
+    visible = environment.get(VISIBLE_VARIABLE)
+    if visible is None:
+        return found
+    wanted = {each.strip() for each in visible.split(",")}
+    return Gpus(tuple(gpu for gpu in found.all if gpu.index in wanted))
+
+
+def filled(command: Sequence[str], gpus: Gpus) -> list[str]:
+    """Return a command with the number of healthy GPUs filled in."""
+    count = str(len(gpus.healthy))
+    return [each.replace(COUNT_PLACEHOLDER, count) for each in command]
+
+
+def _from_file(path: Path) -> Gpus:
+    gpus = []
+    with suppress(OSError):
+        for line in path.read_text().splitlines():
+            index, _, fault = line.strip().partition(" ")
+            if index:
+                gpus.append(Gpu(index, fault.strip()))
+    return Gpus(tuple(gpus))
+
+
+def _from_nvml() -> Gpus:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return Gpus()
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        return Gpus(tuple(Gpu(str(index), _fault(index)) for index in range(count)))
+    except pynvml.NVMLError:
+        return Gpus()
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _fault(index: int) -> str:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        pynvml.nvmlDeviceGetMemoryInfo(handle)
+        pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+    except pynvml.NVMLError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,89 @@
+"""What the kernel says of the lanes' paths, made into the node's pace."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import pytest
+from attrs import define
+
+from holdfast.collectives.links.line_watch import LOOK_S, LineWatch
+from holdfast.protocol.network.socket_lane import SocketLane
+from holdfast.protocol.network.socket_options import PathNow
+
+ROUND_TRIP_S = 0.05
+RATE = 5e6  # bytes per second that each lane delivers
+
+
+@define(eq=False)
+class Lane:
+    """A lane of which the kernel says what a test wants."""
+
+    waits_s: float = 0.0
+    delivered_bytes: int = 0
+
+    def path(self) -> PathNow:
+        return PathNow(ROUND_TRIP_S + self.waits_s, ROUND_TRIP_S, self.delivered_bytes)
+
+
+def watch_of(lanes: dict[str, Lane]) -> LineWatch:
+    watch = LineWatch()
+    for peer, lane in lanes.items():
+        watch.add(cast(SocketLane, lane), peer)
+    return watch
+
+
+def let_pass(watch: LineWatch, seconds: float, *sending: Lane) -> None:
+    now_s = 0.0
+    for _look in range(round(seconds / LOOK_S)):
+        now_s += LOOK_S
+        for lane in sending:
+            lane.delivered_bytes += int(RATE * LOOK_S)
+        watch.look(now_s)
+
+
+def test_what_all_receivers_wait_for_is_the_nodes_own_queue() -> None:
+    lanes = {"a": Lane(waits_s=0.2), "b": Lane(waits_s=0.2)}
+    watch = watch_of(lanes)
+    let_pass(watch, 3.0, *lanes.values())
+    assert watch.rate.bytes_per_s <= 2 * RATE
+
+
+def test_what_one_of_two_waits_for_is_its_own_queue() -> None:
+    lanes = {"a": Lane(waits_s=0.2), "b": Lane()}
+    watch = watch_of(lanes)
+    let_pass(watch, 3.0, *lanes.values())
+    assert watch.rate.bytes_per_s == math.inf
+
+
+def test_while_only_one_of_several_receives_its_queue_is_not_the_nodes() -> None:
+    lanes = {"a": Lane(waits_s=0.2), "b": Lane()}
+    watch = watch_of(lanes)
+    let_pass(watch, 3.0, lanes["a"])
+    assert watch.rate.bytes_per_s == math.inf
+
+
+def test_the_queue_of_the_only_receiver_counts() -> None:
+    lanes = {"a": Lane(waits_s=0.2)}
+    watch = watch_of(lanes)
+    let_pass(watch, 3.0, lanes["a"])
+    assert watch.rate.bytes_per_s <= RATE
+
+
+def test_the_best_second_is_of_those_since_the_last_call() -> None:
+    lanes = {"a": Lane(), "b": Lane()}
+    watch = watch_of(lanes)
+    assert watch.take_best_rate() == 0.0
+    now_s = 0.0
+    for rate in (RATE, 4 * RATE, 2 * RATE):
+        for _look in range(round(2.0 / LOOK_S)):
+            now_s += LOOK_S
+            lanes["a"].delivered_bytes += int(rate * LOOK_S)
+            watch.look(now_s)
+        if rate == 4 * RATE:
+            assert watch.take_best_rate() == pytest.approx(4 * RATE, rel=0.01)
+    assert 2 * RATE <= watch.take_best_rate() < 3.5 * RATE, (
+        "a window may have begun before the last call"
+    )
+    assert watch.take_best_rate() == 0.0

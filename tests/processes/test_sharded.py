@@ -1,0 +1,216 @@
+"""Peers of several processes, under any parallelism, in one run with peers of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.processes.harness import Fleet, Status, contributing, in_sync, member, spec
+from tests.processes.test_life_of_a_run import typed
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+SCRIPT = HERE / "sharded_trainer.py"
+LAUNCHER = HERE / "launch_ranks.py"
+EXAMPLE = HERE.parents[1] / "examples" / "fsdp.py"
+
+
+SLOW = ("--pause", "0.03")
+Tensors = dict[str, torch.Tensor]
+
+
+def saved(fleet: Fleet, name: str) -> Path:
+    return fleet.folder / f"{name}.safetensors"
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """Return the ranks' processes, in the order of their numbers; none of a launcher that has ended."""
+    try:
+        text = Path(f"/proc/{launcher}/task/{launcher}/children").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [int(pid) for pid in text.split()]
+
+
+@contextmanager
+def closing_fleet(folder: Path) -> Iterator[Fleet]:
+    folder.mkdir()
+    other = Fleet(folder)
+    try:
+        yield other
+    finally:
+        other.stop_all()
+
+
+def join(
+    fleet: Fleet, name: str, kind: str, ranks: int, *script: str, founder: bool = False
+) -> None:
+    """Start a peer whose trainer has so many ranks."""
+    launch = [str(LAUNCHER), str(ranks)] if ranks > 1 else []
+    fleet.join(
+        name,
+        *(
+            "--kind",
+            kind,
+            "--peer",
+            str(len(fleet.nodes)),
+            "--save",
+            str(saved(fleet, name)),
+            *script,
+        ),
+        founder=founder,
+        command=(sys.executable, *launch, str(SCRIPT)),
+    )
+
+
+KINDS = {"plain": 1, "fsdp": 3, "tp": 2, "hsdp": 4, "fsdp-tp": 4}
+
+
+def train(fleet: Fleet, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Tensors]:
+    """Run twenty rounds with these peers, by name, and return the weights in their trainers at the end."""
+    count = len(kinds)
+    lockstep = spec(rounds=20, sync_every=4, contributors=count, min_members=count, pace="lockstep")
+    fleet.start_master(lockstep)
+    for name, (kind, ranks) in kinds.items():
+        join(fleet, name, kind, ranks, founder=name == next(iter(kinds)))
+    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
+    for name in kinds:
+        assert fleet.nodes[name].wait() == 0
+    return {name: load_file(saved(fleet, name)) for name in kinds}
+
+
+def test_all_kinds_of_peers_learn_what_single_processes_learn(fleet: Fleet, tmp_path: Path) -> None:
+    """Inner steps are plain SGD: only the order of sums in them differs."""
+    mixed = train(fleet, {kind: (kind, ranks) for kind, ranks in KINDS.items()})
+    with closing_fleet(tmp_path / "alone") as other:
+        alone = train(other, dict.fromkeys(KINDS, ("plain", 1)))
+    for name, weights in mixed.items():
+        for key, tensor in weights.items():
+            assert torch.equal(tensor, mixed["plain"][key]), (name, key)
+            expected = alone["plain"][key].double()
+            assert torch.allclose(tensor.double(), expected, rtol=1e-4, atol=1e-6), (name, key)
+
+
+def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
+    fleet.start_master(spec(rounds=0))
+    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
+    for name, ranks in (("fsdp", 3), ("tp", 2)):
+        join(fleet, name, name, ranks, *SLOW)
+    fleet.until(lambda s: contributing(s, "plain", "fsdp", "tp"), "all contribute")
+    fleet.until_committed(3)
+    assert len(set(fleet.settle("plain", "fsdp", "tp").values())) == 1
+    fleet.act("resume", {})
+
+    rank = ranks_of(fleet.peer("fsdp")["command_pid"])[1]
+    os.kill(rank, signal.SIGKILL)
+    fleet.until(lambda _: fleet.peer("fsdp")["trainer_restarts"], "the group of the rank is gone")
+    fleet.until(lambda s: contributing(s, "plain", "fsdp", "tp"), "it is back")
+    fleet.kill("tp")
+    fleet.until(lambda s: not contributing(s, "tp"), "the daemon is gone")
+    join(fleet, "late", "fsdp", 2, *SLOW)
+    fleet.until(lambda s: contributing(s, "plain", "fsdp", "late"), "the newcomer contributes")
+    join(fleet, "tp", "tp", 2, *SLOW)
+    fleet.until(lambda s: contributing(s, "plain", "fsdp", "late", "tp"), "all contribute again")
+    fleet.until_committed(3)
+    goal = fleet.master()["committed"] + 3
+    assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
+    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
+    names = ("plain", "fsdp", "late", "tp")
+    assert [fleet.nodes[name].wait() for name in names] == [0] * 4
+    first, *others = (load_file(saved(fleet, name)) for name in names)
+    for weights in others:
+        assert all(torch.equal(weights[key], tensor) for key, tensor in first.items())
+
+
+def test_a_gpu_that_fails_and_returns_changes_the_number_of_ranks(fleet: Fleet) -> None:
+    """The peer stays in the run: its group is started again with fewer ranks, and with more."""
+    gpus = fleet.folder / "gpus.txt"
+    gpus.write_text("0\n1\n2\n")
+    fleet.start_master(spec(rounds=0))
+    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
+    fleet.join(
+        "gpus",
+        *("--kind", "fsdp", "--peer", "1", *SLOW),
+        command=(sys.executable, str(LAUNCHER), "{gpus}", str(SCRIPT)),
+        env={"HOLDFAST_GPUS": str(gpus)},
+    )
+
+    def ranks(count: int, text: str) -> None:
+        def so(status: Status) -> bool:
+            row = member(status, "gpus")
+            return (
+                contributing(status, "plain", "gpus")
+                and row is not None
+                and row["accelerators"] == text
+                # what the master says is older than what the peer has just done
+                and len(ranks_of(fleet.peer("gpus")["command_pid"])) == count
+            )
+
+        fleet.until(so, f"{count} ranks contribute")
+        fleet.until_committed(2)
+        assert len(set(fleet.settle("plain", "gpus").values())) == 1
+        fleet.act("resume", {})
+
+    ranks(3, "3 of 3 GPUs")
+    gpus.write_text("0\n1 it has fallen off the bus\n2\n")
+    fleet.until(lambda _: fleet.peer("gpus")["trainer_restarts"] == 1, "its group has ended")
+    ranks(2, "2 of 3 GPUs")
+    assert "GPU 1: it has fallen off the bus" in fleet.nodes["gpus"].log
+    gpus.write_text("0\n1\n2\n")
+    fleet.until(lambda _: fleet.peer("gpus")["trainer_restarts"] == 2, "its group has ended again")
+    ranks(3, "3 of 3 GPUs")
+    restarted = fleet.peer("gpus")
+    assert (restarted["trainer_restarts"], restarted["trainer_state"]) == (2, "running")
+
+
+def test_a_peer_without_enough_gpus_is_a_spare_until_they_are_back(fleet: Fleet) -> None:
+    gpus = fleet.folder / "gpus.txt"
+    gpus.write_text("0\n1 ECC errors\n")
+    fleet.start_master(spec(rounds=0, min_members=1))
+    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
+    fleet.join(
+        "gpus",
+        *("--kind", "plain", "--peer", "1", *SLOW),
+        more=("--require-gpus", "2"),
+        command=(sys.executable, str(SCRIPT)),
+        env={"HOLDFAST_GPUS": str(gpus)},
+    )
+    fleet.until(lambda s: in_sync(s, "gpus"), "it keeps a copy")
+    assert fleet.peer("gpus")["trainer_state"] == "waits: 1 of 2 GPUs, 2 needed (GPU 1: ECC errors)"
+    gpus.write_text("0\n1\n")
+    fleet.until(lambda s: contributing(s, "plain", "gpus"), "it contributes")
+
+
+def test_ranks_that_do_not_make_the_model_whole_are_sent_away(fleet: Fleet) -> None:
+    fleet.start_master(spec(rounds=2))
+    join(fleet, "odd", "odd", 2, founder=True)
+    assert fleet.nodes["odd"].wait() != 0
+    assert "ranks 0 and 1 have different models" in fleet.nodes["odd"].log
+
+
+def test_the_example_trains_as_two_processes_beside_one(fleet: Fleet) -> None:
+    fleet.start_master(spec(rounds=3, sync_every=4, contributors=2, pace="lockstep"))
+    for name, launch in (("single", ()), ("sharded", (str(LAUNCHER), "2"))):
+        fleet.join(
+            name,
+            "--save",
+            str(fleet.folder / f"{name}.pt"),
+            *("--meet", "{meeting}"),
+            founder=name == "single",
+            command=(sys.executable, *launch, str(EXAMPLE)),
+        )
+    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
+    for name in ("single", "sharded"):
+        assert fleet.nodes[name].wait() == 0, fleet.nodes[name].log
+    single, sharded = (torch.load(fleet.folder / f"{name}.pt") for name in ("single", "sharded"))
+    assert single.keys() == sharded.keys()
+    assert all(torch.equal(single[key], tensor) for key, tensor in sharded.items())
