@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from attrs import Factory, define
@@ -13,6 +14,7 @@ from ..protocol.arena import Arena
 from ..protocol.errors import HoldfastError
 from ..protocol.messages import FragmentHead, FragmentSize
 from .blocks import Bytes, FragmentArrays, block_places, digest_blocks, zeros_digest
+from .version_copy import VersionCopy
 
 
 class NotHeldError(HoldfastError):
@@ -25,17 +27,20 @@ class Pin:
 
     Attributes:
       receivers: names of the readers that still need it: peer ids, or a local reader's name.
-      parts: its arrays, if they had to be copied; None while the live arrays hold it.
-      digests: its block digests; set together with ``parts``.
+      copy: its arrays, if they had to be copied; None while the live arrays hold it.
+      digests: its block digests; set together with ``copy``.
     """
 
     receivers: set[str] = Factory(set)
-    parts: FragmentArrays | None = None
+    copy: VersionCopy | None = None
     digests: bytes = b""
 
 
 class FragmentState:
     """One fragment: its arrays, digests and pins. Belongs to ``SharedState``.
+
+    Args:
+      folder: of the files of pinned versions that are large; see ``VersionCopy``.
 
     Attributes:
       number: the fragment's number.
@@ -49,7 +54,9 @@ class FragmentState:
       changes: held for as long as the live arrays change.
     """
 
-    def __init__(self, number: int, size: FragmentSize, arena: Arena) -> None:
+    def __init__(
+        self, number: int, size: FragmentSize, arena: Arena, folder: Path | None = None
+    ) -> None:
         self.number = number
         self.size = size
         self.parts = FragmentArrays(
@@ -62,6 +69,7 @@ class FragmentState:
         self.blank = True
         self.changes_count = 0
         self.changes = threading.Lock()
+        self._folder = folder
         self._writing = False  # True: the live arrays serve no version
         self._pins: dict[int, Pin] = {}
         # Held briefly: while a block is copied out or a pin is changed.
@@ -96,22 +104,29 @@ class FragmentState:
 
     def index(self, version: int) -> bytes:
         with self._lock:
-            return self._held(version)[1]
+            copied = self._copied(version)
+            return self.digests if copied is None else copied.digests
 
     def block(self, version: int, index: int) -> memoryview:
+        place = self.places[index]
         with self._lock:
-            parts = self._held(version)[0]
-            data = self.places[index].of(parts)
-            if parts is self.parts:
-                data = data.copy()  # the live arrays may change as soon as the lock is gone
-        return data.data.toreadonly()
+            pin = self._copied(version)
+            if pin is None:  # the live arrays may change as soon as the lock is gone
+                return place.of(self.parts).copy().data.toreadonly()
+            copied = pin.copy
+        assert copied is not None
+        try:
+            return copied.read(place)
+        except OSError as error:
+            raise NotHeldError(f"version {version} of fragment {self.number}: {error}") from error
 
-    def _held(self, version: int) -> tuple[FragmentArrays, bytes]:
+    def _copied(self, version: int) -> Pin | None:
+        """Return the pin with the copy of a version; None if the live arrays hold it."""
         pin = self._pins.get(version)
-        if pin is not None and pin.parts is not None:
-            return pin.parts, pin.digests
+        if pin is not None and pin.copy is not None:
+            return pin
         if self.head is not None and self.head.version == version and not self._writing:
-            return self.parts, self.digests
+            return None
         raise NotHeldError(f"version {version} of fragment {self.number} is not held here")
 
     # ------------------------------------------------------------ changes
@@ -134,17 +149,17 @@ class FragmentState:
             raise
 
     def _stop_serving(self) -> None:
-        copied: FragmentArrays | None = None
+        copied: VersionCopy | None = None
         while True:
             with self._lock:
                 pin = self._pins.get(self.head.version) if self.head is not None else None
-                if pin is None or pin.parts is not None or copied is not None:
-                    if pin is not None and pin.parts is None:
-                        pin.parts, pin.digests = copied, self.digests
+                if pin is None or pin.copy is not None or copied is not None:
+                    if pin is not None and pin.copy is None:
+                        pin.copy, pin.digests = copied, self.digests
                     self._writing = True
                     return
             # The slow part is outside of the lock, so that readers can read the live arrays meanwhile.
-            copied = self.parts.copy()
+            copied = VersionCopy(self.parts, self._folder)
 
     def became(self, head: FragmentHead, digests: bytes) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -46,9 +47,12 @@ class SharedState:
       sizes: the fragments' sizes.
       arena: the shared arena, of the same sizes; still unwritten.
       run_id: part of every root, so that state of another run never passes for this run's.
+      folder: where versions that receivers still read may be kept in files; None: in memory.
     """
 
-    def __init__(self, sizes: Sequence[FragmentSize], arena: Arena, run_id: str) -> None:
+    def __init__(
+        self, sizes: Sequence[FragmentSize], arena: Arena, run_id: str, folder: Path | None = None
+    ) -> None:
         if sys.byteorder != "little":
             raise LocalProtocolError("state is digested and sent as little-endian bytes")
         if tuple(sizes) != arena.sizes:
@@ -57,7 +61,7 @@ class SharedState:
         self.arena = arena
         self.run_id = run_id
         self._fragments = tuple(
-            FragmentState(number, size, arena) for number, size in enumerate(sizes)
+            FragmentState(number, size, arena, folder) for number, size in enumerate(sizes)
         )
         self._transfers: dict[int, IncomingFragment] = {}  # the last one that began, by fragment
 

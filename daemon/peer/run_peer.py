@@ -231,6 +231,7 @@ class Peer:
                 always_writes=options.checkpoints is not None,
                 local_checkpoint=str((options.state / OWN_STATE_FILE).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
+                versions=options.state,
                 memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
                 disk_quota=self._disk_quota(place),
                 partial_bytes=self._partial_bytes(place),

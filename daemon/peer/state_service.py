@@ -159,7 +159,7 @@ class StateService:
     def _allocate(self, layout: ModelLayout, sizes: tuple[FragmentSize, ...]) -> None:
         check_room(sizes, self._config.memory_bytes)
         shared, self.known_posted = self._trainer.open_arenas(sizes)
-        self.known_state = SharedState(sizes, shared, self._config.run_id)
+        self.known_state = SharedState(sizes, shared, self._config.run_id, self._config.versions)
         self.layout = layout
 
     # ------------------------------------------------------------ checkpoints of earlier processes

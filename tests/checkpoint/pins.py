@@ -11,6 +11,12 @@ def pinned(state: SharedState, fragment: int) -> tuple[int, ...]:
 
 
 def copied(state: SharedState, fragment: int) -> tuple[int, ...]:
-    """Return the pinned versions that had to be copied: each costs a fragment's memory."""
+    """Return the pinned versions that had to be copied."""
     pins = state._fragments[fragment]._pins
-    return tuple(sorted(version for version, pin in pins.items() if pin.parts is not None))
+    return tuple(sorted(version for version, pin in pins.items() if pin.copy is not None))
+
+
+def copied_to_files(state: SharedState, fragment: int) -> tuple[int, ...]:
+    """Return the pinned versions whose copy lies in a file."""
+    pins = state._fragments[fragment]._pins
+    return tuple(version for version, pin in sorted(pins.items()) if pin.copy and pin.copy.in_file)

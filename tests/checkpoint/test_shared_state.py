@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.checkpoint import version_copy
 from holdfast.checkpoint.blocks import (
     BLOCK_BYTES,
     block_places,
@@ -21,7 +25,7 @@ from holdfast.checkpoint.shared_state import SharedState, Step
 from holdfast.protocol.arena import Arena, NotWholeError, Values, arena_bytes
 from holdfast.protocol.errors import LocalProtocolError, StateMismatchError
 from holdfast.protocol.messages import BLOCKS_MAX, FragmentHead, FragmentSize
-from tests.checkpoint.pins import copied, pinned
+from tests.checkpoint.pins import copied, copied_to_files, pinned
 
 BLOCK_ELEMENTS = BLOCK_BYTES // 4
 # Two and a half blocks of values, one and a bit of momentum, a short block of counters.
@@ -33,12 +37,16 @@ SIZE = FragmentSize(
 SMALL = FragmentSize(value_count=7, momentum_count=4, counter_count=2)
 
 
-def make_state(*sizes: FragmentSize, run_id: str = "run") -> SharedState:
-    return SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), run_id)
+def make_state(
+    *sizes: FragmentSize, run_id: str = "run", folder: Path | None = None
+) -> SharedState:
+    return SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), run_id, folder)
 
 
-def founded(*sizes: FragmentSize, seed: int = 0, run_id: str = "run") -> SharedState:
-    state = make_state(*sizes, run_id=run_id)
+def founded(
+    *sizes: FragmentSize, seed: int = 0, run_id: str = "run", folder: Path | None = None
+) -> SharedState:
+    state = make_state(*sizes, run_id=run_id, folder=folder)
     rng = np.random.default_rng(seed)
     for number, size in enumerate(sizes):
         state.load_initial(
@@ -220,8 +228,22 @@ def test_a_step_that_fails_leaves_no_head() -> None:
 # ---------------------------------------------------------------- pins
 
 
-def test_a_pinned_version_keeps_its_bytes_while_rounds_go_on() -> None:
-    state = founded(SIZE)
+@pytest.fixture(params=["memory", "file", "disk full", "no folder"])
+def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder for versions, and a limit beyond which they go there."""
+    if request.param != "memory":
+        monkeypatch.setattr(version_copy, "IN_MEMORY_BYTES_MAX", 0)
+    if request.param == "disk full":
+        monkeypatch.setattr(
+            version_copy, "TemporaryFile", lambda **_: Path("/dev/full").open("wb", 0)
+        )
+    return tmp_path / "none" if request.param == "no folder" else tmp_path
+
+
+def test_a_pinned_version_keeps_its_bytes_while_rounds_go_on(
+    folder: Path, request: pytest.FixtureRequest
+) -> None:
+    state = founded(SIZE, folder=folder)
     head, before, index = state.head(0), content(state), state.index(0, 0)
     assert head is not None
     assert state.pin(0, 0, "a")
@@ -231,13 +253,37 @@ def test_a_pinned_version_keeps_its_bytes_while_rounds_go_on() -> None:
         assert served(state, 0) == before
         assert state.index(0, 0) == index
     assert copied(state, 0) == (0,)
+    assert copied_to_files(state, 0) == ((0,) if "file" in request.node.name else ())
     assert served(state, 3) == content(state) != before
     with pytest.raises(NotHeldError):
         state.block(0, 1, 0)
+    if folder.exists():
+        assert not list(folder.iterdir()), "nothing is left after a crash"
 
 
-def test_blocks_that_were_handed_out_do_not_change() -> None:
-    state = founded(SIZE)
+def test_a_copy_that_cannot_be_read_is_not_held(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(version_copy, "IN_MEMORY_BYTES_MAX", 0)
+    state = founded(SIZE, folder=tmp_path)
+    state.pin(0, 0, "a")
+    advance(state)
+    monkeypatch.setattr(os, "pread", lambda *_: b"short")
+    with pytest.raises(NotHeldError, match="5 of a block's 1048576 bytes"):
+        state.block(0, 0, 0)
+
+
+def test_the_last_release_closes_the_file(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(version_copy, "IN_MEMORY_BYTES_MAX", 0)
+    state = founded(SIZE, folder=tmp_path)
+    state.pin(0, 0, "a")
+    before = len(os.listdir("/proc/self/fd"))
+    advance(state)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    state.release_receiver("a")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_blocks_that_were_handed_out_do_not_change(folder: Path) -> None:
+    state = founded(SIZE, folder=folder)
     state.pin(0, 0, "a")
     blocks = [state.block(0, 0, index) for index in range(len(state.places(0)))]
     before = b"".join(blocks)
