@@ -234,9 +234,7 @@ def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
     if request.param != "memory":
         monkeypatch.setattr(version_copy, "IN_MEMORY_BYTES_MAX", 0)
     if request.param == "disk full":
-        monkeypatch.setattr(
-            version_copy, "TemporaryFile", lambda **_: Path("/dev/full").open("wb", 0)
-        )
+        monkeypatch.setattr(version_copy, "TemporaryFile", lambda **_: FileIO("/dev/full", "wb"))
     return tmp_path / "none" if request.param == "no folder" else tmp_path
 
 
