@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
