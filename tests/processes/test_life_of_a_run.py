@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 
 from holdfast.daemon.exit_codes import ExitCode
-from tests.processes.harness import Fleet, environment, spec
+from tests.processes.harness import Fleet, Status, environment, spec
 
 
 def typed(fleet: Fleet, *arguments: str, state: str = "master") -> subprocess.CompletedProcess[str]:
@@ -112,17 +114,33 @@ def test_peers_follow_another_number_of_rounds_without_a_restart(fleet: Fleet) -
         assert f"the run is finished: all {goal} rounds are committed" in fleet.nodes[name].log
 
 
+def freeze_a_trainer_in_an_open_round(fleet: Fleet, name: str) -> int:
+    """Stop a peer's trainer before it posts, so that the round stays open; return its process id."""
+    trainer: int = fleet.peer(name)["command_pid"]
+    while True:
+        number = fleet.until(open_round, "an open round")["rounds"][0]["round"]
+        os.kill(trainer, signal.SIGSTOP)
+        time.sleep(0.5)  # what it had posted before is at the master by then
+        if open_round(fleet.master()) == number:
+            return trainer
+        os.kill(trainer, signal.SIGCONT)
+
+
+def open_round(status: Status) -> int | None:
+    """Return the number of the round that waits for its updates."""
+    rounds = status["rounds"]
+    return rounds[0]["round"] if rounds and rounds[0]["phase"] == "open" else None
+
+
 def test_a_killed_master_leaves_a_row_for_the_round_that_was_open(fleet: Fleet) -> None:
     fleet.start_master(spec())
-    for name in (
-        "alder",
-        "birch",
-    ):  # rounds stay open long enough for the kill to come before their end
+    for name in ("alder", "birch"):
         fleet.join(name, "--pause", "0.3", founder=True)
     fleet.until_committed(2)
-    fleet.until(lambda s: s["rounds"] and s["rounds"][0]["phase"] == "open", "an open round")
+    trainer = freeze_a_trainer_in_an_open_round(fleet, "birch")
     fleet.nodes["master"].process.kill()
     fleet.nodes["master"].wait()
+    os.kill(trainer, signal.SIGCONT)
     fleet.restart_master()
     status = fleet.until_committed(1)
     assert status["aborted"] == 1, "a restart does not forget it"

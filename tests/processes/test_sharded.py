@@ -121,10 +121,11 @@ def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
     join(fleet, "tp", "tp", 2, *SLOW)
     fleet.until(lambda s: contributing(s, "plain", "fsdp", "late", "tp"), "all contribute again")
     fleet.until_committed(3)
+    names = ("plain", "fsdp", "late", "tp")
+    assert len(set(fleet.settle(*names).values())) == 1
     goal = fleet.master()["committed"] + 3
     assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
     fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
-    names = ("plain", "fsdp", "late", "tp")
     assert [fleet.nodes[name].wait() for name in names] == [0] * 4
     first, *others = (load_file(saved(fleet, name)) for name in names)
     for weights in others:
