@@ -32,6 +32,7 @@ from ..protocol.messages import Contributor, FragmentSize, Plan
 from ..protocol.network.lane import PAYLOAD_BYTES_MAX, FrameKind
 from .codecs.codec_base import Codec
 from .codecs.compression import expand, parse_codec
+from .squares import all_finite
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -292,6 +293,7 @@ def _add_verbatim(
     """
     inputs = [(np.frombuffer(term.data, np.float32), term) for term in terms]
     scratch = np.empty(min(BLOCK_VALUES, out.size), np.float32)
+    divide, by = _division(divisor)
     finite = True
     with np.errstate(over="ignore", invalid="ignore"):  # what came out is checked
         for start in range(0, out.size, BLOCK_VALUES):
@@ -307,10 +309,10 @@ def _add_verbatim(
                 total = part if total is None else np.add(total, part, out=into)
             assert total is not None
             if divisor != 1:
-                total = np.divide(total, divisor, out=into)
+                total = divide(total, by, out=into)
             if total is not into:
                 into[:] = total
-            finite = finite and bool(np.isfinite(into).all())
+            finite = finite and all_finite(into)
             if observe is not None:  # now that the values are in the cache
                 for values, term in inputs:
                     if not term.is_sum:
@@ -334,8 +336,23 @@ def _add_decoded(
             if position > 0:
                 np.add(out, scratch, out=out)
         if divisor != 1:
-            np.divide(out, divisor, out=out)
-    return bool(np.isfinite(out).all())
+            divide, by = _division(divisor)
+            divide(out, by, out=out)
+        return all_finite(out)
+
+
+def _division(divisor: np.float32) -> tuple[np.ufunc, np.float32]:
+    """Return the operation and the operand that divide by ``divisor``.
+
+    To divide by a power of two is to multiply by its reciprocal, to the bit: both round the same number. It
+    takes a quarter of the time, and equal weights of 2, 4 or 8 contributors have such a divisor.
+    """
+    if np.frexp(divisor)[0] == 0.5:
+        with np.errstate(over="ignore"):
+            reciprocal = np.float32(1) / divisor
+        if np.isfinite(reciprocal):
+            return np.multiply, reciprocal
+    return np.divide, divisor
 
 
 def reduce_counters(contributions: Sequence[memoryview], out: Counters) -> None:
@@ -363,5 +380,16 @@ def decode_checked(codec: Codec, zstd: bool, data: memoryview, out: Values, peer
         codec.decode(expand(data, wanted_bytes) if compressed else data, out)
     except ValueError as error:
         raise BadContributionError(peer, str(error)) from error
-    if not codec.lossy and not np.isfinite(out).all():  # lossy ones decode to finite values only
-        raise BadContributionError(peer, "a value that is not finite")
+    if not codec.lossy:  # lossy ones decode to finite values only
+        check_finite(out, peer)
+
+
+def check_finite(values: Values, peer: str) -> None:
+    """Check what ``peer`` sent.
+
+    Raises:
+      BadContributionError: a value is not finite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not all_finite(values):
+            raise BadContributionError(peer, "a value that is not finite")

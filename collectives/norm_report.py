@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from .arithmetic import Values
+from .squares import product
 
 SAMPLE_VALUES = 2**14  # values of each chunk that are compared with the outer momentum; enough
-PIECE_VALUES = 2**13  # multiplied at once; BLAS starts its threads for longer ones
 LARGEST = float(np.finfo(np.float32).max)  # that a message may carry; larger sums are clipped to it
 NOTHING: Values = np.empty(0, np.float32)
 
@@ -64,18 +64,3 @@ class NormSums:
         reported = np.array(sums, np.float64)
         np.nan_to_num(reported, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
         return reported.clip(-LARGEST, LARGEST).astype("<f4").tobytes()
-
-
-def product(one: Values, other: Values) -> float:
-    """Return the sum of products, in float32 by pieces; not finite if they are too large.
-
-    Callers use ``np.errstate``, since numpy warns of products that are too large.
-    """
-    whole = one.size - one.size % PIECE_VALUES
-    pieces = np.vecdot(
-        one[:whole].reshape(-1, PIECE_VALUES), other[:whole].reshape(-1, PIECE_VALUES)
-    )
-    total = float(sum(pieces.tolist()))
-    if whole < one.size:
-        total += float(np.dot(one[whole:], other[whole:]))
-    return total

@@ -20,7 +20,7 @@ from blake3 import blake3
 from ..protocol.errors import BadContributionError
 from ..protocol.messages import ContributorRun
 from ..protocol.network.lane import FrameKind
-from .arithmetic import ChunkLayout, Counters, Values, decode_checked
+from .arithmetic import ChunkLayout, Counters, Values, check_finite, decode_checked
 from .codecs.codec_base import Bytes
 from .codecs.compression import FrameCompressor, expand
 from .contributor_sets import digest_of, manifest_of, pack_set, set_bytes, unpack_set
@@ -111,8 +111,8 @@ class RoundResult:
         elif not self._verbatim:
             values = self.scratch(index)
             decode_checked(self._layout.codec_down, False, encoded, values, owner)
-        elif not np.isfinite(np.frombuffer(encoded, np.float32)).all():
-            raise BadContributionError(owner, "a value that is not finite")
+        else:
+            check_finite(np.frombuffer(encoded, np.float32), owner)
 
     def _take_in(self, kind: FrameKind, index: int, payload: memoryview) -> None:
         if kind is FrameKind.PARTIAL:

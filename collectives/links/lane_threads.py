@@ -69,6 +69,7 @@ class LaneThreads:
             lambda count: line.reserve(count, now_s()),
             lambda: min(SLICE_BYTES, int(weight() * line.slice_bytes)),
             self._shared.turns,
+            lambda: line.is_free,
         )
 
     def _pace(self, limiter: RateLimiter | None) -> LanePace | None:
@@ -171,8 +172,9 @@ class LaneThreads:
                 fan_out.enter_in_thread(peer)
                 # Under way until it has arrived: the kernel takes megabytes at once.
                 self._frames.meter_sent(header.payload_bytes)
-                turn = partial(self._wait_turn, taken)
-                piece_bytes = sys.maxsize if taken.rank is SendRank.ROUND else TURN_BYTES
+                turn, piece_bytes = None, sys.maxsize
+                if taken.rank is not SendRank.ROUND:
+                    turn, piece_bytes = partial(self._wait_turn, taken), TURN_BYTES
                 try:
                     self.socket_lane.send(header, payload, turn, piece_bytes)
                     carried_bytes = header.payload_bytes

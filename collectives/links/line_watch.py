@@ -51,6 +51,11 @@ class LineWatch:
         wait_s = 0.0 if limiter is None else limiter.reserve(count, now_s)
         return wait_s if cap is None else max(wait_s, cap.reserve(count, now_s))
 
+    @property
+    def is_free(self) -> bool:
+        """Return whether nothing limits what is sent now. Thread-safe."""
+        return self._limiter is None and self._cap is None
+
     def spare(self, now_s: float) -> bool:
         """Return whether no byte waits to be sent, and the line is known to have room. Thread-safe."""
         limiters = [each for each in (self._limiter, self._cap) if each is not None]

@@ -29,6 +29,13 @@ CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be une
 # ends, and a sum waits for the slowest of them.
 CHUNK_LINE_S = 0.002
 CHUNK_WIRE_BYTES_MIN = 65_536  # ... but is not cut finer than this for it,
+# ... and over lines as fast as this not at all: there the processor is the limit, which spends as long on the
+# calls for a chunk of 1 MiB as on encrypting it.
+FAST_BYTES_PER_S = 1e9
+# An owner buffers four chunks of each contributor that is ahead, at least. Chunks are no larger than keeps these
+# within a quarter of what it may buffer (``collectives.chunk_sender``), or than 1 MiB.
+OWNER_CHUNK_BYTES = 16 * 2**20
+CHUNK_BYTES_ALWAYS = 2**20
 UNKNOWN_BYTES_PER_S = (
     125e6  # for this, a line that is not known: 1 Gbit/s, between a home's and a LAN
 )
@@ -269,8 +276,12 @@ def chunk_elements_of(
       bytes_per_s: what the slowest contributor's line carries.
     """
     values = size.value_count
-    most = max(CHUNK_ALIGNMENT, chunk_bytes // VALUE_BYTES)
+    room_bytes = max(CHUNK_BYTES_ALWAYS, OWNER_CHUNK_BYTES // max(1, owner_count - 1))
+    most = max(CHUNK_ALIGNMENT, min(chunk_bytes, room_bytes) // VALUE_BYTES)
+    most -= most % CHUNK_ALIGNMENT
     wire_bytes = max(CHUNK_WIRE_BYTES_MIN, bytes_per_s * CHUNK_LINE_S)
+    if bytes_per_s >= FAST_BYTES_PER_S:
+        wire_bytes = math.inf
     wanted = min(most, values / (owner_count * CHUNKS_PER_OWNER), wire_bytes / bytes_per_value)
     wanted = max(wanted, values / CHUNKS_FINE_MAX, CHUNK_ELEMENTS_MIN)
     each = max(1, math.ceil(values / (owner_count * wanted)))  # equal owners own equally many

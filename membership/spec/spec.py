@@ -254,8 +254,8 @@ class ReduceTable:
     # checks the owner's sum. See ``audits``.
     audit: float = field(default=0.0, validator=_number(0.0, 1.0))
     chunk_bytes: int = field(
-        default=1_048_576, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
-    )  # of float32 values, before encoding
+        default=CHUNK_BYTES_MAX, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
+    )  # of float32 values, before encoding, at most: the planner cuts finer for all but the fastest lines
     lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a new link
     lanes_max: int = field(
         default=32, validator=_whole(1, LANES_OPEN_MAX)

@@ -113,7 +113,7 @@ MEANINGS = {
         "audits, contributions are not signed, and owners are trusted. Above 0 plans are stars, "
         "never trees"
     ),
-    "reduce.chunk_bytes": "float32 bytes of a chunk, 4096 to 4194304; smaller fragments are cut finer",
+    "reduce.chunk_bytes": "float32 bytes of a chunk at most, 4096 to 4194304; cut finer for small fragments and all but the fastest lines",
     "reduce.lanes": "initial number of TCP connections for bulk bytes between two peers",
     "reduce.lanes_max": (
         "limit of that number; connections are added while the line has room. Equal to `lanes`: fixed"

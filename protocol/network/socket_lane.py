@@ -41,11 +41,13 @@ class LanePace:
       wait_s: takes the bytes that pass, and returns the seconds to wait.
       share_bytes: returns the bytes to pass at once.
       turn: is held while bytes wait to pass; it limits how many lanes do at a time.
+      is_free: returns whether nothing is limited now, so that the others need not be asked.
     """
 
     wait_s: Callable[[int], float]
     share_bytes: Callable[[], int]
     turn: contextlib.AbstractContextManager[object] = Factory(contextlib.nullcontext)
+    is_free: Callable[[], bool] = lambda: False
 
 
 class SocketLane:
@@ -97,13 +99,13 @@ class SocketLane:
         self,
         header: FrameHeader,
         payload: Buffer,
-        wait_turn: Callable[[int], None] = lambda _count: None,
+        wait_turn: Callable[[int], None] | None = None,
         piece_bytes: int = sys.maxsize,
     ) -> None:
         """Send one frame; blocks until the kernel took it or another thread calls ``close``.
 
         Args:
-          wait_turn: called before each piece, with its length.
+          wait_turn: called before each piece, with its length; None: nothing is.
           piece_bytes: of a piece at most.
 
         Raises:
@@ -112,11 +114,14 @@ class SocketLane:
         """
         for record in self._sealer.seal(header, payload):
             upload = self._upload
+            if upload is not None and upload.is_free():
+                upload = None
             share_bytes = len(record) if upload is None else upload.share_bytes()
             share_bytes = min(share_bytes, piece_bytes)
             for start in range(0, len(record), share_bytes):
                 piece = record[start : start + share_bytes]
-                wait_turn(len(piece))
+                if wait_turn is not None:
+                    wait_turn(len(piece))
                 if upload is not None:
                     self._wait(upload, len(piece))
                 self._send_all(piece)

@@ -11,8 +11,9 @@ import pytest
 import trio
 from attrs import evolve
 
-from holdfast.collectives.norm_report import PIECE_VALUES, SAMPLE_VALUES, NormSums, product
+from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
 from holdfast.collectives.reduction import Reduction
+from holdfast.collectives.squares import PIECE_VALUES, all_finite, product
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.membership.master.rounds.norms import NormsFound, found_in, makes_sense
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce, SiteLeaders
@@ -111,6 +112,18 @@ def test_long_chunks_are_compared_by_their_beginning() -> None:
 @pytest.mark.parametrize("count", [0, 1, PIECE_VALUES - 1, PIECE_VALUES, 3 * PIECE_VALUES + 5])
 def test_products_of_any_length(count: int) -> None:
     assert product(np.full(count, 2, np.float32), np.full(count, 3, np.float32)) == 6.0 * count
+
+
+@pytest.mark.parametrize("count", [1, PIECE_VALUES, PIECE_VALUES + 5])
+@pytest.mark.parametrize("value", [3e38, -3e38, math.inf, -math.inf, math.nan])
+def test_one_value_that_is_not_finite_is_found_and_no_large_one_is_taken_for_it(
+    count: int, value: float
+) -> None:
+    for place in {0, count // 2, count - 1}:
+        values = np.zeros(count, np.float32)
+        values[place] = value
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert all_finite(values) == math.isfinite(value)
 
 
 def test_what_is_too_large_to_square_can_still_be_told() -> None:

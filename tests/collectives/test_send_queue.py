@@ -177,6 +177,19 @@ def test_a_buffer_comes_back_when_nothing_refers_to_any_part_of_it() -> None:
     assert len(pool.take(999)) == 999
 
 
+@pytest.mark.parametrize("size_bytes", [0, 1, 2**21 - 1, 2**21, 4_000_000, 2**22 + 1, 2**22])
+def test_a_buffer_has_the_size_that_was_asked_for(size_bytes: int) -> None:
+    """Whether in huge pages or not; and it comes back."""
+    pool = BufferPool()
+    for _ in range(2):
+        buffer = pool.take(size_bytes)
+        assert (len(buffer), pool.lent_bytes) == (size_bytes, size_bytes)
+        buffer[:] = bytes([7]) * size_bytes
+        assert bytes(buffer[-3:]) == bytes([7]) * min(3, size_bytes)
+        del buffer
+        assert pool.lent_bytes == 0
+
+
 def alive(arrays: list[weakref.ref[Any]]) -> int:
     gc.collect()
     return [array() is not None for array in arrays].count(True)

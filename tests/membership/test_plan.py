@@ -121,7 +121,8 @@ def test_the_spec_decides_codecs_and_chunk_size() -> None:
     [
         ("fp32", 1e6, 16_384),  # 64 KiB on the wire
         ("fp32", 125e6, 62_720),  # 2 ms of 1 Gbit/s, aligned
-        ("fp32", 1e9, 262_144),  # what the spec allows
+        ("fp32", 0.9e9, 450_048),  # 2 ms
+        ("fp32", 1e9, 2**20),  # what the spec allows: the processor is the limit
         ("int8", 1e6, 65_280),
     ],
 )
@@ -129,6 +130,15 @@ def test_chunks_are_short_on_slow_lines(codec: str, bytes_per_s: float, elements
     spec = RunSpec.parse(f'[reduce]\ncodec_up = "{codec}"\ncodec_down = "{codec}"\n')
     fast, slow = Bandwidth(1e9, 1e9), Bandwidth(bytes_per_s, 1e9)
     plan, _ = planned(FragmentSize(50_000_000, 0, 0), [fast, slow], spec=spec)
+    assert 0.9 * elements <= plan.chunk_elements <= elements
+
+
+@pytest.mark.parametrize(
+    ("peers", "elements"), [(2, 2**20), (5, 2**20), (9, 2**19), (17, 2**18), (24, 2**18)]
+)
+def test_chunks_of_many_fast_peers_are_smaller(peers: int, elements: int) -> None:
+    """Each owner buffers some of every contributor: their sum is bounded."""
+    plan, _ = planned(FragmentSize(2**30, 0, 0), [Bandwidth(2e9, 2e9)] * peers)
     assert 0.9 * elements <= plan.chunk_elements <= elements
 
 
