@@ -33,7 +33,8 @@ CHUNK_WIRE_BYTES_MIN = 65_536  # ... but is not cut finer than this for it,
 # calls for a chunk of 1 MiB as on encrypting it.
 FAST_BYTES_PER_S = 1e9
 # An owner buffers four chunks of each contributor that is ahead, at least. Chunks are no larger than keeps these
-# within a quarter of what it may buffer (``collectives.chunk_sender``), or than 1 MiB.
+# within a quarter of what it may buffer (``collectives.chunk_sender``), or than 1 MiB. Nor are chunks that must be
+# encoded larger than that: their values stay in a core's cache, and each thread decodes one at a time.
 OWNER_CHUNK_BYTES = 16 * 2**20
 CHUNK_BYTES_ALWAYS = 2**20
 UNKNOWN_BYTES_PER_S = (
@@ -276,7 +277,9 @@ def chunk_elements_of(
       bytes_per_s: what the slowest contributor's line carries.
     """
     values = size.value_count
-    room_bytes = max(CHUNK_BYTES_ALWAYS, OWNER_CHUNK_BYTES // max(1, owner_count - 1))
+    room_bytes = CHUNK_BYTES_ALWAYS
+    if bytes_per_value >= VALUE_BYTES:
+        room_bytes = max(room_bytes, OWNER_CHUNK_BYTES // max(1, owner_count - 1))
     most = max(CHUNK_ALIGNMENT, min(chunk_bytes, room_bytes) // VALUE_BYTES)
     most -= most % CHUNK_ALIGNMENT
     wire_bytes = max(CHUNK_WIRE_BYTES_MIN, bytes_per_s * CHUNK_LINE_S)

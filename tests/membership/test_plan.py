@@ -124,6 +124,7 @@ def test_the_spec_decides_codecs_and_chunk_size() -> None:
         ("fp32", 0.9e9, 450_048),  # 2 ms
         ("fp32", 1e9, 2**20),  # what the spec allows: the processor is the limit
         ("int8", 1e6, 65_280),
+        ("int8", 1e9, 262_144),  # what is encoded stays in the cache
     ],
 )
 def test_chunks_are_short_on_slow_lines(codec: str, bytes_per_s: float, elements: int) -> None:
