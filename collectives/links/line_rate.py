@@ -8,6 +8,9 @@ line, as a router does that keeps its queue short:
     free ──a queue──> paced at what is delivered ──no queue──> faster, in growing steps
                           ^──────────a queue────────────────────────┘
 
+The first rate is that of a window in which the queue stood all the time: connections begin slowly, so what
+they delivered before it says little. Until then each connection finds the line by itself.
+
 A queue shows in the round trips: every lane that sends has its shortest one (an empty queue) and its
 present one. What all of them wait longer for than before is the node's own line; a single receiver's
 line delays its own lanes only. The idea is LEDBAT's (RFC 6817), with a floor: on a line that other
@@ -28,6 +31,7 @@ QUEUE_S_MIN = 0.015  # of waiting that counts as a queue; at least
 QUEUE_SHARE = 0.15  # of the shortest round trip, likewise
 WINDOW_S = 0.25  # what is delivered is measured over windows of this length; at least
 WINDOW_ROUND_TRIPS = 3
+FIRST_WINDOW_S = 0.2  # the first ones, since the line is full, may be as short; or a round trip
 LONG_WINDOW_S = 1.0  # what is remembered is measured over longer ones, in which no burst counts
 GAP_S_MAX = 1.0  # between two samples; a longer gap begins a new window
 DRAIN = 0.97  # of what is delivered, while there is a queue
@@ -82,11 +86,16 @@ class PaceRule:
         self._delivered_bytes = 0
         self._windows: deque[float] = deque(maxlen=LATELY)  # bytes per second, by long window
         self._remembered_s = -math.inf  # end of the last of these
+        # Since when there has been a queue, until the rate is finite: connections begin slowly, and what
+        # they delivered before says nothing of the line.
+        self._filled_s = math.inf
 
     def sample(self, sample: LineSample) -> float:
         """Take note of a sample. Returns ``bytes_per_s``."""
-        delivered = self._measure(sample)
         queue = is_queue(sample.queue_s, sample.round_trip_s)
+        if self.bytes_per_s == math.inf:
+            self._filled_s = min(self._filled_s, sample.now_s) if queue else math.inf
+        delivered = self._measure(sample)
         self.has_room = not queue and (delivered or 0.0) < USED_MIN * self.bytes_per_s
         if delivered is None or sample.round_trip_s < ROUND_TRIP_S_MIN:
             return self.bytes_per_s
@@ -121,7 +130,7 @@ class PaceRule:
         Not in the best one: a line that has rested takes a burst that it cannot carry for long.
         """
         ranked = sorted(self._windows)
-        return ranked[int(GOOD_WINDOW * (len(ranked) - 1))] if ranked else 0.0
+        return ranked[round(GOOD_WINDOW * (len(ranked) - 1))] if ranked else 0.0
 
     def _measure(self, sample: LineSample) -> float | None:
         """Return bytes per second of the window that ends with this sample; None if it is too short."""
@@ -139,7 +148,10 @@ class PaceRule:
             self._remembered_s = now_s
             self._windows.append(_rate(recent[0], recent[-1]))
             self.windows_ended += 1
-        window_s = max(WINDOW_S, WINDOW_ROUND_TRIPS * sample.round_trip_s)
+        full_s = now_s - self._filled_s
+        if full_s < max(FIRST_WINDOW_S, sample.round_trip_s):
+            return None
+        window_s = min(full_s, max(WINDOW_S, WINDOW_ROUND_TRIPS * sample.round_trip_s))
         began = next((each for each in reversed(recent) if now_s - each[0] >= window_s), None)
         if began is None and now_s - recent[0][0] >= LONG_WINDOW_S:
             began = recent[0]  # a long path's window is no longer than what is kept

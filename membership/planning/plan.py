@@ -14,7 +14,7 @@ from itertools import groupby
 
 from attrs import evolve, frozen
 
-from ...protocol.messages import FragmentSize, OwnerRun, Plan, SiteLeaders
+from ...protocol.messages import FragmentSize, OwnerRun, Plan, Reduce, SiteLeaders
 from ..spec.spec import MEAN, TOPK_CODECS, RunSpec
 from .bandwidth import LineCapacities, SiteLine
 from .shares import SharedLine, Workload, bound_s, chosen_shares, reduction_s, ring_s
@@ -118,20 +118,8 @@ def make_plan(
     known = [lines.rates[p].up_bytes_per_s for p in contributors if p not in lines.guessed]
     slowest = min(known, default=UNKNOWN_BYTES_PER_S)
     cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down, slowest)
-    members = [*contributors, *(peer for peer in receivers if peer not in set(contributors))]
-    number = {peer: index for index, peer in enumerate(members)}
-    work = Workload(
-        rates=tuple(lines.rates[peer] for peer in members),
-        contributor_count=len(contributors),
-        up_bytes=cut.wire_bytes(0, cut.chunk_count, cut.up_bytes_per_value),
-        down_bytes=cut.wire_bytes(0, cut.chunk_count, cut.down_bytes_per_value),
-        pair_limits={
-            (number[sender], number[receiver]): limit
-            for (sender, receiver), limit in lines.pair_limits.items()
-            if sender in number and receiver in number
-        },
-        delay_s=lines.delay_s,
-    )
+    members = _members(contributors, receivers)
+    work = _workload(cut, members, len(contributors), lines)
     estimate = PlanEstimate(
         predicted_s=None,  # replaced below
         bound_s=bound_s(work),
@@ -169,6 +157,46 @@ def make_plan(
     if not lines.guessed.intersection(contributors):
         estimate = evolve(estimate, predicted_s=_star_s(cut, work, owned))
     return evolve(bare, owners=_runs(_owners_by_chunk(contributors, owned))), estimate
+
+
+def _members(contributors: Sequence[str], receivers: Sequence[str]) -> list[str]:
+    return [*contributors, *(peer for peer in receivers if peer not in set(contributors))]
+
+
+def _workload(
+    cut: _Cut, members: Sequence[str], contributor_count: int, lines: LineCapacities
+) -> Workload:
+    number = {peer: index for index, peer in enumerate(members)}
+    return Workload(
+        rates=tuple(lines.rates[peer] for peer in members),
+        contributor_count=contributor_count,
+        up_bytes=cut.wire_bytes(0, cut.chunk_count, cut.up_bytes_per_value),
+        down_bytes=cut.wire_bytes(0, cut.chunk_count, cut.down_bytes_per_value),
+        pair_limits={
+            (number[sender], number[receiver]): limit
+            for (sender, receiver), limit in lines.pair_limits.items()
+            if sender in number and receiver in number
+        },
+        delay_s=lines.delay_s,
+    )
+
+
+def planned_star_s(order: Reduce, size: FragmentSize, lines: LineCapacities) -> float | None:
+    """Return the time that a reduction ordered earlier would take over lines as they are known now.
+
+    None: its plan is a tree, members share a line, or the line of a member is not among these.
+    """
+    contributors, plan = [each.peer for each in order.contributors], order.plan
+    members = _members(contributors, order.receivers)
+    if plan.sites or lines.sites or not lines.rates.keys() >= set(members):
+        return None
+    codecs = (wire_bytes_per_value(plan.codec_up), wire_bytes_per_value(plan.codec_down))
+    cut = _Cut(size, plan.chunk_elements, *codecs)
+    owned: Counter[str] = Counter()
+    for run in plan.owners:
+        owned[run.peer] += run.chunk_count
+    work = _workload(cut, members, len(contributors), lines)
+    return _star_s(cut, work, [owned[peer] for peer in contributors])
 
 
 def _without_barred(

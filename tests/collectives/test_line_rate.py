@@ -35,12 +35,19 @@ class Line:
         self.jitter = random.Random(0)
         self._under_way: deque[tuple[float, float, float]] = deque()  # (when, bytes, queued for)
 
-    def run(self, seconds: float, *, idle: bool = False) -> float:
-        """Let time pass; returns the bytes per second that this node's lanes delivered."""
+    def run(self, seconds: float, *, idle: bool = False, slow_start: bool = False) -> float:
+        """Let time pass; returns the bytes per second that this node's lanes delivered.
+
+        Args:
+          slow_start: what lanes would send is doubled with each round trip, from next to nothing.
+        """
         began, delivered_all = self.now_s, 0.0
         delivered, waits = 0.0, math.inf
         for tick in range(round(seconds / TICK_S)):
             self.now_s += TICK_S
+            if slow_start:
+                doublings = tick * TICK_S / self.rtt_s
+                self.offers = self.carries * min(2.0, 0.01 * 2**doublings)
             wanted = 0.0 if idle else min(self.offers, self.rule.bytes_per_s)
             self.queued += (wanted + self.others) * TICK_S
             out = min(self.queued, self.carries * TICK_S)
@@ -68,6 +75,24 @@ def test_the_line_is_used_and_its_queue_stays_short(mbit: float, rtt_s: float) -
     line.dropped = 0.0
     assert line.run(20) >= 0.9 * line.carries
     assert line.dropped <= 0.01 * 20 * line.carries
+
+
+@pytest.mark.parametrize("rtt_s", [0.03, 0.1, 0.3])
+def test_the_slow_start_of_connections_is_not_taken_for_what_the_line_carries(rtt_s: float) -> None:
+    """Before the first queue, lanes delivered less than the line carries, and ever more."""
+    line = Line(50 * MBIT, rtt_s)
+    line.run(10 * rtt_s + 0.5, slow_start=True)
+    assert line.rule.bytes_per_s < math.inf
+    assert line.run(1) >= 0.8 * line.carries
+
+
+def test_a_single_late_packet_is_no_queue() -> None:
+    """A machine that was busy elsewhere answers late once; a line that is full does so all the time."""
+    rule = PaceRule()
+    for look in range(100):
+        waits_s = 0.05 if look % 3 == 0 else 0.0
+        rule.sample(LineSample(look * LOOK_S, int(MBIT), 0.1, waits_s))
+    assert rule.bytes_per_s == math.inf
 
 
 def test_a_burst_after_a_rest_does_not_count_as_what_the_line_carries() -> None:

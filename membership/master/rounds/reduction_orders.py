@@ -10,7 +10,7 @@ from attrs import define, evolve
 
 from ....protocol.messages import Contributor, Reduce
 from ...planning.bandwidth import Bandwidths, LineCapacities
-from ...planning.plan import make_plan
+from ...planning.plan import make_plan, planned_star_s
 from ...planning.shares import NoReachableOwnerError
 from ..routes.routes import Routes
 from ..state.context import Context
@@ -85,10 +85,11 @@ class ReductionOrders:
             receivers=tuple(receivers),
             plan=plan,
         )
+        correction = self._correction(lines)
         if estimate.predicted_s is not None:
             trips_s = CONTROL_TRIPS * lines.delay_s
             estimate = evolve(estimate, predicted_s=estimate.predicted_s + trips_s)
-        round_.attempt = Attempt.of(message, estimate, now_s, correction=self._correction())
+        round_.attempt = Attempt.of(message, estimate, now_s, correction=correction)
         if len(receivers) <= RECORDED_RECEIVERS_MAX:
             ready = tuple(round_.ready[each.peer] for each in contributors)
             self.context.record(RoundOrdered(message, round_.at_step, ready))
@@ -96,21 +97,33 @@ class ReductionOrders:
             round_.mark(peer, roster.members[peer].name)
             self.context.send(peer, message)
 
-    def _correction(self) -> float:
-        """Return by how much recent rounds took longer than their plans' lines would need.
+    def _correction(self, lines: LineCapacities) -> float:
+        """Return by how much recent rounds took longer than their plans need over lines as known now.
 
         That is the time for encoding and adding up, for other rounds on the same lines, and whatever
-        else no plan knows: the median of the undisturbed rounds whose lines were known.
+        else no plan knows: the median of the undisturbed rounds. By what was known of the lines then, a
+        round's surplus would contain the error of rates that have been corrected since.
         """
-        ratios = (
-            (round_.ended_s - attempt.started_s) / attempt.estimate.predicted_s
+        rounds = (
+            round_
             for round_ in reversed(self.round_table.past)
-            if round_.phase is RoundPhase.COMMITTED
-            and (attempt := round_.running()).undisturbed
-            and attempt.estimate.predicted_s
+            if round_.phase is RoundPhase.COMMITTED and round_.running().undisturbed
         )
-        recent = list(islice(ratios, CORRECTED_BY))
+        surplus = (
+            (round_.ended_s - round_.running().started_s) / needed_s
+            for round_ in rounds
+            if (needed_s := self._needed_s(round_.running(), lines))
+        )
+        recent = list(islice(surplus, CORRECTED_BY))
         return statistics.median(recent) if recent else 1.0
+
+    def _needed_s(self, attempt: Attempt, lines: LineCapacities) -> float | None:
+        """Return how long an earlier attempt's plan would take over these lines, without a correction."""
+        if (order := attempt.order) is not None:
+            size = self.context.history.sizes[order.fragment]
+            if (needed_s := planned_star_s(order, size, lines)) is not None:
+                return needed_s + CONTROL_TRIPS * lines.delay_s
+        return attempt.estimate.predicted_s
 
     def _without_route(
         self, round_: Round, contributors: tuple[Contributor, ...], adding: set[str]
