@@ -168,11 +168,11 @@ def _remedy(wanted: str, settings: CongestionSettings) -> str:
         # Loaded, bbr may be chosen by every process.
         now, later = f"modprobe {module}", f"echo {module} > {MODULES_FILE}"
     where = " on the host, not in this container or network namespace" if settings.elsewhere else ""
-    return f"as root{where}: `{now}`, for after a reboot `{later}`; then start the peer again"
+    return f"as root{where}: `{now}`, for after a reboot `{later}`"
 
 
 def compare_with_lanes(report: CongestionReport, used_now: Iterable[str]) -> CongestionReport:
-    """Return the report, or one about open lanes: they keep what they got when they were opened.
+    """Return the report, or one about open lanes: they ask again within a minute of a change.
 
     Args:
       used_now: the congestion controls of open lanes; empty texts: not known.
@@ -182,8 +182,8 @@ def compare_with_lanes(report: CongestionReport, used_now: Iterable[str]) -> Con
         return report
     return attrs.evolve(
         report,
-        text=f"new lanes use {report.used}; those opened before still use {', '.join(others)}",
-        fix="start the peer again",
+        text=f"new lanes use {report.used}; those opened before still use {', '.join(others)}, "
+        "for a minute at most",
     )
 
 

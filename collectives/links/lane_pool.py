@@ -40,6 +40,7 @@ BACK_OFF_DOUBLINGS = 6
 REFUSED_S = (
     60.0  # for which a link makes do with the lanes that it has, when no further one can be opened
 )
+CONGESTION_AGAIN_S = 60.0  # after which lanes ask again for the congestion control of the rules
 FIRST_LANE = 0  # the number of the lane with which a link comes up; the link's dialer dials it
 
 # This congestion control does not slow down for single losses: two of its lanes fill a line, and more
@@ -110,6 +111,7 @@ class LanePool:
         self._closed = False
         self._trouble = ""  # why the last lane ended, or could not be opened
         self._laneless_s = 0.0
+        self._unasked_s = 0.0  # since lanes were refused their congestion control
         # How many lanes there should be.
         self._count = LaneCount(rules.first, rules.count_max)
         self._arrived_bytes = 0  # on all lanes, as far as the other side has acknowledged
@@ -344,6 +346,11 @@ class LanePool:
 
     def watch(self, elapsed_s: float) -> None:
         """Give up lanes on which nothing moves, and in the end the link."""
+        self._unasked_s += elapsed_s
+        if self._unasked_s >= CONGESTION_AGAIN_S:
+            self._unasked_s = 0.0
+            for lane in self.working:
+                lane.choose_congestion(self.rules.congestion)
         stall_s = LANE_STALL_SHARE * self._stall_s
         lose_link = self._shared.lose_link
         for lane in list(self._lanes.values()):

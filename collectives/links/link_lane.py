@@ -19,13 +19,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import trio
+from attrs import evolve
 
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LaneReceived
 from ...protocol.network.interface import LaneFacts
 from ...protocol.network.lane import Lane
 from ...protocol.network.socket_lane import SocketLane
-from ...protocol.network.socket_options import retransmitted_bytes
+from ...protocol.network.socket_options import (
+    choose_congestion,
+    congestion_of,
+    retransmitted_bytes,
+)
 from .lane_frames import LaneFrames
 from .lane_tasks import LaneTasks
 from .lane_threads import LaneThreads
@@ -39,7 +44,7 @@ class LinkLane:
     Attributes:
       number: used once in a link's life, like the keys that belong to it.
       records: the frames of both directions, until ``run`` carries them.
-      facts: what the kernel says about the path, when the lane was opened.
+      facts: what the kernel says about the path, when the lane was opened; its congestion control now.
       reason: why it ended.
       finished: set when its stream is closed.
       arrived_bytes: bytes that arrived at the other side, as far as it has acknowledged them.
@@ -173,6 +178,12 @@ class LinkLane:
             now_bytes = retransmitted_bytes(self.stream.socket)
             self._retransmitted_bytes = max(self._retransmitted_bytes, now_bytes)
         return self._retransmitted_bytes
+
+    def choose_congestion(self, name: str) -> None:
+        """Use this congestion control from now on, if the kernel permits it by now."""
+        if isinstance(self.stream, trio.SocketStream) and self.facts.congestion != name:
+            choose_congestion(self.stream.socket, name)
+            self.facts = evolve(self.facts, congestion=congestion_of(self.stream.socket))
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
         """Run a direction; end the lane for a fault of the network, the link for one of the peer."""

@@ -9,10 +9,12 @@ their spread says how far it may be off. Three things follow from how it is meas
   peer counts as able to receive at least as fast as it sends, as nearly every line can. Otherwise a
   fast peer among slow ones would look slow for ever, and own little for ever.
 - A line that was hardly busy says nothing. Sent bytes count as under way until the receiver has
-  acknowledged them, some tenths of a second later at most; this is the same for all peers.
+  acknowledged them, so a round trip is taken off: in a small round it would be most of the time, and a
+  peer that had less to send than others would look slower, and own less still in the next round.
 - A peer that was not measured yet counts as the median of the measured peers, or by the cap that its
-  owner has set if that is lower. While one contributor's line is only assumed in this way, all
-  contributors' lines count as equal: a plan that knows half of the lines loads the wrong ones.
+  owner has set if that is lower. While half of the contributors' lines or more are only assumed in this
+  way, all count as equal: a plan that knows half of the lines loads the wrong ones. Fewer new ones count
+  as the slowest that is known: they own little in their first round, and it is not the slower for it.
 
 *Doubt.* The rates of equal lines differ by what happened to be measured. So beside its rate each peer
 has a *cautious* one: moved towards the median of the others by as much as it may be off. What unequal
@@ -50,7 +52,9 @@ REPORT_ERROR = 0.1  # of a rate: how far one report is usually off, before a lin
 ERROR_REPORTS = 1.0  # the reports as which that counts beside the line's own
 DOUBTS = 2.0  # standard errors by which a rate is moved towards the median
 WAITED = 1.25  # times the average: the best second of a line that waited for others
-BUSY_S_MIN = 0.1  # a line busy for less has mostly waited for acknowledgements
+NEW_SHARE_MAX = 0.5  # of the contributors: with as many new ones lines count as equal
+BUSY_SHARE_MIN = 0.25  # of the time in which bytes were under way; at least so long a line was busy
+BUSY_S_MIN = 0.05  # of busy time, until it is known at which rate a line carries
 INNER_TIMES = 10.0  # rate to members of the same site, if unknown, by the rate to the outside
 DEFAULT_BYTES_PER_S = 2.5e6  # 20 Mbit/s, each way, while no line is known: a home's uplink
 # Bounds on measured rates, so that no report can make a plan of infinities or zeros.
@@ -91,7 +95,7 @@ class LineCapacities:
 
     Attributes:
       rates: of every member that takes part. Those of contributors are alike, but for caps, while
-        one of them is guessed.
+        half of them or more are guessed.
       pair_limits: bytes per second from one peer to another, where a pair can do less than its
         members' own lines; 0: the first cannot send to the second at all.
       guessed: members whose rates are only assumed.
@@ -181,10 +185,12 @@ class Bandwidths:
         """Add a peer's report; ``mates``: the other members of its site."""
         line = self._line(peer)
         inside_bytes = sum(link.sent_bytes for link in report.links if link.peer in mates)
-        best_bytes = report.best_bytes_per_s * report.sending_s
+        trip_s = max((link.round_trip_s for link in report.links if link.sent_bytes), default=0.0)
+        sending_s = max(report.sending_s - trip_s, BUSY_SHARE_MIN * report.sending_s)
+        best_bytes = report.best_bytes_per_s * sending_s
         waited = best_bytes >= WAITED * report.sent_bytes
-        line.up.add(best_bytes if waited else report.sent_bytes, report.sending_s)
-        line.out.add(max(0, report.sent_bytes - inside_bytes), report.sending_s)
+        line.up.add(best_bytes if waited else report.sent_bytes, sending_s)
+        line.out.add(max(0, report.sent_bytes - inside_bytes), sending_s)
         line.down.add(report.received_bytes, report.receiving_s)
         self.links.pop(peer, None)
         self.links[peer] = {
@@ -239,10 +245,15 @@ class Bandwidths:
             for peer in peers
             if peer not in known and caps.get(peer, NO_CAP).up_bytes_per_s >= usual.up_bytes_per_s
         )
-        if guessed.intersection(sending):
-            known = {peer: rate for peer, rate in known.items() if peer not in sending}
-            sites = ()
+        new = guessed.intersection(sending)
         cautious = {peer: self._cautious(peer, usual) for peer in known}
+        if new:
+            sites = ()
+            if len(new) < NEW_SHARE_MAX * len(sending):
+                known |= dict.fromkeys(new, _slowest(judged))
+            else:
+                known = {peer: rate for peer, rate in known.items() if peer not in sending}
+                cautious = {peer: cautious[peer] for peer in known}
         rates, doubted = (
             {peer: _capped(each.get(peer, usual), caps.get(peer, NO_CAP)) for peer in peers}
             for each in (known, cautious)
@@ -311,6 +322,12 @@ class Bandwidths:
             )
             inner[peer] = _capped(within, cap)
         return SiteLine(members, Bandwidth(up, down), inner)
+
+
+def _slowest(rates: Sequence[Bandwidth]) -> Bandwidth:
+    return Bandwidth(
+        min(rate.up_bytes_per_s for rate in rates), min(rate.down_bytes_per_s for rate in rates)
+    )
 
 
 def _capped(rate: Bandwidth, cap: Bandwidth) -> Bandwidth:

@@ -17,7 +17,16 @@ from attrs import evolve, frozen
 from ...protocol.messages import FragmentSize, OwnerRun, Plan, Reduce, SiteLeaders
 from ..spec.spec import MEAN, TOPK_CODECS, RunSpec
 from .bandwidth import LineCapacities, SiteLine
-from .shares import SharedLine, Workload, bound_s, chosen_shares, reduction_s, ring_s
+from .shares import (
+    SharedLine,
+    Workload,
+    are_nearly_best,
+    bound_s,
+    chosen_shares,
+    equal_shares,
+    reduction_s,
+    ring_s,
+)
 from .sites import SitePlan, TreePlan, plan_tree, tree_s
 
 VALUE_BYTES = 4  # float32
@@ -140,6 +149,8 @@ def make_plan(
         )
     else:
         work, shares = sited.star, sited.best.star
+        if are_nearly_best(work, equal := tuple(equal_shares(work)), shares):
+            shares = equal
         possible = not star_only and not {up, down} & STAR_CODECS
         estimate = evolve(
             estimate,

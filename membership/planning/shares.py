@@ -217,7 +217,8 @@ def best_shares(work: Workload) -> list[float]:
 def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -> list[float]:
     """Return equal shares, unless the best ones promise a reduction that is shorter by far.
 
-    Rates are estimates. A plan that follows their errors is slower than equal shares are.
+    Rates are estimates. A plan that follows their errors is slower than equal shares are. Delays count: in
+    a small round they are most of the time, whatever the shares.
 
     Args:
       cautious: the members' rates by which the promise is judged; None: those of ``work``.
@@ -225,15 +226,22 @@ def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -
     Raises:
       NoReachableOwnerError: no contributor can own anything.
     """
-    # Whatever the shares are, delays are the same.
-    judged = evolve(work, rates=tuple(cautious or work.rates), delay_s=0.0)
-    best, barred = best_shares(judged), work.barred()
-    count = work.contributor_count
-    part = 1 / (count - len(barred))
-    equal = [0.0 if member in barred else part for member in range(count)]
-    if shares_s(judged, equal) <= UNEQUAL_GAIN_MIN * shares_s(judged, best):
+    judged = evolve(work, rates=tuple(cautious or work.rates))
+    equal = equal_shares(work)
+    if are_nearly_best(judged, equal, best_shares(judged)):
         return equal
     return best_shares(work)
+
+
+def equal_shares(work: Workload) -> list[float]:
+    """Return equal shares of all contributors that can own something."""
+    barred, count = work.barred(), work.contributor_count
+    return [0.0 if member in barred else 1 / (count - len(barred)) for member in range(count)]
+
+
+def are_nearly_best(work: Workload, shares: Sequence[float], best: Sequence[float]) -> bool:
+    """Return whether the best shares gain less than a tenth over these."""
+    return shares_s(work, shares) <= UNEQUAL_GAIN_MIN * shares_s(work, best)
 
 
 def filled_shares(work: Workload) -> list[float]:

@@ -21,6 +21,7 @@ from attrs import define, field
 from holdfast.collectives.links import lane_threads, send_queue
 from holdfast.collectives.links.event_loop import Loop
 from holdfast.collectives.links.hub import LinkHub
+from holdfast.collectives.links.lane_pool import CONGESTION_AGAIN_S
 from holdfast.collectives.links.line_watch import LineWatch
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
@@ -30,7 +31,7 @@ from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import MemberInfo, Message, Role
 from holdfast.protocol.network.lane import FrameHeader
-from holdfast.protocol.network.socket_options import retransmitted_bytes
+from holdfast.protocol.network.socket_options import congestion_of, retransmitted_bytes
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
@@ -192,6 +193,20 @@ async def test_every_frame_arrives_once_though_lanes_keep_breaking(
         assert all(got == [source.payload(index)] for index, got in sink.arrived.items())
         assert not link.lost.is_set()
         assert not back.lost.is_set()
+
+
+async def test_open_lanes_change_their_congestion_control_once_they_may(tmp_path: Path) -> None:
+    """The kernel lets every process have reno; it stands for a module that was loaded meanwhile."""
+    async with nodes(tmp_path, rules=LaneRules(2, 2, "cubic")) as (_a, b):
+        link = await link_between(b, _a, 2)
+        link.lane_pool.rules = LaneRules(2, 2, "reno")
+        before = {lane.facts.congestion for lane in link.lanes}
+        link.lane_pool.watch(CONGESTION_AGAIN_S / 2)
+        assert {lane.facts.congestion for lane in link.lanes} == before
+        link.lane_pool.watch(CONGESTION_AGAIN_S / 2)
+        for lane in link.lanes:
+            assert isinstance(lane.stream, trio.SocketStream)
+            assert lane.facts.congestion == congestion_of(lane.stream.socket) == "reno"
 
 
 async def test_an_idle_link_uses_no_threads_and_a_lost_one_neither(tmp_path: Path) -> None:

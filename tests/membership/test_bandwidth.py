@@ -102,18 +102,51 @@ def test_unmeasured_peers_count_as_the_median_and_without_any_as_the_default() -
     assert lines.guessed == {C}
 
 
-def test_while_a_contributor_is_guessed_all_of_them_count_alike_but_for_caps() -> None:
+def test_while_half_of_the_contributors_are_guessed_all_count_alike_but_for_caps() -> None:
     known = Bandwidths()
     known.measured(A, report(1e6))
     known.measured(B, report(9e6))
-    half = known.lines([A, B, C], {}, sending=[A, B, C])
-    assert half.guessed == {C}
+    half = known.lines([A, B, C, D], {}, sending=[A, B, C, D])
+    assert half.guessed == {C, D}
     assert set(half.rates.values()) == {Bandwidth(5e6, 5e6)}
     assert half.cautious == half.rates
     assert known.lines([A, B, C], {}, sending=[A, B]).rates[A] == Bandwidth(1e6, 1e6), "C listens"
     capped = known.lines([A, B, C], {C: Bandwidth(2e6, math.inf)}, sending=[A, B, C])
     assert capped.guessed == frozenset(), "its owner says what it may send"
     assert [capped.rates[peer].up_bytes_per_s for peer in (A, B, C)] == [1e6, 9e6, 2e6]
+
+
+def test_a_new_contributor_counts_as_the_slowest_and_leaves_the_others_their_lines() -> None:
+    known = Bandwidths()
+    for _ in range(5):
+        known.measured(A, report(1e6))
+        known.measured(B, report(9e6))
+    lines = known.lines([A, B, C], {}, sending=[A, B, C])
+    assert lines.guessed == {C}
+    assert lines.rates == {p: Bandwidth(r, r) for p, r in ((A, 1e6), (B, 9e6), (C, 1e6))}
+    assert lines.cautious[A].up_bytes_per_s < lines.cautious[C].up_bytes_per_s
+
+
+def test_a_small_rounds_trips_are_not_taken_for_a_slow_line() -> None:
+    """A peer with less to send than others is under way for as long; its line is not the slower for it."""
+    known = Bandwidths()
+    for peer, sent_bytes in ((A, 200_000), (B, 400_000)):
+        under_way_s = sent_bytes / 4e6 + 0.1
+        links = (LinkLoad(C, sent_bytes, under_way_s, 0.1), LinkLoad(D, 0, 0.0, 3.0))
+        for _ in range(3):
+            known.measured(peer, Measured(sent_bytes, under_way_s, 0, 0.0, links))
+    rates = [known.known(peer) for peer in (A, B)]
+    assert rates[0] is not None
+    assert rates[0].up_bytes_per_s == pytest.approx(4e6)
+    assert rates[1] is not None
+    assert rates[1].up_bytes_per_s == pytest.approx(4e6)
+
+
+def test_in_a_small_round_delays_keep_shares_equal() -> None:
+    rates = (Bandwidth(4e6, 4e6), Bandwidth(2e6, 2e6), Bandwidth(1e6, 1e6))
+    large, small = (Workload(rates, 3, size, size, delay_s=0.1) for size in (1e7, 1e4))
+    assert not equal(chosen_shares(large))
+    assert equal(chosen_shares(small))
 
 
 def test_delays_are_half_of_the_longest_known_round_trip_among_those_who_take_part() -> None:
