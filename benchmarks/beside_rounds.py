@@ -36,7 +36,8 @@ from benchmarks.join import JOINER, TRAINER, WAIT_S, copied_bytes, line_bytes, r
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.namespaces import LabError
 from benchmarks.progress import say
-from benchmarks.report import keep_json
+from benchmarks.report import Table, keep_json
+from benchmarks.sections import Measured
 from benchmarks.wan_lab import Host, WanLab
 
 STEP_S = 0.2
@@ -240,7 +241,61 @@ def left_by_rounds(looks: list[Look], hosts: list[Host]) -> float:
     return left
 
 
-def main() -> int:
+# What the section of RESULTS.md measures: so little time between rounds that they take most of the lines.
+ROWS = (("bbr", 0.4), ("cubic", 0.4), ("bbr", 2.0))
+COMMAND = "python -m benchmarks.beside_rounds --congestion {} --every-s {:g}"
+
+
+def beside() -> Measured:
+    """Measure the section of RESULTS.md; takes about five minutes."""
+    found = []
+    for congestion, every_s in ROWS:
+        say(f"{congestion}, {every_s:g} s of training between rounds")
+        found.append(
+            scene(_parser().parse_args([f"--congestion={congestion}", f"--every-s={every_s}"]))
+        )
+    table = Table(
+        "A copy of 64 MiB beside rounds: two donors, 50 Mbit/s each way, 100 ms, 0.02 % loss",
+        [COMMAND.format(*row) for row in ROWS],
+        [
+            "congestion control",
+            "training between rounds, s",
+            "the copy, s",
+            "what the idle part of the lines needs, s",
+            "ratio",
+            "a round before, s",
+            "a round meanwhile, s",
+        ],
+        [
+            [
+                congestion,
+                f"{every_s:g}",
+                f"{each.copy_s:.1f}",
+                f"{each.idle_needs_s:.1f}",
+                f"{each.ratio:.2f}",
+                f"{statistics.median(each.before_s):.2f}",
+                f"{statistics.median(each.during_s):.2f}" if each.during_s else "",
+            ]
+            for (congestion, every_s), each in zip(ROWS, found, strict=True)
+        ],
+        [
+            "What rounds leave is counted on the lines, every quarter of a second. Results for the newcomer, which"
+            " it needs as well, are part of what passes there; rounds meanwhile have one receiver more."
+        ],
+    )
+    return [table], [_raw(each) for each in found]
+
+
+def _raw(found: Beside) -> dict[str, Any]:
+    return {
+        **asdict(found),
+        "ratio": found.ratio,
+        "idle_needs_s": found.idle_needs_s,
+        "slowdown": found.slowdown,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--state-mib", type=int, default=64)
     parser.add_argument("--donors", type=int, default=2)
@@ -254,7 +309,11 @@ def main() -> int:
     parser.add_argument("--every-s", type=float, default=2.0, help="of training between rounds")
     parser.add_argument("--seed", type=int, default=0, help="of the losses")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    options = _parser().parse_args()
     stop_on_signals()
     try:
         found = scene(options)
@@ -269,13 +328,7 @@ def main() -> int:
         f"part of the lines needs; {len(found.during_s)} rounds meanwhile took "
         f"{found.slowdown:.2f} times as long ({statistics.median(found.before_s):.2f} s before)"
     )
-    raw = {
-        **asdict(found),
-        "ratio": found.ratio,
-        "idle_needs_s": found.idle_needs_s,
-        "slowdown": found.slowdown,
-    }
-    print(keep_json(raw, options.json))
+    print(keep_json(_raw(found), options.json))
     return 0
 
 

@@ -35,9 +35,10 @@ from attrs import asdict, evolve, frozen
 from benchmarks import wan_lab
 from benchmarks.commands import BenchError, allreduce_in, end
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
+from benchmarks.line_cases import PLOT, Case, plot, table_of, with_kept
 from benchmarks.namespaces import END_S, LabError, ended
 from benchmarks.progress import say
-from benchmarks.report import RESULTS, Table, keep_json, print_tables
+from benchmarks.report import commit, keep_json, new_record, print_tables
 from benchmarks.sections import Measured
 from benchmarks.wan_lab import Host, WanLab
 from holdfast.membership.planning.bandwidth import Bandwidth
@@ -46,7 +47,6 @@ from holdfast.membership.planning.shares import Workload, bound_s
 
 PROFILES = Path(__file__).with_name("line_profiles.toml")
 SCRIPT = Path(__file__).with_name("one_fragment.py")
-PLOT = RESULTS / "lines.png"
 WORKER = Path(__file__).with_name("gloo_worker.py")
 VALUE_BYTES = 4
 ROUNDS = 7
@@ -59,6 +59,7 @@ RIVALS = ("gloo", "torchft", "none")
 PEERS = (2, 4, 8)
 CONGESTION = ("bbr", "cubic")
 CODECS = ("fp32",)
+SECTION, TITLE = "lines", "rounds over lines that nobody described"
 
 SPEC = """\
 [run]
@@ -115,46 +116,6 @@ class Profile:
 def profiles() -> dict[str, Profile]:
     with PROFILES.open("rb") as file:
         return {name: Profile.of(name, each) for name, each in tomllib.load(file).items()}
-
-
-@frozen
-class Case:
-    """What is measured, and what came of it; times in seconds.
-
-    Attributes:
-      learnt: whether the planner knew the lines only by what they carried.
-      round_s: the median from the third round on; ``rounds_s`` are all, in order.
-      t_lb_s: below which no plan can end a round.
-      predicted_s: what the plan of each round said; None: its lines were not known.
-      rival_s: the median of the rival's; None: not measured.
-      sent_over_payload: bytes that all lanes sent over those that had to leave the peers.
-      wire_over_payload: the same of IP packets on the lines: headers, control and TCP's retransmissions.
-    """
-
-    profile: str
-    peers: int
-    codec: str
-    congestion: str
-    learnt: bool
-    round_s: float
-    t_lb_s: float
-    rounds_s: tuple[float, ...]
-    predicted_s: tuple[float | None, ...] = ()
-    rival: str = ""
-    rival_s: float | None = None
-    rival_rounds_s: tuple[float, ...] = ()
-    sent_over_payload: float | None = None
-    wire_over_payload: float | None = None
-    late_ms_max: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """Of T_LB's speed."""
-        return self.t_lb_s / self.round_s
-
-    @property
-    def first_over_fifth(self) -> float | None:
-        return self.rounds_s[0] / self.rounds_s[4] if len(self.rounds_s) > 4 else None
 
 
 def workload(profile: Profile, peers: int, codec: str) -> Workload:
@@ -337,6 +298,7 @@ def measure(
         rival=rival if theirs else "",
         rival_s=statistics.median(theirs) if theirs else None,
         rival_rounds_s=theirs,
+        commit=commit(),
         **found,
     )
 
@@ -371,6 +333,16 @@ def why_no_lines() -> str:
     return "" if find_spec("matplotlib") else "matplotlib is not installed (`make install` does it)"
 
 
+def figures_of(cases: Sequence[Case]) -> Measured:
+    """Return the section's table and figures, and draw its picture."""
+    plot(cases, PLOT)
+    return [table_of(cases, _about())], [asdict(case) for case in cases]
+
+
+def _about() -> list[str]:
+    return [f"{each.name}: {each.about}" for each in profiles().values()]
+
+
 def lines() -> Measured:
     """Measure the section of RESULTS.md; takes about an hour."""
     cases = [
@@ -379,83 +351,6 @@ def lines() -> Measured:
         for case in measured_cases(*map(_listed, part[:4]), rival=part[4], rounds=ROUNDS)
     ]
     return figures_of(cases)
-
-
-def figures_of(cases: Sequence[Case]) -> Measured:
-    """Return the section's table and figures, and draw its picture."""
-    plot(cases, PLOT)
-    return [table_of(cases)], [asdict(case) for case in cases]
-
-
-def plot(cases: Sequence[Case], path: Path) -> None:
-    """Draw each case's share of T_LB's speed, the rival's beside it, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(f"{each.profile}, {each.peers}, {each.codec}" for each in cases))
-    figure = Figure(figsize=(9, 0.9 + 0.33 * len(names)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    marks = {"bbr": ("o", "C0"), "cubic": ("s", "C1")}
-    for congestion, (mark, color) in marks.items():
-        chosen = [each for each in cases if each.congestion == congestion and each.learnt]
-        rows = [names.index(f"{each.profile}, {each.peers}, {each.codec}") for each in chosen]
-        shares = [100 * each.share for each in chosen]
-        axes.plot(shares, rows, mark, color=color, label=f"holdfast, {congestion.upper()}")
-        beside = [(each, row) for each, row in zip(chosen, rows, strict=True) if each.rival_s]
-        theirs = [100 * each.t_lb_s / (each.rival_s or 1.0) for each, _ in beside]
-        axes.plot(
-            theirs,
-            [row for _, row in beside],
-            mark,
-            color=color,
-            markerfacecolor="none",
-            label=f"gloo, {congestion.upper()}",
-        )
-    axes.set_yticks(range(len(names)), names)
-    axes.set(xlim=(0, 100), xlabel="share of T_LB's speed, %")
-    axes.invert_yaxis()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Without the program's version in it, the same figures make the same file.
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-
-
-def table_of(cases: Sequence[Case]) -> Table:
-    return Table(
-        "Rounds over lines that nobody described, in real runs; medians from the third round on",
-        ["python -m benchmarks.lines --json lines.json"],
-        [
-            "line, peers, codec",
-            "congestion control",
-            "a round, s",
-            "T_LB, s",
-            "share of T_LB's speed",
-            "first round, s",
-            "rival, s",
-            "sent over payload",
-        ],
-        [
-            [
-                f"{case.profile}, {case.peers}, {case.codec}" + ("" if case.learnt else ", told"),
-                case.congestion,
-                f"{case.round_s:.2f}",
-                f"{case.t_lb_s:.2f}",
-                f"{case.share:.0%}",
-                f"{case.rounds_s[0]:.2f}",
-                f"{case.rival_s:.2f}" if case.rival_s else "",
-                f"{case.sent_over_payload:.3f}" if case.sent_over_payload else "",
-            ]
-            for case in cases
-        ],
-        [f"- {each.name}: {each.about}" for each in profiles().values()]
-        + [
-            "Each peer's own line, and each peer on a host of its own. A rival's time is that of the slowest"
-            " rank, without a master, membership or encryption.",
-            f"![Share of T_LB's speed by line, congestion control and program](results/{PLOT.name})",
-        ],
-    )
 
 
 def measured_cases(
@@ -493,6 +388,11 @@ def main() -> int:
     parser.add_argument("--congestion", default=",".join(CONGESTION))
     parser.add_argument("--codecs", default=",".join(CODECS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="put the cases among those of RESULTS.md; then `python -m benchmarks.run --render`",
+    )
     parser.add_argument("--told", action="store_true", help="measure what is told the lines")
     parser.add_argument("--rival", choices=RIVALS, default=RIVALS[0])
     options = parser.parse_args()
@@ -516,7 +416,9 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print_tables([table_of(cases)])
+    print_tables([table_of(cases, _about())])
+    if options.keep:
+        new_record(SECTION, TITLE, *figures_of(with_kept(cases)), os.getloadavg()[0]).save()
     return 0
 
 

@@ -20,6 +20,7 @@ from attrs import frozen
 
 from benchmarks import (
     audits,
+    beside_rounds,
     chaos,
     checkpoints,
     dashboard,
@@ -90,6 +91,7 @@ SECTIONS = (
     Section("residential", "homes with slow uplinks", _lab, sections.residential),
     Section("kill", "a peer dies in the middle of a round", _lab, deaths.deaths),
     Section("join", "a newcomer copies the state beside rounds", _lab, join.joins),
+    Section("beside", "a copy beside rounds that fill the lines", _lab, beside_rounds.beside),
     Section("copy", "the state over slow lines, from donors that die or lie", _lab, copies),
     Section("transfer", "the state between processes of one machine", _anywhere, transfer),
     Section("memory", "what a round needs", _anywhere, sections.memory),

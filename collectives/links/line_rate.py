@@ -130,7 +130,7 @@ class PaceRule:
         Not in the best one: a line that has rested takes a burst that it cannot carry for long.
         """
         ranked = sorted(self._windows)
-        return ranked[round(GOOD_WINDOW * (len(ranked) - 1))] if ranked else 0.0
+        return ranked[int(GOOD_WINDOW * (len(ranked) - 1))] if ranked else 0.0
 
     def _measure(self, sample: LineSample) -> float | None:
         """Return bytes per second of the window that ends with this sample; None if it is too short."""

@@ -9,8 +9,8 @@ their spread says how far it may be off. Three things follow from how it is meas
   peer counts as able to receive at least as fast as it sends, as nearly every line can. Otherwise a
   fast peer among slow ones would look slow for ever, and own little for ever.
 - A line that was hardly busy says nothing. Sent bytes count as under way until the receiver has
-  acknowledged them, so a round trip is taken off: in a small round it would be most of the time, and a
-  peer that had less to send than others would look slower, and own less still in the next round.
+  acknowledged them, some tenths of a second later at most; this is the same for all peers. Whoever serves
+  a copy of few bytes has waited for requests most of the time: a report counts for its bytes.
 - A peer that was not measured yet counts as the median of the measured peers, or by the cap that its
   owner has set if that is lower. While half of the contributors' lines or more are only assumed in this
   way, all count as equal: a plan that knows half of the lines loads the wrong ones. Fewer new ones count
@@ -48,13 +48,15 @@ from ...protocol.messages import MEMBERS_MAX, Measured
 
 REPORTS_HALF_LIFE = 2.0  # further reports after which one counts half
 REPORT_S_MAX = 10.0  # busy seconds that a report counts at most: a long copy is not many rounds
+IDLE_BYTES_PER_S = (
+    2.5e5  # a report counts as no more seconds than its bytes take at this rate, 2 Mbit/s
+)
 REPORT_ERROR = 0.1  # of a rate: how far one report is usually off, before a line's spread is known
 ERROR_REPORTS = 1.0  # the reports as which that counts beside the line's own
 DOUBTS = 2.0  # standard errors by which a rate is moved towards the median
 WAITED = 1.25  # times the average: the best second of a line that waited for others
 NEW_SHARE_MAX = 0.5  # of the contributors: with as many new ones lines count as equal
-BUSY_SHARE_MIN = 0.25  # of the time in which bytes were under way; at least so long a line was busy
-BUSY_S_MIN = 0.05  # of busy time, until it is known at which rate a line carries
+BUSY_S_MIN = 0.1  # a line busy for less has mostly waited for acknowledgements
 INNER_TIMES = 10.0  # rate to members of the same site, if unknown, by the rate to the outside
 DEFAULT_BYTES_PER_S = 2.5e6  # 20 Mbit/s, each way, while no line is known: a home's uplink
 # Bounds on measured rates, so that no report can make a plan of infinities or zeros.
@@ -130,8 +132,9 @@ class _Carried:
         """Add a report; one of less than ``BUSY_S_MIN`` is a part of one."""
         if busy_s <= 0:
             return
-        kept = 0.5 ** (min(1.0, busy_s / BUSY_S_MIN) / REPORTS_HALF_LIFE)
-        rate, weight = _clamp(carried_bytes / busy_s), min(busy_s, REPORT_S_MAX)
+        weight = min(busy_s, REPORT_S_MAX, carried_bytes / IDLE_BYTES_PER_S)
+        kept = 0.5 ** (min(1.0, weight / BUSY_S_MIN) / REPORTS_HALF_LIFE)
+        rate = _clamp(carried_bytes / busy_s)
         self.weight = kept * self.weight + weight
         self.weights_square = kept**2 * self.weights_square + weight**2
         self.rates = kept * self.rates + weight * rate
@@ -185,12 +188,10 @@ class Bandwidths:
         """Add a peer's report; ``mates``: the other members of its site."""
         line = self._line(peer)
         inside_bytes = sum(link.sent_bytes for link in report.links if link.peer in mates)
-        trip_s = max((link.round_trip_s for link in report.links if link.sent_bytes), default=0.0)
-        sending_s = max(report.sending_s - trip_s, BUSY_SHARE_MIN * report.sending_s)
-        best_bytes = report.best_bytes_per_s * sending_s
+        best_bytes = report.best_bytes_per_s * report.sending_s
         waited = best_bytes >= WAITED * report.sent_bytes
-        line.up.add(best_bytes if waited else report.sent_bytes, sending_s)
-        line.out.add(max(0, report.sent_bytes - inside_bytes), sending_s)
+        line.up.add(best_bytes if waited else report.sent_bytes, report.sending_s)
+        line.out.add(max(0, report.sent_bytes - inside_bytes), report.sending_s)
         line.down.add(report.received_bytes, report.receiving_s)
         self.links.pop(peer, None)
         self.links[peer] = {

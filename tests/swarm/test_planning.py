@@ -51,7 +51,7 @@ async def test_who_is_seen_to_be_fast_owns_more_and_rounds_get_faster() -> None:
         rates = {m["name"]: m["bandwidth"]["up_bytes_per_s"] for m in status["members"]}
         estimate: PlanEstimate = last_attempt(swarm).estimate
         nursery.cancel_scope.cancel()
-    assert min(rates[name] for name in fast) > 2 * max(rates[name] for name in slow)
+    assert min(rates[name] for name in fast) > 1.5 * max(rates[name] for name in slow)
     assert past[0]["guessed_count"] == 4
     assert past[-1]["guessed_count"] == estimate.guessed_count == 0
     assert past[-1]["took_s"] < 0.8 * past[0]["took_s"]
