@@ -63,9 +63,10 @@ class Case:
 
 def case_of(content: dict[str, Any]) -> Case:
     """Return a case that was kept in a file."""
-    return Case(
-        **{key: tuple(each) if isinstance(each, list) else each for key, each in content.items()}
-    )
+    values: dict[str, Any] = {
+        key: tuple(each) if isinstance(each, list) else each for key, each in content.items()
+    }
+    return Case(**values)
 
 
 def with_kept(cases: Sequence[Case]) -> list[Case]:
