@@ -17,6 +17,7 @@ the baseline's over the same seeds; null for a baseline whose own is not measure
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -74,13 +75,15 @@ class Job:
 
     @property
     def path(self) -> Path:
-        return self.folder / f"{self.arm.name}-{self.recipe.seed}.json"
+        """By what was run, so that an arm with another name and the same settings finds it."""
+        digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{digest[:16]}.json"
 
     @property
     def key(self) -> dict[str, Any]:
         """What an outcome depends on, but for the code."""
         what = {
-            "arm": asdict(self.arm),
+            "arm": self.arm.key,
             "recipe": asdict(self.recipe),
             "validation_windows": self.validation_windows,
             "torch": version("torch"),
@@ -95,7 +98,7 @@ class Job:
             return None
         if content["key"] != self.key:
             return None
-        return Outcome(**content["outcome"]), content["commit"]
+        return Outcome(**{**content["outcome"], "arm": self.arm.name}), content["commit"]
 
     def measure(self) -> None:
         from benchmarks.learning_run import run_arm  # imports torch
@@ -152,7 +155,7 @@ def _run(jobs: Sequence[Job], parallel: int) -> list[str]:
                 job = running.pop(process)
                 left = len(waiting) + len(running)
                 if process.returncode:
-                    failed.append(job.path.stem)
+                    failed.append(f"{job.arm.name} with seed {job.recipe.seed}")
                 say(f"{_told(job, process.returncode)}; {left} of {len(jobs)} left")
     finally:
         for process in running:

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import asdict, evolve, field, frozen
 from attrs.validators import ge, in_, instance_of
 from numpy.typing import NDArray
 
@@ -63,7 +63,7 @@ class Arm:
       kill_rounds: after so many rounds one peer dies and another one comes; 0: nobody does.
       inner: optimizer, ``adamw`` or ``muon``.
       warm_steps: of all steps, the first ones, trained as data parallel.
-      slowness: how many times longer the last peer's steps take.
+      slowness: how many times longer the steps of the last peers take, and of those that replace them.
       ratio_max: the loss may be so many times the baseline's; None: nothing is asked.
       ratio_min: it must be so many times the baseline's: the baseline is the better one.
       speed_min: the share of what all peers do alone, in tokens per second.
@@ -77,10 +77,31 @@ class Arm:
     kill_rounds: int = 0
     inner: str = field(default="adamw", validator=in_(INNER))
     warm_steps: int = field(default=0, validator=[instance_of(int), ge(0)])
-    slowness: float = 1.0
+    slowness: tuple[float, ...] = ()
     ratio_max: float | None = None
     ratio_min: float | None = None
     speed_min: float | None = None
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What its outcome depends on; a name, a description and what is asked are none of that."""
+        told = {"name", "what", "baseline", "ratio_max", "ratio_min", "speed_min"}
+        defaults = Arm("", "", 0, "")
+        key = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in told and value != getattr(defaults, name, None)
+        }
+        return {**key, "distributed": self.distributed}
+
+    def slowness_of(self, replica: int) -> float:
+        """How many times longer this replica's steps take than the fastest one's."""
+        behind = self.peers - replica  # the last one: 1
+        return self.slowness[-behind] if 1 <= behind <= len(self.slowness) else 1.0
+
+    def batch(self, replica: int, windows: int) -> int:
+        """Windows of a step of this replica in data parallel on the tokens that the arm's peers train."""
+        return max(1, round(windows / self.slowness_of(replica)))
 
     @property
     def distributed(self) -> bool:
@@ -98,7 +119,7 @@ class Arm:
     @property
     def delay_s(self) -> float:
         """Between two hosts; see ``TRIPS``."""
-        if self.slowness != 1.0:
+        if self.slowness:
             return NEAR_S  # speed is the question, not what an overlap does to the loss
         return max(NEAR_S, int(self.settings.get("overlap", 0)) * STEP_S / TRIPS)
 
@@ -187,10 +208,16 @@ def _arm(name: str, what: str, peers: int, baseline: str, **settings: Any) -> Ar
     return Arm(name, what, peers, baseline, {**common, **settings}, **extra)
 
 
-_EXTRA = ("kill_rounds", "slowness", "ratio_max", "ratio_min", "speed_min")
+_EXTRA = ("kill_rounds", "inner", "slowness", "ratio_max", "ratio_min", "speed_min")
 _STREAMING = {"fragments": FRAGMENTS, "overlap": 2}
 _NF4 = {"codec_up": "nf4", "codec_down": "nf4", "error_feedback": True}
 _LATE = {"fragments": FRAGMENTS, "overlap": 4}
+_UNEVEN: dict[str, Any] = {
+    "slowness": (10 / 3, 10.0),
+    "overlap": 2,
+    "pace": "elastic",
+    "min_members": 2,
+}
 
 ARMS = (
     Arm("dp", "data parallel, 2 replicas", 2, "dp"),
@@ -243,12 +270,71 @@ ARMS = (
         "2 peers, one ten times slower, elastic",
         2,
         "diloco2",
-        slowness=10.0,
+        slowness=(10.0,),
         overlap=2,
         pace="elastic",
         speed_min=0.95,
     ),
+    # What was found since: see ``docs/choosing.md``.
+    _arm(
+        "muon4",
+        "DiLoCo, 4 peers, Muon inside, H = 10",
+        4,
+        "dp4@inner=muon",
+        inner="muon",
+        sync_every=10,
+        ratio_max=1.025,
+    ),
+    _arm(
+        "muon8",
+        "DiLoCo, 8 peers, Muon inside, H = 10",
+        8,
+        "dp8@inner=muon",
+        inner="muon",
+        sync_every=10,
+        ratio_max=1.04,
+    ),
+    _arm(
+        "streaming2-1",
+        "streaming, overlap 1",
+        2,
+        "diloco2",
+        fragments=FRAGMENTS,
+        overlap=1,
+        ratio_max=1.005,
+    ),
+    _arm(
+        "sparse2-10",
+        "the 8th part of the values with 2 bits each, H = 10, no outer momentum",
+        2,
+        "diloco2",
+        algorithm="sparse",
+        codec_up="topk8",
+        sync_every=10,
+        outer_lr=2.0,
+        feedback_decay=1.0,
+        outer_momentum=0.0,
+        ratio_max=1.015,
+    ),
+    # As fast as 10, 3 and 1: in the steps of the fastest one the last one takes a tenth as many.
+    _arm("uneven3", "3 peers, 10, 3 and 1 times as fast", 3, "dp-uneven3", **_UNEVEN),
+    _arm(
+        "elastic3",
+        "the same, one killed and one joins every three rounds",
+        3,
+        "uneven3",
+        **_UNEVEN,
+        kill_rounds=3,
+    ),
     # What others are compared with.
+    Arm("dp8", "data parallel, 8 replicas", 8, "dp8"),
+    Arm(
+        "dp-uneven3",
+        "data parallel on the tokens of `uneven3`",
+        3,
+        "dp-uneven3",
+        slowness=_UNEVEN["slowness"],
+    ),
     Arm("dp4", "data parallel, 4 replicas", 4, "dp4"),
     _arm(
         "lerp4-0", "overlap 4, merge lerp 0", 2, "delta4", **_LATE, merge="lerp:0", ratio_min=1.005
@@ -303,7 +389,10 @@ def _changed(arm: Arm, key: str, value: Any) -> Arm:
 
 # What brings DiLoCo with 4 peers closer to data parallel.
 VARIANTS = ["diloco4@sync_every=10", "diloco4@warm_steps=100"]
-DEFAULT = [*(arm.name for arm in ARMS), *VARIANTS]
+# A section of its own: what was found since, and what that is compared with.
+FOUND = ["muon4", "muon8", "streaming2-1", "sparse2-10", "uneven3", "elastic3"]
+_OTHERS = {*FOUND, "dp8", "dp-uneven3"}
+DEFAULT = [*(arm.name for arm in ARMS if arm.name not in _OTHERS), *VARIANTS]
 
 
 def with_baselines(names: list[str]) -> list[str]:

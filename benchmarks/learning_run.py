@@ -92,17 +92,18 @@ class Judge:
 def _run_alone(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, dict[str, Any]]:
     learner = Learner(arm, recipe)
     chances = [recipe.chance(replica) for replica in range(arm.peers)]
+    batches = [arm.batch(replica, recipe.batch) for replica in range(arm.peers)]
     every = max(1, recipe.steps // CURVE_POINTS)
     curve = []
     for step in range(recipe.steps):
         if step % every == 0:
             curve.append(judge.point(learner.model, step))
-        learner.step(step, draw(chances, recipe))
+        learner.step(step, draw(chances, batches))
     model = learner.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return model, {
         "curve": curve,
-        "tokens": recipe.steps * recipe.batch * CONTEXT * arm.peers,
+        "tokens": recipe.steps * sum(batches) * CONTEXT,
         "socket_bytes": recipe.steps * 2 * (arm.peers - 1) * BF16_BYTES * parameters,
         "round_bytes": 2 * (arm.peers - 1) * BF16_BYTES * parameters,
         "speed": None,
@@ -131,7 +132,7 @@ class LearningSwarm(Swarm):
 
     def make_trainer(self, name: str, peer: str, lives: int) -> TorchTrainer:
         replica = len(self.trainers)
-        step_s = self.step_s * (self.arm.slowness if replica == self.arm.peers - 1 else 1.0)
+        step_s = self.step_s * self.slowness.setdefault(name, self.arm.slowness_of(replica))
         self.trainers[name] = trainer = TorchTrainer(
             peer,
             self.layout,
@@ -185,9 +186,11 @@ class LearningSwarm(Swarm):
         for count in range(every, self.spec.run.rounds, every):
             await self.committed_count(count)
             await trio.sleep(self.step_s * self.spec.diloco.sync_every / 2)
-            self.crash(self.rng.choice(self.alive))
+            dead, name = self.rng.choice(self.alive), f"peer{len(self.peers)}"
+            self.crash(dead)
             await trio.sleep(REPLACED_AFTER_S)
-            self.add_peer(f"peer{len(self.peers)}", founder=False)
+            self.slowness[name] = self.slowness[dead]  # another machine of that kind
+            self.add_peer(name, founder=False)
 
 
 def _run_peers(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, dict[str, Any]]:

@@ -84,10 +84,11 @@ def make_optimizers(model: GPT, inner: str) -> list[torch.optim.Optimizer]:
     ]
 
 
-def draw(chances: Sequence[np.random.Generator], recipe: Recipe) -> np.ndarray:
-    """Where the next step's windows begin, of all these replicas together."""
+def draw(chances: Sequence[np.random.Generator], batches: Sequence[int]) -> np.ndarray:
+    """Where the next step's windows begin: so many of each of these replicas."""
     last = len(corpus()[0]) - CONTEXT
-    return np.concatenate([each.integers(last, size=recipe.batch) for each in chances])
+    drawn = [each.integers(last, size=batch) for each, batch in zip(chances, batches, strict=True)]
+    return np.concatenate(drawn)
 
 
 @cache
@@ -96,7 +97,7 @@ def warm_start(arm: Arm, recipe: Recipe) -> Learner:
     learner = Learner(arm, recipe)
     chances = [recipe.chance(replica) for replica in range(arm.peers)]
     for step in range(arm.warm_steps):
-        learner.step(step, draw(chances, recipe))
+        learner.step(step, draw(chances, [recipe.batch] * arm.peers))
     return learner
 
 

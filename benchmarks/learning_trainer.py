@@ -229,16 +229,17 @@ class TorchTrainer(SimTrainer):
 
     def _script(self, connection: DaemonConnection, wait: Callable[[float], None]) -> None:
         arm, recipe = self._arm, self._recipe
-        chance, tokens = recipe.chance(self._replica), recipe.batch * CONTEXT
+        chance, batch = recipe.chance(self._replica), [recipe.batch]
+        tokens = recipe.batch * CONTEXT
         learner = Learner(arm, recipe)
         if arm.warm_steps and self._replica < arm.peers:  # who comes later begins with nothing
             learner.take_over(warm_start(arm, recipe))
             for _step in range(arm.warm_steps):
-                draw([chance], recipe)
+                draw([chance], batch)
         model, optimizer = learner.model, learner.optimizers[0]
         with attach_over(lambda: connection, model, optimizer, lambda: self._now_s) as run:
             while not run.finished:
-                loss = learner.step(arm.warm_steps + run.global_step, draw([chance], recipe))
+                loss = learner.step(arm.warm_steps + run.global_step, draw([chance], batch))
                 wait(self.step_s)
                 self.tokens += tokens
                 run.step(loss=loss, tokens=tokens)

@@ -6,12 +6,14 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 from attrs import asdict
 from click.shell_completion import get_completion_class
 
+from ...membership.spec.preset import PRESETS
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from .options import FOLDER, json_option
@@ -49,10 +51,12 @@ def check(run_toml: Path, as_json: bool) -> None:
       holdfast config check run.toml
       holdfast config check run.toml --json
     """
+    from ...membership.spec.preset import format_preset
     from ...membership.spec.spec_faults import find_faults
     from ..spec_file import format_faults, read_text
 
-    errors, warnings = find_faults(read_text(run_toml))
+    text = read_text(run_toml)
+    errors, warnings = find_faults(text)
     if as_json:
         report = {
             "valid": not errors,
@@ -66,6 +70,8 @@ def check(run_toml: Path, as_json: bool) -> None:
                 click.echo(line)
         if not errors:
             click.echo(f"{run_toml} is valid" + (", with warnings" if warnings else ""))
+            if preset := format_preset(tomllib.loads(text)):
+                click.echo(preset)
     if errors:
         sys.exit(ExitCode.CONFIG)
 
@@ -73,7 +79,8 @@ def check(run_toml: Path, as_json: bool) -> None:
 @click.command()
 @click.argument("folder", type=FOLDER, default=".")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
-def init(folder: Path, force: bool) -> None:
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="Begin with measured settings.")
+def init(folder: Path, force: bool, preset: str | None) -> None:
     """Write a sample run.toml and training script into FOLDER (default: the current folder).
 
     Both work unchanged: two peers on one small machine finish in about five minutes. Comments in them say
@@ -83,6 +90,7 @@ def init(folder: Path, force: bool) -> None:
     Examples:
       holdfast init
       holdfast init my-run
+      holdfast init my-run --preset streaming
     """
     there = [name for name in START_FILES if (folder / name).exists()]
     if there and not force:
@@ -96,7 +104,7 @@ def init(folder: Path, force: bool) -> None:
         for name in START_FILES:
             text = (START / name).read_text(encoding="utf-8")
             if name == "run.toml":
-                text = _named(text, folder.resolve().name)
+                text = _with_preset(_named(text, folder.resolve().name), preset)
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(
@@ -114,6 +122,18 @@ def _named(toml_text: str, name: str) -> str:
     line = f"name = {json.dumps(name, ensure_ascii=False)}"
     named = re.sub(r'^name = "my-run"', lambda _match: line, toml_text, count=1, flags=re.MULTILINE)
     return toml_text if find_faults(named)[0] else named
+
+
+def _with_preset(toml_text: str, preset: str | None) -> str:
+    """Return the sample with a preset, whose settings stand behind a # as all others that are not changed."""
+    if preset is None:
+        return toml_text
+    text = toml_text.replace('# preset = ""', f'preset = "{preset}"', 1)
+    for place, value in PRESETS[preset].settings.items():
+        key = place.partition(".")[2]
+        line = f"# {key} = {json.dumps(value)}  # of the preset"
+        text = re.sub(rf"^(# )?{key} = .*$", line, text, count=1, flags=re.MULTILINE)
+    return text
 
 
 def _quoted(path: Path) -> str:

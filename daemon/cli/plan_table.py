@@ -47,6 +47,8 @@ def show_plan(
         f"{seconds(conditions.step_s)}\nlines of {up if up == down else f'{up} up, {down} down'}, "
         f"round-trip time {seconds(2 * conditions.delay_s)}\n"
     )
+    if given is not None and given.spec.run.preset:
+        console.print(f'preset = "{given.spec.run.preset}": what run.toml leaves out\n')
     columns = [("run.toml", given), (f"proposed ({quality})", proposal)]
     shown = [(heading, each) for heading, each in columns if each is not None]
     table = plain_table("each peer", *(heading for heading, _ in shown))

@@ -27,6 +27,7 @@ from attrs import Factory, field, frozen
 from ...protocol.errors import UserError
 from ...protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX
 from .algorithm import ALGORITHMS, AUTO, Algorithm, algorithm_named, resolved
+from .preset import PRESETS, write_out
 
 SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
@@ -169,6 +170,8 @@ class RunTable:
 
     name: str = field(default="run", validator=_name)
     rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # commits wanted; 0: no end
+    # Determines the defaults of keys in the other tables, see ``preset``. Empty: none.
+    preset: str = field(default="", validator=_one_of("", *PRESETS))
 
 
 @frozen
@@ -400,7 +403,8 @@ class RunSpec:
     trainer: TrainerTable = Factory(TrainerTable)
     sync: SyncTable = Factory(SyncTable)
     checkpoint: CheckpointTable = Factory(CheckpointTable)
-    toml_text: str = ""  # as the operator wrote it; peers get it verbatim
+    # As the operator wrote it, and the settings of its preset; peers get it verbatim.
+    toml_text: str = ""
 
     def __attrs_post_init__(self) -> None:
         for contradiction in contradictions(self.diloco, self.membership, self.reduce):
@@ -419,14 +423,7 @@ class RunSpec:
           UserError: the text is no TOML, has an unknown table or key (the error names the most
             similar one), or a value out of range.
         """
-        if len(toml_text) > SPEC_CHARS_MAX:
-            raise _spec_error(f"it is longer than {SPEC_CHARS_MAX} characters")
-        try:
-            document = tomllib.loads(toml_text)
-        except tomllib.TOMLDecodeError as error:
-            raise _spec_error(str(error)) from error
-        except RecursionError as error:
-            raise _spec_error("its values are nested too deeply") from error
+        toml_text, document = _read(toml_text)
         _refuse_unknown(document, list(TABLES), "table")
         given: dict[str, dict[str, Any]] = {}
         for name, kind in TABLES.items():
@@ -450,7 +447,10 @@ class RunSpec:
                     raise ValueError(f"[{name}] {error}") from error
             return cls(**tables, toml_text=toml_text)
         except ValueError as error:
-            raise _spec_error(str(error)) from error
+            preset = given["run"].get("preset")
+            named = isinstance(preset, str) and preset in PRESETS
+            why = f' (preset = "{preset}" sets what the file leaves out)' if named else ""
+            raise _spec_error(f"{error}{why}") from error
 
     @property
     def heartbeat_s(self) -> float:
@@ -473,6 +473,21 @@ class RunSpec:
     def settle_s(self) -> float:
         """Seconds between an accusation and the removal of a member that looks alive."""
         return self.membership.deadline_s / 10
+
+
+def _read(toml_text: str) -> tuple[str, dict[str, Any]]:
+    """Return the text with its preset written out, and its values."""
+    try:
+        for _pass in range(2):  # a preset may also make the text too long
+            if len(toml_text) > SPEC_CHARS_MAX:
+                raise _spec_error(f"it is longer than {SPEC_CHARS_MAX} characters")
+            document = tomllib.loads(toml_text)
+            toml_text = write_out(toml_text, document)
+        return toml_text, document
+    except ValueError as error:  # of TOML, too
+        raise _spec_error(str(error)) from error
+    except RecursionError as error:
+        raise _spec_error("its values are nested too deeply") from error
 
 
 def _spec_error(reason: str, hint: str = "") -> UserError:

@@ -17,6 +17,7 @@ from attrs import frozen
 
 from ...protocol.errors import UserError
 from .algorithm import resolved
+from .preset import preset_settings
 from .spec import SPEC_CHARS_MAX, SYNC_EVERY, TABLES, RunSpec, contradictions
 from .spec_warnings import spec_warnings
 
@@ -54,12 +55,15 @@ def find_faults(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
     except RecursionError:
         return [SpecFault(0, "", "its values are nested too deeply")], []
     lines = key_lines(toml_text)
+    for place, value in preset_settings(document).items():
+        table, key = place.split(".")
+        document.setdefault(table, {})[key] = value
     errors = list(_errors(document, lines))
     warnings: list[SpecFault] = []
     if not errors:
         try:
             spec = RunSpec.parse(toml_text)
-        except UserError as error:  # a setting that contradicts its algorithm
+        except UserError as error:  # a setting that contradicts its algorithm, or a preset
             text = str(error).removeprefix("run.toml: ")
             key = _key_in(text, lines)
             errors.append(SpecFault(lines.get(key, 0), key, text))

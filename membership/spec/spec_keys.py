@@ -12,6 +12,11 @@ MEANINGS = {
         "number of commits after which the run is finished; the last one of every fragment is "
         "at the last step. 0: no end"
     ),
+    "run.preset": (
+        'measured settings that the file may override key by key: `"diloco"`, `"streaming"`, '
+        '`"sparse"`, `"muon"`, `"muon-streaming"` or `"allreduce"`, see '
+        '[Presets](../choosing.md#presets). `""`: none'
+    ),
     "diloco.algorithm": (
         'algorithm that sets the keys that the file leaves out: `"diloco"`, `"streaming"`, '
         '`"delayed"`, `"eager"`, `"allreduce"` or `"sparse"`, see '

@@ -14,6 +14,7 @@ import attrs
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
+from holdfast.membership.spec.preset import PRESETS
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.membership.spec.spec_faults import find_faults
 from tests.processes.harness import Fleet, environment
@@ -83,6 +84,17 @@ def test_a_run_is_named_after_its_folder(folder: str, name: str, tmp_path: Path)
     for line in done.stdout.splitlines():
         if line.startswith("  holdfast master"):
             assert shlex.split(line)[-1] == f"{folder}/run.toml"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_run_may_begin_with_a_preset(preset: str, tmp_path: Path) -> None:
+    assert run("init", ".", "--preset", preset, folder=tmp_path).returncode == 0
+    text = (tmp_path / "run.toml").read_text()
+    spec = RunSpec.parse(text)
+    alone = RunSpec.parse(f'[run]\npreset = "{preset}"\n')
+    assert (spec.diloco, spec.reduce) == (alone.diloco, alone.reduce)
+    checked = run("config", "check", "run.toml", folder=tmp_path)
+    assert f'preset "{preset}" sets algorithm = ' in checked.stdout
 
 
 def test_the_run_takes_minutes_and_needs_two_peers(started: Path) -> None:

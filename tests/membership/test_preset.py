@@ -1,0 +1,134 @@
+"""Presets: what they set, what overrides them, and that their values stand in what the run keeps."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.membership.spec import preset as module
+from holdfast.membership.spec.algorithm import ALGORITHMS
+from holdfast.membership.spec.preset import PRESETS, format_preset, preset_settings
+from holdfast.membership.spec.spec import SPEC_CHARS_MAX, RunSpec
+from holdfast.membership.spec.spec_changes import changed_settings, with_rounds
+from holdfast.membership.spec.spec_faults import find_faults
+from holdfast.protocol.errors import UserError
+
+
+def named(preset: str, more: str = "") -> str:
+    return f'[run]\npreset = "{preset}"\n{more}'
+
+
+def value(spec: RunSpec, place: str) -> object:
+    table, key = place.split(".")
+    return getattr(getattr(spec, table), key)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_alone_is_valid_and_sets_what_it_says(preset: str) -> None:
+    text = named(preset)
+    spec = RunSpec.parse(text)
+    assert find_faults(text)[0] == []
+    for place, expected in PRESETS[preset].settings.items():
+        assert value(spec, place) == expected
+    assert spec.diloco.algorithm in ALGORITHMS
+
+
+def test_a_key_of_the_file_overrides_the_presets() -> None:
+    text = named("streaming", "[diloco] # mine\nsync_every = 50\n[reduce]\ncodec_up = 'int8'\n")
+    spec = RunSpec.parse(text)
+    assert (spec.diloco.sync_every, spec.diloco.fragments) == (50, 5)
+    assert (spec.reduce.codec_up, spec.reduce.codec_down) == ("int8", "nf4")
+
+
+def test_groups_say_how_many_fragments_there_are() -> None:
+    spec = RunSpec.parse(named("streaming", "[diloco]\ngroups = [['a'], ['b']]\n"))
+    assert spec.diloco.fragments == 2
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_the_run_keeps_does_not_depend_on_the_table(
+    preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal, a peer and a checkpoint may be read by a holdfast whose presets have other values."""
+    spec = RunSpec.parse(named(preset, "# a comment\n[diloco]\nnesterov = false\n"))
+    assert RunSpec.parse(spec.toml_text) == spec
+    assert "# a comment" in spec.toml_text
+    other = {
+        name: attrs.evolve(each, settings={"diloco.outer_lr": 0.1})
+        for name, each in PRESETS.items()
+    }
+    monkeypatch.setattr(module, "PRESETS", other)
+    assert RunSpec.parse(spec.toml_text) == spec
+    assert RunSpec.parse(named(preset)).diloco.outer_lr == 0.1
+
+
+def test_a_change_of_the_presets_is_a_change_of_settings() -> None:
+    before = RunSpec.parse(named("diloco"))
+    after = RunSpec.parse(named("muon"))
+    assert changed_settings(before, after) == [
+        'run.preset from "diloco" to "muon"',
+        "diloco.sync_every from 20 to 10",
+    ]
+    more = with_rounds(after, 99)
+    assert (more.run.rounds, more.diloco) == (99, after.diloco)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (named("muno"), 2, "preset must be one of diloco, streaming, sparse, muon"),
+        ("[run]\npreset = 3", 2, "preset must be one of"),
+        (named("streaming", "[diloco]\nsync_every = 3"), 4, "fragments (5) must not exceed"),
+        (
+            named("streaming", "[diloco]\nalgorithm = 'diloco'"),
+            2,
+            "fragments = 5 contradicts algorithm",
+        ),
+        ("diloco.sync_every = 9\n" + named("muon"), 3, "lines of its own"),
+        ("diloco = {}\n" + named("muon"), 3, "lines of its own"),
+        (named("muon", "[checkpoint]\n'a' = '''\n[diloco]\n'''"), 4, "unknown key"),
+        (named("muon") + "#" * (SPEC_CHARS_MAX - 40), 0, "longer than"),
+    ],
+)
+def test_a_mistake_is_named(text: str, line: int, words: str) -> None:
+    (error,), _ = find_faults(text)
+    assert (error.line, words in error.text) == (line, True), error
+    with pytest.raises(UserError, match=r"run\.toml"):
+        RunSpec.parse(text)
+
+
+def test_the_preset_is_named_where_it_is_half_of_a_contradiction() -> None:
+    with pytest.raises(UserError, match=r'preset = "streaming" sets what the file leaves out'):
+        RunSpec.parse(named("streaming", "[diloco]\nsync_every = 3"))
+
+
+def test_a_line_says_what_a_preset_sets() -> None:
+    document = {"run": {"preset": "muon"}, "diloco": {"sync_every": 5}}
+    assert format_preset(document) == (
+        'preset "muon" sets algorithm = "diloco", outer_lr = 0.7, outer_momentum = 0.7'
+    )
+    assert format_preset({}) == ""
+    assert preset_settings({"run": 3}) == {}
+
+
+HEADERS = ("[diloco]", " [ diloco ]  # x", "[reduce]", "[diloco]\r", "['diloco']", "[diloco.x]", "")
+VALUES = ("sync_every = 30", "codec_up = 'bf16'", 'x = """\n[diloco]\n"""', "# [diloco]", "")
+
+
+@given(
+    st.sampled_from(sorted(PRESETS)),
+    st.lists(st.tuples(st.sampled_from(HEADERS), st.sampled_from(VALUES)), max_size=4),
+)
+def test_a_text_of_any_shape_is_written_out_or_refused(
+    preset: str, parts: list[tuple[str, str]]
+) -> None:
+    text = named(preset, "\n".join(line for part in parts for line in part))
+    try:
+        spec = RunSpec.parse(text)
+    except UserError:
+        assert find_faults(text)[0]
+        return
+    assert RunSpec.parse(spec.toml_text) == spec
+    assert spec.toml_text.startswith(named(preset)[:-1])
