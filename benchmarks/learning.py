@@ -50,13 +50,14 @@ from benchmarks.learning_arms import (
     with_baselines,
 )
 from benchmarks.progress import say
-from benchmarks.report import RESULTS, Table, commit
+from benchmarks.report import RESULTS, Table, commit, machine
 from benchmarks.sections import Measured
 
 SEEDS = 3
 KEPT = ROOT / "build" / "learning"
 PLOT = RESULTS / "learning.png"
 POLL_S = 0.2
+COMMAND = "python -m benchmarks.learning"
 
 
 @frozen
@@ -104,6 +105,7 @@ class Job:
         from benchmarks.learning_run import run_arm  # imports torch
 
         outcome = run_arm(self.arm, self.recipe, validation_windows=self.validation_windows)
+        outcome.notes["processor"] = machine()["processor"]
         content = {"commit": commit(), "key": self.key, "outcome": asdict(outcome)}
         self.folder.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_suffix(".new")
@@ -194,18 +196,17 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
     by_arm: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_arm.setdefault(outcome.arm, []).append(outcome)
-    losses = {name: statistics.fmean(o.loss for o in some) for name, some in by_arm.items()}
     figures = {}
     for name, some in by_arm.items():
         arm = arm_of(name)
-        baseline = losses.get(arm.baseline)  # of a baseline, only if it is measured as well
+        compared, baseline = _paired(some, by_arm.get(arm.baseline, []))
         speeds = [outcome.speed for outcome in some if outcome.speed is not None]
         figures[name] = {
-            "loss": losses[name],
+            "loss": statistics.fmean(outcome.loss for outcome in some),
             "tokens": statistics.fmean(outcome.tokens for outcome in some),
             "socket_bytes": statistics.fmean(outcome.socket_bytes for outcome in some),
-            "ratio_to_baseline": None if baseline is None else losses[name] / baseline,
-            "ratio_error": _ratio_error(some, by_arm.get(arm.baseline, [])),
+            "ratio_to_baseline": _mean_loss(compared) / _mean_loss(baseline) if baseline else None,
+            "ratio_error": _ratio_error(compared, baseline),
             "baseline": arm.baseline,
             "losses": [outcome.loss for outcome in some],
             "round_bytes": statistics.fmean(outcome.round_bytes for outcome in some),
@@ -215,6 +216,18 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
         }
         figures[name]["meets"] = meets(arm, figures[name])
     return figures
+
+
+def _paired(
+    some: Sequence[Outcome], baselines: Sequence[Outcome]
+) -> tuple[list[Outcome], list[Outcome]]:
+    """Those of an arm and of its baseline whose seeds both have."""
+    seeds = {each.seed for each in some} & {each.seed for each in baselines}
+    return [o for o in some if o.seed in seeds], [o for o in baselines if o.seed in seeds]
+
+
+def _mean_loss(some: Sequence[Outcome]) -> float:
+    return statistics.fmean(each.loss for each in some)
 
 
 def _ratio_error(some: Sequence[Outcome], baselines: Sequence[Outcome]) -> float | None:
@@ -269,7 +282,9 @@ def jobs_of(
     ]
 
 
-def table(figures: dict[str, dict[str, Any]]) -> Table:
+def table(
+    figures: dict[str, dict[str, Any]], plotted: Path = PLOT, command: str = COMMAND
+) -> Table:
     rows = []
     for name, row in figures.items():
         arm = arm_of(name)
@@ -278,7 +293,8 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
             [
                 f"`{name}`: {arm.what}",
                 f"{row['loss']:.4f}",
-                f"{low:.4f} to {high:.4f}",
+                f"{low:.4f} to {high:.4f}" if len(row["losses"]) > 1 else "",
+                str(len(row["losses"])),
                 "" if arm.baseline == name else _against(row),
                 "" if arm.baseline == name else f"`{arm.baseline}`",
                 _asked(arm),
@@ -289,13 +305,25 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
                 f"{row['seconds'] / len(row['losses']):.0f}",
             ]
         )
-    header = ["arm", "loss", "over seeds", "against", "of", "asked", "met", "thousand tokens"]
+    header = [
+        "arm",
+        "loss",
+        "over seeds",
+        "seeds",
+        "against",
+        "of",
+        "asked",
+        "met",
+        "thousand tokens",
+    ]
     header += ["speed", "MB a round", "s to measure"]
-    seeds = len(next(iter(figures.values()))["losses"])
-    commits = {each["notes"]["commit"] for row in figures.values() for each in row["outcomes"]}
+    outcomes = [each for row in figures.values() for each in row["outcomes"]]
+    commits = {each["notes"]["commit"] for each in outcomes}
+    processors = {each["notes"].get("processor", "the machine above") for each in outcomes}
     return Table(
-        f"Validation loss of the shared parameters, nats per byte, mean of {seeds} seeds",
-        ["python -m benchmarks.learning"],
+        "Validation loss of the shared parameters, nats per byte, mean over seeds; against the baseline over the "
+        "seeds that both have",
+        [command],
         header,
         rows,
         [
@@ -308,17 +336,20 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
             "Production master, peers and hook, torch in every trainer; the network is the one in "
             "memory, time is virtual. Every peer's copy was compared byte by byte at the end, and "
             "its roots at every version. `dp` is plain torch in one process.",
-            f"Code of {', '.join(sorted(f'`{each}`' for each in commits))}.",
+            f"Code of {', '.join(sorted(f'`{each}`' for each in commits))}; on "
+            f"{', '.join(sorted(processors))}.",
             "*MB a round*: handed to all streams between all hosts, from the first commit to the "
             "last; for `dp`, computed, not counted: a ring all-reduce of bf16 gradients, a step. "
             "*Speed*: tokens per virtual second, as a share of what the peers did alone; what is "
             "waited for in rounds without overlap is in it.",
-            f"![Validation loss over steps](results/{PLOT.name})",
+            f"![Validation loss over steps](results/{plotted.name})",
         ],
     )
 
 
 def _against(row: dict[str, Any]) -> str:
+    if row["ratio_to_baseline"] is None:
+        return ""
     error = row["ratio_error"]
     return f"{row['ratio_to_baseline'] - 1:+.2%}" + ("" if error is None else f" ± {error:.2%}")
 
@@ -372,7 +403,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="learning", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--arms", metavar="NAME[,...]", help=f"of {', '.join(DEFAULT)}")
+    parser.add_argument("--arms", metavar="NAME[,...]", help=f"of {', '.join(DEFAULT)}, and others")
     parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="of each arm")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curves there (PNG)")

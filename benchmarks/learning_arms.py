@@ -316,6 +316,27 @@ ARMS = (
         outer_momentum=0.0,
         ratio_max=1.015,
     ),
+    _arm(
+        "streaming2-1-nf4",
+        "streaming, overlap 1, NF4 both ways",
+        2,
+        "streaming2-1",
+        fragments=FRAGMENTS,
+        overlap=1,
+        **_NF4,
+        ratio_max=1.005,
+    ),
+    _arm(
+        "muon-streaming2",
+        "streaming, overlap 1, NF4 both ways, Muon inside, H = 10",
+        2,
+        "dp@inner=muon",
+        inner="muon",
+        sync_every=10,
+        fragments=FRAGMENTS,
+        overlap=1,
+        **_NF4,
+    ),
     # As fast as 10, 3 and 1: in the steps of the fastest one the last one takes a tenth as many.
     _arm("uneven3", "3 peers, 10, 3 and 1 times as fast", 3, "dp-uneven3", **_UNEVEN),
     _arm(
@@ -390,7 +411,18 @@ def _changed(arm: Arm, key: str, value: Any) -> Arm:
 # What brings DiLoCo with 4 peers closer to data parallel.
 VARIANTS = ["diloco4@sync_every=10", "diloco4@warm_steps=100"]
 # A section of its own: what was found since, and what that is compared with.
-FOUND = ["muon4", "muon8", "streaming2-1", "sparse2-10", "uneven3", "elastic3"]
+FOUND = [
+    *("muon4", "diloco4@inner=muon", "muon8", "streaming2-1", "streaming2-1-nf4", "sparse2-10"),
+    *("muon-streaming2", "uneven3", "elastic3"),
+]
+# The arm that measures a preset's settings; ``allreduce`` with SGD is data parallel to the last bit.
+OF_PRESET = {
+    "diloco": "diloco2",
+    "streaming": "streaming2-1-nf4",
+    "sparse": "sparse2-10",
+    "muon": "muon4",
+    "muon-streaming": "muon-streaming2",
+}
 _OTHERS = {*FOUND, "dp8", "dp-uneven3"}
 DEFAULT = [*(arm.name for arm in ARMS if arm.name not in _OTHERS), *VARIANTS]
 

@@ -129,10 +129,11 @@ class LearningSwarm(Swarm):
         self.arm = arm
         self.recipe = recipe
         self.trainers: dict[str, TorchTrainer] = {}
+        self.paces: dict[str, float] = {}  # by machine, how many times longer its steps take
 
     def make_trainer(self, name: str, peer: str, lives: int) -> TorchTrainer:
         replica = len(self.trainers)
-        step_s = self.step_s * self.slowness.setdefault(name, self.arm.slowness_of(replica))
+        step_s = self.step_s * self.paces.setdefault(name, self.arm.slowness_of(replica))
         self.trainers[name] = trainer = TorchTrainer(
             peer,
             self.layout,
@@ -189,7 +190,7 @@ class LearningSwarm(Swarm):
             dead, name = self.rng.choice(self.alive), f"peer{len(self.peers)}"
             self.crash(dead)
             await trio.sleep(REPLACED_AFTER_S)
-            self.slowness[name] = self.slowness[dead]  # another machine of that kind
+            self.paces[name] = self.paces[dead]  # another machine of that kind
             self.add_peer(name, founder=False)
 
 

@@ -46,6 +46,9 @@ from benchmarks.fuzzing import fuzzing, why_no_fuzzer
 from benchmarks.grounds import why_no_switch
 from benchmarks.lanes import lanes, why_no_lanes
 from benchmarks.learning import learning, why_no_learning
+from benchmarks.learning_found import NAME as FOUND
+from benchmarks.learning_found import TITLE as FOUND_TITLE
+from benchmarks.learning_found import found
 from benchmarks.lines import lines, why_no_lines
 from benchmarks.models import models
 from benchmarks.namespaces import LabError
@@ -101,6 +104,7 @@ SECTIONS = (
     Section("lanes", "how many connections a link opens", why_no_lanes, lanes),
     Section("overlap", "communication that nobody waits for", _lab, overlap),
     Section("learning", "what is learned, arm by arm", why_no_learning, learning),
+    Section(FOUND, FOUND_TITLE, why_no_learning, found),
     Section("poison", "what lying contributors do, and what bounds them", why_no_torch, poison),
     Section("audits", "owners that lie, and who looks", _anywhere, audits.audits),
     Section("nat", "machines behind routers", _routers, nat.nat),

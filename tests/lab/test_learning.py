@@ -96,10 +96,20 @@ def test_a_script_runs_in_its_turns_only_and_ends_with_its_machine() -> None:
 
 
 ARMS = """
+from attrs import evolve
 from benchmarks.commands import BenchError
 from benchmarks.learning import Outcome, jobs_of, names_of, summary
-from benchmarks.learning_arms import DEFAULT, Recipe, arm_of, with_baselines
+from benchmarks.learning_arms import DEFAULT, FOUND, OF_PRESET, Recipe, arm_of, with_baselines
+from holdfast.membership.spec.preset import PRESETS
 from holdfast.membership.spec.spec import RunSpec
+def parts(toml):
+    spec = RunSpec.parse(toml)
+    return [evolve(spec.diloco, pace="elastic", algorithm=""), spec.reduce]
+others = [name for name in [*PRESETS, "allreduce"] if name not in OF_PRESET]
+unlike = [name for name, arm in OF_PRESET.items()
+          if parts(arm_of(arm).toml(500)) != parts(f'[run]\\npreset = "{name}"')
+          or PRESETS[name].inner.lower() != arm_of(arm).inner]
+keys = {json.dumps(arm_of(name).key) for name in [*DEFAULT, *with_baselines(FOUND)]}
 specs = [RunSpec.parse(arm_of(n).toml(500)) for n in DEFAULT if arm_of(n).distributed]
 changed = RunSpec.parse(arm_of("diloco4@sync_every=10,merge=lerp:0.5").toml(500))
 refused = []
@@ -117,6 +127,11 @@ figures = summary([
     outcome("sparse2", 0, 2.2), outcome("sparse2", 1, 2.2), outcome("lerp4", 0, 2.5)])
 print(json.dumps({
     "rounds": [spec.run.rounds for spec in specs], "names": DEFAULT, "refused": refused,
+    "unlike": unlike, "others": sorted(set(others)),
+    "keys": [len(keys), len({*DEFAULT, *with_baselines(FOUND)})],
+    "same": arm_of("muon4").key == arm_of("diloco4@inner=muon,sync_every=10").key,
+    "batches": [arm_of("dp-uneven3").batch(replica, 12) for replica in range(3)],
+    "slowness": [arm_of("elastic3").slowness_of(replica) for replica in range(4)],
     "changed": [changed.diloco.sync_every, changed.diloco.merge, changed.run.rounds],
     "baseline": arm_of("diloco4@inner=muon,warm_steps=100").baseline,
     "warm": arm_of("diloco4@inner=muon,warm_steps=100").rounds(500),
@@ -136,6 +151,12 @@ def test_arms_are_runs_that_the_spec_allows_and_are_judged_by_what_is_asked() ->
         *("churn4", "unequal2"),
     ]
     assert set(found["rounds"]) == {25, 125, 50, 20}
+    assert found["unlike"] == [], "a preset's figure is of its settings"
+    assert found["others"] == ["allreduce"]
+    assert found["keys"][0] == found["keys"][1], "no two arms take each other's outcomes"
+    assert found["same"] is True, "another name does not change what is run"
+    assert found["batches"] == [12, 4, 1]
+    assert found["slowness"] == pytest.approx([1.0, 10 / 3, 10.0, 1.0])
     assert found["changed"] == [10, "lerp:0.5", 50]
     assert [text.split(":")[0].split(";")[0] for text in found["refused"]] == [
         "no arm 'diloco3'",
