@@ -92,6 +92,9 @@ format: install  ## Format and fix in place
 demo: install  ## A small run on this machine: master, peers, trainers
 	$(BIN)/holdfast demo $(ARGS)
 
+llama: install  ## A small Llama on this machine, from a tokenizer to a text that it writes (some minutes)
+	$(BIN)/python examples/llama/run.py $(ARGS)
+
 bench: install  ## Measure everything into benchmarks/RESULTS.md; as root, some with ARGS='--only lossy'
 	$(BIN)/python -m benchmarks.run $(ARGS)
 

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
         NoDaemonError,
     )
     from .client.callbacks import Callback, Merge, Step, TensorBoard, Wandb
+    from .client.frameworks.accelerate_run import AccelerateRun as AccelerateRun
+    from .client.frameworks.lightning_callback import LightningCallback as LightningCallback
+    from .client.frameworks.transformers_callback import (
+        TransformersCallback as TransformersCallback,
+    )
     from .client.hook import Run
 
 __version__ = "0.1.0"
@@ -58,6 +63,10 @@ _MODULES = {  # the module in ``client`` that defines a name
     "TensorBoard": "callbacks",
     "Wandb": "callbacks",
     "attach": "attach",
+    # Not in ``__all__``: each imports its framework, which need not be installed.
+    "AccelerateRun": "frameworks.accelerate_run",
+    "LightningCallback": "frameworks.lightning_callback",
+    "TransformersCallback": "frameworks.transformers_callback",
 }
 
 
@@ -69,4 +78,9 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+    return [
+        *_MODULES,
+        "__all__",
+        "__version__",
+        *(name for name in globals() if name.startswith("__")),
+    ]

@@ -19,7 +19,7 @@ import sys, traceback
 
 class Guard:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers"):
+        if name.partition(".")[0] in ("torch", "transformers", "lightning", "accelerate"):
             traceback.print_stack()
             sys.stderr.flush()
             import os

@@ -83,7 +83,9 @@ def test_what_is_imported_is_declared(room: str) -> None:
         canonicalize_name(Requirement(text).name) for text in project()["project"]["dependencies"]
     }
     if room == "client":
-        declared |= {canonicalize_name(name) for name in ("torch", "transformers")}
+        declared |= {
+            canonicalize_name(name) for name in ("torch", "transformers", "lightning", "accelerate")
+        }
     provides = importlib.metadata.packages_distributions()
     for module, names in third_party_imports(room).items():
         for name in names:

@@ -1,0 +1,189 @@
+"""The scripts of docs/frameworks as a user runs them: the real libraries in a real run, on a CPU.
+
+In each a trainer is killed, and goes on where the run is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.packaging.test_docs import ROOT, blocks
+from tests.processes.harness import WAIT_S, Fleet, Status, contributing, environment, spec
+from tests.processes.test_recipes import PEERS, changed, equal, export, weights
+
+pytestmark = pytest.mark.slow
+
+PAGES = ROOT / "docs" / "frameworks"
+SYNC_EVERY = 5
+ROUNDS = 20_000  # as planned; each test ends its run earlier
+LEARNING_RATE = 3e-3
+FOLDER = "f\"checkpoints-{__import__('os').environ['HOLDFAST_MEMBER'][:6]}\""  # one for each peer
+
+# What a trainer finds when training begins, in the script of the Transformers page.
+LOOK = """
+from transformers import TrainerCallback
+
+class Look(TrainerCallback):
+    def on_train_begin(self, args, state, control, model, optimizer, **parts):
+        weight = sum(each.double().sum().item() for each in model.parameters())
+        print(f"began at step {state.global_step} with {weight} and {len(optimizer.state)} states", flush=True)
+
+"""
+
+
+def script_of(page: str) -> str:
+    (script,) = blocks(PAGES / page, "python")
+    return script
+
+
+def start(fleet: Fleet, **scripts: str) -> None:
+    """Start a master, and a peer for each script, by name."""
+    fleet.start_master(spec(rounds=ROUNDS, sync_every=SYNC_EVERY, min_members=len(scripts)))
+    for name, script in scripts.items():
+        (fleet.folder / f"{name}.py").write_text(script)
+        command = (sys.executable, f"{name}.py")
+        fleet.join(name, founder=not fleet.invites, command=command)
+    fleet.until(lambda s: s["committed"] > 1 and contributing(s, *scripts), "all train")
+
+
+def kill_trainer(fleet: Fleet, name: str) -> None:
+    """Kill a training process, and wait until it contributes again."""
+    pid = fleet.peer(name)["command_pid"]
+    os.killpg(pid, signal.SIGKILL)
+    fleet.until(lambda s: fleet.peer(name)["command_pid"] not in (0, None, pid), "another trainer")
+    fleet.until(lambda s: not contributing(s, name), "a round without it")
+    fleet.until(lambda s: contributing(s, name), "it trains again")
+
+
+def finish(fleet: Fleet) -> tuple[Status, list[int]]:
+    """End the run soon; return the master's status, and the step at which each script ended.
+
+    They may differ by the steps that trainers took before they heard of the end.
+    """
+    fleet.act("resume", {"rounds": fleet.master()["committed"] + 4})
+    peers = [name for name in fleet.nodes if name != "master"]
+    assert [fleet.nodes[name].wait(WAIT_S) for name in peers] == [0] * len(peers)
+    logs = [fleet.nodes[name].log for name in peers]
+    steps = [int(step) for log in logs for step in re.findall(r"ended at step (\d+)", log)]
+    assert len(steps) == len(peers)
+    status = fleet.master()
+    assert all(0 <= step - status["step"] <= SYNC_EVERY for step in steps), (steps, status["step"])
+    return status, steps
+
+
+def check_weights(status: Status, tokens: int) -> None:
+    """A contribution weighs its optimizer steps, each with the tokens of all micro-batches."""
+    for each in weights(status):
+        for weight in each.values():
+            assert weight % tokens == 0
+            assert 0 < weight <= 3 * SYNC_EVERY * tokens
+
+
+@pytest.mark.parametrize("page", ["transformers.md", "lightning.md", "accelerate.md"])
+def test_a_page_says_how_many_lines_holdfast_needs(page: str) -> None:
+    numbers = {4: "four", 8: "eight"}
+    marked = script_of(page).count("# (*)")
+    assert f"The {numbers[marked]} lines with `(*)`" in (PAGES / page).read_text()
+
+
+def test_the_trainer_of_transformers_goes_by_the_run(fleet: Fleet) -> None:
+    script = changed(script_of("transformers.md"), '"checkpoints"', FOLDER)
+    script = changed(script, "member = holdfast", LOOK + "member = holdfast")
+    script = changed(script, "callbacks=[member]", "callbacks=[member, Look()]")
+    # One peer resumes from a checkpoint of another, standalone training.
+    alone = {"HOLDFAST_STANDALONE": "1", "HOLDFAST_MEMBER": "before"}
+    (fleet.folder / "alone.py").write_text(script)
+    run_alone(fleet.folder, {**alone, "HOLDFAST_STANDALONE_STEPS": "12"})
+    resumed = changed(
+        script,
+        "trainer.train()",
+        'trainer.train(resume_from_checkpoint="checkpoints-before/checkpoint-10")',
+    )
+    start(fleet, alder=script, birch=resumed)
+    kill_trainer(fleet, "birch")
+    status, _ = finish(fleet)
+
+    check_weights(status, 4 * 2 * 32)  # batch, accumulation, context
+    alder, birch = (fleet.nodes[name].log for name in PEERS)
+    began = r"began at step (\d+) with (\S+) and (\d+) states"
+    (first,) = re.findall(began, alder)
+    second, third = re.findall(began, birch)
+    assert first[:2] == second[:2]  # step and weights of the run, not the checkpoint's
+    assert (first[2], int(second[2]) > 0, int(third[0]) > SYNC_EVERY) == ("0", True, True)
+    rates = [float(rate) for rate in re.findall(r"'learning_rate': '(\S+?)'", birch)]
+    rates = rates[1:]  # without the warm-up
+    assert len(rates) > 3
+    assert rates == sorted(rates, reverse=True), "also over the restart"
+    assert ("eval_loss" in alder, "eval_loss" in birch) == (True, False)
+    folders = [each.name for each in fleet.folder.glob("checkpoints-*") if list(each.glob("c*"))]
+    assert len(folders) == 2, "the leader's, and of the training before"
+    assert equal(load_file(fleet.folder / "final" / "model.safetensors"), export(fleet, "birch"))
+    figures = status["figures"]
+    assert {"eval_loss", "learning_rate", "grad_norm"} <= set(
+        str(figures).replace("'", " ").split()
+    )
+
+
+def run_alone(folder: Path, env: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "alone.py"],
+        cwd=folder,
+        env=environment(env),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_trainer_of_lightning_goes_by_the_run(fleet: Fleet) -> None:
+    script = changed(script_of("lightning.md"), '"checkpoints"', FOLDER)
+    start(fleet, alder=script, birch=script)
+    kill_trainer(fleet, "birch")
+    status, steps = finish(fleet)
+
+    check_weights(status, 8 * 2)  # batch, accumulation
+    check_rates(fleet, steps)
+    (leaders,) = fleet.folder.glob("checkpoints-*/")
+    assert list(leaders.glob("*.ckpt"))
+    saved = torch.load(fleet.folder / "final.ckpt", weights_only=True)
+    assert saved["global_step"] in steps
+    assert equal(saved["state_dict"], export(fleet, "birch"))
+    assert "validation_loss" in str(status["figures"])
+
+
+def test_a_loop_of_accelerate_goes_by_the_run(fleet: Fleet) -> None:
+    start_of_step = "        with accelerator.accumulate(model):"
+    slow = changed(
+        script_of("accelerate.md"),
+        start_of_step,
+        f"        __import__('time').sleep(0.01)\n{start_of_step}",
+    )
+    start(fleet, alder=slow, birch=slow)
+    kill_trainer(fleet, "birch")
+    status, steps = finish(fleet)
+
+    check_weights(status, 8 * 2)
+    check_rates(fleet, steps)
+    assert equal(load_file(fleet.folder / "final" / "model.safetensors"), export(fleet, "birch"))
+
+
+def check_rates(fleet: Fleet, steps: list[int]) -> None:
+    """The rate is that of the run's last step, also where the process began later."""
+    rates = [
+        float(rate)
+        for name in PEERS
+        for rate in re.findall(r"ended at step \d+, rate (\S+)", fleet.nodes[name].log)
+    ]
+    for rate, step in zip(rates, steps, strict=True):
+        expected = LEARNING_RATE * (0.55 + 0.45 * math.cos(math.pi * min(1.0, step / 2000)))
+        assert rate == pytest.approx(expected, rel=1e-3)
