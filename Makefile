@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages check test static lint types imports pytest quick soak gpu fuzz format demo \
+.PHONY: help install packages check test static lint types imports pytest quick soak gpu fuzz format demo llama \
 	bench docs reference screenshots recording constraints clean distclean
 
 help:  ## Show this list

@@ -112,9 +112,9 @@ class LlamaRun:
             self.check()
             status = self.status()
             for member in [*status["members"], *status["departed"]]:
-                loss = member["metrics"].get("validation_loss")
-                if loss is not None and loss not in curve.values():
-                    curve[int(status["step"])] = loss
+                found = member["metrics"]
+                if "validation_loss" in found:
+                    curve[int(found["validation_step"])] = found["validation_loss"]
             if status["committed"] != shown:
                 shown = status["committed"]
                 losses = [each["loss"] for each in status["members"] if each["loss"] is not None]

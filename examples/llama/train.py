@@ -185,7 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="with the tokenizer")
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--validate-every", type=int, default=12, help="rounds")
+    parser.add_argument("--validate-every", type=int, default=3, help="rounds")
     arguments = parser.parse_args()
     size = SIZES[arguments.size]
 
@@ -212,9 +212,13 @@ def main() -> None:
         done = min(1.0, (step - WARMUP_STEPS) / max(1, total - WARMUP_STEPS))
         return (0.55 + 0.45 * math.cos(math.pi * done)) * run.rate_scale  # (*)
 
+    def report_validation() -> None:
+        loss = validate(model, held_out, size["batch"], device)
+        run.log(validation_loss=loss, validation_step=run.global_step)  # (*)
+
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     if run.is_leader:  # (*)
-        run.log(validation_loss=validate(model, held_out, size["batch"], device))
+        report_validation()
     validated = run.round_count
     while not run.finished:  # (*)
         windows = data[torch.randint(len(data), (size["batch"],), generator=generator)]
@@ -229,10 +233,10 @@ def main() -> None:
         if run.round_count >= validated + arguments.validate_every and not run.finished:
             validated = run.round_count
             if run.is_leader:  # (*)
-                run.log(validation_loss=validate(model, held_out, size["batch"], device))
+                report_validation()
 
-    final = validate(model, held_out, size["batch"], device)
-    run.log(validation_loss=final, final_validation_loss=final)  # (*)
+    if run.is_leader:  # (*)
+        report_validation()
     run.close()  # (*)
 
 
