@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from train import SIZES, make_model, train_tokenizer
+from train import SIZES, make_model, train_tokenizer  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 HERE = Path(__file__).resolve().parent

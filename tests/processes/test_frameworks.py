@@ -40,6 +40,46 @@ class Look(TrainerCallback):
 
 """
 
+# TRL's trainer of chats and texts, whose loss is computed outside of the model.
+FINE_TUNING = """
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+import holdfast
+
+alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+vocabulary = {letter: index for index, letter in enumerate(["<pad>", "<end>", *alphabet])}
+backend = Tokenizer(models.BPE(vocabulary, []))
+backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+backend.decoder = decoders.ByteLevel()
+tokenizer = PreTrainedTokenizerFast(
+    tokenizer_object=backend, pad_token="<pad>", eos_token="<end>"
+)
+config = LlamaConfig(
+    vocab_size=len(vocabulary),
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    eos_token_id=1,
+)
+member = holdfast.TransformersCallback()
+trainer = SFTTrainer(
+    model=LlamaForCausalLM(config),
+    args=SFTConfig("out", max_length=32, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        logging_steps=1, save_strategy="no", report_to="none", packing=True, bf16=False, use_cpu=True),
+    train_dataset=Dataset.from_dict({"text": [f"line {number} of a text" * 3 for number in range(500)]}),
+    processing_class=tokenizer,
+    callbacks=[member],
+)
+trainer.train()
+print(f"ended at step {trainer.state.global_step}", flush=True)
+"""
+
 
 def script_of(page: str) -> str:
     (script,) = blocks(PAGES / page, "python")
@@ -130,10 +170,12 @@ def test_the_trainer_of_transformers_goes_by_the_run(fleet: Fleet) -> None:
     folders = [each.name for each in fleet.folder.glob("checkpoints-*") if list(each.glob("c*"))]
     assert len(folders) == 2, "the leader's, and of the training before"
     assert equal(load_file(fleet.folder / "final" / "model.safetensors"), export(fleet, "birch"))
-    figures = status["figures"]
-    assert {"eval_loss", "learning_rate", "grad_norm"} <= set(
-        str(figures).replace("'", " ").split()
-    )
+    assert {"eval_loss", "learning_rate", "grad_norm"} <= figures(status)
+
+
+def figures(status: Status) -> set[str]:
+    """Return the names of the figures that the members have logged."""
+    return {name for row in status["departed"] for name in row["metrics"]}
 
 
 def run_alone(folder: Path, env: dict[str, str]) -> None:
@@ -160,7 +202,7 @@ def test_the_trainer_of_lightning_goes_by_the_run(fleet: Fleet) -> None:
     saved = torch.load(fleet.folder / "final.ckpt", weights_only=True)
     assert saved["global_step"] in steps
     assert equal(saved["state_dict"], export(fleet, "birch"))
-    assert "validation_loss" in str(status["figures"])
+    assert "validation_loss" in figures(status)
 
 
 def test_a_loop_of_accelerate_goes_by_the_run(fleet: Fleet) -> None:
@@ -189,3 +231,17 @@ def check_rates(fleet: Fleet, steps: list[int]) -> None:
     for rate, step in zip(rates, steps, strict=True):
         expected = LEARNING_RATE * (0.55 + 0.45 * math.cos(math.pi * min(1.0, step / 2000)))
         assert rate == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_trainer_of_trl_takes_part_as_its_base_does(fleet: Fleet) -> None:
+    fleet.start_master(spec(rounds=4, sync_every=SYNC_EVERY, min_members=1))
+    (fleet.folder / "tune.py").write_text(FINE_TUNING)
+    fleet.join("alder", founder=True, command=(sys.executable, "tune.py"))
+    assert fleet.nodes["alder"].wait(WAIT_S) == 0
+
+    assert "ended at step 20" in fleet.nodes["alder"].log
+    status = fleet.master()
+    assert len(weights(status)) == 4
+    assert all(each["alder"] > SYNC_EVERY for each in weights(status))  # tokens, not samples
+    (row,) = status["departed"]
+    assert row["loss"] is not None
