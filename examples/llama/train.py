@@ -173,7 +173,7 @@ def validate(model: LlamaForCausalLM, held_out: torch.Tensor, batch: int, device
     """Return the loss on windows spread evenly over the held-out text, the same ones everywhere."""
     model.eval()
     places = torch.linspace(0, len(held_out) - 1, VALIDATION_BATCHES * batch).long()
-    losses = [loss_of(model, held_out[some], device).item() for some in places.split(batch)]
+    losses = [loss_of(model, held_out[some], device).item() for some in torch.split(places, batch)]
     model.train()
     return sum(losses) / len(losses)
 
@@ -224,7 +224,7 @@ def main() -> None:
         windows = data[torch.randint(len(data), (size["batch"],), generator=generator)]
         loss = loss_of(model, windows, device)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
         optimizer.step()
         run.step(loss=loss.item(), tokens=windows.numel())  # (*)
