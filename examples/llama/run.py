@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--rounds", type=int, help="by default those of run.toml")
     parser.add_argument("--folder", type=Path, help="for all files; by default a new one")
+    parser.add_argument("--prepare", action="store_true", help="make the folder and stop")
     parser.add_argument("--json", type=Path, help="a file for the curve and the text")
     arguments = parser.parse_args()
     began_s = time.monotonic()
@@ -185,6 +186,8 @@ def main() -> None:
     count = sum(each.numel() for each in plain.parameters())
     print(f"a Llama of {count / 1e6:.2f} million parameters, {arguments.peers} peers", flush=True)
 
+    if arguments.prepare:
+        return
     run = LlamaRun(folder, arguments.size, arguments.rounds)
     try:
         invite = run.start_master()

@@ -21,7 +21,7 @@ ROUNDS = 9
 def test_one_command_goes_from_a_tokenizer_to_a_text_that_the_exported_model_writes(
     tmp_path: Path,
 ) -> None:
-    (line,) = [line for line in blocks(ROOT / "docs" / "llama.md", "sh") if "run.py" in line]
+    (line,) = [line for line in blocks(ROOT / "docs" / "llama.md", "sh") if "--peers" in line]
     _python, script, *options = line.split()
     options += ["--size", "toy", "--rounds", str(ROUNDS)]
     options += ["--folder", str(tmp_path), "--json", str(tmp_path / "found.json")]
