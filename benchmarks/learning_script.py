@@ -36,8 +36,12 @@ class Learner:
         self.optimizers = make_optimizers(self.model, arm.inner)
         self._recipe = recipe
 
-    def step(self, step: int, starts: np.ndarray) -> float:
-        """One inner step on the windows that begin at ``starts``; its loss."""
+    def step(self, step: int, starts: np.ndarray, rate_scale: float = 1.0) -> float:
+        """One inner step on the windows that begin at ``starts``; its loss.
+
+        Args:
+          rate_scale: of a newcomer's optimizer, below 1 in its first steps.
+        """
         loss = self.model(*windows(corpus()[0], starts))
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -45,7 +49,7 @@ class Learner:
         nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM_MAX)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self._recipe.rate(step)
+                group["lr"] = self._recipe.rate(step) * rate_scale
             optimizer.step()
         return float(loss.item())
 

@@ -239,7 +239,8 @@ class TorchTrainer(SimTrainer):
         model, optimizer = learner.model, learner.optimizers[0]
         with attach_over(lambda: connection, model, optimizer, lambda: self._now_s) as run:
             while not run.finished:
-                loss = learner.step(arm.warm_steps + run.global_step, draw([chance], batch))
+                step = arm.warm_steps + run.global_step
+                loss = learner.step(step, draw([chance], batch), run.rate_scale)
                 wait(self.step_s)
                 self.tokens += tokens
                 run.step(loss=loss, tokens=tokens)
