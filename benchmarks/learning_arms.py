@@ -320,11 +320,10 @@ ARMS = (
         "streaming2-1-nf4",
         "streaming, overlap 1, NF4 both ways",
         2,
-        "streaming2-1",
+        "diloco2",
         fragments=FRAGMENTS,
         overlap=1,
         **_NF4,
-        ratio_max=1.005,
     ),
     _arm(
         "muon-streaming2",
