@@ -119,10 +119,12 @@ class _Carried:
     """The rate of one direction: the weighted mean of its reports, of which old ones count less.
 
     Attributes:
-      weight: the reports' weights, busy seconds, added up; ``weights_square``: their squares.
+      busy_s: of all reports, added up.
+      weight: the reports' weights, busy seconds at most, added up; ``weights_square``: their squares.
       rates, rates_square: the reports' rates and the squares of these, by weight, added up.
     """
 
+    busy_s: float = 0.0
     weight: float = 0.0
     weights_square: float = 0.0
     rates: float = 0.0
@@ -130,11 +132,12 @@ class _Carried:
 
     def add(self, carried_bytes: float, busy_s: float) -> None:
         """Add a report; one of less than ``BUSY_S_MIN`` is a part of one."""
-        if busy_s <= 0:
+        if busy_s <= 0 or carried_bytes <= 0:
             return
         weight = min(busy_s, REPORT_S_MAX, carried_bytes / IDLE_BYTES_PER_S)
         kept = 0.5 ** (min(1.0, weight / BUSY_S_MIN) / REPORTS_HALF_LIFE)
         rate = _clamp(carried_bytes / busy_s)
+        self.busy_s += busy_s
         self.weight = kept * self.weight + weight
         self.weights_square = kept**2 * self.weights_square + weight**2
         self.rates = kept * self.rates + weight * rate
@@ -142,7 +145,7 @@ class _Carried:
 
     def rate(self) -> float | None:
         """Return bytes per second, or None while too little is known."""
-        return _clamp(self.rates / self.weight) if self.weight >= BUSY_S_MIN else None
+        return _clamp(self.rates / self.weight) if self.busy_s >= BUSY_S_MIN else None
 
     def error(self) -> float:
         """Return the standard error of the rate, which must be known.
