@@ -97,7 +97,7 @@ class PaceRule:
             self._filled_s = min(self._filled_s, sample.now_s) if queue else math.inf
         delivered = self._measure(sample)
         self.has_room = not queue and (delivered or 0.0) < USED_MIN * self.bytes_per_s
-        if delivered is None or sample.round_trip_s < ROUND_TRIP_S_MIN:
+        if not delivered or sample.round_trip_s < ROUND_TRIP_S_MIN:
             return self.bytes_per_s
         most = self._most()
         if queue:

@@ -7,7 +7,7 @@ import random
 from collections import deque
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.collectives.links.line_rate import LineSample, PaceRule
@@ -155,6 +155,7 @@ def test_over_a_short_path_nothing_is_paced() -> None:
     assert line.rule.bytes_per_s == math.inf
 
 
+@example([(0.0, 0, 0.0, 1.0), (1.0, 0, 1.0, 1.0)])
 @given(
     st.lists(
         st.tuples(
