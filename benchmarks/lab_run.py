@@ -216,6 +216,10 @@ class LabRun:
         """Whether a daemon can be asked by now; does not wait for it."""
         return self._read_control(name) is not None
 
+    def url(self, name: str) -> str:
+        """The address at which a daemon serves HTTP."""
+        return str(self._control(name)["url"])
+
     def pid(self, name: str) -> int:
         """The process id of a daemon."""
         return self._processes[name].pid

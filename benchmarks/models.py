@@ -2,24 +2,30 @@
 
     python -m benchmarks.models --params 100,400 --fragments 1,8 --json FILE
 
-Two peers found a run and train, a third one joins, and a peer exports its checkpoint. Every 50 ms the memory
-of a peer's daemon and of its trainer is read (proportional set size, so that memory that both map counts
-once). What the script itself uses, read just before ``attach``, is subtracted. The rest is given as a multiple
-of the float32 model, by phase the most of any peer.
+Some peers found a run and train, another one joins; all write a checkpoint, compare their memory, and one is
+exported. Meanwhile the memory of every peer's daemon and trainer is read (proportional set size, so that memory
+that both map counts once). What the script itself uses, read just before ``attach``, is subtracted. The rest is
+given as a multiple of the float32 model, by phase the most of any peer. All daemons are asked for their status
+again and again; the slowest answer is noted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 from attrs import asdict, define, field, frozen
 
 from benchmarks.commands import HOLDFAST, BenchError
@@ -28,16 +34,24 @@ from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.process_memory import pss_bytes
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json
+from holdfast.diloco.outer import outer_step
+from holdfast.membership.planning.predict import memory_bytes
+from holdfast.membership.spec.spec import RunSpec
 
 SCRIPT = Path(__file__).with_name("one_fragment.py")
 SAMPLE_S = 0.05
+SAMPLING_SHARE = 0.05  # of a core that reading memory may take: of large processes it is slow
+ASKED_EVERY_S = 0.1
 WAIT_S = 900.0
 ROUNDS_COUNT = 3  # that are measured
 STEP_S = 0.2
 STEPS_A_ROUND = 5
 TENSORS = 16
-MILLIONS, FRAGMENTS = (100.0, 200.0), (1, 8)  # of the section
+MILLIONS, FRAGMENTS = (100.0, 400.0), (1, 8)  # of the section
+LARGE = 200e6  # parameters: three peers of more do not fit a machine of 24 GiB
+STEP_VALUES = 2**26  # of the outer step that is timed: large against all caches
 BOUND_MODELS, BOUND_FRAGMENTS = 3.0, 4.0  # memory that is asked for: so many models and fragments
+PHASES = ("founding", "rounds", "joining", "checkpoint", "verify", "export")
 SPEC = """\
 [run]
 name = "models"
@@ -45,7 +59,7 @@ name = "models"
 sync_every = {steps}
 fragments = {fragments}
 [membership]
-min_members = 2
+min_members = {members}
 deadline_s = 60
 [checkpoint]
 every_rounds = {every}
@@ -57,165 +71,305 @@ class Case:
     """A measured model.
 
     Attributes:
-      memory_times_model: by phase, the most that daemon and hook of a peer took.
+      peers: with the one that joins.
+      memory_times_model: by phase, the most that daemon and hook of a peer took; the export's is its own.
       bound_times_model: asked for.
-      times_s: founding (from the first trainer to the first commit), round (median of the reductions),
-        join (until the newcomer is in sync), export.
+      planned_times_model: what ``holdfast plan`` says.
+      times_s: founding (from the first trainer to the first commit), round (median of the reductions), outer
+        step (of one thread that does nothing else), join (until the newcomer is in sync), checkpoint (until
+        it is on disk), verify, export.
+      status_s: by phase, the slowest answer of any daemon to a request for its status.
+      copy_s, write_s: for comparison: one copy of the model in memory, and one to disk, synced.
     """
 
     params: int
     fragments: int
+    peers: int
     memory_times_model: dict[str, float]
     bound_times_model: float
+    planned_times_model: float
     times_s: dict[str, float]
+    status_s: dict[str, float]
+    copy_s: float
+    write_s: float
 
 
 @define
-class Memory:
-    """The memory of peers' processes, read by a thread."""
+class Watch:
+    """The memory of peers' processes and the speed of their answers, read by threads."""
 
     model_bytes: int
     phase: str = "founding"
     most: dict[str, float] = field(factory=dict)
+    slowest_s: dict[str, float] = field(factory=dict)
     own_files: dict[str, Path] = field(factory=dict)  # what a script uses before it attaches
-    pids: dict[str, tuple[int, int | None]] = field(factory=dict)
+    pids: dict[str, tuple[int, int | None]] = field(factory=dict)  # of a daemon and its trainer
+    urls: dict[str, str] = field(factory=dict)
     _over: threading.Event = field(factory=threading.Event)
 
-    def watch(self) -> None:
-        while not self._over.wait(SAMPLE_S):
-            for name, (daemon, trainer) in list(self.pids.items()):
-                own = self.own_files[name]
-                used = pss_bytes(daemon)
-                if trainer is not None and own.exists() and (text := own.read_text()):
-                    used += max(0, pss_bytes(trainer) - int(text))
-                share = used / self.model_bytes
-                self.most[self.phase] = max(self.most.get(self.phase, 0.0), share)
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        threads = [threading.Thread(target=each) for each in (self._weigh, self._ask)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
 
-    def end(self) -> None:
-        self._over.set()
+    def _weigh(self) -> None:
+        pause_s = SAMPLE_S
+        while not self._over.wait(pause_s):
+            began_s = time.thread_time()
+            for name, (daemon, trainer) in list(self.pids.items()):
+                used = pss_bytes(daemon)
+                if trainer is not None and (text := _read(self.own_files[name])):
+                    used += max(0, pss_bytes(trainer) - int(text))
+                self.note(used)
+            pause_s = max(SAMPLE_S, (time.thread_time() - began_s) / SAMPLING_SHARE)
+
+    def note(self, used_bytes: int) -> None:
+        share = used_bytes / self.model_bytes
+        self.most[self.phase] = max(self.most.get(self.phase, 0.0), share)
+
+    def _ask(self) -> None:
+        with httpx.Client(timeout=WAIT_S) as client:
+            while not self._over.wait(ASKED_EVERY_S):
+                for url in list(self.urls.values()):
+                    began_s = time.monotonic()
+                    with suppress(httpx.HTTPError):
+                        client.get(f"{url}/api/status?past=0")
+                        took_s = time.monotonic() - began_s
+                        self.slowest_s[self.phase] = max(
+                            self.slowest_s.get(self.phase, 0.0), took_s
+                        )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def measure(params: int, fragments: int) -> Case:
     """Measure one model."""
-    memory = Memory(4 * params)
-    times_s: dict[str, float] = {}
+    peers = 2 if params > LARGE else 3
+    watch = Watch(4 * params)
     script = [str(SCRIPT), f"--values={params}", f"--tensors={TENSORS}", f"--step-s={STEP_S}"]
     script.append(f"--all-in={STEPS_A_ROUND}")
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-models-") as place,
-        Loopback() as ground,
-        LabRun(ground, Path(place), script) as run,
-    ):
-        folder = Path(place)
-        # A checkpoint comes once, after the rounds that are measured and the join.
-        every = fragments * 1_000_000
-        run.start_master(
-            SPEC.format(steps=STEPS_A_ROUND * fragments, fragments=fragments, every=every)
-        )
-        watcher = threading.Thread(target=memory.watch, daemon=True)
-        watcher.start()
-        try:
-            began_s = time.monotonic()
-            for number, name in enumerate(("a", "b"), 1):
-                _join(run, memory, folder, name, number, founder=name == "a")
-            _until(run, memory, lambda s: s["committed"] >= 1, "the first commit")
-            times_s["founding"] = time.monotonic() - began_s
-
-            memory.phase = "rounds"
-            goal = fragments * ROUNDS_COUNT
-            status = _until(run, memory, lambda s: s["committed"] >= goal, "rounds")
-            rounds = [each for each in status["past_rounds"] if each["outcome"] == "committed"]
-            taken = sorted(each["reduce_s"] for each in rounds)
-            times_s["round"] = taken[len(taken) // 2]
-
-            memory.phase = "joining"
-            began_s = time.monotonic()
-            _join(run, memory, folder, "late", 3)
-            _until(run, memory, lambda s: _in_sync(s, "late"), "the newcomer is in sync")
-            times_s["join"] = time.monotonic() - began_s
-            done = run.master()["committed"]
-            _until(run, memory, lambda s: s["committed"] > done, "a round with it")
-
-            memory.phase = "checkpoint"
-            began_s = time.monotonic()
-            run.stop("late")
-            times_s["last checkpoint"] = time.monotonic() - began_s
-            began_s = time.monotonic()
-            subprocess.run(
-                [
-                    *HOLDFAST,
-                    "export",
-                    "--state",
-                    str(folder / "late"),
-                    str(folder / "m.safetensors"),
-                ],
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
-            times_s["export"] = time.monotonic() - began_s
-        finally:
-            memory.end()
-            watcher.join()
-    bound = BOUND_MODELS + BOUND_FRAGMENTS / fragments
-    rounded = {phase: round(share, 2) for phase, share in memory.most.items()}
+    every = fragments * 1_000_000  # a checkpoint comes when it is ordered
+    spec = SPEC.format(
+        steps=STEPS_A_ROUND * fragments, fragments=fragments, members=peers - 1, every=every
+    )
+    with tempfile.TemporaryDirectory(prefix="holdfast-models-") as place:
+        copy_s, write_s = _references(Path(place), params)
+        with Loopback() as ground, LabRun(ground, Path(place), script) as run, watch.running():
+            run.start_master(spec)
+            times_s = _Measured(run, watch, Path(place), fragments, peers).all()
+    times_s["outer step"] = params * _outer_step_s(min(params, STEP_VALUES))
+    planned = memory_bytes(RunSpec.parse(spec), params) / (4 * params)
     return Case(
-        params, fragments, rounded, bound, {name: round(s, 2) for name, s in times_s.items()}
+        params,
+        fragments,
+        peers,
+        {phase: round(watch.most[phase], 2) for phase in PHASES},
+        BOUND_MODELS + BOUND_FRAGMENTS / fragments,
+        round(planned, 2),
+        {name: round(each, 2) for name, each in times_s.items()},
+        {phase: round(watch.slowest_s.get(phase, 0.0), 3) for phase in PHASES},
+        round(copy_s, 2),
+        round(write_s, 2),
     )
 
 
-def _join(
-    run: LabRun,
-    memory: Memory,
-    folder: Path,
-    name: str,
-    host: int,
-    *,
-    founder: bool = False,
-) -> None:
-    own = memory.own_files[name] = folder / f"{name}.own"
-    run.join(name, host, founder=founder, more=[f"--own={own}"])
+@define
+class _Measured:
+    """One run, phase by phase."""
+
+    run: LabRun
+    watch: Watch
+    folder: Path
+    fragments: int
+    peers: int
+    times_s: dict[str, float] = field(factory=dict)
+
+    def all(self) -> dict[str, float]:
+        founders = ["a", "b"][: self.peers - 1]
+        with self._timed("founding"):
+            for number, name in enumerate(founders, 1):
+                self._join(name, number, founder=name == "a")
+            self._until(lambda s: s["committed"] >= 1, "the first commit")
+        if self.peers > 2:
+            self._rounds()
+        self._phase("joining")
+        with self._timed("join"):
+            self._join("late", self.peers)
+            self._until(lambda s: _in_sync(s, "late"), "the newcomer is in sync")
+        self._until(lambda s: _contributes(s, "late"), "a round with it")
+        if self.peers == 2:  # one peer alone sends nothing
+            self._rounds()
+        self._phase("checkpoint")
+        kept = self.folder / "late" / "checkpoints"
+        with self._timed("checkpoint"):
+            self.run.act("checkpoint", {})
+            self._until(lambda _: list(kept.glob("*.safetensors")), "a checkpoint")
+        self.run.act("pause", {})
+        self._until(lambda s: not s["rounds"], "no round is under way")
+        self._phase("verify")
+        with self._timed("verify"):
+            found = self.run.act("verify", {})
+        if not found["same"]:
+            raise BenchError(f"the peers' states differ: {found}")
+        self._phase("export")
+        with self._timed("export"):
+            self._export()
+        return self.times_s
+
+    def _rounds(self) -> None:
+        self._phase("rounds")
+        last = max((each["round"] for each in self.run.master()["past_rounds"]), default=0)
+        goal = self.run.master()["committed"] + self.fragments * ROUNDS_COUNT
+        status = self._until(lambda s: s["committed"] >= goal, "rounds")
+        taken = sorted(
+            each["reduce_s"]
+            for each in status["past_rounds"]
+            if each["outcome"] == "committed" and each["round"] > last
+        )
+        self.times_s["round"] = taken[len(taken) // 2]
+
+    def _export(self) -> None:
+        state, target = str(self.folder / "late"), str(self.folder / "m.safetensors")
+        with subprocess.Popen(
+            [*HOLDFAST, "export", "--state", state, target], stdout=subprocess.DEVNULL
+        ) as process:
+            self.watch.pids.clear()
+            self.watch.most["export"] = 0.0
+            while process.poll() is None:
+                self.watch.note(pss_bytes(process.pid))
+                time.sleep(SAMPLE_S)
+        if process.returncode:
+            raise BenchError(f"export ended with {process.returncode}")
+
+    def _phase(self, name: str) -> None:
+        self.watch.phase = name
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began_s = time.monotonic()
+        yield
+        self.times_s[name] = time.monotonic() - began_s
+
+    def _join(self, name: str, host: int, *, founder: bool = False) -> None:
+        own = self.watch.own_files[name] = self.folder / f"{name}.own"
+        self.run.join(name, host, founder=founder, more=[f"--own={own}"])
+
+    def _until(self, condition: Callable[[Status], object], what: str) -> Status:
+        def seen(status: Status) -> bool:
+            for name in ("master", *self.watch.own_files):
+                if name not in self.watch.urls and self.run.serves(name):
+                    self.watch.urls[name] = self.run.url(name)
+            for name in self.watch.own_files:
+                trainer = self.watch.pids.get(name, (0, None))[1]
+                if trainer is None and name in self.watch.urls:
+                    pid = self.run.peer(name).get("trainer_pid")
+                    self.watch.pids[name] = (self.run.pid(name), pid)
+            return bool(condition(status))
+
+        return self.run.until(seen, what, WAIT_S)
 
 
 def _in_sync(status: Status, name: str) -> bool:
     return any(row["name"] == name and row["in_sync"] for row in status["members"])
 
 
-def _until(run: LabRun, memory: Memory, condition: Any, what: str) -> Status:
-    def seen(status: Status) -> bool:
-        for name in memory.own_files:
-            if run.ended(name) is None and run.serves(name):
-                memory.pids[name] = (run.pid(name), run.peer(name).get("trainer_pid"))
-        return bool(condition(status))
+def _contributes(status: Status, name: str) -> bool:
+    """Return whether the last committed round contains a contribution of this peer."""
+    ended = [each for each in status["past_rounds"] if each["outcome"] == "committed"]
+    peers = {row["peer"] for row in status["members"] if row["name"] == name}
+    return bool(ended) and any(each["peer"] in peers for each in ended[-1]["contributors"])
 
-    return run.until(seen, what, WAIT_S)
+
+def _references(folder: Path, params: int) -> tuple[float, float]:
+    """Return the seconds of a copy of the model in memory, and of one to disk."""
+    part = np.ones(min(params, STEP_VALUES), np.float32)
+    other = np.zeros_like(part)
+    began_s = time.monotonic()
+    np.copyto(other, part)
+    copy_s = time.monotonic() - began_s
+    began_s = time.monotonic()
+    with (folder / "reference").open("wb") as file:
+        for _ in range(round(params / len(part))):
+            file.write(part.data)
+        file.flush()
+        os.fsync(file.fileno())
+    write_s = time.monotonic() - began_s
+    (folder / "reference").unlink()
+    return copy_s * params / len(part), write_s
+
+
+def _outer_step_s(count: int) -> float:
+    """Return the seconds of the outer step, for each value."""
+    values, momentum, mean = (np.ones(count, np.float32) for _ in range(3))
+    outer_step(values, momentum, mean, lr=0.7, mu=0.9, nesterov=True)
+    began_s = time.monotonic()
+    outer_step(values, momentum, mean, lr=0.7, mu=0.9, nesterov=True)
+    return (time.monotonic() - began_s) / count
 
 
 def models() -> tuple[list[Table], Any]:
     """The section of RESULTS.md."""
     cases = [_measured(params, fragments) for params in MILLIONS for fragments in FRAGMENTS]
-    phases = ("founding", "rounds", "joining", "checkpoint")
-    rows = [
+    return tables(cases), [asdict(case) for case in cases]
+
+
+def tables(cases: list[Case]) -> list[Table]:
+    """The section's tables."""
+    names = [f"{case.params / 1e6:g} M, {case.fragments}" for case in cases]
+    command = f"python -m benchmarks.models --params {','.join(f'{each:g}' for each in MILLIONS)}"
+    memory = Table(
+        "Memory of daemon and hook of one peer beside the script's own, in float32 models, the most of any peer",
+        [command],
+        ["parameters, fragments", *PHASES, "asked", "planned"],
         [
-            f"{case.params / 1e6:g} M, {case.fragments}",
-            *(f"{case.memory_times_model[phase]:.2f}" for phase in phases),
-            f"{case.bound_times_model:.1f}",
-            *(f"{case.times_s[name]:.2f}" for name in ("round", "join", "export")),
-        ]
-        for case in cases
-    ]
-    table = Table(
-        "Memory of daemon and hook of one peer beside the script's own, in float32 models, the most of three "
-        "peers; and seconds",
-        ["python -m benchmarks.models --params 100,200 --fragments 1,8"],
-        ["parameters, fragments", *phases, "asked", "a round", "a join", "an export"],
-        rows,
+            [
+                name,
+                *(f"{case.memory_times_model[phase]:.2f}" for phase in PHASES),
+                f"{case.bound_times_model:.1f}",
+                f"{case.planned_times_model:.2f}",
+            ]
+            for name, case in zip(names, cases, strict=True)
+        ],
         [
-            "Asked: three models and four fragments. Of a daemon some 70 MB are its program: 0.18 models of "
-            "100 million parameters. While a newcomer copies, its donors keep the version that it copies: with "
-            "one fragment two models more.",
+            "Three peers, of which one joins; two with more than 200 million parameters, as more do not fit "
+            "this machine. Asked: three models and four fragments. Some 80 MB are the daemon's program: 0.2 "
+            "models of 100 million parameters. An export is a process of its own.",
         ],
     )
-    return [table], [asdict(case) for case in cases]
+    times = ("founding", "join", "round", "outer step", "checkpoint", "verify", "export")
+    seconds = Table(
+        "Seconds, and the slowest answer of any daemon to a request for its status in any phase",
+        [command],
+        ["parameters, fragments", *times, "a copy in memory", "a copy to disk", "slowest status"],
+        [
+            [
+                name,
+                *(f"{case.times_s[each]:.2f}" for each in times),
+                f"{case.copy_s:.2f}",
+                f"{case.write_s:.2f}",
+                f"{max(case.status_s.values()):.2f}",
+            ]
+            for name, case in zip(names, cases, strict=True)
+        ],
+        [
+            "All peers, their trainers and the reading of their memory share two cores. Founding and join begin "
+            "with the start of Python and torch. A round is of one fragment, fp32; the outer step is that of "
+            "the whole model in one thread; a checkpoint is two models, and all peers write one at the same time.",
+        ],
+    )
+    return [memory, seconds]
 
 
 def _measured(params: float, fragments: int) -> Case:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import numpy as np
 
+from ..protocol.unnamed_file import IN_MEMORY_BYTES_MAX, UnnamedFile
 from .blocks import BlockPlace, FragmentArrays
-
-IN_MEMORY_BYTES_MAX = 64 * 2**20  # of a fragment's copy; a larger one goes into a file
 
 
 class VersionCopy:
     """A copy of a fragment's arrays, readable by block from any thread.
 
-    A copy of more than ``IN_MEMORY_BYTES_MAX`` lies in a file without a name, which ends with this object or
-    with the process: a large model would otherwise need its values and momentum twice for as long as a
-    newcomer copies. The kernel keeps of the file in memory what there is room for.
+    A copy of more than ``IN_MEMORY_BYTES_MAX`` lies in a file: a large model would otherwise need its values
+    and momentum twice for as long as a newcomer copies.
 
     Args:
       parts: the arrays, which do not change meanwhile.
@@ -32,18 +27,16 @@ class VersionCopy:
 
     def __init__(self, parts: FragmentArrays, folder: Path | None) -> None:
         self._parts: FragmentArrays | None = None
-        self._descriptor: int | None = None
-        self._starts = _starts(parts)
+        self._file: UnnamedFile | None = None
+        self._starts = list(accumulate((part.nbytes for part in parts), initial=0))
         if folder is not None and self._starts[-1] > IN_MEMORY_BYTES_MAX:
-            self._descriptor = _written(parts, folder)
-        if self._descriptor is None:
+            self._file = _written(parts, folder)
+        if self._file is None:
             self._parts = parts.copy()
-        else:
-            weakref.finalize(self, os.close, self._descriptor)
 
     @property
     def in_file(self) -> bool:
-        return self._descriptor is not None
+        return self._file is not None
 
     def read(self, place: BlockPlace) -> memoryview:
         """Return the bytes of a block.
@@ -53,26 +46,13 @@ class VersionCopy:
         """
         if self._parts is not None:
             return place.of(self._parts).data.toreadonly()
-        assert self._descriptor is not None
-        data = os.pread(self._descriptor, place.size_bytes, self._starts[place.part] + place.start)
-        if len(data) != place.size_bytes:
-            raise OSError(f"{len(data)} of a block's {place.size_bytes} bytes could be read")
-        return memoryview(data)
+        assert self._file is not None
+        return self._file.read(self._starts[place.part] + place.start, place.size_bytes)
 
 
-def _starts(parts: FragmentArrays) -> list[int]:
-    """Return where each array begins in the file, and the end."""
-    return list(accumulate((part.nbytes for part in parts), initial=0))
-
-
-def _written(parts: FragmentArrays, folder: Path) -> int | None:
-    """Return the descriptor of a new file with the arrays; None if the disk does not take them."""
+def _written(parts: FragmentArrays, folder: Path) -> UnnamedFile | None:
+    """Return a new file with the arrays; None if the disk does not take them."""
     try:
-        with TemporaryFile(dir=folder, buffering=0) as file:
-            for part in parts:
-                left = part.view(np.uint8).data
-                while left:  # a call writes 2 GiB at most
-                    left = left[file.write(left) :]
-            return os.dup(file.fileno())
+        return UnnamedFile(folder, (part.view(np.uint8).data for part in parts))
     except OSError:
         return None

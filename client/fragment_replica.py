@@ -24,10 +24,10 @@ host's memory everything is done at once.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
@@ -39,7 +39,9 @@ from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
 from ..diloco.merge import MergeRule, merged
 from ..protocol.arena import Arena
 from ..protocol.messages import FragmentSize
+from .box_views import BoxViews, whole_count
 from .copier import CudaCopier, Transfer
+from .host_merge import Piece, merge_pieces, pieces_of
 from .tensors import SharedTensor
 
 Values = NDArray[np.float32]
@@ -92,7 +94,7 @@ class FragmentReplica:
         self._floating = _slices(floating)
         self._integer = _slices(integer)
         # One process with whole tensors copies fragments as they are; of several each has its own boxes.
-        self._boxes = None if writes is None else _Boxes(floating, integer, writes)
+        self._boxes = None if writes is None else BoxViews(floating, integer, writes)
         self._own: Values | None = None  # what was posted, for the estimate, if there are boxes
         self._shared = shared
         self._posted = posted
@@ -112,10 +114,10 @@ class FragmentReplica:
     def size(self) -> FragmentSize:
         """The fragment's size by its tensors; the arenas must agree."""
         momentum_count = sum(
-            _whole_count(tensor) for tensor, _ in self._floating if tensor.spec.kind == PARAMETER
+            whole_count(tensor) for tensor, _ in self._floating if tensor.spec.kind == PARAMETER
         )
-        value_count = sum(_whole_count(tensor) for tensor, _ in self._floating)
-        counter_count = sum(_whole_count(tensor) for tensor, _ in self._integer)
+        value_count = sum(whole_count(tensor) for tensor, _ in self._floating)
+        counter_count = sum(whole_count(tensor) for tensor, _ in self._integer)
         return FragmentSize(value_count, momentum_count, counter_count)
 
     @property
@@ -206,6 +208,10 @@ class FragmentReplica:
         if contributed and self._snapshot is None and merge is merged:
             self.load()  # nothing was trained since the post
             return
+        tensors = [tensor for tensor, _ in (*self._floating, *self._integer)]
+        if self._estimate is None and not any(self._copier.defers(each.tensor) for each in tensors):
+            self._merge_here(merge if contributed else merged, contributed=contributed)
+            return
         self._begin(self._merge(merge, contributed, share))
 
     # ------------------------------------------------------------ operations
@@ -284,6 +290,36 @@ class FragmentReplica:
         count = sum(tensor.spec.kind == PARAMETER for tensor, _ in self._floating)
         yield from self._move_anchor(self._shift(snapshot[:count], preview, merged))
 
+    def _merge_here(self, rule: MergeRule, *, contributed: bool) -> None:
+        """Merge as ``_merge`` does, at once and piece by piece, as all tensors are in the host's memory."""
+        theta = self._shared.values(self._index)
+        sources = (
+            [theta[place] for _, place in self._floating]
+            if self._boxes is None
+            else self._boxes.values(theta)
+        )
+        pieces: list[Piece] = []
+        for number, ((tensor, place), source) in enumerate(
+            zip(self._floating, sources, strict=True)
+        ):
+            base: torch.Tensor | None = torch.from_numpy(self._anchor[place])
+            if contributed:
+                base = None if self._snapshot is None else self._snapshot[number]
+            pieces += pieces_of(tensor, source, self._anchor[place], base)
+        while True:
+            version = merge_pieces(pieces, self._read, rule)
+            counters: Counters = np.empty(
+                sum(tensor.count for tensor, _ in self._integer), np.int64
+            )
+            self.version = self._read(partial(self._copy_counters, counters))
+            if version in (None, self.version):
+                break
+        for tensor, place in self._integer:
+            count = torch.from_numpy(counters[place])
+            tensor.write(torch.maximum(count, tensor.counters(copy=False)))
+        if contributed:
+            self._snapshot = None
+
     def _merge(self, merge: MergeRule, contributed: bool, share: float) -> Operation:
         theta, version = np.empty_like(self._anchor), self.version
         counters = self._read_shared(theta)
@@ -354,20 +390,29 @@ class FragmentReplica:
     def _read_shared(self, values: Values) -> Counters:
         """Copy the fragment's shared values to ``values``, and return its counters."""
         counters: Counters = np.empty(sum(tensor.count for tensor, _ in self._integer), np.int64)
-        theta, counts = self._shared.values(self._index), self._shared.counters(self._index)
+        theta = self._shared.values(self._index)
 
         def copy() -> None:
+            self._copy_counters(counters)
             if self._boxes is None:
                 np.copyto(values, theta)
-                np.copyto(counters, counts)
                 return
             for (_, place), part in zip(self._floating, self._boxes.values(theta), strict=True):
                 values[place].reshape(part.shape)[...] = part
-            for (_, place), count in zip(self._integer, self._boxes.counters(counts), strict=True):
-                counters[place].reshape(count.shape)[...] = count
 
-        self.version = self._shared.read(self._index, copy, self._wait)
+        self.version = self._read(copy)
         return counters
+
+    def _read(self, copy: Callable[[], None]) -> int:
+        return self._shared.read(self._index, copy, self._wait)
+
+    def _copy_counters(self, counters: Counters) -> None:
+        counts = self._shared.counters(self._index)
+        if self._boxes is None:
+            np.copyto(counters, counts)
+            return
+        for (_, place), count in zip(self._integer, self._boxes.counters(counts), strict=True):
+            counters[place].reshape(count.shape)[...] = count
 
     # ------------------------------------------------------------ the posted arena
 
@@ -397,54 +442,6 @@ class FragmentReplica:
         if self._own is None and self._estimate is not None:
             self._own = np.zeros_like(self._anchor)
         return self._own
-
-
-class _Boxes:
-    """Views of this process's parts of a whole fragment."""
-
-    def __init__(
-        self,
-        floating: Sequence[SharedTensor],
-        integer: Sequence[SharedTensor],
-        writes: Collection[SharedTensor],
-    ) -> None:
-        self._floating = floating
-        self._integer = integer
-        self._written = {id(tensor) for tensor in writes}
-
-    def values(self, fragment: Values) -> list[Values]:
-        """Return views of a fragment's values, each in its tensor's dimensions."""
-        return _box_views(fragment, self._floating)
-
-    def counters(self, fragment: Counters) -> list[Counters]:
-        """Return views of a fragment's counters, likewise."""
-        return _box_views(fragment, self._integer)
-
-    def written(
-        self, views: Sequence[Array], tensors: Sequence[tuple[SharedTensor, slice]]
-    ) -> list[Array | None]:
-        """Return the views with None for those that another process writes."""
-        return [
-            view if id(tensor) in self._written else None
-            for view, (tensor, _) in zip(views, tensors, strict=True)
-        ]
-
-
-def _box_views(fragment: Array, tensors: Sequence[SharedTensor]) -> list[Array]:
-    views, start = [], 0
-    for tensor in tensors:
-        end = start + _whole_count(tensor)
-        view = fragment[start:end].reshape(tensor.spec.shape)
-        if tensor.box is not None:
-            pairs = zip(tensor.box.start, tensor.box.shape, strict=True)
-            view = view[tuple(slice(first, first + length) for first, length in pairs)]
-        views.append(cast("Array", view))
-        start = end
-    return views
-
-
-def _whole_count(tensor: SharedTensor) -> int:
-    return math.prod(tensor.spec.shape)
 
 
 def _slices(tensors: Sequence[SharedTensor]) -> list[tuple[SharedTensor, slice]]:

@@ -205,8 +205,11 @@ class ChunkSender:
         return partial(self._maker.contribution, index, attempt)
 
     def result_load(self, index: int, attempt: int) -> Load:
-        """Return what makes the frame of a chunk's result."""
-        kind, payload = self._context.result.payload(index)
+        """Return what makes the frame of a chunk's result, or no frame if its file cannot be read."""
+        try:
+            kind, payload = self._context.result.payload(index)
+        except OSError:
+            return _no_frame
         return partial(self._maker.result, kind, index, attempt, payload)
 
     def _wake_links(self) -> None:
@@ -272,6 +275,10 @@ class FrameMaker:
 
 def _ignore(_error: BadContributionError) -> None:
     """Take the place of a reduction that is over."""
+
+
+def _no_frame() -> None:
+    """Make no frame: the receiver lacks the chunk, and fetches the fragment."""
 
 
 def _most_chunks_ahead(context: ReductionContext) -> int:

@@ -35,6 +35,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import trio
@@ -57,6 +58,7 @@ from ..protocol.messages import (
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameKind
 from ..protocol.trust.notary import Notary
+from ..protocol.unnamed_file import IN_MEMORY_BYTES_MAX
 from .arithmetic import Counters, Values
 from .audit_log import AuditLog
 from .chunk_adder import ChunkAdder, ThreadEntry
@@ -443,6 +445,18 @@ class Reduction:
             self._reported_attempt = attempt
             self._whole(result)
             self._wake()
+
+    def move_result(self, folder: Path, *, to_send: bool) -> None:
+        """Move the result, which is whole, out of memory into a file if it is large. Heavy.
+
+        Args:
+          to_send: only what this node sends is needed any more.
+        """
+        context, chunks = self._context, range(len(self._context.layout.cuts))
+        if context.layout.down_bytes <= IN_MEMORY_BYTES_MAX:
+            return
+        kept = [each for each in chunks if not to_send or context.tracker.role(each).takers]
+        context.result.move_to_file(kept, folder)
 
     def _make_result(self) -> ReduceResult:
         """Collect the result, in a worker thread; only reads."""

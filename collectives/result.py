@@ -7,12 +7,17 @@ Only encodings are held. Their values are decoded when they are read (``pieces``
 
 Each chunk has a room of its own, taken from a pool when its first byte comes. A frame that was sent but
 not acknowledged, and a lane that still receives from a peer that is shut out, so hold one chunk.
+
+A whole result that waits (for a copy that it will be replayed on, or for receivers with slow lines) may be
+moved into a file.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
@@ -20,6 +25,7 @@ from blake3 import blake3
 from ..protocol.errors import BadContributionError
 from ..protocol.messages import ContributorRun
 from ..protocol.network.lane import FrameKind
+from ..protocol.unnamed_file import UnnamedFile
 from .arithmetic import ChunkLayout, Counters, Values, check_finite, decode_checked
 from .codecs.codec_base import Bytes
 from .codecs.compression import FrameCompressor, expand
@@ -53,6 +59,8 @@ class RoundResult:
         self._digests = [b""] * len(layout.cuts)
         self._undone_count = len(layout.cuts)
         self._lock = threading.Lock()  # for the count
+        self._file: UnnamedFile | None = None
+        self._starts: dict[int, int] = {}  # of the chunks in the file
 
     # ------------------------------------------------------------ a chunk that is made here
 
@@ -140,8 +148,28 @@ class RoundResult:
             return self._undone_count == 0
 
     def chunk(self, index: int) -> memoryview:
-        """Return the encoding of a chunk that is here."""
+        """Return the encoding of a chunk that is here; raises OSError if its file cannot be read."""
+        room = self._rooms[index]
+        if room is None and self._file is not None:
+            return self._file.read(self._starts[index], self._lengths[index])
         return self.room(index)[: self._lengths[index]]
+
+    def move_to_file(self, indices: Collection[int], folder: Path) -> None:
+        """Move these chunks of a whole result into a file, and forget all others. Heavy.
+
+        They can be read meanwhile. If the disk does not take them, all stays as it is.
+        """
+        if self._file is not None:
+            return
+        lengths = [self._lengths[index] for index in indices]
+        try:
+            file = UnnamedFile(folder, (self.chunk(index) for index in indices))
+        except OSError:
+            return
+        self._starts = dict(zip(indices, accumulate(lengths, initial=0), strict=False))
+        self._file = file
+        self._compressed = {}
+        self._rooms = [None] * len(self._rooms)  # from here on ``chunk`` reads the file
 
     def payload(self, index: int) -> tuple[FrameKind, tuple[Bytes, ...]]:
         """Return kind and payload, in pieces, of the frame that carries a chunk to a receiver."""
@@ -157,9 +185,12 @@ class RoundResult:
         """
         for index, cut in enumerate(self._layout.cuts):
             if not cut.is_counters:
-                values = self.scratch(index)
-                if not self._verbatim:
-                    decode_checked(self._layout.codec_down, False, self.chunk(index), values, "")
+                encoded = self.chunk(index)
+                if self._verbatim:
+                    values = np.frombuffer(encoded, np.float32)
+                else:
+                    values = self.scratch(index)
+                    decode_checked(self._layout.codec_down, False, encoded, values, "")
                 values.flags.writeable = False
                 yield cut.values, values
 

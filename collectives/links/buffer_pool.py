@@ -23,6 +23,7 @@ PERIODS_KEPT = 8
 # instead of a thousand, a third of the time. Memory that such pages take beyond the chunk is wasted.
 HUGE_PAGE_BYTES = 2**21
 WASTED_SHARE_MAX = 1 / 16
+MAPPED_BYTES_MIN = 64 * 2**10  # a buffer of at least so many bytes is a mapping of its own
 
 
 class BufferPool:
@@ -92,12 +93,22 @@ class BufferPool:
 
 
 def _new_memory(size_bytes: int) -> NDArray[np.uint8]:
-    """Return fresh memory, in huge pages if the kernel has them and they fit."""
+    """Return fresh memory, which goes back to the system as soon as it is freed; in huge pages if they fit.
+
+    Chunks of one round may be longer than those of the next one. ``malloc`` keeps what is freed for the
+    thread that had taken it, so rounds of changing chunks took twice their memory.
+    """
+    if size_bytes < MAPPED_BYTES_MIN:
+        return np.empty(size_bytes, np.uint8)
     whole_bytes = -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     fits = whole_bytes - size_bytes <= WASTED_SHARE_MAX * size_bytes
-    if not (fits and size_bytes and hasattr(mmap, "MADV_HUGEPAGE")):
+    huge = fits and hasattr(mmap, "MADV_HUGEPAGE")
+    mapped_bytes = whole_bytes if huge else size_bytes
+    try:
+        mapped = mmap.mmap(-1, mapped_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # no further mapping is allowed
         return np.empty(size_bytes, np.uint8)
-    mapped = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
-        mapped.madvise(mmap.MADV_HUGEPAGE)
+    if huge:
+        with suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapped, np.uint8, size_bytes)

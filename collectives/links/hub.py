@@ -230,6 +230,10 @@ class LinkHub:
         """Stop sending what is left of a round that is void or repeated."""
         self._trailing.stop(round_)
 
+    def is_trailing(self, round_: int) -> bool:
+        """Return whether a round is still sent to members that no other node waits for."""
+        return self._trailing.has(round_)
+
     def is_in_sync(self, peer: str) -> bool:
         """Return whether the view has the peer as a member in sync."""
         return peer in self._members and self._members[peer].in_sync

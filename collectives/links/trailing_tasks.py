@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -48,6 +49,11 @@ class TrailingTasks:
             self._by_peer[peer].remove(entry)
             if not self._by_peer[peer]:
                 del self._by_peer[peer]
+
+    def has(self, round_: int) -> bool:
+        """Return whether any of the round's tasks still run."""
+        tasks = itertools.chain.from_iterable(self._by_peer.values())
+        return any(trailing_round == round_ for trailing_round, _scope in tasks)
 
     def stop(self, round_: int) -> None:
         for tasks in self._by_peer.values():

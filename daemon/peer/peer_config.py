@@ -39,7 +39,7 @@ class PeerConfig:
     notary: Notary | None = None  # signs contributions; None: they stay unsigned
     site: str = ""  # members of one site share a line; empty: derived from addresses
     partial: Path | None = None  # folder for partial copies; None: none are kept
-    versions: Path | None = None  # folder for versions that newcomers still copy; None: memory
+    versions: Path | None = None  # folder for versions and results that wait; None: memory
     memory_bytes: int | None = None  # of this machine; None: no state is too large
     disk_quota: DiskQuota | None = None  # for checkpoints on this disk; None: no limit
     partial_bytes: int | None = None  # for partial copies; None: no limit

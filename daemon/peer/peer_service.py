@@ -449,6 +449,8 @@ class PeerService:
                     self.reducer.stop(round_id)
                 case peer_effects.ApplyRound(commit=commit):
                     self._start(self._apply, commit)
+                case peer_effects.StoreResult(round=round_id):
+                    self.reducer.store(round_id)
                 case peer_effects.DropRound(round=round_id):
                     self.reducer.drop(round_id)
                 case peer_effects.FetchFragment(order=order):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import trio
 from attrs import define, field
@@ -190,11 +191,23 @@ class Reducer:
         self._end(round_id)
         self._hub.stop_trailing(round_id)
 
+    def store(self, round_id: int) -> None:
+        """Move the result of a round that cannot be applied yet out of memory."""
+        if (running := self._running.get(round_id)) is not None:
+            self._move_result(running.reduction, to_send=False)
+
     def drop(self, round_id: int) -> None:
-        """Forget a round that is over here."""
+        """Forget a round that is over here; what is still sent of it need not stay in memory."""
+        if (running := self._running.get(round_id)) is not None and self._hub.is_trailing(round_id):
+            self._move_result(running.reduction, to_send=True)
         self._end(round_id)
         self._results.pop(round_id, None)
         self._inputs.pop(round_id, None)
+
+    def _move_result(self, reduction: Reduction, *, to_send: bool) -> None:
+        if (folder := self._config.versions) is not None:
+            move = partial(reduction.move_result, folder, to_send=to_send)
+            self._start(self._network.run_sync, move)
 
     def _end(self, round_id: int) -> None:
         running = self._running.pop(round_id, None)

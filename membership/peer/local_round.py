@@ -35,6 +35,7 @@ class LocalRound:
       nudged: other peers wait for this one: the trainer posts what it has by now.
       digest: of the result held here, in REDUCED.
       reported: what the master was told of the attempt.
+      stored: the result waits for a copy of the fragment.
     """
 
     round: int
@@ -51,6 +52,7 @@ class LocalRound:
     digest: bytes = b""
     reported: Reduced | ReduceFailed | None = None
     commit: Commit | None = None
+    stored: bool = False
 
     @property
     def unposted(self) -> bool:

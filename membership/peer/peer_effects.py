@@ -83,6 +83,13 @@ class ApplyRound(PeerEffect):
 
 
 @frozen
+class StoreResult(PeerEffect):
+    """Store the held result until the copy of the round's fragment is complete."""
+
+    round: int
+
+
+@frozen
 class DropRound(PeerEffect):
     """Forget the round's inputs and results."""
 

@@ -68,6 +68,7 @@ from .peer_effects import (
     StartReduction,
     StopFetch,
     StopReduction,
+    StoreResult,
     TellMaster,
     UnpinFragment,
 )
@@ -487,7 +488,7 @@ class Replica:
         """Apply the next committed round of a fragment, if there is one and it can be applied."""
         held = self.fragments[fragment]
         if held.fetching is not None:
-            return self._trim()
+            return [*self._trim(), *self._store(fragment)]
         if held.version is None:
             return self._end_all(committed_rounds(self.rounds, fragment))
         effects: list[PeerEffect] = []
@@ -502,6 +503,17 @@ class Replica:
                 each.phase = RoundState.APPLYING
                 return [*effects, ApplyRound(each.commit)]
         return [*effects, *held.report_synced(), *self._load_trainer()]
+
+    def _store(self, fragment: int) -> list[PeerEffect]:
+        """Store the results of committed rounds until the fragment is copied."""
+        waiting = [
+            each
+            for each in committed_rounds(self.rounds, fragment)
+            if each.phase is RoundState.REDUCED and not each.stored
+        ]
+        for each in waiting:
+            each.stored = True
+        return [StoreResult(each.round) for each in waiting]
 
     def _trim(self) -> list[PeerEffect]:
         """End the oldest of too many rounds that a joiner holds; a later fetch contains them."""

@@ -23,6 +23,7 @@ from holdfast.checkpoint.blocks import (
 )
 from holdfast.checkpoint.fragment_state import NotHeldError
 from holdfast.checkpoint.shared_state import SharedState, Step
+from holdfast.protocol import unnamed_file
 from holdfast.protocol.arena import Arena, NotWholeError, Values, arena_bytes
 from holdfast.protocol.errors import LocalProtocolError, StateMismatchError
 from holdfast.protocol.messages import BLOCKS_MAX, FragmentHead, FragmentSize
@@ -235,7 +236,7 @@ def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
     if request.param != "memory":
         monkeypatch.setattr(version_copy, "IN_MEMORY_BYTES_MAX", 0)
     if request.param == "disk full":
-        monkeypatch.setattr(version_copy, "TemporaryFile", lambda **_: FileIO("/dev/full", "wb"))
+        monkeypatch.setattr(unnamed_file, "TemporaryFile", lambda **_: FileIO("/dev/full", "wb"))
     return tmp_path / "none" if request.param == "no folder" else tmp_path
 
 
@@ -266,7 +267,7 @@ def test_a_copy_that_cannot_be_read_is_not_held(tmp_path: Path, monkeypatch: Any
     state.pin(0, 0, "a")
     advance(state)
     monkeypatch.setattr(os, "pread", lambda *_: b"short")
-    with pytest.raises(NotHeldError, match="5 of a block's 1048576 bytes"):
+    with pytest.raises(NotHeldError, match="5 of 1048576 bytes"):
         state.block(0, 0, 0)
 
 

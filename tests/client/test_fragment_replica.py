@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from holdfast.client import host_merge
 from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import MergeRule, merged, parse_merge
@@ -99,6 +101,48 @@ def test_overlap_keeps_the_steps_taken_since_the_post_and_only_those() -> None:
     bench.commit([8.0, 16.0])
     assert now(model) == [8.25, 15.875]
     assert bench.post().tolist() == [-0.25, 0.125]
+
+
+@pytest.mark.parametrize("contributed", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_version_that_comes_amid_a_merge_is_merged_everywhere(
+    dtype: torch.dtype, contributed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge reads the shared values in pieces; the daemon may commit another version between two."""
+    monkeypatch.setattr(host_merge, "PIECE_COUNT", 2)
+    model = vector([1.0, 2.0, 3.0, 4.0, 5.0], dtype)
+    model.register_buffer("seen", torch.tensor(3))
+    model.register_buffer("mask", torch.tensor([-math.inf, 0.5]))
+    bench = Bench(model, overlap=True)
+    set_to(model, [1.5, 2.5, 3.5, 4.5, 5.5])
+    bench.post()
+    set_to(model, [1.75, 2.75, 3.75, 4.75, 5.75])
+    read, left = Arena.read, [2]
+
+    def read_late(arena: Arena, *arguments: Any) -> int:
+        left[0] -= 1
+        if left[0] == 0:
+            bench.share([32.0] * 5 + [-math.inf, 8.0], [9])
+        return read(arena, *arguments)
+
+    monkeypatch.setattr(Arena, "read", read_late)
+    bench.commit([16.0] * 5 + [-math.inf, 0.75], [5], contributed=contributed)
+    assert bench.replica.version == 2
+    gained = 0.25 if contributed else 0.75
+    assert now(model) == [32.0 + gained] * 5
+    assert model.seen.item() == 9
+    assert model.mask.tolist() == [-math.inf, 8.0]
+    assert bench.post().tolist() == [-gained] * 5 + [0.0, 0.0]
+
+
+def test_a_merge_of_values_that_do_not_lie_in_a_row_is_the_same() -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
+    bench = Bench(model, overlap=True)
+    bench.post()
+    model.weight += 1
+    bench.commit([8.0] * 6)
+    assert model.weight.tolist() == [[9.0, 9.0]] * 3
 
 
 def test_overlap_with_an_excluded_contribution_keeps_everything() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import trio
 from attrs import evolve
 
-from holdfast.collectives import chunk_sender
+from holdfast.collectives import chunk_sender, reduction
 from holdfast.collectives.arithmetic import ChunkLayout
 from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.encoded_input import EncodedInput
@@ -37,9 +39,11 @@ def no_collection() -> Iterator[None]:
 class Rounds:
     """Rounds of all nodes of a swarm, one after the other."""
 
-    def __init__(self, swarm: Swarm, codecs: tuple[str, str]) -> None:
+    def __init__(self, swarm: Swarm, codecs: tuple[str, str], *, keeps: bool = False) -> None:
         self.swarm = swarm
+        self.keeps = keeps
         self.results: dict[str, ReduceResult] = {}
+        self.reductions: dict[str, Reduction] = {}
         self.inputs: dict[str, EncodedInput | None] = {}
         self.loads: dict[str, list[Load]] = {}
         contributors = [(node, 1, 1.0) for node in swarm.nodes]
@@ -58,12 +62,14 @@ class Rounds:
 
     async def _reduce(self, node: Node) -> None:
         given = (node.values, node.counters)
-        reduction = Reduction(
+        mine = Reduction(
             self.order, node.peer, SIZE, node.hub, node.network, *given, residual=node.residual
         )
-        self.inputs[node.peer] = reduction.encoded_input
-        self.results[node.peer] = await reduction.run()
-        sender, own = reduction._sender, [cut.owner == node.peer for cut in self.layout.cuts]
+        self.inputs[node.peer] = mine.encoded_input
+        if self.keeps:
+            self.reductions[node.peer] = mine
+        self.results[node.peer] = await mine.run()
+        sender, own = mine._sender, [cut.owner == node.peer for cut in self.layout.cuts]
         self.loads[node.peer] = [
             sender.result_load(own.index(True), 1),
             sender.contribution_load(own.index(False), 1),
@@ -96,6 +102,67 @@ async def test_a_whole_result_takes_the_memory_of_its_encoding(codec: str) -> No
             del result
             rounds.results.clear()
             assert max(rounds.lent()) <= rounds.idle_bytes
+
+
+@pytest.mark.parametrize("codecs", [("fp32", "fp32"), ("int8", "int8"), ("topk", "fp32+zstd")])
+@pytest.mark.parametrize("to_send", [False, True])
+async def test_a_result_that_waits_is_read_from_a_file_and_takes_no_memory(
+    codecs: tuple[str, str], to_send: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduction, "IN_MEMORY_BYTES_MAX", 0)
+    async with a_swarm(3) as swarm:
+        give_input(swarm.nodes, SIZE, 5)
+        rounds = Rounds(swarm, codecs, keeps=True)
+        await rounds.run()
+        rounds.loads.clear()
+        await trio.sleep(1)
+        before = {
+            peer: [values.tobytes() for _where, values in result.pieces()]
+            for peer, result in rounds.results.items()
+        }
+        for node in swarm.nodes:
+            mine = rounds.reductions[node.peer]
+            own = [i for i, cut in enumerate(rounds.layout.cuts) if cut.owner == node.peer]
+            chunks = {i: bytes(mine._context.result.chunk(i)) for i in own}
+            mine.move_result(tmp_path, to_send=to_send)
+            mine.move_result(tmp_path, to_send=to_send)  # harmless
+            for index, chunk in chunks.items():
+                _kind, payload = mine._context.result.payload(index)
+                assert b"".join(map(bytes, payload)) == chunk
+        gc.collect()
+        assert max(rounds.lent()) <= rounds.idle_bytes
+        assert not list(tmp_path.iterdir())
+        if not to_send:
+            for peer, result in rounds.results.items():
+                assert [values.tobytes() for _where, values in result.pieces()] == before[peer]
+
+
+async def test_a_result_stays_in_memory_if_the_disk_does_not_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduction, "IN_MEMORY_BYTES_MAX", 0)
+    async with a_swarm(3) as swarm:
+        give_input(swarm.nodes, SIZE, 5)
+        rounds = Rounds(swarm, ("fp32", "fp32"), keeps=True)
+        await rounds.run()
+        for node in swarm.nodes:
+            before = rounds.results[node.peer].values.tobytes()
+            rounds.reductions[node.peer].move_result(tmp_path / "no folder", to_send=False)
+            assert rounds.results[node.peer].values.tobytes() == before
+
+
+async def test_a_chunk_whose_file_cannot_be_read_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduction, "IN_MEMORY_BYTES_MAX", 0)
+    async with a_swarm(3) as swarm:
+        give_input(swarm.nodes, SIZE, 5)
+        rounds = Rounds(swarm, ("fp32", "fp32"), keeps=True)
+        await rounds.run()
+        mine = rounds.reductions[swarm.nodes[0].peer]
+        mine.move_result(tmp_path, to_send=True)
+        monkeypatch.setattr(os, "pread", lambda *_: b"short")
+        assert mine._sender.result_load(0, 1)() is None
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from holdfast.membership.peer.local_round import OVERTAKEN_MAX
-from holdfast.membership.peer.peer_effects import PeerEffect, ReloadTrainer, TellMaster, TellTrainer
+from holdfast.membership.peer.peer_effects import (
+    ApplyRound,
+    PeerEffect,
+    ReloadTrainer,
+    StoreResult,
+    TellMaster,
+    TellTrainer,
+)
 from holdfast.membership.peer.replica import Replica, leader_of
 from holdfast.membership.peer.trainer_control import WORTH_SHARE
 from holdfast.protocol.messages import (
@@ -26,6 +33,7 @@ from holdfast.protocol.messages import (
     RoundEnded,
     RoundOpened,
     SetRole,
+    SyncFragment,
     View,
     Welcome,
 )
@@ -226,6 +234,28 @@ def test_a_committed_result_that_later_ones_overtake_is_given_up() -> None:
     assert isinstance(failed, ReduceFailed)
     assert (failed.round, failed.accused) == (1, ())
     assert 1 not in replica.rounds
+
+
+@pytest.mark.parametrize("committed_first", [False, True])
+def test_a_result_that_waits_for_a_copy_is_stored_once(committed_first: bool) -> None:
+    replica = Replica(ME)
+    replica.welcome(Welcome(1, 1, "", None, LINEAGE, (), 0, (), 1), EVERY, 1)
+    replica.receive(SyncFragment(FragmentHead(0, 1, ROOT), ("b" * 32,)))
+    plan = Plan(1024, (OwnerRun("b" * 32, 1),), "fp32", "fp32")
+    others = (Contributor("b" * 32, 80, 1.0),)
+    stored: list[int] = []
+    for number in (1, 2):
+        version = number
+        replica.receive(Reduce(number, 1, 0, version, 1, others, (ME, "b" * 32), plan))
+        steps = [
+            lambda n=number: replica.reduction_done(n, 1, DIGEST),
+            lambda n=number, v=version: replica.receive(Commit(n, 1, 0, v, 5, others, DIGEST)),
+        ]
+        for step in reversed(steps) if committed_first else steps:
+            stored += [each.round for each in step() if isinstance(each, StoreResult)]
+    assert stored == [1, 2]
+    effects = replica.fetched(FragmentHead(0, 1, ROOT), 0)
+    assert any(isinstance(each, ApplyRound) for each in effects)
 
 
 def test_a_round_told_again_with_an_earlier_step_is_posted_for_at_once() -> None:
