@@ -123,12 +123,18 @@ class Watch:
         pause_s = SAMPLE_S
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
-            for name, (daemon, trainer) in list(self.pids.items()):
-                used = pss_bytes(daemon)
-                if trainer is not None and (text := _read(self.own_files[name])):
-                    used += max(0, pss_bytes(trainer) - int(text))
-                self.note(used)
+            self.weigh()
             pause_s = max(SAMPLE_S, (time.thread_time() - began_s) / SAMPLING_SHARE)
+
+    def weigh(self) -> None:
+        """Read the memory of all peers once."""
+        phase = self.phase
+        for name, (daemon, trainer) in list(self.pids.items()):
+            used = pss_bytes(daemon)
+            if trainer is not None and (text := _read(self.own_files[name])):
+                used += max(0, pss_bytes(trainer) - int(text))
+            if phase == self.phase:
+                self.note(used)
 
     def note(self, used_bytes: int) -> None:
         share = used_bytes / self.model_bytes
@@ -221,8 +227,10 @@ class _Measured:
         self._phase("verify")
         with self._timed("verify"):
             found = self.run.act("verify", {})
+        self.watch.weigh()
         if not found["same"]:
             raise BenchError(f"the peers' states differ: {found}")
+        self.watch.pids.clear()  # the export's own memory counts
         self._phase("export")
         with self._timed("export"):
             self._export()
@@ -245,8 +253,6 @@ class _Measured:
         with subprocess.Popen(
             [*HOLDFAST, "export", "--state", state, target], stdout=subprocess.DEVNULL
         ) as process:
-            self.watch.pids.clear()
-            self.watch.most["export"] = 0.0
             while process.poll() is None:
                 self.watch.note(pss_bytes(process.pid))
                 time.sleep(SAMPLE_S)

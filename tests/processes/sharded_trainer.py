@@ -6,8 +6,10 @@ Every peer trains on samples of its own, the same ones under every parallelism, 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -95,8 +97,35 @@ def save(model: nn.Module, path: str) -> None:
         save_file(whole, path)
 
 
+def spoil(model: nn.Module, fault: Path) -> bool:
+    """Do in one rank what the file says; return whether its loss is to be reported as NaN."""
+    try:
+        kind = fault.read_text()
+    except FileNotFoundError:
+        return False
+    if kind == "weights":
+        fault.unlink()
+        with torch.no_grad():
+            first = next(model.parameters())
+            local = first.to_local() if isinstance(first, DTensor) else first
+            local.fill_(math.nan)
+    return kind == "loss"
+
+
+def momenta(optimizer: torch.optim.Optimizer) -> str:
+    """Return a figure of the optimizer's state in this rank, exact to the last bit."""
+    total = 0.0
+    for each in optimizer.state.values():
+        value = each["momentum_buffer"]
+        assert isinstance(value, DTensor)
+        total += float(value.to_local().double().square().sum())
+    return f"{len(optimizer.state)} states, {total.hex()}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--momentum", type=float, default=0.0)
+    parser.add_argument("--fault", type=Path, help="what rank 1 does wrong")
     parser.add_argument("--kind", default="plain")
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--peer", type=int, default=0)
@@ -113,13 +142,17 @@ def main() -> None:
     torch.set_num_threads(1)
     inner = Net()
     model = parallel(inner, options.kind)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=options.momentum
+    )
     count, rank = 1, 0  # all ranks see the whole batch
     if options.kind in ("fsdp", "hsdp", "ddp"):
         count, rank = dist.get_world_size(), dist.get_rank()
     elif options.kind == "fsdp-tp":
         count, rank = 2, dist.get_rank() // (dist.get_world_size() // 2)
     with holdfast.attach(model, optimizer) as run:
+        if optimizer.state:
+            print(f"rank {dist.get_rank()} goes on with {momenta(optimizer)}", flush=True)
         seen = inner.get_buffer("seen")
         while not run.finished:
             data = torch.Generator().manual_seed(1000 * options.peer + run.global_step)
@@ -131,6 +164,8 @@ def main() -> None:
             optimizer.step()
             seen.add_(1)
             time.sleep(options.pause)
+            if options.fault is not None and dist.get_rank() == 1 and spoil(model, options.fault):
+                loss = loss * math.nan
             run.step(loss=loss, tokens=len(mine))
     if options.save:
         save(inner, options.save)

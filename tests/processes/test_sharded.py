@@ -132,6 +132,67 @@ def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
         assert all(torch.equal(weights[key], tensor) for key, tensor in first.items())
 
 
+@pytest.mark.fault(
+    "the loss of one of a peer's processes is not finite",
+    "the hook",
+    "all its processes get the state again, at the same step",
+)
+@pytest.mark.parametrize("kind", ["loss", "weights"])
+def test_a_loss_that_is_not_finite_in_one_rank_reloads_all(fleet: Fleet, kind: str) -> None:
+    """Weights that one rank spoils are gathered by the others: then all losses are not finite."""
+    fault = fleet.folder / "fault"
+    fleet.start_master(spec(rounds=0) + "[trainer]\nnan_steps = 3\n")
+    join(fleet, "plain", "plain", 1, *SLOW, founder=True)
+    join(fleet, "fsdp", "fsdp", 2, *SLOW, "--fault", str(fault), "--momentum", "0.5")
+    fleet.until(lambda s: contributing(s, "plain", "fsdp"), "both contribute")
+    pid, moved = fleet.peer("fsdp")["command_pid"], fleet.peer("fsdp")["state_received_bytes"]
+    whole = fault.with_suffix(".new")  # the rank may look at any moment
+    whole.write_text(kind)
+    whole.rename(fault)
+    text = "loss not finite: the loss was not finite 3 times in a row"
+    fleet.until(lambda s: any(text in str(each["text"]) for each in s["events"]), "it is reported")
+    fault.unlink(missing_ok=True)
+    fleet.until_committed(2)
+    fleet.until(lambda s: contributing(s, "plain", "fsdp"), "both contribute again")
+    status = fleet.peer("fsdp")
+    assert (status["command_pid"], status["trainer_restarts"]) == (pid, 0)
+    assert status["state_received_bytes"] == moved, "its state came out of its daemon's memory"
+    goal = fleet.master()["committed"] + 3
+    assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
+    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
+    assert [fleet.nodes[name].wait() for name in ("plain", "fsdp")] == [0, 0]
+    ours, theirs = (load_file(saved(fleet, name)) for name in ("plain", "fsdp"))
+    for key, tensor in ours.items():
+        assert torch.equal(theirs[key], tensor), key
+        assert torch.isfinite(tensor).all(), key
+
+
+def test_each_rank_keeps_its_part_of_the_optimizers_state_for_the_next_start(fleet: Fleet) -> None:
+    kept = "[checkpoint]\nevery_rounds = 1\ntrainer = true\n"
+    fleet.start_master(spec(rounds=0, min_members=1) + kept)
+    join(fleet, "fsdp", "fsdp", 3, *SLOW, "--momentum", "0.5", founder=True)
+    state = fleet.nodes["fsdp"].folder
+    files = [state / f"trainer-{rank}-of-3.safetensors" for rank in range(3)]
+    fleet.until(lambda _: all(file.exists() for file in files), "all ranks have kept their state")
+    fleet.settle("fsdp")
+    fleet.until(lambda _: not list(state.glob("*.part")), "nothing is being written")
+    expected = []
+    for number, file in enumerate(files):
+        tensors = {k: v for k, v in load_file(file).items() if k.endswith(".momentum_buffer")}
+        total = 0.0
+        for tensor in tensors.values():
+            total += float(tensor.double().square().sum())
+        expected.append(f"rank {number} goes on with {len(tensors)} states, {total.hex()}")
+    os.kill(ranks_of(fleet.peer("fsdp")["command_pid"])[1], signal.SIGKILL)
+    fleet.until(
+        lambda _: all(text in fleet.nodes["fsdp"].log for text in expected),
+        f"the ranks start with what was kept: {expected}",
+    )
+    fleet.act("resume", {})
+    fleet.until_committed(2)
+    assert fleet.peer("fsdp")["trainer_restarts"] == 1
+
+
 def test_a_gpu_that_fails_and_returns_changes_the_number_of_ranks(fleet: Fleet) -> None:
     """The peer stays in the run: its group is started again with fewer ranks, and with more."""
     gpus = fleet.folder / "gpus.txt"
