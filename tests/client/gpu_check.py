@@ -1,5 +1,7 @@
 """Tests of the hook that need a GPU: `make gpu`. CI has none, so pytest does not collect this file.
 
+The last one runs two ranks on the one GPU; it has run on CPUs only (``test_sharded``), never on a GPU.
+
 The rules of posts and merges are tested in ``test_fragment_replica``, ``test_deferred`` and ``test_eager``.
 Here it is about CUDA's part: streams, events and pinned memory, and that nothing stalls.
 """
@@ -7,6 +9,7 @@ Here it is about CUDA's part: streams, events and pinned memory, and that nothin
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,8 @@ from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import merged, parse_merge
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize
+from tests.processes.harness import Fleet
+from tests.processes.test_sharded import train_on_one_device
 
 LARGE = 4_096  # a square of it is 64 MiB, whose copy takes milliseconds
 
@@ -123,3 +128,13 @@ def test_steps_go_on_while_a_merge_is_on_its_way_up() -> None:
         bench.replica.advance()
     bench.replica.finish()
     torch.testing.assert_close(weight, expected)
+
+
+@pytest.mark.parametrize("kind", ["rows", "ddp"])
+@pytest.mark.timeout(420)
+def test_two_ranks_on_one_gpu_train_beside_a_process_without_one(kind: str, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    try:
+        train_on_one_device(fleet, kind, "cuda")
+    finally:
+        fleet.stop_all()

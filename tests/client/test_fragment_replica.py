@@ -130,8 +130,8 @@ def test_a_version_that_comes_amid_a_merge_is_merged_everywhere(
     assert bench.replica.version == 2
     gained = 0.25 if contributed else 0.75
     assert now(model) == [32.0 + gained] * 5
-    assert model.seen.item() == 9
-    assert model.mask.tolist() == [-math.inf, 8.0]
+    assert model.get_buffer("seen").item() == 9
+    assert model.get_buffer("mask").tolist() == [-math.inf, 8.0]
     assert bench.post().tolist() == [-gained] * 5 + [0.0, 0.0]
 
 
@@ -140,9 +140,10 @@ def test_a_merge_of_values_that_do_not_lie_in_a_row_is_the_same() -> None:
     model.weight = nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
     bench = Bench(model, overlap=True)
     bench.post()
-    model.weight += 1
+    weight = model.get_parameter("weight")
+    weight += 1
     bench.commit([8.0] * 6)
-    assert model.weight.tolist() == [[9.0, 9.0]] * 3
+    assert weight.tolist() == [[9.0, 9.0]] * 3
 
 
 def test_overlap_with_an_excluded_contribution_keeps_everything() -> None:

@@ -247,12 +247,14 @@ def test_a_result_that_waits_for_a_copy_is_stored_once(committed_first: bool) ->
     for number in (1, 2):
         version = number
         replica.receive(Reduce(number, 1, 0, version, 1, others, (ME, "b" * 32), plan))
-        steps = [
-            lambda n=number: replica.reduction_done(n, 1, DIGEST),
-            lambda n=number, v=version: replica.receive(Commit(n, 1, 0, v, 5, others, DIGEST)),
-        ]
-        for step in reversed(steps) if committed_first else steps:
-            stored += [each.round for each in step() if isinstance(each, StoreResult)]
+        commit = Commit(number, 1, 0, version, 5, others, DIGEST)
+        effects: list[PeerEffect] = []
+        if committed_first:
+            effects += replica.receive(commit)
+        effects += replica.reduction_done(number, 1, DIGEST)
+        if not committed_first:
+            effects += replica.receive(commit)
+        stored += [each.round for each in effects if isinstance(each, StoreResult)]
     assert stored == [1, 2]
     effects = replica.fetched(FragmentHead(0, 1, ROOT), 0)
     assert any(isinstance(each, ApplyRound) for each in effects)

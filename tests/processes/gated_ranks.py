@@ -33,7 +33,7 @@ def wait_at(gate: Path) -> None:
             time.sleep(PAUSE_S)
         return read(arena, *arguments)
 
-    Arena.read = read_late  # type: ignore[method-assign]
+    Arena.read = read_late  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,33 +101,59 @@ def test_all_kinds_of_peers_learn_what_single_processes_learn(fleet: Fleet, tmp_
             assert torch.allclose(tensor.double(), expected, rtol=1e-4, atol=1e-6), (name, key)
 
 
+class Roots:
+    """The digests that members reported of each version."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, dict[str, str]] = {}
+
+    def note(self, status: Status) -> None:
+        for row in status["members"]:
+            for head in row["heads"]:
+                if head["state"] == "held":
+                    self.seen.setdefault(head["version"], {})[row["name"]] = head["root"]
+
+    def check(self) -> None:
+        for version, roots in self.seen.items():
+            assert len(set(roots.values())) == 1, (version, roots)
+
+
 def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
+    """Twenty rounds of one process, FSDP2 over three, tensor parallel over two and copies in two."""
+    roots = Roots()
+
+    def until(condition: Callable[[Status], object], what: str) -> None:
+        def seen(status: Status) -> object:
+            roots.note(status)
+            return condition(status)
+
+        fleet.until(seen, what)
+
     fleet.start_master(spec(rounds=0))
     join(fleet, "plain", "plain", 1, *SLOW, founder=True)
-    for name, ranks in (("fsdp", 3), ("tp", 2)):
+    for name, ranks in (("fsdp", 3), ("tp", 2), ("ddp", 2)):
         join(fleet, name, name, ranks, *SLOW)
-    fleet.until(lambda s: contributing(s, "plain", "fsdp", "tp"), "all contribute")
-    fleet.until_committed(3)
-    assert len(set(fleet.settle("plain", "fsdp", "tp").values())) == 1
+    until(lambda s: contributing(s, "plain", "fsdp", "tp", "ddp"), "all contribute")
+    assert len(set(fleet.settle("plain", "fsdp", "tp", "ddp").values())) == 1
     fleet.act("resume", {})
 
     rank = ranks_of(fleet.peer("fsdp")["command_pid"])[1]
     os.kill(rank, signal.SIGKILL)
-    fleet.until(lambda _: fleet.peer("fsdp")["trainer_restarts"], "the group of the rank is gone")
-    fleet.until(lambda s: contributing(s, "plain", "fsdp", "tp"), "it is back")
+    until(lambda _: fleet.peer("fsdp")["trainer_restarts"], "the group of the rank is gone")
+    until(lambda s: contributing(s, "plain", "fsdp", "tp", "ddp"), "it is back")
     fleet.kill("tp")
-    fleet.until(lambda s: not contributing(s, "tp"), "the daemon is gone")
+    until(lambda s: not contributing(s, "tp"), "the daemon is gone")
     join(fleet, "late", "fsdp", 2, *SLOW)
-    fleet.until(lambda s: contributing(s, "plain", "fsdp", "late"), "the newcomer contributes")
+    until(lambda s: contributing(s, "plain", "fsdp", "ddp", "late"), "the newcomer contributes")
     join(fleet, "tp", "tp", 2, *SLOW)
-    fleet.until(lambda s: contributing(s, "plain", "fsdp", "late", "tp"), "all contribute again")
-    fleet.until_committed(3)
-    names = ("plain", "fsdp", "late", "tp")
-    assert len(set(fleet.settle(*names).values())) == 1
-    goal = fleet.master()["committed"] + 3
+    names = ("plain", "fsdp", "ddp", "late", "tp")
+    until(lambda s: contributing(s, *names), "all contribute again")
+    goal = max(20, fleet.master()["committed"] + 3)
     assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
-    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
-    assert [fleet.nodes[name].wait() for name in names] == [0] * 4
+    until(lambda s: s["state"] == "finished" and not s["members"], "the end")
+    assert [fleet.nodes[name].wait() for name in names] == [0] * len(names)
+    roots.check()
+    assert len(roots.seen) > 5
     first, *others = (load_file(saved(fleet, name)) for name in names)
     for weights in others:
         assert all(torch.equal(weights[key], tensor) for key, tensor in first.items())
@@ -222,13 +249,22 @@ def test_a_gpu_that_fails_and_returns_changes_the_number_of_ranks(fleet: Fleet) 
         assert len(set(fleet.settle("plain", "gpus").values())) == 1
         fleet.act("resume", {})
 
+    def changed(what: str, restarts: int) -> None:
+        gpus.write_text(what)
+        began_s = time.monotonic()
+        fleet.until(
+            lambda _: fleet.peer("gpus")["trainer_restarts"] == restarts, "its group has ended"
+        )
+        ended_s = time.monotonic()
+        fleet.until(lambda _: fleet.peer("gpus")["trainer_state"] == "running", "it trains again")
+        seen_s, lost_s = ended_s - began_s, time.monotonic() - ended_s
+        print(f"seen after {seen_s:.1f} s, then {lost_s:.1f} s without training")
+
     ranks(3, "3 of 3 GPUs")
-    gpus.write_text("0\n1 it has fallen off the bus\n2\n")
-    fleet.until(lambda _: fleet.peer("gpus")["trainer_restarts"] == 1, "its group has ended")
+    changed("0\n1 it has fallen off the bus\n2\n", 1)
     ranks(2, "2 of 3 GPUs")
     assert "GPU 1: it has fallen off the bus" in fleet.nodes["gpus"].log
-    gpus.write_text("0\n1\n2\n")
-    fleet.until(lambda _: fleet.peer("gpus")["trainer_restarts"] == 2, "its group has ended again")
+    changed("0\n1\n2\n", 2)
     ranks(3, "3 of 3 GPUs")
     restarted = fleet.peer("gpus")
     assert (restarted["trainer_restarts"], restarted["trainer_state"]) == (2, "running")
@@ -257,6 +293,47 @@ def test_ranks_that_do_not_make_the_model_whole_are_sent_away(fleet: Fleet) -> N
     join(fleet, "odd", "odd", 2, founder=True)
     assert fleet.nodes["odd"].wait() != 0
     assert "ranks 0 and 1 have different models" in fleet.nodes["odd"].log
+
+
+def train_on_one_device(fleet: Fleet, kind: str, device: str) -> None:
+    """Run rounds with two ranks on a device and one process beside them; check that all have the same bits.
+
+    ``tests/client/gpu_check.py`` does this on a GPU.
+    """
+    script = str(HERE / "device_ranks.py")
+    fleet.start_master(spec(rounds=8, sync_every=3, contributors=2, pace="lockstep"))
+    for name, how, where in (("plain", "plain", "cpu"), ("ranks", kind, device)):
+        launch = [str(LAUNCHER), "2"] if how != "plain" else []
+        fleet.join(
+            name,
+            *("--kind", how, "--device", where, "--save", str(fleet.folder / name)),
+            founder=name == "plain",
+            command=(sys.executable, *launch, script),
+        )
+    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
+    assert [fleet.nodes[name].wait() for name in ("plain", "ranks")] == [0, 0]
+    whole = load_file(fleet.folder / "plain-0")
+    parts = [load_file(path) for path in sorted(fleet.folder.glob("ranks-[01]"))]
+    assert len(parts) == (1 if kind == "plain" else 2)
+    for key, tensor in whole.items():
+        if kind == "rows":
+            assert torch.equal(torch.cat([part[key] for part in parts]), tensor), key
+        else:
+            assert all(torch.equal(part[key], tensor) for part in parts), key
+
+
+@pytest.mark.parametrize("kind", ["rows", "ddp"])
+def test_two_ranks_on_one_device_train_beside_a_single_process(
+    fleet: Fleet, kind: str, tmp_path: Path
+) -> None:
+    """Where the inner step is the same for each value, so is the result: that of two single processes."""
+    train_on_one_device(fleet, kind, "cpu")
+    if kind == "rows":
+        with closing_fleet(tmp_path / "alone") as other:
+            train_on_one_device(other, "plain", "cpu")
+            alone = load_file(other.folder / "plain-0")
+        mixed = load_file(fleet.folder / "plain-0")
+        assert all(torch.equal(mixed[key], tensor) for key, tensor in alone.items())
 
 
 def test_the_example_trains_as_two_processes_beside_one(fleet: Fleet) -> None:
