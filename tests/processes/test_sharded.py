@@ -148,6 +148,7 @@ def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
     join(fleet, "tp", "tp", 2, *SLOW)
     names = ("plain", "fsdp", "ddp", "late", "tp")
     until(lambda s: contributing(s, *names), "all contribute again")
+    assert len(set(fleet.settle(*names).values())) == 1
     goal = max(20, fleet.master()["committed"] + 3)
     assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
     until(lambda s: s["state"] == "finished" and not s["members"], "the end")
@@ -184,6 +185,7 @@ def test_a_loss_that_is_not_finite_in_one_rank_reloads_all(fleet: Fleet, kind: s
     status = fleet.peer("fsdp")
     assert (status["command_pid"], status["trainer_restarts"]) == (pid, 0)
     assert status["state_received_bytes"] == moved, "its state came out of its daemon's memory"
+    assert len(set(fleet.settle("plain", "fsdp").values())) == 1
     goal = fleet.master()["committed"] + 3
     assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
     fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the end")
