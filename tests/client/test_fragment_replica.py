@@ -141,7 +141,7 @@ def test_a_merge_of_values_that_do_not_lie_in_a_row_is_the_same() -> None:
     bench = Bench(model, overlap=True)
     bench.post()
     weight = model.get_parameter("weight")
-    weight += 1
+    weight.add_(1)
     bench.commit([8.0] * 6)
     assert weight.tolist() == [[9.0, 9.0]] * 3
 
