@@ -72,6 +72,7 @@ def attach(
             optimizer,
             callbacks=callbacks,
             data_rank=data_rank,
+            socket_path=path,
         )
     if standalone or os.environ.get(STANDALONE_VARIABLE, "0") not in ("", "0"):
         if total_steps is None:
@@ -91,13 +92,14 @@ def attach_over(
     clock: Callable[[], float] = time.monotonic,
     callbacks: Sequence[Callback] = (),
     data_rank: int | None = None,
+    socket_path: str = "",
 ) -> Run:
     """Join a run as ``attach`` does, over a given connection and clock; raises what it raises."""
     tensors = find_shared(model)
     if optimizer is not None:
         check_optimizer(model, optimizer)
     part = part_of(model, tensors, data_rank)
-    return Run(connect(), tensors, optimizer, clock, callbacks, part)
+    return Run(connect(), tensors, optimizer, clock, callbacks, part, socket_path)
 
 
 def _check_types(model: object, optimizer: object) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from attrs import define, frozen
 
-from ..protocol.messages import COUNT_MAX, Posted, RoundEnded, RoundOpened
+from ..protocol.messages import COUNT_MAX, Posted, RankSamples, RoundEnded, RoundOpened
 
 
 @define
@@ -24,6 +24,7 @@ class OpenRound:
       posted_own_step: likewise, in the trainer's own steps.
       announced: the daemon got ``Posted``; before that, the data may be on its way from a GPU.
       first_due_step: the step at which the round was due first, but nothing was trained to post.
+      posted_samples: samples trained when the fragment was posted.
     """
 
     number: int
@@ -33,6 +34,7 @@ class OpenRound:
     posted_own_step: int = 0
     announced: bool = False
     first_due_step: int | None = None
+    posted_samples: int = 0
 
 
 @frozen
@@ -72,11 +74,14 @@ class BoundaryMachine:
     Args:
       by_steps: there is something to post as soon as a step was trained, even one of no tokens. Ranks of one
         trainer count tokens of their own, and must post at the same step.
+      data_rank: of this process among those of the trainer.
 
     Attributes:
       step: the run's global step.
       skipped_count: steps of the run that this trainer did not train.
       tokens: tokens trained since the process started.
+      samples: likewise, samples that ``run.sampler`` gave.
+      draws: the trainer has such a sampler.
       contributing: False for a spare, which waits at its step boundary.
       loaded: the model holds the shared state; False: the trainer waits for ``Load``.
       finished: the run is over.
@@ -84,11 +89,14 @@ class BoundaryMachine:
       total_steps: the step at which the run's last round is due; 0: the run has no end.
     """
 
-    def __init__(self, *, by_steps: bool = False) -> None:
+    def __init__(self, *, by_steps: bool = False, data_rank: int = 0) -> None:
         self._by_steps = by_steps
+        self._data_rank = data_rank
         self.step = 0
         self.skipped_count = 0
         self.tokens = 0
+        self.samples = 0
+        self.draws = False
         self.contributing = True
         self.loaded = False
         self.finished = False
@@ -98,6 +106,7 @@ class BoundaryMachine:
         # By fragment, the tokens when it last contributed; if it has not since the load, those then.
         self._contributed_tokens: dict[int, int] = {}
         self._loaded_tokens = 0
+        self._loaded_samples = 0
         # Likewise, the own steps.
         self._contributed_steps: dict[int, int] = {}
         self._loaded_step = 0
@@ -151,7 +160,7 @@ class BoundaryMachine:
         """Record that the fragment was taken for its round at this step."""
         opened = self._rounds[fragment]
         opened.posted_tokens, opened.posted_step = self.tokens, self.step
-        opened.posted_own_step = self.own_step
+        opened.posted_own_step, opened.posted_samples = self.own_step, self.samples
 
     def unannounced_fragments(self) -> list[int]:
         """Return the posted fragments of which the daemon does not know yet."""
@@ -168,7 +177,16 @@ class BoundaryMachine:
         assert opened.posted_tokens is not None
         opened.announced = True
         tokens = opened.posted_tokens - self._counted_tokens(fragment)
-        return Posted(opened.number, fragment, version, tokens, opened.posted_step, step_s)
+        samples = RankSamples(self._data_rank, self._loaded_samples, opened.posted_samples)
+        return Posted(
+            opened.number,
+            fragment,
+            version,
+            tokens,
+            opened.posted_step,
+            step_s,
+            (samples,) if self.draws else (),
+        )
 
     def must_wait(self, overlap_steps: int) -> bool:
         """Return whether the trainer can only wait for the daemon at this step.
@@ -248,7 +266,7 @@ class BoundaryMachine:
 
     def load(self) -> None:
         """Record that the model was replaced by the shared state, and forget posted rounds."""
-        self._loaded_tokens = self.tokens
+        self._loaded_tokens, self._loaded_samples = self.tokens, self.samples
         self._contributed_tokens.clear()
         self._loaded_step = self.own_step
         self._contributed_steps.clear()

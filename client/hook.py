@@ -31,7 +31,7 @@ import os
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
@@ -46,6 +46,7 @@ from ..protocol.arena import (
     MAIL_SLOT,
     NAMED_SLOT,
     NO_STEP_NAMED,
+    SAMPLES_SLOT,
     SECONDS_SLOT,
     STEP_SLOT,
     TOKENS_SLOT,
@@ -86,6 +87,7 @@ from .generators import Generators
 from .inner_optimizer import InnerOptimizer
 from .local_checkpoint import LocalCheckpoint, rank_path
 from .ranks import RankWord
+from .sampler import DaemonSource, Sampler, SampleStream, Source, length_of
 from .tensors import SharedTensor, layout_of
 from .trained_parameters import TrainedParameters
 
@@ -131,12 +133,15 @@ class Run:
         clock: Callable[[], float] = time.monotonic,
         callbacks: Sequence[Callback] = (),
         part: RankPart | None = None,
+        socket_path: str = "",
     ) -> None:
         part = RankPart() if part is None else part
         self.round_count = 0
         self.waited_s = 0.0
         self.seed = _seed(part.data_rank)
         self._part = part
+        self._socket_path = socket_path
+        self._stream: SampleStream | None = None
         self._word = RankWord(connection) if part.world_size > 1 else None
         self._writes: tuple[int, ...] | None = None
         self._connection = connection
@@ -149,7 +154,7 @@ class Run:
         self._thread = get_ident()  # the one that may call; NO_THREAD after ``close`` and in forks
         self._misuse = "from another thread than the one that attached"
         _attached.add(self)
-        self._machine = BoundaryMachine(by_steps=part.world_size > 1)
+        self._machine = BoundaryMachine(by_steps=part.world_size > 1, data_rank=part.data_rank)
         self._step_times = StepTimes()
         self._arenas: Arenas | None = None
         self._local_checkpoint: LocalCheckpoint | None = None
@@ -212,6 +217,46 @@ class Run:
         optimizer without a state that joins a run under way. See ``inner_optimizer``."""
         return self._inner_optimizer.rate_scale(self._machine.own_step)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last sample of ``sampler`` that this trainer trained on, from 0."""
+        return 0 if self._stream is None else self._stream.epoch
+
+    def sampler(self, data: Sized | int, *, endless: bool = True) -> Sampler:
+        """Make the sampler of this trainer's ``DataLoader``: the run shares out the data set's samples.
+
+        Each sample is used once an epoch in the run's committed work. ``step`` has to be told how many
+        samples each step took: ``run.step(samples=len(batch))``. All trainers of a run have the same data set.
+
+        Args:
+          data: the data set, or its number of samples.
+          endless: one iteration of the loader goes on over all epochs, until the script leaves it. False: it
+            ends with each epoch, as far as this trainer takes part in it; not with several ranks.
+
+        Raises:
+          TypeError, ValueError: ``data`` has no length, another one than before, or no samples.
+          AttachRefused: the run's data set has another length.
+          MisuseError: after ``close``, from another thread, or in a forked process.
+        """
+        if self._thread != get_ident():
+            self._refuse_misuse("sampler")
+        length = length_of(data)
+        if not endless and self._part.world_size > 1:
+            raise ValueError("with several ranks a sampler is endless: they must take equal steps")
+        if self._stream is None:
+            self._stream = SampleStream(self._source(length), length)
+            self._machine.draws = True
+        elif self._stream.length != length:
+            raise ValueError(
+                f"this run has a sampler of {self._stream.length} samples already, got {length}"
+            )
+        return Sampler(self._stream, endless=endless)
+
+    def _source(self, length: int) -> Source:
+        return DaemonSource(
+            self._socket_path, self._part.data_rank, length, self._waiting_for_samples
+        )
+
     @overload
     def generator(self, kind: Literal["torch"] = "torch") -> torch.Generator: ...
 
@@ -232,7 +277,13 @@ class Run:
         """
         return self._generators.make(kind, self._machine.step)
 
-    def step(self, *, loss: SupportsFloat | None = None, tokens: SupportsIndex = 1) -> None:
+    def step(
+        self,
+        *,
+        loss: SupportsFloat | None = None,
+        tokens: SupportsIndex = 1,
+        samples: SupportsIndex | None = None,
+    ) -> None:
         """Report one inner step as done; call it after ``optimizer.step()``.
 
         Usually returns at once. It waits, and may change the model's weights, when a round of the
@@ -241,21 +292,26 @@ class Run:
         Args:
           loss: of this step, shown to people.
           tokens: trained on in this step, a whole number; the weight of this peer's contribution.
+          samples: of ``sampler`` that this step trained on, in the order in which they were drawn; needed
+            if there is one.
 
         Raises:
           DaemonGone: the daemon closed the connection before the run was over.
           AttachRefused: the run does not go on with this trainer; the text gives the reason.
           ModelError: a parameter was replaced since ``attach``, so that the optimizer trains another one.
-          MisuseError: after ``close``, from another thread, or in a forked process.
-          TypeError, ValueError: ``tokens`` is no whole number, or negative.
+          MisuseError: after ``close``, from another thread, or in a forked process; or ``samples`` is
+            missing, or more than were drawn.
+          TypeError, ValueError: ``tokens`` or ``samples`` is no whole number, or negative.
         """
         if tokens.__class__ is not int or tokens < 0:
-            tokens = _token_count(tokens)
+            tokens = _whole("tokens", tokens)
         if self._thread != get_ident():
             self._refuse_misuse("step")
         machine = self._machine
         if machine.finished:
             return
+        if self._stream is not None:
+            self._train_samples(self._stream, samples)
         machine.step = step = machine.step + 1
         machine.tokens = trained = machine.tokens + tokens
         slots = self._slots
@@ -281,6 +337,17 @@ class Run:
         self._boundary()
         if self._callbacks is not None:
             self._callbacks.stepped(step, loss, tokens, self._clock(), self.waited_s)
+
+    def _train_samples(self, stream: SampleStream, samples: SupportsIndex | None) -> None:
+        if samples is None:
+            raise MisuseError(
+                "run.step was not told how many samples this step took",
+                hint="with run.sampler, call run.step(samples=len(batch), ...)",
+            )
+        count = _whole("samples", samples)
+        stream.train(count)
+        self._machine.samples += count
+        self._slots[SAMPLES_SLOT] = self._machine.samples
 
     def log(self, **values: SupportsFloat) -> None:
         """Report named figures to the dashboard and to callbacks. Figures that are not finite are
@@ -407,6 +474,7 @@ class Run:
         )
         self._loss[0] = math.nan  # none so far
         self._slots[WAITING_SLOT] = 0  # an earlier process may have died while it waited
+        self._slots[SAMPLES_SLOT] = self._machine.samples
 
     # ------------------------------------------------------------ a step boundary
 
@@ -490,6 +558,15 @@ class Run:
             self.waited_s += waited_s
             if self.contributing:
                 self._seconds[WAITED] += waited_s
+
+    @contextmanager
+    def _waiting_for_samples(self) -> Iterator[None]:
+        """Wait for samples, which is no hanging; another thread of the script may do so as well."""
+        if self._thread != get_ident():
+            yield
+            return
+        with self._waiting():
+            yield
 
     def _post_due(self, arenas: Arenas) -> bool:
         """Post the fragment of one due round, and return whether there was one."""
@@ -698,12 +775,12 @@ def _plain_float(loss: SupportsFloat) -> float:
     return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
 
-def _token_count(tokens: SupportsIndex) -> int:
-    """Return a number of tokens as a plain int, which numpy's and torch's integers become."""
+def _whole(name: str, value: SupportsIndex) -> int:
+    """Return a count as a plain int, which numpy's and torch's integers become."""
     try:
-        count = operator.index(tokens)
+        count = operator.index(value)
     except TypeError:
-        raise TypeError(f"tokens must be a whole number, got {tokens!r}") from None
+        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
     if count < 0:
-        raise ValueError(f"tokens must not be negative, got {count}")
+        raise ValueError(f"{name} must not be negative, got {count}")
     return count

@@ -18,6 +18,7 @@ from ..protocol.messages import COUNT_MAX, Message
 from .callbacks import Callback
 from .daemon_connection import DaemonConnection
 from .hook import Run
+from .sampler import LocalSource, Source
 from .tensors import SharedTensor
 
 STANDALONE_VARIABLE = "HOLDFAST_STANDALONE"  # set by a person: attach without a daemon
@@ -71,6 +72,9 @@ class StandaloneRun(Run):
 
     def _boundary(self) -> None:
         self._machine.finished = True
+
+    def _source(self, length: int) -> Source:
+        return LocalSource()
 
     def _spoil(self) -> None:
         """Go on: there is nobody to take other weights from."""

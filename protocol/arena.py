@@ -45,6 +45,7 @@ TOKENS_SLOT = 1  # posted arena: tokens trained since the trainer started
 LOSS_SLOT = 2  # posted arena: the last loss, float64 bits
 WAITING_SLOT = 3  # posted arena: 0; while the trainer waits, 1 + the messages it has received
 SECONDS_SLOT = 4  # posted arena, and the next one: see ``Arena.seconds``; float64 bits
+SAMPLES_SLOT = 6  # posted arena: samples trained since the trainer started that a sampler gave
 # Of a trainer of several ranks each has slots of its own, as above, behind the first ones. Its daemon makes
 # the first ones from these.
 RANK_SLOT_COUNT = 8

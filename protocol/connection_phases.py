@@ -74,6 +74,8 @@ MEMBER = ConnectionPhase(
             messages.WeightsSupplied,
             messages.Heartbeat,
             messages.Held,
+            messages.LeasesHeld,
+            messages.LeasesWanted,
             messages.Leaving,
             messages.LinkBroken,
             messages.LogTail,

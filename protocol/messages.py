@@ -24,8 +24,8 @@ from attrs.validators import and_, ge, le, lt, matches_re, max_len, min_len
 from .text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 from .text import printable
 
-VERSION_MIN = 6  # the oldest protocol version that is accepted; 6 has no probes of members' lines
-VERSION_MAX = 6  # the newest protocol version
+VERSION_MIN = 7  # the oldest protocol version that is accepted; 7 has leases on data
+VERSION_MAX = 7  # the newest protocol version
 
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
 NAME_CHARS_MAX = 64  # in a peer's name, so that tables and logs stay readable
@@ -46,6 +46,10 @@ BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at
 CHECKED_ADDRESSES_MAX = 4  # addresses at which the master dials a newcomer back, in one check
 JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line
 METRICS_MAX = 32  # named figures that a trainer reports beside its loss
+LEASE_RANGES_MAX = 4_096  # ranges of leased positions in one message; a peer holds a few
+SAMPLES_MAX = 2**40  # of a data set: so that positions of many epochs are numbers of a message
+LEASED_MAX = 2**32  # positions that a peer asks for at once
+ORDER_KEY_BYTES = 16  # of the order of a run's samples
 CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
 CHUNK_BITS_BYTES_MAX = 2**17  # one bit for each chunk of a fragment: a million chunks
@@ -273,6 +277,20 @@ class ContributorRun:
 
 
 _manifest: Any = max_len(OWNER_RUNS_MAX)  # the first run begins at chunk 0
+_leases: Any = max_len(LEASE_RANGES_MAX)
+_samples: Any = and_(ge(1), le(SAMPLES_MAX))
+
+
+@frozen
+class LeaseRange:
+    """Positions of the run's order of samples, from ``start`` up to ``stop``, which is not included."""
+
+    start: int = field(validator=_count)
+    stop: int = field(validator=_count)
+
+    def __attrs_post_init__(self) -> None:
+        if self.start >= self.stop:
+            raise ValueError(f"a range from {self.start} to {self.stop} is empty")
 
 
 @frozen
@@ -629,6 +647,24 @@ class Ready(Message):
     state_root: bytes = field(validator=_digest)  # of the fragment before the round
     step: int = field(validator=_count)
     step_s: float = field(default=0.0, validator=_finite)  # of one trainer step; 0: not known
+    # Leased positions whose samples are in the pseudo-gradient and were spent by no commit known here.
+    trained: tuple[LeaseRange, ...] = field(default=(), validator=_leases)
+
+
+@frozen
+class LeasesHeld(Message):
+    """Peer, at the begin of a session: the leases that it has from an earlier one. Answer ``Leased``."""
+
+    length: int = field(validator=_samples)  # of the data set
+    ranges: tuple[LeaseRange, ...] = field(validator=_leases)
+
+
+@frozen
+class LeasesWanted(Message):
+    """Peer: it wants leases on so many more samples. A later one replaces an earlier one."""
+
+    length: int = field(validator=_samples)  # of the data set
+    count: int = field(validator=and_(ge(1), le(LEASED_MAX)))
 
 
 @frozen
@@ -1082,6 +1118,20 @@ class LogRequest(Message):
 
 
 @frozen
+class Leased(Message):
+    """Master: leases on these positions.
+
+    ``all``: these are all that the peer holds; every other lease of it is void.
+    """
+
+    ranges: tuple[LeaseRange, ...] = field(validator=_leases)
+    all: bool = False
+    length: int = field(
+        default=0, validator=_count
+    )  # samples of the run's data set; 0: not known yet
+
+
+@frozen
 class Renewed(Message):
     """Master: the answer to ``Renew``."""
 
@@ -1265,6 +1315,31 @@ class TrainerHello(Message):
 
 
 @frozen
+class DrawHello(Message):
+    """Sampler: the first message on a connection that draws leased samples for one data rank."""
+
+    version: int = field(validator=_count)
+    data_rank: int = field(validator=and_(ge(0), lt(RANKS_MAX)))
+    length: int = field(validator=_samples)  # of the data set
+
+
+@frozen
+class Draw(Message):
+    """Sampler: the next samples, from the ``index``-th one of this data rank on, ``count`` at most."""
+
+    index: int = field(validator=_count)
+    count: int = field(validator=and_(ge(1), le(LEASED_MAX)))
+
+
+@frozen
+class Drawn(Message):
+    """Daemon: the positions of those samples. The answer to ``DrawHello`` has the key of the order."""
+
+    ranges: tuple[LeaseRange, ...] = field(validator=_leases)
+    key: bytes = field(default=b"", validator=max_len(ORDER_KEY_BYTES))
+
+
+@frozen
 class RankWrites(Message):
     """Daemon to a rank, first: the indices of the tensors that it writes into the posted arena.
 
@@ -1381,6 +1456,18 @@ class RoundOpened(Message):
 
 
 @frozen
+class RankSamples:
+    """Samples of one data rank's sampler, counted from the start of the trainer.
+
+    ``lost``: trained before the last ``Load``, so they are in no tensor. ``trained``: all so far.
+    """
+
+    data_rank: int = field(validator=and_(ge(0), lt(RANKS_MAX)))
+    lost: int = field(validator=_count)
+    trained: int = field(validator=_count)
+
+
+@frozen
 class Posted(Message):
     """Trainer: the pseudo-gradient of the fragment is in the posted arena."""
 
@@ -1390,6 +1477,8 @@ class Posted(Message):
     tokens: int = field(validator=_count)
     step: int = field(validator=_count)
     step_s: float = field(default=0.0, validator=_finite)  # of a recent step, without waiting
+    # Of each data rank that draws leased samples; a trainer without a sampler has none.
+    samples: tuple[RankSamples, ...] = field(default=(), validator=max_len(RANKS_MAX))
 
 
 @frozen

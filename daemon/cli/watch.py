@@ -146,6 +146,8 @@ def _headline(status: MasterStatus) -> list[RenderableType]:
     )
     head.append(f"  step {headline.step}  loss {format_loss(headline.loss)}")
     head.append(f"  {headline.tokens_per_s:.0f} tokens/s")
+    if headline.epoch is not None and headline.epoch_share is not None:
+        head.append(f"  epoch {headline.epoch} ({headline.epoch_share:.0%})")
     second = (
         f"{counts.live} live, {counts.participating} participating, "
         f"{counts.contributed} contributed; {status.aborted} aborted; "

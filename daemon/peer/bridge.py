@@ -4,6 +4,7 @@
      └── _serve                 one trainer at a time; a second one is rejected
           ├── _write            queue -> socket, then the mailbox counter in the shared arena
           └── (read)            socket -> peer service, or of several ranks -> ``TrainerGroup``
+     ``_serve_sampler``         draws of leased samples, on a connection of each sampler's own
 
 The arenas are unnamed files that belong to the daemon, so the crash of a trainer loses nothing of the
 shared state: the next process maps the same memory.
@@ -28,6 +29,7 @@ from ...protocol.arena import (
     MAIL_SLOT,
     NAMED_SLOT,
     NO_STEP_NAMED,
+    SAMPLES_SLOT,
     Arena,
     create_arena_file,
     map_arena,
@@ -36,6 +38,8 @@ from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import (
     VERSION_MAX,
     ArenaOpened,
+    Draw,
+    DrawHello,
     Failing,
     FailureKind,
     FragmentSize,
@@ -86,6 +90,8 @@ class UnixBridge:
         self._detached = trio.Event()
         self._detached.set()
         self._scope = trio.CancelScope()  # around the trainer's tasks
+        self._samplers: set[trio.CancelScope] = set()  # around their connections
+        self._data_ranks: dict[int, int] = {}  # by rank
 
     # ------------------------------------------------------------ TrainerPort
 
@@ -114,6 +120,15 @@ class UnixBridge:
             self._scope.cancel()  # the writer may be in the middle of a message
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._queue = None
+
+    def samples(self) -> dict[int, int]:
+        trained: dict[int, int] = {}
+        for rank, data_rank in self._data_ranks.items():
+            if self._posted is not None:
+                slots = self._posted.slots if rank < 0 else self._posted.rank_slots(rank)
+                count = int(slots[SAMPLES_SLOT])
+                trained[data_rank] = min(trained.get(data_rank, count), count)
+        return trained
 
     def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
         if self._ends is not None:
@@ -158,22 +173,49 @@ class UnixBridge:
             hello = None
         if hello is None:
             connection.close()
+        elif isinstance(hello, DrawHello):
+            await self._serve_sampler(hello, stream, connection, events)
         elif hello.part.world_size > 1:
             await self._serve_rank(hello, stream, connection, events, nursery)
         else:
             await self._serve_alone(hello, stream, connection, events)
 
-    async def _hello(self, stream: MessageStream) -> TrainerHello | None:
+    async def _hello(self, stream: MessageStream) -> TrainerHello | DrawHello | None:
         """Return a process's first message, or None if it was sent away."""
-        if self._busy and self._group is None:
-            await _reject(stream, ANOTHER)
-            return None
         with trio.move_on_after(HELLO_S):
-            hello = await stream.receive_expected(TrainerHello)
-            if hello.version == VERSION_MAX:
+            hello = await stream.receive_expected(TrainerHello, DrawHello)
+            if hello.version != VERSION_MAX:
+                why = "the script uses another version of holdfast than this daemon"
+                await _reject(stream, why)
+                return None
+            if isinstance(hello, DrawHello) or not self._busy or self._group is not None:
                 return hello
-            await _reject(stream, "the script uses another version of holdfast than this daemon")
+            await _reject(stream, ANOTHER)
         return None
+
+    async def _serve_sampler(
+        self,
+        hello: DrawHello,
+        stream: MessageStream,
+        connection: trio.socket.SocketType,
+        events: TrainerEvents,
+    ) -> None:
+        """Answer a sampler's draws, one after the other, until its trainer has gone."""
+        with connection, trio.CancelScope() as scope:
+            if self.attached_pid is None:
+                await _reject(stream, "no training process is attached to this daemon")
+                return
+            self._samplers.add(scope)
+            try:
+                answer = events.begin_draws(hello)
+                while not isinstance(answer, Rejected):
+                    await stream.send(answer)
+                    answer = await events.draw(hello, await stream.receive_expected(Draw))
+                await _reject(stream, answer.reason)
+            except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError):
+                pass  # the process has ended, or closed the sampler
+            finally:
+                self._samplers.discard(scope)
 
     async def _serve_alone(
         self,
@@ -187,6 +229,7 @@ class UnixBridge:
             await _reject(stream, ANOTHER)
             return
         self._busy = True
+        self._data_ranks = {-1: hello.part.data_rank}
         self.attached_pid, self.was_attached = hello.pid, True
         self._crash, self._detached = None, trio.Event()
         self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
@@ -210,6 +253,8 @@ class UnixBridge:
         """
         self._busy, self._queue, self.attached_pid, self._group = False, None, None, None
         self._detached.set()
+        for scope in list(self._samplers):
+            scope.cancel()
         report = "" if self._crash is None else self._crash.reason
         if events is not None:
             events.trainer_went(self._cut or report or reason)
@@ -260,6 +305,9 @@ class UnixBridge:
                 await group.gathered.wait()
             if group.complete and not group.ended:
                 self.attached_pid, self.was_attached = group.ranks[0].hello.pid, True
+                self._data_ranks = {
+                    number: rank.hello.part.data_rank for number, rank in group.ranks.items()
+                }
                 if why := group.begin():
                     group.reject(why)
                 else:

@@ -10,11 +10,13 @@ parts do the work:
     Reducer         rounds: reductions, repairs, outer steps (``reducer``)
     Auditor         audits of chunk sums (``auditor``)
     TrainerService  the local trainer (``trainer_service``)
+    DataService     leases on the trainer's samples (``data_service``)
 
     run                              one nursery; a bug in any task ends the process
      ├── network.serve               connections of other members: links, lanes, reachability tests
      ├── hub.run                     one link per other member
      ├── trainer.run                 connections of the local trainer
+     ├── data.run                    leases on the trainer's samples
      ├── report_progress             once a second, the trainer's progress
      ├── keep_session                keeps the session with the master
      ├── check, serve (per order)    audits of other members' chunks and of our own
@@ -61,6 +63,7 @@ from ...protocol.messages import (
     Flush,
     Hello,
     KeptState,
+    Leased,
     Leaving,
     Load,
     LogRequest,
@@ -88,6 +91,7 @@ from ...protocol.trust.authority import Party
 from ..advertised_hosts import dialable
 from .auditor import Auditor
 from .checkpointer import Checkpointer
+from .data_service import DataService
 from .master_session import MasterSession, SessionEnded
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .reducer import Reducer
@@ -179,6 +183,7 @@ class PeerService:
             make_reduction=factories.reduction,
         )
         self.auditor = factories.auditor(network, hub, spec, self.reducer, start=start, tell=tell)
+        self.data = DataService(config.run_id, trainer, replica, spec, tell=tell, perform=perform)
         self.training = TrainerService(
             network,
             hub,
@@ -187,6 +192,7 @@ class PeerService:
             report,
             spec,
             self.state_service,
+            self.data,
             local_checkpoint=config.local_checkpoint,
             residual_of=self.reducer.residual_of,
             start=start,
@@ -247,6 +253,7 @@ class PeerService:
                 self._bound = await nursery.start(self._serve)
                 nursery.start_soon(self.hub.run)
                 nursery.start_soon(self._trainer.run, self.training)
+                nursery.start_soon(self.data.run)
                 nursery.start_soon(self._report_progress)
                 nursery.start_soon(self._keep_session)
                 if self.relay is not None:
@@ -369,6 +376,7 @@ class PeerService:
             self.session.tell(TrainerAttached(self.training.layout))
         elif self.training.failed is not None:
             self.session.tell(self.training.failed)
+        self.data.session_begins()
 
     def _master_lost(self) -> None:
         self._session_begins = True
@@ -401,6 +409,8 @@ class PeerService:
                 self._start(self.auditor.check, message)
             case ProofWanted():
                 self.auditor.prove(message)
+            case Leased():
+                self.data.leased(message)
             case Route():
                 self.hub.set_route(message)
             case RelayPair() | StopRelayingPair() if self.relay is not None:

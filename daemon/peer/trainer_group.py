@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import trio
@@ -27,6 +27,7 @@ from ...protocol.arena import (
     MAIL_SLOT,
     NAMED_SLOT,
     NO_STEP_NAMED,
+    SAMPLES_SLOT,
     SECONDS_SLOT,
     STEP_SLOT,
     TOKENS_SLOT,
@@ -46,6 +47,7 @@ from ...protocol.messages import (
     RankOrders,
     RankPart,
     RankPassOn,
+    RankSamples,
     RankTrainsOn,
     RankWaits,
     RankWrites,
@@ -197,7 +199,7 @@ class TrainerGroup:
             arenas[0].slots[NAMED_SLOT] = NO_STEP_NAMED
             for rank in self.ranks:
                 slots = arenas[1].rank_slots(rank)
-                slots[STEP_SLOT:SECONDS_SLOT] = 0
+                slots[STEP_SLOT:SECONDS_SLOT] = slots[SAMPLES_SLOT] = 0
                 slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64)[0] = math.nan
         self._begun = True
         for number, tensors in enumerate(written):
@@ -275,6 +277,7 @@ class TrainerGroup:
                 tokens=min(COUNT_MAX, max(1, sum(tokens.values()))),
                 step=max(each.step for each in posts.values()),
                 step_s=max(each.step_s for each in posts.values()),
+                samples=_joined(posts.values()),
             )
         )
 
@@ -354,3 +357,14 @@ class TrainerGroup:
         waits = len(self._waiting) == self.world_size
         posted.slots[WAITING_SLOT] = 1 + self._handed_count if waits else 0
         posted.seconds[:] = posted.rank_slots(0)[SECONDS_SLOT : SECONDS_SLOT + 2].view(np.float64)
+
+
+def _joined(posts: Iterable[Posted]) -> tuple[RankSamples, ...]:
+    """Return the samples of all data ranks; ranks of one data rank have trained the same ones."""
+    joined: dict[int, RankSamples] = {}
+    for each in (samples for post in posts for samples in post.samples):
+        other = joined.setdefault(each.data_rank, each)
+        joined[each.data_rank] = evolve(
+            each, lost=max(each.lost, other.lost), trained=max(each.trained, other.trained)
+        )
+    return tuple(joined[data_rank] for data_rank in sorted(joined))

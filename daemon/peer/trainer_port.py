@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...protocol.arena import Arena
-from ...protocol.messages import FailureKind, FragmentSize, Message, ModelLayout
+from ...protocol.messages import (
+    Draw,
+    DrawHello,
+    Drawn,
+    FailureKind,
+    FragmentSize,
+    Message,
+    ModelLayout,
+    Rejected,
+)
 
 
 class TrainerEvents(Protocol):
@@ -21,6 +30,10 @@ class TrainerEvents(Protocol):
     def trainer_sent(self, message: Message) -> None: ...
 
     def trainer_went(self, reason: str) -> None: ...
+
+    def begin_draws(self, hello: DrawHello) -> Drawn | Rejected: ...
+
+    async def draw(self, hello: DrawHello, message: Draw) -> Drawn | Rejected: ...
 
 
 class TrainerPort(Protocol):
@@ -36,6 +49,10 @@ class TrainerPort(Protocol):
 
     def tell(self, message: Message) -> None:
         """Send a message to the attached trainer, in order; without one it is dropped."""
+        ...
+
+    def samples(self) -> dict[int, int]:
+        """Return how many leased samples the attached trainer has trained, by data rank."""
         ...
 
     def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:

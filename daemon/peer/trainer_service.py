@@ -32,6 +32,9 @@ from ...protocol.arena import (
 from ...protocol.messages import (
     METRICS_MAX,
     ArenaOpened,
+    Draw,
+    DrawHello,
+    Drawn,
     Failing,
     FailureKind,
     InitialPosted,
@@ -50,6 +53,7 @@ from ...protocol.messages import (
 from ...protocol.network.interface import Network
 from ...protocol.text import plain
 from ..fragment_layout import fragments_of
+from .data_service import DataService
 from .peer_config import CurrentSpec, PeerReport
 from .state_service import StateService
 from .step_watch import StepSample, StepWatch
@@ -90,6 +94,7 @@ class TrainerService:
     _report: PeerReport
     _spec: CurrentSpec
     _state_service: StateService
+    _data: DataService
     _local_checkpoint: str = field(kw_only=True)
     _residual_of: Callable[[int], Residual | None] = field(kw_only=True)
     _start: Callable[..., None] = field(kw_only=True)
@@ -109,6 +114,7 @@ class TrainerService:
         """Take note of a trainer that attached."""
         self.layout, self.failed = layout, None
         self._reloads.clear()
+        self._replica.leases.trainer_gone()
         self._tell(TrainerAttached(layout))
         if self._state_service.layout is not None and self._spec.known is not None:
             self.admit()
@@ -134,6 +140,14 @@ class TrainerService:
         self.layout = None
         self._tell(TrainerLost(reason))
         self._perform(self._replica.trainer_lost())
+
+    def begin_draws(self, hello: DrawHello) -> Drawn | Rejected:
+        """Answer the first message of a sampler."""
+        return self._data.begin(hello)
+
+    async def draw(self, hello: DrawHello, message: Draw) -> Drawn | Rejected:
+        """Return a sampler's next samples, once there are some."""
+        return await self._data.draw(hello, message)
 
     def failed_with(self, message: TrainerFailed) -> None:
         """Take note that the trainer's process failed, and of the remedy."""

@@ -6,6 +6,7 @@ What is due at a step boundary is decided by the hook's own ``BoundaryMachine``.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,9 +14,20 @@ import trio
 from numpy.typing import NDArray
 
 from ...client.boundary import BoundaryMachine
-from ...protocol.arena import LOSS_SLOT, STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, Arena, arena_bytes
+from ...protocol.arena import (
+    LOSS_SLOT,
+    SAMPLES_SLOT,
+    STEP_SLOT,
+    TOKENS_SLOT,
+    WAITING_SLOT,
+    Arena,
+    arena_bytes,
+)
 from ...protocol.messages import (
+    VERSION_MAX,
     ArenaOpened,
+    Draw,
+    DrawHello,
     ExtendStepLimit,
     Failing,
     FailureKind,
@@ -35,9 +47,11 @@ from ...protocol.messages import (
     TrainerFailed,
 )
 from ..peer.trainer_port import TrainerEvents
-from .witness import Witness
+from .witness import ViolationError, Witness
 
 RESTART_S = 1.0
+SAMPLES_PER_STEP = 3
+SAMPLES_AHEAD = 6  # that its loader holds
 
 Delta = Callable[[str, int, int], NDArray[np.float32]]  # (peer, round, count) -> pseudo-gradient
 
@@ -54,7 +68,11 @@ def small_layout(counts: Sequence[int] = (5, 3), counters: int = 1) -> ModelLayo
 
 
 class SimTrainer:
-    """A ``TrainerPort`` without a process: its parameters drift by a seeded amount per step."""
+    """A ``TrainerPort`` without a process: its parameters drift by a seeded amount per step.
+
+    Args:
+      samples: of its data set; 0: it has none.
+    """
 
     def __init__(
         self,
@@ -64,12 +82,14 @@ class SimTrainer:
         *,
         step_s: float,
         delta: Delta | None,
+        samples: int = 0,
     ) -> None:
         self.peer = peer
         self.layout = layout
         self.witness = witness
         self.step_s = step_s
         self.delta = delta
+        self.data = None if not samples else DrawHello(VERSION_MAX, 0, samples)
         self.finished = False
         self.poison: Callable[[int], float] | None = None  # round -> value added to its delta
         self.tokens_per_step = 64
@@ -132,6 +152,9 @@ class SimTrainer:
         self._posted = Arena(bytearray(arena_bytes(sizes)), sizes)
         return self._shared, self._posted
 
+    def samples(self) -> dict[int, int]:
+        return {0: int(self._posted.slots[SAMPLES_SLOT])} if self._posted is not None else {}
+
     def tell(self, message: Message) -> None:
         try:
             self._send.send_nowait(message)
@@ -144,17 +167,47 @@ class SimTrainer:
         self._machine = machine = BoundaryMachine()
         self._versions: dict[int, int] = {}  # by fragment: before its open round
         self._overlap_steps = 0
+        self._loader: deque[int] = deque()  # positions that were drawn and are not trained
+        self._drawn_count = 0
+        self._trained: list[int] = []  # positions, in the order in which they were trained
+        self._counted: dict[int, int] = {}  # by fragment: how many are in its shared state
+        self._lost_count = 0  # how many were trained before the last load
+        self._taken: dict[int, int] = {}  # by fragment: how many when it was posted
         while not self.finished:
             await self._boundary()
             if self.finished:
                 return
+            await self._load_samples()
             await trio.sleep(math.inf if self.stuck else self.step_s)
+            self._train_samples()
             machine.step += 1
             machine.tokens += self.tokens_per_step
             assert self._posted is not None
             self._posted.slots[STEP_SLOT] = machine.step
             self._posted.slots[TOKENS_SLOT] = machine.tokens
             self._posted.slots[LOSS_SLOT] = np.float64(1.0 / (1 + machine.step)).view(np.uint64)
+
+    async def _load_samples(self) -> None:
+        """Draw samples ahead, as a loader does; wait for those of a step."""
+        assert self._events is not None
+        if self.data is not None and not self._machine.draws:
+            self._machine.draws = True
+            self._events.begin_draws(self.data)
+        while self.data is not None and len(self._loader) < SAMPLES_PER_STEP + SAMPLES_AHEAD:
+            drawn = await self._events.draw(self.data, Draw(self._drawn_count, SAMPLES_PER_STEP))
+            if isinstance(drawn, Rejected):
+                raise ViolationError(drawn.reason)
+            for each in drawn.ranges:
+                self._loader.extend(range(each.start, each.stop))
+                self._drawn_count += each.stop - each.start
+
+    def _train_samples(self) -> None:
+        if self.data is None:
+            return
+        assert self._posted is not None
+        self._trained += [self._loader.popleft() for _ in range(SAMPLES_PER_STEP)]
+        self._machine.samples = len(self._trained)
+        self._posted.slots[SAMPLES_SLOT] = len(self._trained)
 
     async def _boundary(self) -> None:
         machine = self._machine
@@ -191,6 +244,10 @@ class SimTrainer:
             values[:1] += np.float32(self.poison(posted.round))
         self._posted.counters(fragment)[:] = posted.step
         self.witness.saw_contribution(self.peer, posted.round, values)
+        if self.data is not None:
+            self._taken[fragment] = len(self._trained)
+            since = self._counted.get(fragment, self._lost_count)
+            self.witness.leases.saw_post(self.peer, posted.round, self._trained[since:])
         self._events.trainer_sent(posted)
 
     def _handle(self, message: Message) -> None:
@@ -207,6 +264,9 @@ class SimTrainer:
             case Load():
                 machine.move_to(message.step, message.step_limit)
                 machine.load()
+                self._counted.clear()
+                self._taken.clear()
+                self._lost_count = len(self._trained)
                 self.finished = message.finished
             case ExtendStepLimit():
                 machine.extend_limit(message.step_limit)
@@ -216,7 +276,9 @@ class SimTrainer:
                 machine.open_round(message)
                 self._versions[message.fragment] = message.version
             case RoundEnded():
-                machine.end_round(message)
+                ended = machine.end_round(message)
+                if ended.contributed and message.fragment in self._taken:
+                    self._counted[message.fragment] = self._taken[message.fragment]
             case Finished():
                 self.finished = True
             case Rejected():

@@ -21,6 +21,8 @@ DEADLINE_S = 4.0  # the specs' ``deadline_s``; scales the duration of faults
 # many as three. They find faults that three do not, so some scenarios have them.
 PEERS = (3, 3, 3, 4, 5)
 SPARE_SHARE = 0.3  # share of scenarios with a spare, which costs as much as another peer
+SAMPLES_SHARE = 0.5  # share of scenarios with a data set
+SAMPLES = 61  # of it: a few rounds are an epoch
 LANES = (1, 1, 1, 2)  # lanes of a link
 GAP_S = 1.0  # between faults, on average
 LARGE_MIN = 700  # values of a tensor; each fragment has one of these
@@ -116,6 +118,7 @@ class Scenario:
       telling: pseudo-gradients are such that a mean reveals its contributors.
       audit: the probability that another contributor audits a chunk of a result.
       linger_s: time between the last fault and the end of all faults.
+      samples: of the trainers' data set, which is leased; 0: they have none.
       aimed: enough peers survive that a round must be committed before the faults are ended.
     """
 
@@ -140,6 +143,7 @@ class Scenario:
     telling: bool = False
     linger_s: float = 0.0
     audit: float = 0.0
+    samples: int = 0
     aimed: bool = False
     faults: tuple[Fault, ...] = ()
 
@@ -155,7 +159,8 @@ class Scenario:
         count = rng.choice(PEERS)
         count = count if peers is None else peers
         made = _aimed(rng, count) if rng.random() < 0.5 else _mixed(rng, count)
-        return evolve(made, audit=audit)
+        samples = SAMPLES if Random(f"samples {seed}").random() < SAMPLES_SHARE else 0
+        return evolve(made, audit=audit, samples=samples)
 
     @property
     def names(self) -> list[str]:

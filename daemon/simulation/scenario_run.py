@@ -20,6 +20,7 @@ import trio
 from attrs import define, evolve
 from numpy.typing import NDArray
 
+from ...membership.master.leases import Leases
 from ...membership.master.rounds.round import Round
 from ...membership.master.rounds.round_table import RoundTable
 from ...membership.master.state.master_effects import EventKind
@@ -34,6 +35,7 @@ from .witness import Tell, ViolationError
 
 FOUND_S = 60.0  # limit until all peers have joined and the first round is committed
 QUIET_S = 60.0  # limit for a round after aimed faults, and for the recovery
+SPEND_S = 120.0  # limit until all that is leased is in committed work
 INSTANT_S = 3.0  # longest wait for an instant, after which the fault happens anyway
 POLL_S = 0.005  # precision for instants that no decision of the master marks
 ROUNDS_AFTER = 1  # rounds to commit after the recovery
@@ -125,6 +127,7 @@ def make_swarm(
         apply_s=scenario.apply_s,
         delta=delta,
         strict=strict,
+        samples=scenario.samples,
     )
     swarm.witness.tell = tell
     for name in [*scenario.names, SPARE]:
@@ -140,6 +143,7 @@ def format_state(swarm: Swarm) -> str:
         status = describe(swarm.master.coordinator, swarm.master.now())
         lines.append(f"{status.state}: {status.why_waiting}")
         lines += [f"{m.name} {m.role}: {m.why}" for m in status.members]
+        lines.append(format_leases(swarm.master.coordinator.leases))
         lines += [f"{e.at_s:.2f} {e.text}" for e in (status.events or ())[-12:]]
     for name, sim in sorted(swarm.peers.items()):
         replica = sim.service.replica
@@ -150,6 +154,17 @@ def format_state(swarm: Swarm) -> str:
             f" {sim.ended or ''}"
         )
     return "\n  ".join(lines)
+
+
+def format_leases(leases: Leases) -> str:
+    """Describe who holds which leases."""
+    spent = leases.context.history.data.spent
+    held = {peer[:8]: list(ranges) for peer, ranges in leases.held.items()}
+    kept = {peer[:8]: list(each.ranges) for peer, each in leases.kept.items()}
+    return (
+        f"leases: spent {list(spent)}, free {list(leases.free)}, held {held}, kept {kept}, "
+        f"cursor {leases.cursor}"
+    )
 
 
 @contextmanager
@@ -356,6 +371,7 @@ class _ScenarioRun:
         await swarm.when(self._whole, within_s=QUIET_S + rewind_s)
         target = swarm.committed + ROUNDS_AFTER
         await swarm.when(lambda: swarm.committed >= target, within_s=QUIET_S)
+        await self._spend_leases()
         staying = self._staying()
         await swarm.come_to_rest(staying, within_s=QUIET_S)
         swarm.check_final(staying)
@@ -363,3 +379,17 @@ class _ScenarioRun:
         for event in swarm.master.coordinator.context.events:
             if event.kind is EventKind.BAD:
                 raise ViolationError(event.text)
+
+    async def _spend_leases(self) -> None:
+        """Wait until all that was leased by now is in committed work; a slow peer would take long."""
+        swarm = self.swarm
+        assert swarm.master is not None
+        if not self.scenario.samples or self.scenario.slowness > 1.0:
+            return
+        leases, data = (
+            swarm.master.coordinator.leases,
+            swarm.master.coordinator.context.history.data,
+        )
+        given = [data.spent, *leases.held.values(), *(kept.ranges for kept in leases.kept.values())]
+        last = max((stop for ranges in given for _start, stop in ranges), default=0)
+        await swarm.when(lambda: data.spent.prefix_stop() >= last, within_s=SPEND_S)

@@ -64,6 +64,7 @@ class Swarm:
       strict: check the invariants after every decision of the master; not for tests with lying peers.
       disks: folder for the machines' checkpoints, which survive crashes; None: no checkpoints.
       disk_turn_s: duration of one turn of writing a checkpoint.
+      samples: of the trainers' data set; 0: they have none.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Swarm:
         strict: bool = False,
         disks: Path | None = None,
         disk_turn_s: float = 0.0,
+        samples: int = 0,
     ) -> None:
         self.nursery = nursery
         self.spec = RunSpec.parse(spec_toml)
@@ -117,6 +119,7 @@ class Swarm:
         self.strict = strict
         self.disks = disks
         self.disk_turn_s = disk_turn_s
+        self.samples = samples
         self.master_clock_ahead_s = 0.0
         self.master: WitnessedMaster | None = None
         self._master_scope = trio.CancelScope()
@@ -287,7 +290,14 @@ class Swarm:
     def make_trainer(self, name: str, peer: str, _lives: int) -> SimTrainer:
         """Make the trainer of a machine's current life."""
         step_s = self.step_s * self.slowness.get(name, 1.0)
-        return SimTrainer(peer, self.layout, self.witness, step_s=step_s, delta=self.delta)
+        return SimTrainer(
+            peer,
+            self.layout,
+            self.witness,
+            step_s=step_s,
+            delta=self.delta,
+            samples=self.samples,
+        )
 
     async def _run_peer(self, sim: SimPeer) -> None:
         with sim.scope:

@@ -7,6 +7,7 @@ promotion   a peer that gets a place is in sync, so its promotion moves no state
 terms       no peer follows an older master after a newer one
 the dead    a dead or stopped peer stays a member little longer than the deadline
 honesty     no honest peer is accused of lying
+leases      a commit's record spends what its contributors trained on, and nothing twice
 """
 
 from __future__ import annotations
@@ -22,15 +23,13 @@ from numpy.typing import NDArray
 
 from ...membership.master.state.journal import JournalRecord, RoundCommitted, RunRewound
 from ...protocol.messages import Commit, Contributor, ContributorRun, FragmentHead
+from .lease_witness import LeaseWitness
+from .lease_witness import ViolationError as ViolationError
 
 CONTRIBUTIONS_KEPT_MAX = 4_096  # (round, peer) pairs; older rounds cannot be committed any more
 
 
 Tell = Callable[[str], object]  # receives every event
-
-
-class ViolationError(AssertionError):
-    """A run violated an invariant."""
 
 
 @define
@@ -60,6 +59,7 @@ class Witness:
     knows_contributions: bool = True
     excused: set[str] = field(factory=set)
     tell: Tell | None = None
+    leases: LeaseWitness = field(factory=LeaseWitness)
 
     def note(self, *what: object) -> None:
         self.events += 1
@@ -95,9 +95,11 @@ class Witness:
         self.versions[commit.fragment] = expected + 1
         self.commits.append(commit)
         self.recorded.add(commit.round)
+        self.leases.saw_commit(record)
 
     def _rewind(self, record: RunRewound) -> None:
         """Forget the versions after a rewind's target; the run will commit them again."""
+        self.leases.saw_rewind(record)
         for head in record.heads:
             self.versions[head.fragment] = head.version
             for key in [k for k in self.roots if k[0] == head.fragment and k[1] > head.version]:

@@ -75,6 +75,16 @@ RUN: tuple[Figure[MasterStatus], ...] = (
         lambda s: s.headline.saved_bytes,
     ),
     (
+        "epoch",
+        "First epoch of leased data that is not complete.",
+        lambda s: s.headline.epoch,
+    ),
+    (
+        "epoch_done_ratio",
+        "Share of that epoch that is in committed rounds.",
+        lambda s: s.headline.epoch_share,
+    ),
+    (
         "round_open_seconds",
         "Seconds in which the last round was open.",
         lambda s: _last(s, lambda last: last.open_s),

@@ -47,6 +47,7 @@ from .adoption import Adoption
 from .attachment import Attachment
 from .departures import Departures
 from .founding import Founding
+from .leases import Leases
 from .lineage import Lineage
 from .message_handlers import MessageHandlers
 from .places import Places
@@ -102,8 +103,15 @@ class Coordinator:
         self.routes = Routes(context)
         self.state_sync = StateSync(context, self.succession, bandwidths, self.routes)
         self.lineage = Lineage(context, self.state_sync, self.succession, evict)
+        self.leases = Leases(context)
         self.scheduler = RoundScheduler(
-            context, self.state_sync, self.succession, bandwidths, self.routes, evict
+            context,
+            self.state_sync,
+            self.succession,
+            bandwidths,
+            self.routes,
+            evict,
+            self.leases,
         )
         self.adoption = Adoption(context, self.scheduler.round_table, self.scheduler.driver)
         self.attachment = Attachment(context, self.removal)
@@ -124,6 +132,7 @@ class Coordinator:
             self.founding,
             self.departures,
             self.removal,
+            self.leases,
         )
 
     @classmethod
@@ -414,6 +423,7 @@ class Coordinator:
             self.state_sync.next_deadline_s(),
             trainers.next_deadline_s(self.context),
             self.lineage.due_s,
+            self.leases.next_deadline_s(),
             self._finish_due_s if not self._finish_sent else math.inf,
             self.departures.next_deadline_s(),
         )
@@ -426,6 +436,7 @@ class Coordinator:
         self.routes.removed(member.peer)
         self.state_sync.removed(member)
         self.adoption.removed(member.peer)
+        self.leases.removed(member.peer)
         self.scheduler.removed(member.peer, f"{format_member(member)} is gone: {quoted(why)}")
 
     def _settle(self) -> None:
@@ -436,6 +447,7 @@ class Coordinator:
             changed |= self.state_sync.settle(self.scheduler.excluded)
             changed |= self.places.assign()
             self.places.warn_of_invites()
+            self.leases.settle(waiting=self.adoption.waiting or bool(self.state_sync.missing))
             self._publish_view()
             self.routes.arrange_again()
             changed |= self.founding.ask()
@@ -471,6 +483,7 @@ class Coordinator:
     def _rewind(self) -> bool:
         if not self.lineage.rewind(busy=bool(self.scheduler.rounds)):
             return False
+        self.leases.rewound()
         for member in self.context.roster.by_number():
             self.attachment.welcome(member)  # has the number of the branch that the run is on now
         return True
@@ -478,12 +491,17 @@ class Coordinator:
     def _finish(self) -> bool:
         """Finish the run after its last round, once all members in sync have applied that round."""
         history, wanted = self.context.history, self.context.spec.run.rounds
-        if not wanted or history.commit_count < wanted or self._finish_sent:
+        by_rounds = bool(wanted) and history.commit_count >= wanted
+        if self._finish_sent or not (by_rounds or self.leases.complete):
             return False
         if not history.finished:
+            if self.scheduler.end_rounds("every epoch is in committed work"):
+                return False
             self.context.record(RunFinished(history.last_round))
             count = history.commit_count
             rounds = "the only round is" if count == 1 else f"all {count} rounds are"
+            if not by_rounds:
+                rounds = f"all epochs of the data, {self.context.spec.data.epochs}, are"
             self.context.announce(EventKind.RUN, None, f"{rounds} committed; the run is finished")
             self._finish_due_s = self.context.now_s + self.context.spec.membership.deadline_s
             return True

@@ -14,6 +14,8 @@ from ...protocol.messages import (
     Diagnosis,
     FragmentHead,
     Held,
+    LeasesHeld,
+    LeasesWanted,
     Leaving,
     LinkBroken,
     Measured,
@@ -39,6 +41,7 @@ from .adoption import Adoption
 from .departures import Departures
 from .founding import Founding
 from .hello_checks import layout_refusal
+from .leases import Leases
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.routes import Routes
@@ -64,6 +67,7 @@ class MessageHandlers:
     founding: Founding
     departures: Departures
     removal: Removal
+    leases: Leases
     table: dict[type[Message], Callable[[Member, Any], None]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -75,6 +79,8 @@ class MessageHandlers:
             TrainerFailed: partial(trainers.failed, self.context),
             WeightsSupplied: self.founding.supplied,
             Ready: self.scheduler.ready,
+            LeasesWanted: self.leases.wanted,
+            LeasesHeld: self.leases.claimed,
             NotReady: self.scheduler.not_ready,
             Reduced: self._on_reduced,
             Held: driver.repairer.held,

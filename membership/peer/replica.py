@@ -18,7 +18,7 @@ replay the rounds that were committed while it copied the base.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from attrs import Factory, define, field
 
@@ -54,6 +54,7 @@ from ...protocol.messages import (
 )
 from ..manifest import contents_of
 from ..spec.spec import EVERY
+from .lease_book import LeaseBook
 from .local_fragment import LocalFragment
 from .local_round import LocalRound, RoundState, committed_rounds, overtaken_rounds, void_rounds
 from .peer_effects import (
@@ -73,6 +74,8 @@ from .peer_effects import (
     UnpinFragment,
 )
 from .trainer_control import TrainerControl
+
+VOID_SAMPLES = "its trainer is still on samples that were given to others"
 
 
 @define
@@ -94,6 +97,7 @@ class Replica:
     view: View | None = None
     fragments: list[LocalFragment] = field(factory=list)
     rounds: dict[int, LocalRound] = field(factory=dict)
+    leases: LeaseBook = field(factory=LeaseBook)
     trainer: TrainerControl = Factory(
         lambda self: TrainerControl(self.rounds, self.fragments), takes_self=True
     )
@@ -290,6 +294,8 @@ class Replica:
         self.rounds[message.round] = opened
         if not self.trainer.loaded:
             return [*effects, TellMaster(NotReady(message.round, "no trainer is attached"))]
+        if self.trainer.barred:
+            return [*effects, TellMaster(NotReady(message.round, VOID_SAMPLES))]
         return [*effects, *self.trainer.offer(opened)]
 
     def _end_all(self, ended: Iterable[LocalRound]) -> list[PeerEffect]:
@@ -335,6 +341,9 @@ class Replica:
         if message.fragment >= len(self.fragments):
             return []
         self._reach(message.at_step)
+        added = contents_of(message).added
+        contributed = any(each.contributor.peer == self.me for each in added)
+        self.leases.committed(message.round, contributed=contributed)
         held, decided = self.fragments[message.fragment], self.rounds.get(message.round)
         if decided is None:
             missed = held.fetching is None and held.version == message.version
@@ -381,6 +390,7 @@ class Replica:
     def trainer_lost(self) -> list[PeerEffect]:
         """Tell the master not to wait for the trainer; rounds that it has posted for go on."""
         self.trainer.lost()
+        self.leases.trainer_gone()
         return [
             TellMaster(NotReady(each.round, "the trainer is gone"))
             for each in self.rounds.values()
@@ -398,9 +408,28 @@ class Replica:
             norm = None
         if norm is None:
             return [TellMaster(NotReady(message.round, refusal))]
+        trained = self.leases.post(message.round, message.samples)
+        if isinstance(trained, str):
+            return [TellMaster(NotReady(message.round, trained))]
         opened.posted = message
-        ready = Ready(opened.round, message.tokens, norm, held.root, message.step, message.step_s)
+        ready = Ready(
+            opened.round,
+            message.tokens,
+            norm,
+            held.root,
+            message.step,
+            message.step_s,
+            trained,
+        )
         return [TellMaster(ready)]
+
+    def look_at_samples(self, trained: Mapping[int, int]) -> list[PeerEffect]:
+        """Bar the trainer from rounds while it trains on void samples (see ``lease_book``).
+
+        Args:
+          trained: by data rank, how many samples the trainer has trained.
+        """
+        return self.trainer.bar(barred=self.leases.barred(trained))
 
     def reduction_done(
         self,
@@ -457,6 +486,7 @@ class Replica:
                 other.phase is RoundState.OPEN
                 and other.fragment == head.fragment
                 and self.trainer.loaded
+                and not self.trainer.barred
             ):
                 effects += self.trainer.offer(other)
         return effects
@@ -526,6 +556,8 @@ class Replica:
     def _end(self, ended: LocalRound, *, committed: bool) -> list[PeerEffect]:
         """End a round here: tell the trainer, free its memory."""
         del self.rounds[ended.round]
+        if ended.commit is None:
+            self.leases.aborted(ended.round)
         effects: list[PeerEffect] = []
         if ended.phase is RoundState.REDUCING:
             effects.append(StopReduction(ended.round))

@@ -57,6 +57,8 @@ class TrainerControl:
       extended_limit: the step limit since the master was lost; None again as soon as the trainer was
         told of a round.
       extension_count: extensions so far.
+      barred: what the trainer trains on now must not be contributed (see ``lease_book``).
+      unbounded: while barred, the trainer was told to go on without rounds.
     """
 
     rounds: dict[int, LocalRound]
@@ -76,6 +78,8 @@ class TrainerControl:
     away: bool = False
     extended_limit: int | None = None
     extension_count: int = 0
+    barred: bool = False
+    unbounded: bool = False
 
     @property
     def contributing(self) -> bool:
@@ -149,13 +153,24 @@ class TrainerControl:
         self.attached = self.loaded = self.trained = False
         self.told_role = None
 
+    def bar(self, *, barred: bool) -> list[PeerEffect]:
+        """Let a trainer that must not contribute train on without rounds; afterwards it starts afresh."""
+        if not barred or not (self.loaded and self.training) or self.finished:
+            was_barred, self.barred = self.barred, False
+            return self.reload() if was_barred and self.loaded and not self.finished else []
+        self.barred = True
+        if self.unbounded:
+            return []
+        self.unbounded = True
+        return [TellTrainer(ExtendStepLimit(COUNT_MAX))]
+
     # ------------------------------------------------------------ the shared state
 
     def reload(self) -> list[PeerEffect]:
         """Load the shared state into an attached trainer, then offer it every open round."""
         if not self.attached:
             return []
-        self.loaded, self.trained = True, self.training
+        self.loaded, self.trained, self.unbounded = True, self.training, False
         worth_step = self.run_step + _worth_steps(self.sync_every // self.fragment_count)
         for fragment in self.fragments:
             fragment.worth_step = worth_step
@@ -169,7 +184,7 @@ class TrainerControl:
             [self._tell_role(), load] if first else [load, self._tell_role()]
         )
         for each in self.rounds.values():
-            if each.unposted:
+            if each.unposted and not self.barred:
                 effects += self.offer(each)
         return [*effects, *self._end_extension()]
 
@@ -207,7 +222,7 @@ class TrainerControl:
         fragment = self.fragments[opened.fragment]
         if fragment.version != opened.version:
             return []
-        opened.offered = True
+        opened.offered, self.unbounded = True, False
         opened.told_step = 0 if opened.nudged else max(opened.at_step, fragment.worth_step)
         message = RoundOpened(
             opened.round, opened.fragment, opened.version, opened.told_step, self.step_limit()
@@ -225,6 +240,7 @@ class TrainerControl:
         """Tell the trainer that a round is over; ``share``: of the mean's weight, its own."""
         held = self.fragments[ended.fragment] if ended.fragment < len(self.fragments) else None
         version = ended.version if held is None or held.version is None else held.version
+        self.unbounded = False
         step_limit = self.step_limit() if committed else self._limit_after_abort(ended)
         return TellTrainer(
             RoundEnded(

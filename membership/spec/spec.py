@@ -25,7 +25,7 @@ import attrs
 from attrs import Factory, field, frozen
 
 from ...protocol.errors import UserError
-from ...protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX
+from ...protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX, SAMPLES_MAX
 from .algorithm import ALGORITHMS, AUTO, Algorithm, algorithm_named, resolved
 from .preset import PRESETS, write_out
 
@@ -308,6 +308,16 @@ class CheckpointTable:
     trainer: bool = field(default=False, validator=_truth)  # optimizer and random numbers, too
 
 
+@frozen
+class DataTable:
+    """``[data]``"""
+
+    # Which ``run.sampler`` shares out, each once an epoch. 0: as the first trainer says.
+    samples: int = field(default=0, validator=_whole(0, SAMPLES_MAX))
+    seed: int = field(default=0, validator=_whole(0, 2**63 - 1))  # of the order of the samples
+    epochs: int = field(default=0, validator=_whole(0, STEPS_MAX))  # then the run ends; 0: no end
+
+
 TABLES: dict[str, type] = {
     "run": RunTable,
     "diloco": DilocoTable,
@@ -316,6 +326,7 @@ TABLES: dict[str, type] = {
     "trainer": TrainerTable,
     "sync": SyncTable,
     "checkpoint": CheckpointTable,
+    "data": DataTable,
 }
 
 
@@ -403,6 +414,7 @@ class RunSpec:
     trainer: TrainerTable = Factory(TrainerTable)
     sync: SyncTable = Factory(SyncTable)
     checkpoint: CheckpointTable = Factory(CheckpointTable)
+    data: DataTable = Factory(DataTable)
     # As the operator wrote it, and the settings of its preset; peers get it verbatim.
     toml_text: str = ""
 

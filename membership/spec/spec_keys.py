@@ -75,6 +75,15 @@ MEANINGS = {
     "membership.deadline_s": (
         "seconds after which a silent member is removed. All other timeouts follow from this one"
     ),
+    "data.samples": (
+        "samples of the data set that [`run.sampler`](../data.md) shares out; a trainer "
+        "with another number is refused. 0: as the first trainer says"
+    ),
+    "data.seed": "seed of the order of the samples, which differs in each epoch",
+    "data.epochs": (
+        "number of epochs after which the run is finished, if `run.rounds` has not ended it before. "
+        "0: no end"
+    ),
     "trainer.step_deadline_s": (
         "a trainer that takes longer for a step hangs, and is started again; the first step "
         "may take four times as long. Evaluations between steps count. 0: no deadline"

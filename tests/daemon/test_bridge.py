@@ -27,8 +27,12 @@ from holdfast.protocol.arena import MAIL_SLOT
 from holdfast.protocol.messages import (
     VERSION_MAX,
     ArenaOpened,
+    Draw,
+    DrawHello,
+    Drawn,
     FragmentSize,
     InitialPosted,
+    LeaseRange,
     Load,
     Message,
     Metrics,
@@ -66,6 +70,13 @@ class Events:
 
     def trainer_went(self, reason: str) -> None:
         self.seen.append(reason)
+
+    def begin_draws(self, hello: DrawHello) -> Drawn | Rejected:
+        self.seen.append(hello)
+        return Drawn((), b"key")
+
+    async def draw(self, hello: DrawHello, message: Draw) -> Drawn | Rejected:
+        return Drawn((LeaseRange(message.index, message.index + message.count),))
 
     async def until(self, kind: type[T], count: int = 1) -> T:
         """The ``count``-th report of this kind."""

@@ -87,7 +87,7 @@ export class Headline {
     showWarnings(status.warnings ?? []);
     const { ending } = status;
     figures.set("Loss", format.loss(headline.loss ?? ending?.loss_end), `step ${format.count(headline.step ?? status.step)}`);
-    figures.set("Tokens", format.large(headline.tokens), "in committed rounds");
+    figures.set("Tokens", format.large(headline.tokens), progress(headline));
     if (ending) figures.set("Tokens/s", format.large(ending.duration_s ? headline.tokens / ending.duration_s : null), "over the whole run");
     else figures.set("Tokens/s", format.large(headline.tokens_per_s), format.counted(counts.participating, "contributor"));
     figures.set("Utilisation", format.percent(headline.utilisation), "of contributors' time");
@@ -128,4 +128,9 @@ function whyOf(status) {
   if (round?.phase === "open") return `next: round ${round.round}`;
   if (round) return `reducing round ${round.round}`;
   return "training; the next round opens when it is due";
+}
+
+function progress(headline) {
+  if ((headline.epoch ?? null) === null) return "in committed rounds";
+  return `epoch ${format.count(headline.epoch)}, ${format.percent(headline.epoch_share)} done`;
 }

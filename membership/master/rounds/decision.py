@@ -125,9 +125,11 @@ class Decision:
             manifest=outcome.manifest,
         )
         self._announce_two_faced(round_)
-        self.context.record(RoundCommitted(commit))
         round_.digest = outcome.digest
-        round_.contents = contents_of(commit)
+        round_.contents = contents = contents_of(commit)
+        added = [each.contributor.peer for each in contents.added]
+        spent = self.round_table.leases.spend(round_.number, added)
+        self.context.record(RoundCommitted(commit, spent))
         wrong = dict(attempt.missed)
         for peer, reported in attempt.outcomes.items():
             if reported != outcome:

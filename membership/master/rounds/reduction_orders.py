@@ -90,6 +90,7 @@ class ReductionOrders:
             trips_s = CONTROL_TRIPS * lines.delay_s
             estimate = evolve(estimate, predicted_s=estimate.predicted_s + trips_s)
         round_.attempt = Attempt.of(message, estimate, now_s, correction=correction)
+        self.round_table.leases.ordered(round_.number, [each.peer for each in contributors])
         if len(receivers) <= RECORDED_RECEIVERS_MAX:
             ready = tuple(round_.ready[each.peer] for each in contributors)
             self.context.record(RoundOrdered(message, round_.at_step, ready))

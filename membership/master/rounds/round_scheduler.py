@@ -13,6 +13,7 @@ import math
 
 from ....protocol.messages import Contributor, FragmentHead, Measured, NotReady, Open, Ready
 from ...planning.bandwidth import Bandwidths
+from ..leases import Leases
 from ..routes.routes import Routes
 from ..state.context import Context, quoted
 from ..state.journal import RoundNumbered
@@ -48,13 +49,15 @@ class RoundScheduler:
         bandwidths: Bandwidths,
         routes: Routes,
         evict: Evict,
+        leases: Leases,
     ) -> None:
         self.context = context
         self.state_sync = state_sync
         self.succession = succession
         self.bandwidths = bandwidths
         self.elastic = context.spec.diloco.pace == "elastic"
-        self.round_table = RoundTable(context, evict)
+        self.leases = leases
+        self.round_table = RoundTable(context, evict, leases)
         self.clock = RoundClock(context, self.round_table)
         self.driver = ReductionDriver(
             context, state_sync, self.round_table, self.bandwidths, routes
@@ -82,6 +85,10 @@ class RoundScheduler:
         if message.weight == 0:
             round_.declined[member.peer] = "it has trained nothing since its last sync"
             return
+        if not self.leases.may_post(member.peer, message.trained):
+            round_.declined[member.peer] = "it trained on samples that are not leased to it"
+            return
+        self.leases.ready(round_.number, member.peer, message.trained)
         round_.ready[member.peer] = message
         round_.mark(member.peer, member.name).ready_s = self.context.now_s
         if message.step >= round_.at_step and round_.reached_s is None:
@@ -159,6 +166,7 @@ class RoundScheduler:
             not history.founded
             or history.finished
             or history.paused
+            or self.leases.complete
             or len(self.rounds) >= ROUNDS_IN_FLIGHT_MAX
             or self.round_table.opened()
             or (spec.run.rounds and history.commit_count + len(self.rounds) >= spec.run.rounds)
@@ -182,6 +190,12 @@ class RoundScheduler:
             opened_s=self.context.now_s,
         )
         return True
+
+    def end_rounds(self, why: str) -> bool:
+        """Abort the rounds that are only open. Returns True while another one is under way."""
+        for round_ in self.round_table.opened():
+            self.round_table.abort(round_, why)
+        return bool(self.rounds)
 
     def expected(self, round_: Round) -> list[str]:
         """Return the contributors that the round waits for or has heard from, by number."""

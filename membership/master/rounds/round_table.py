@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ....protocol.messages import MEMBERS_MAX, Abort, RefusalCode
 from ....protocol.text import plain
+from ..leases import Leases
 from ..state.context import Context
 from ..state.master_effects import EventKind
 from ..state.round_schedule import Backoff
@@ -29,6 +30,7 @@ class RoundTable:
 
     Args:
       evict: removes a member from the roster.
+      leases: of the samples that updates were trained on.
 
     Attributes:
       rounds: open or reducing, by number.
@@ -36,8 +38,9 @@ class RoundTable:
       backoff: how long to wait after rounds that were aborted.
     """
 
-    def __init__(self, context: Context, evict: Evict) -> None:
+    def __init__(self, context: Context, evict: Evict, leases: Leases) -> None:
         self.context = context
+        self.leases = leases
         self.evict = evict
         self.rounds: dict[int, Round] = {}
         self.past: deque[Round] = deque(maxlen=PAST_ROUNDS_MAX)
@@ -135,4 +138,5 @@ class RoundTable:
         round_.outcome = outcome
         round_.ended_s = self.context.now_s
         del self.rounds[round_.number]
+        self.leases.ended(round_.number)
         self.past.append(round_)

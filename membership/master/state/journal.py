@@ -17,8 +17,17 @@ import attrs
 from attrs import Factory, define, frozen
 
 from ....protocol.errors import LocalProtocolError
-from ....protocol.messages import Commit, FragmentHead, FragmentSize, ModelLayout, Ready, Reduce
+from ....protocol.messages import (
+    Commit,
+    FragmentHead,
+    FragmentSize,
+    LeaseRange,
+    ModelLayout,
+    Ready,
+    Reduce,
+)
 from ...manifest import contents_of
+from .lease_history import LeaseHistory
 
 # Versions per fragment whose root is kept. The run can go back this far if all members with newer
 # versions are gone for good (see ``lineage``).
@@ -156,9 +165,28 @@ class RoundOrdered(JournalRecord):
 
 @frozen
 class RoundCommitted(JournalRecord):
-    """The result of a round is part of the run."""
+    """The result of a round is part of the run.
+
+    Attributes:
+      spent: leased positions whose samples are in it, and were in no committed round before.
+    """
 
     commit: Commit
+    spent: tuple[LeaseRange, ...] = ()
+
+
+@frozen
+class DataKnown(JournalRecord):
+    """The first sampler told the length of the run's data set."""
+
+    length: int
+
+
+@frozen
+class LeasesReserved(JournalRecord):
+    """Positions below this one may have been leased; written for many leases at once."""
+
+    stop: int
 
 
 @frozen
@@ -249,6 +277,7 @@ class RunHistory:
     quarantined: dict[str, str] = Factory(dict)  # by peer: the reason
     paused: bool = False
     finished: bool = False
+    data: LeaseHistory = Factory(LeaseHistory)
 
     @classmethod
     def replay(cls, records: Iterable[JournalRecord]) -> RunHistory:
@@ -322,6 +351,11 @@ class RunHistory:
                 self.orders[record.order.fragment] = record
             case RoundCommitted():
                 self._commit(record.commit)
+                self.data.spend(record.spent)
+            case DataKnown():
+                self.data.know(record.length)
+            case LeasesReserved():
+                self.data.reserved = max(self.data.reserved, record.stop)
             case RootKnown():
                 self._know_root(record.head)
             case PeerRevoked():
@@ -399,6 +433,7 @@ class RunHistory:
         self.turns[head.fragment] += gained
         self.step = max(self.step, record.step)
         self.trail.clear()  # the order of the lost commits is not known
+        self.data.trail.clear()  # nor what they spent
         self._forget_roots(head.fragment)
         self.roots[head.fragment][head.version] = head.root
 
@@ -411,6 +446,7 @@ class RunHistory:
         self.orders.clear()
         for _ in range(undone):
             self.trail.pop()
+            self.data.undo()
         for head in heads:
             if head.version == self.versions[head.fragment]:
                 continue
@@ -446,6 +482,7 @@ class RunHistory:
         self.turns = [0] * len(record.heads)
         self.roots = [{head.version: head.root} for head in record.heads]
         self.trail = deque(maxlen=ROOTS_KEPT_MAX * len(record.heads))
+        self.data.trail = deque(maxlen=self.trail.maxlen)
 
     def _commit(self, commit: Commit) -> None:
         if commit.fragment >= self.fragment_count:

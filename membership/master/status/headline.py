@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ..rounds.round import RoundPhase
+from ..state.lease_history import LeaseHistory
 from .records import Headline
 
 if TYPE_CHECKING:
@@ -38,7 +39,13 @@ def headline(coordinator: Coordinator) -> Headline:
         eta_s=_eta_s(coordinator),
         sent_bytes=totals.sent_bytes,
         saved_bytes=totals.parallel_bytes - totals.sent_bytes,
+        epoch=history.data.epoch if history.data.length else None,
+        epoch_share=_epoch_share(history.data),
     )
+
+
+def _epoch_share(data: LeaseHistory) -> float | None:
+    return data.spent_in(data.epoch) / data.length if data.length else None
 
 
 def _mean_loss(losses: list[tuple[float, float]]) -> float | None:

@@ -20,6 +20,7 @@ def check_invariants(coordinator: Coordinator) -> None:
     _check_roster(coordinator)
     _check_copies(coordinator)
     _check_rounds(coordinator)
+    coordinator.leases.check()
 
 
 def _check_roster(coordinator: Coordinator) -> None:

@@ -65,6 +65,11 @@ class Headline:
             "times 2 bytes a value, minus the bytes that were sent."
         ),
     ]
+    epoch: Annotated[
+        int | None,
+        about("The first epoch of leased data that is not complete; null: no data is leased."),
+    ] = None
+    epoch_share: Annotated[float | None, about("Share of it that is in committed rounds.")] = None
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,130 @@
+"""A peer's leases at work: its trainer's samplers draw here, and the master is asked in time.
+
+``LeaseBook`` decides; this part carries messages, waits, and looks at how far the trainer is.
+
+    sampler --Draw--> draw: from the pool, or wait --Drawn-->
+                        '--LeasesWanted--> master --Leased--> leased: wakes those that wait
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from attrs import define, field
+
+from ...membership.lease_ranges import order_key
+from ...membership.peer.peer_effects import PeerEffect
+from ...membership.peer.replica import Replica
+from ...protocol.messages import Draw, DrawHello, Drawn, Leased, Message, Rejected
+from .peer_config import CurrentSpec
+from .trainer_port import TrainerPort
+
+LOOK_S = 0.25  # between two looks at how far the trainer is
+# The trainer goes on for this many deadlines without a master: it does so for one by itself, and then for
+# the steps of a round.
+AHEAD_DEADLINES = 2.0
+# A trainer that is no contributor gets samples without a lease after this time. One that has just attached
+# becomes a contributor in less.
+PRACTICE_S = 2.0
+
+
+@define(eq=False, slots=False)
+class DataService:
+    """The peer's side of the samplers of its trainer.
+
+    Args:
+      tell: sends a message to the master.
+      perform: carries out effects of the replica.
+    """
+
+    _run_id: str
+    _trainer: TrainerPort
+    _replica: Replica
+    _spec: CurrentSpec
+    _tell: Callable[[Message], None] = field(kw_only=True)
+    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
+    _changed: trio.Event = field(factory=trio.Event, init=False)
+
+    async def run(self) -> None:
+        """Look after the trainer's samples until cancelled."""
+        while True:
+            await trio.sleep(LOOK_S)
+            if self._replica.leases.length:
+                self._look()
+
+    def _look(self) -> None:
+        self._perform(self._replica.look_at_samples(self._trainer.samples()))
+        self._want()
+
+    # ------------------------------------------------------------ the master
+
+    def session_begins(self) -> None:
+        """Tell the master what is held, and ask for what is wanted."""
+        claim = self._replica.leases.claim()
+        if claim is not None:
+            self._tell(claim)
+        self._want()
+
+    def leased(self, message: Leased) -> None:
+        """Take the master's leases."""
+        self._replica.leases.leased(message)
+        self._changed.set()
+        self._changed = trio.Event()
+        if self._replica.leases.length:
+            self._look()
+
+    def _want(self) -> None:
+        spec, trainer = self._spec.known, self._replica.trainer
+        if spec is None or trainer.away or not trainer.attached or trainer.finished:
+            return
+        ahead_s = AHEAD_DEADLINES * spec.membership.deadline_s
+        wanted = self._replica.leases.want(trio.current_time(), ahead_s)
+        if wanted is not None:
+            self._tell(wanted)
+
+    # ------------------------------------------------------------ the trainer
+
+    def begin(self, hello: DrawHello) -> Drawn | Rejected:
+        """Answer a sampler's first message, with the key of the samples' order."""
+        book = self._replica.leases
+        if not book.begin(hello.length):
+            return Rejected(
+                f"the trainer's samplers disagree: one has {book.length} samples, "
+                f"another one {hello.length}"
+            )
+        self._want()
+        seed = self._spec.value.data.seed
+        return self._refused(hello) or Drawn((), order_key(self._run_id, seed))
+
+    def _refused(self, hello: DrawHello) -> Rejected | None:
+        run_length = self._replica.leases.run_length
+        if run_length in (0, hello.length):
+            return None
+        return Rejected(
+            f"the run's data set has {run_length} samples, and this trainer's {hello.length}: all "
+            "trainers of a run need the same one"
+        )
+
+    async def draw(self, hello: DrawHello, message: Draw) -> Drawn | Rejected:
+        """Return a data rank's next samples; wait until there are some."""
+        book, trainer = self._replica.leases, self._replica.trainer
+        idle_since_s = trio.current_time()
+        while True:
+            if (refused := self._refused(hello)) is not None:
+                return refused
+            now_s = trio.current_time()
+            if trainer.training and not trainer.finished:
+                idle_since_s = now_s
+            leased = not trainer.finished and now_s - idle_since_s < PRACTICE_S
+            ranges = book.draw(hello.data_rank, message.index, message.count, leased=leased)
+            self._want()
+            if ranges:
+                return Drawn(tuple(ranges))
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait for leases, or a moment: the peer's role may change meanwhile."""
+        changed = self._changed
+        with trio.move_on_after(LOOK_S):
+            await changed.wait()
