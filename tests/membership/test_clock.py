@@ -234,3 +234,35 @@ def test_rounds_that_trainers_are_ahead_of_say_nothing_of_the_pace() -> None:
     assert not any(is_nudged(table, peer) for peer in (A, B, C))
     table.ready(A, step=10 * H, step_s=STEP_S)
     assert is_nudged(table, B), "the first one has come"
+
+
+def test_a_prediction_that_nobody_kept_does_not_leave_the_fastest_out_of_further_rounds() -> None:
+    """A fast contributor that began late in a round reaches each further step as late as the first."""
+    table = table_of()
+    table.start(A, B, C)
+    slow_step_s = 4 * STEP_S
+
+    def a_round(late_s: float, *, nudged: bool) -> bool:
+        """A reaches its step so late; B and C post when they are nudged. Returns whether A is in it."""
+        table.forget()
+        reaches_s, posted = table.now_s + H * STEP_S + late_s, set[str]()
+        while not any(isinstance(message, Reduce) for message in table.heard.get(B, [])):
+            table.wait(STEP_S / 4, A, B, C)
+            assert table.now_s < reaches_s + 5 * H * STEP_S, "the round never closes"
+            if table.now_s >= reaches_s and A not in posted:
+                posted.add(A)
+                table.ready(A, step_s=STEP_S)
+            for peer in (B, C):
+                if peer not in posted and is_nudged(table, peer):
+                    assert nudged or A in posted
+                    posted.add(peer)
+                    table.ready(peer, step=3, step_s=slow_step_s)
+        order = table.hear(B, Reduce)
+        table.reduced(order, A, B, C)
+        table.applied(order, A, B, C)
+        return any(each.peer == A for each in order.contributors)
+
+    assert [a_round(0.0, nudged=True) for _ in range(3)] == [True] * 3
+    assert not a_round(2 * H * STEP_S, nudged=True), "it began late"
+    assert a_round(H * STEP_S, nudged=False)
+    assert [a_round(0.0, nudged=True) for _ in range(3)] == [True] * 3

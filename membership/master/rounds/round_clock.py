@@ -84,6 +84,16 @@ class RoundClock:
             waited_s = self.context.now_s - round_.nudged[peer]
             self._note_lead(peer, MISSED_FACTOR * waited_s)
 
+    def closed(self, round_: Round) -> None:
+        """Note that a round has closed.
+
+        If nobody reached its step, it was predicted too early: the fastest contributor has left, stands
+        still, or began later than the others. The next round is not predicted but waits for the first one
+        there. Otherwise those that predictions nudge would close every further round without the fastest.
+        """
+        if round_.reached_s is None:
+            self._reached = None
+
     def removed(self, peer: str) -> None:
         self._leads_s.pop(peer, None)
         self._steps_s.pop(peer, None)

@@ -320,6 +320,7 @@ class RoundScheduler:
             round_.declined[peer] = "it was not ready in time"
             member.late_count += 1
             self.clock.missed(round_, peer)
+        self.clock.closed(round_)
 
     def _copy_state(self, peer: str, fragment: int) -> CopyState:
         member = self.context.roster.get(peer)
