@@ -87,7 +87,7 @@ from .generators import Generators
 from .inner_optimizer import InnerOptimizer
 from .local_checkpoint import LocalCheckpoint, rank_path
 from .ranks import RankWord
-from .sampler import DaemonSource, Sampler, SampleStream, Source, length_of
+from .sampler import DaemonSource, LeasedSampler, SampleStream, Source, length_of
 from .tensors import SharedTensor, layout_of
 from .trained_parameters import TrainedParameters
 
@@ -222,7 +222,7 @@ class Run:
         """The epoch of the last sample of ``sampler`` that this trainer trained on, from 0."""
         return 0 if self._stream is None else self._stream.epoch
 
-    def sampler(self, data: Sized | int, *, endless: bool = True) -> Sampler:
+    def sampler(self, data: Sized | int, *, endless: bool = True) -> LeasedSampler:
         """Make the sampler of this trainer's ``DataLoader``: the run shares out the data set's samples.
 
         Each sample is used once an epoch in the run's committed work. ``step`` has to be told how many
@@ -250,7 +250,7 @@ class Run:
             raise ValueError(
                 f"this run has a sampler of {self._stream.length} samples already, got {length}"
             )
-        return Sampler(self._stream, endless=endless)
+        return LeasedSampler(self._stream, endless=endless)
 
     def _source(self, length: int) -> Source:
         return DaemonSource(

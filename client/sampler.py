@@ -231,7 +231,7 @@ class SampleStream:
             self._trained_count += count
 
 
-class Sampler(torch.utils.data.Sampler[int]):
+class LeasedSampler(torch.utils.data.Sampler[int]):
     """Samples that are leased to this trainer: give it to a ``DataLoader`` as its ``sampler``.
 
     Each sample of the data set is used once an epoch in the run's committed work, whatever joins, leaves or

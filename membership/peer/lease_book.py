@@ -41,7 +41,7 @@ MARKS = 16  # counts that are kept to tell how much was drawn in a time
 
 
 @define
-class Stream:
+class RankStream:
     """What one data rank was given, in order, as far as it is not known to be spent or lost.
 
     Attributes:
@@ -100,7 +100,7 @@ class LeaseBook:
     run_length: int = 0
     held: RangeSet = field(factory=RangeSet)
     pool: RangeSet = field(factory=RangeSet)
-    streams: dict[int, Stream] = field(factory=dict)
+    streams: dict[int, RankStream] = field(factory=dict)
     rounds: dict[int, RangeSet] = field(factory=dict)
     practice_count: int = 0
     _began: bool = False
@@ -135,7 +135,7 @@ class LeaseBook:
         Raises:
           RemoteProtocolError: samples before ``index`` were never drawn.
         """
-        stream = self.streams.setdefault(data_rank, Stream())
+        stream = self.streams.setdefault(data_rank, RankStream())
         if index > stream.handed:
             raise RemoteProtocolError(f"a draw of sample {index} after {stream.handed} samples")
         if index < stream.base:  # void for this rank, too, which is behind another one
@@ -211,7 +211,7 @@ class LeaseBook:
         if self.rounds.pop(number, None) is not None:
             self._collect()
 
-    def _forget_spent(self, stream: Stream) -> None:
+    def _forget_spent(self, stream: RankStream) -> None:
         index = stream.base
         for start, stop in stream.ranges:
             left = RangeSet([(start, stop)]) & self.held
@@ -233,7 +233,7 @@ class LeaseBook:
     # ------------------------------------------------------------ the master
 
     def claim(self) -> LeasesHeld | None:
-        """Return what to tell the master at the begin of a session; None: nothing is held."""
+        """Return what is held, for the master at the begin of a session; None if nothing is."""
         self._wanted = 0
         if not self.held:
             return None

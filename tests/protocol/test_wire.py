@@ -26,6 +26,7 @@ from holdfast.protocol.messages import (
     FragmentHead,
     Index,
     InitialPosted,
+    LeaseRange,
     Message,
     Metrics,
     ModelLayout,
@@ -116,6 +117,9 @@ def _fields_of(cls: Any) -> tuple[attrs.Attribute[Any], ...]:
 
 def records(cls: Any) -> st.SearchStrategy[Any]:
     """Generate instances of an attrs class."""
+    if cls is LeaseRange:  # an empty one is refused
+        halves = st.integers(0, COUNT_MAX // 2), st.integers(1, COUNT_MAX // 2)
+        return st.builds(lambda start, count: LeaseRange(start, start + count), *halves)
     attrs.resolve_types(cls)
     return st.builds(
         cls, **{field.name: values(field.type, field.validator) for field in _fields_of(cls)}
