@@ -434,8 +434,8 @@ class Peer:
     async def _see_out(self) -> None:
         """Leave after the run's end, once the trainer had time to finish."""
         await self.service.finished.wait()
-        rounds = self.service.rounds_wanted
-        self.tell(f"the run is finished: all {rounds} rounds are committed")
+        rounds = self.service.rounds_wanted  # 0: it ended with its epochs
+        self.tell("the run is finished" + (f": all {rounds} rounds are committed" if rounds else ""))
         self._leaving = True
         if self.supervisor is not None:
             await trio.sleep(FAREWELL_S)

@@ -29,9 +29,9 @@ def counts(path: Path, epoch: int) -> Counter[int]:
 
 
 @pytest.mark.fault(
-    "a peer is killed and another one's trainer",
-    "as the deaths that they are",
-    "the samples that they had trained on and not contributed are trained on again, each once",
+    "a peer that trains on leased samples is killed",
+    "as any death",
+    "samples that it had trained on and not contributed are leased to others, each once",
 )
 def test_every_sample_is_in_committed_work_once_an_epoch(fleet: Fleet) -> None:
     fleet.start_master(leased_spec())
