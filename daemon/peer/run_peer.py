@@ -435,7 +435,9 @@ class Peer:
         """Leave after the run's end, once the trainer had time to finish."""
         await self.service.finished.wait()
         rounds = self.service.rounds_wanted  # 0: it ended with its epochs
-        self.tell("the run is finished" + (f": all {rounds} rounds are committed" if rounds else ""))
+        self.tell(
+            "the run is finished" + (f": all {rounds} rounds are committed" if rounds else "")
+        )
         self._leaving = True
         if self.supervisor is not None:
             await trio.sleep(FAREWELL_S)

@@ -35,7 +35,7 @@ from .witness import Tell, ViolationError
 
 FOUND_S = 60.0  # limit until all peers have joined and the first round is committed
 QUIET_S = 60.0  # limit for a round after aimed faults, and for the recovery
-SPEND_S = 120.0  # limit until all that is leased is in committed work
+SPEND_S = 120.0  # limit until more of what is leased is in committed work
 INSTANT_S = 3.0  # longest wait for an instant, after which the fault happens anyway
 POLL_S = 0.005  # precision for instants that no decision of the master marks
 ROUNDS_AFTER = 1  # rounds to commit after the recovery
@@ -392,4 +392,11 @@ class _ScenarioRun:
         )
         given = [data.spent, *leases.held.values(), *(kept.ranges for kept in leases.kept.values())]
         last = max((stop for ranges in given for _start, stop in ranges), default=0)
-        await swarm.when(lambda: data.spent.prefix_stop() >= last, within_s=SPEND_S)
+        while (spent_count := data.spent.count_in(0, last)) < last:
+            await swarm.when(partial(self._spent_more, last, spent_count), within_s=SPEND_S)
+
+    def _spent_more(self, last: int, than_count: int) -> bool:
+        """Return whether more of the positions below ``last`` are spent than there were."""
+        assert self.swarm.master is not None
+        history = self.swarm.master.coordinator.context.history
+        return history.data.spent.count_in(0, last) > than_count
