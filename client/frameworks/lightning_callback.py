@@ -21,7 +21,14 @@ from ...protocol.messages import METRICS_MAX
 from ..attach_errors import MisuseError
 from ..callbacks import Callback
 from ..hook import Run
-from .optimizer_steps import Counter, OptimizerSteps, count_tokens, follow_step, join_run
+from .optimizer_steps import (
+    Counter,
+    OptimizerSteps,
+    count_tokens,
+    follow_step,
+    join_run,
+    require_run,
+)
 
 
 class LightningCallback(PluginBase):  # type: ignore[misc]
@@ -64,12 +71,7 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         Raises:
           MisuseError: training has not begun.
         """
-        if self._run is None:
-            raise MisuseError(
-                "the trainer has not attached to a run yet",
-                hint="use the callback's run after trainer.fit() has begun",
-            )
-        return self._run
+        return require_run(self._run, "trainer.fit()")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, with the weights of a checkpoint of the trainer's loaded, before there are data."""

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from ..attach import attach
+from ..attach_errors import MisuseError
 from ..callbacks import Callback
 from ..hook import Run
 from ..standalone import steps_from_environment
@@ -122,6 +123,23 @@ def join_run(
     # Shuffling without a generator, workers and dropout draw from the global one. Scripts seed it for
     # equal first weights, and would train all peers on the same samples.
     torch.manual_seed(run.generator().initial_seed())
+    return run
+
+
+def require_run(run: Run | None, call: str) -> Run:
+    """Return a callback's run.
+
+    Args:
+      call: of the trainer, which attaches.
+
+    Raises:
+      MisuseError: training has not begun.
+    """
+    if run is None:
+        raise MisuseError(
+            "the trainer has not attached to a run yet",
+            hint=f"use the callback's run after {call} has begun",
+        )
     return run
 
 

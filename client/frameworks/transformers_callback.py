@@ -34,6 +34,7 @@ from .optimizer_steps import (
     draw_apart,
     follow_step,
     join_run,
+    require_run,
 )
 
 
@@ -81,12 +82,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         Raises:
           MisuseError: training has not begun.
         """
-        if self._run is None:
-            raise MisuseError(
-                "the trainer has not attached to a run yet",
-                hint="use the callback's run after trainer.train() has begun",
-            )
-        return self._run
+        return require_run(self._run, "trainer.train()")
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -137,14 +137,21 @@ async def test_a_result_that_waits_is_read_from_a_file_and_takes_no_memory(
                 assert [values.tobytes() for _where, values in result.pieces()] == before[peer]
 
 
-async def test_a_result_stays_in_memory_if_the_disk_does_not_take_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reduction, "IN_MEMORY_BYTES_MAX", 0)
+@asynccontextmanager
+async def a_finished_round() -> AsyncIterator[tuple[Swarm, Rounds]]:
+    """Run a round of three nodes in float32, and keep its reductions."""
     async with a_swarm(3) as swarm:
         give_input(swarm.nodes, SIZE, 5)
         rounds = Rounds(swarm, ("fp32", "fp32"), keeps=True)
         await rounds.run()
+        yield swarm, rounds
+
+
+async def test_a_result_stays_in_memory_if_the_disk_does_not_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduction, "IN_MEMORY_BYTES_MAX", 0)
+    async with a_finished_round() as (swarm, rounds):
         for node in swarm.nodes:
             before = rounds.results[node.peer].values.tobytes()
             rounds.reductions[node.peer].move_result(tmp_path / "no folder", to_send=False)
@@ -155,10 +162,7 @@ async def test_a_chunk_whose_file_cannot_be_read_is_not_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reduction, "IN_MEMORY_BYTES_MAX", 0)
-    async with a_swarm(3) as swarm:
-        give_input(swarm.nodes, SIZE, 5)
-        rounds = Rounds(swarm, ("fp32", "fp32"), keeps=True)
-        await rounds.run()
+    async with a_finished_round() as (swarm, rounds):
         mine = rounds.reductions[swarm.nodes[0].peer]
         mine.move_result(tmp_path, to_send=True)
         monkeypatch.setattr(os, "pread", lambda *_: b"short")
