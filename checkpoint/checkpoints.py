@@ -27,10 +27,25 @@ from blake3 import blake3
 from ..protocol import wire
 from ..protocol.errors import HoldfastError, RemoteProtocolError, StateMismatchError
 from ..protocol.messages import FRAGMENTS_MAX, RUN_ID, FragmentHead, FragmentSize, ModelLayout
-from .blocks import FragmentArrays, block_places, digest_blocks, fragment_root
+from .blocks import (
+    BlockPlace,
+    Bytes,
+    FragmentArrays,
+    block_places,
+    digest_blocks,
+    fragment_root,
+)
 from .checkpoint_store import PART, CheckpointStore, FileGoneError, Piece
 from .shared_state import SharedState
-from .tensor_file import Header, TensorFileError, encode_header, read_array, read_header
+from .tensor_file import (
+    Header,
+    TensorFileError,
+    encode_header,
+    find_array,
+    read_array,
+    read_bytes,
+    read_header,
+)
 
 FORMAT = 1
 MANIFEST_KEY = "holdfast"
@@ -41,6 +56,7 @@ _NAME = re.compile(
     rf"(\d{{1,18}})-(\d{{1,18}})-(\d{{1,18}})-[0-9a-f]{{{DIGEST_CHARS}}}\.safetensors"
 )
 _VALUES, _MOMENTUM, _COUNTERS = range(3)  # indices in ``FragmentArrays``
+_DTYPES = ("F32", "F32", "I64")
 
 
 # Errors of the decoders for bytes that are no manifest.
@@ -246,9 +262,7 @@ class Checkpoint:
         try:
             with self.place.reading(self.name) as file:
                 values, momentum, counters = (
-                    read_array(
-                        file, self.header, _name(number, part), ("F32", "F32", "I64")[part], count
-                    )
+                    read_array(file, self.header, _name(number, part), _DTYPES[part], count)
                     for part, count in enumerate(counts)
                 )
         except TensorFileError as error:
@@ -263,12 +277,41 @@ class Checkpoint:
         Raises:
           CheckpointError, StoreError: it cannot be read, or is damaged.
         """
-        parts, manifest = self.parts(number), self.manifest
+        parts = self.parts(number)
+        digests = digest_blocks(parts, block_places(self.manifest.sizes[number]))
+        self._check(number, digests)
+        return parts, digests
+
+    def blocks(self, number: int) -> Iterator[tuple[BlockPlace, Bytes]]:
+        """Yield a fragment's blocks one by one, and check its root after the last one.
+
+        Raises:
+          CheckpointError, StoreError: it cannot be read, or is damaged: what came before is worth nothing.
+        """
+        size = self.manifest.sizes[number]
+        counts = (size.value_count, size.momentum_count, size.counter_count)
+        digests = []
+        try:
+            entries = [
+                find_array(self.header, _name(number, part), _DTYPES[part], count)
+                for part, count in enumerate(counts)
+            ]
+            with self.place.reading(self.name) as file:
+                for place in block_places(size):
+                    entry = entries[place.part]
+                    data = read_bytes(file, self.header, entry, place.start, place.stop)
+                    digests.append(blake3(data.data).digest())
+                    yield place, data
+        except TensorFileError as error:
+            raise self._damaged(str(error)) from error
+        self._check(number, b"".join(digests))
+
+    def _check(self, number: int, digests: bytes) -> None:
+        """Raise CheckpointError unless a fragment of these blocks' digests has its root."""
+        manifest = self.manifest
         size, head = manifest.sizes[number], manifest.heads[number]
-        digests = digest_blocks(parts, block_places(size))
         if fragment_root(manifest.run_id, number, head.version, size, digests).hex() != head.root:
             raise self._damaged(f"fragment {number} does not have its root")
-        return parts, digests
 
     def load(self, state: SharedState) -> None:
         """Load it into the state, every byte checked against its root.

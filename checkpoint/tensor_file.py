@@ -125,16 +125,37 @@ def read_array(
     Raises:
       TensorFileError: the tensor is missing, or has another type or count.
     """
+    entry = find_array(header, name, dtype, count)
+    return read_bytes(file, header, entry, 0, entry.stop - entry.start)
+
+
+def find_array(header: Header, name: str, dtype: str, count: int) -> TensorEntry:
+    """Return the entry of a tensor of one dimension.
+
+    Raises:
+      TensorFileError: the tensor is missing, or has another type or count.
+    """
     entry = header.entries.get(name)
     if entry is None or (entry.dtype, entry.shape) != (dtype, (count,)):
         raise TensorFileError(f"tensor {name!r} is missing, or of another type or shape")
-    data = np.empty(entry.stop - entry.start, np.uint8)
-    file.seek(header.data_start + entry.start)
+    return entry
+
+
+def read_bytes(
+    file: BinaryIO, header: Header, entry: TensorEntry, start: int, stop: int
+) -> NDArray[np.uint8]:
+    """Read a range of a tensor's bytes.
+
+    Raises:
+      TensorFileError: the file ends before.
+    """
+    data = np.empty(stop - start, np.uint8)
+    file.seek(header.data_start + entry.start + start)
     left = data.data
     while len(left):
         got = file.readinto(left)  # type: ignore[attr-defined]
         if not got:
-            raise TensorFileError(f"tensor {name!r} is cut short")
+            raise TensorFileError(f"tensor {entry.name!r} is cut short")
         left = left[got:]
     return data
 

@@ -80,7 +80,7 @@ def needs_of(context: Context) -> CheckAnswer:
         faults=(),
         member_count=len(context.roster),
         lanes_max=spec.reduce.lanes_max,
-        memory_bytes=round(needed) + MEMORY_LEFT_BYTES if sizes else 0,
+        memory_bytes=round(needed) if sizes else 0,
         checkpoint_bytes=sum(map(_fragment_bytes, sizes)),
         checkpoint_count=spec.checkpoint.keep_count,
         software=__version__,

@@ -396,7 +396,8 @@ class CheckAnswer(Message):
     faults: tuple[str, ...] = field(validator=_each(_text, CHECKED_ADDRESSES_MAX))
     member_count: int = field(validator=_count)
     lanes_max: int = field(validator=_count)  # of each link
-    memory_bytes: int = field(validator=_count)  # for the state; 0: the run has no weights yet
+    # For daemon and hook, beside the script's own; 0: the run has no weights yet.
+    memory_bytes: int = field(validator=_count)
     checkpoint_bytes: int = field(validator=_count)  # of one checkpoint
     checkpoint_count: int = field(validator=_count)  # kept on disk
     software: str = field(default="", validator=_word)  # the master's version

@@ -222,14 +222,13 @@ def export(
         )
     with files.as_user_errors():
         found = files.choose(files.find_place(where, state), name)
-        tensors = exporting.tensors_of(found)
         write = exporting.export_torch if form == "torch" else exporting.export_safetensors
-        write(tensors, out)
+        write(found, out)
     facts: dict[str, Any] = {
         "out": str(out),
         "format": form,
         "bytes": out.stat().st_size,
-        "tensors": len(tensors),
+        "tensors": len(found.manifest.layout.tensors),
         "checkpoint": found.name,
         "step": found.manifest.step,
     }

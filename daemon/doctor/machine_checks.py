@@ -94,34 +94,27 @@ def check_clock_alone(missing: str) -> Finding:
 
 
 def check_memory(needs: CheckAnswer | None) -> Finding:
-    """Compare the memory available to this process with the size of the run's state."""
+    """Compare the memory available to this process with what the run's model needs, and a reserve."""
     most = machine_bytes()
-    free = psutil.virtual_memory().available
-    text = f"{format_gib(most)} for this process, {format_gib(min(free, most))} of it free"
-    if needs is None or not needs.memory_bytes:
-        if most < 2 * MEMORY_LEFT_BYTES:
-            return fault(
-                "memory",
-                f"{format_gib(most)} for this process; {format_gib(MEMORY_LEFT_BYTES)} must stay free in addition "
-                "to the state",
-                "raise the container's or the service's limit (docker run --memory, MemoryMax=), "
-                "`ulimit -v`, or use another machine",
-            )
-        return ok("memory", text)
-    if most < needs.memory_bytes:
+    free = min(psutil.virtual_memory().available, most)
+    reserve = format_gib(MEMORY_LEFT_BYTES)
+    model_bytes = needs.memory_bytes if needs is not None else 0
+    text = f"{format_gib(most)} for this process, {format_gib(free)} of it free"
+    if model_bytes:
+        text += (
+            f"; the run's model needs {format_gib(model_bytes)} beside the script's own memory, and "
+            f"{reserve} must stay free for the system"
+        )
+    if most < MEMORY_LEFT_BYTES + (model_bytes or MEMORY_LEFT_BYTES):
         return fault(
             "memory",
-            f"{format_gib(most)} for this process, and the run's state needs {format_gib(needs.memory_bytes)}",
+            text if model_bytes else f"{text}; {reserve} must stay free in addition to the model",
             "raise the container's or the service's limit (docker run --memory, MemoryMax=), "
             "`ulimit -v`, or use a machine with more",
         )
-    if free < needs.memory_bytes:
-        return warning(
-            "memory",
-            f"{text}; the run's state needs {format_gib(needs.memory_bytes)}",
-            "stop other programs before joining",
-        )
-    return ok("memory", f"{text}; the run's state needs {format_gib(needs.memory_bytes)}")
+    if model_bytes and free < MEMORY_LEFT_BYTES + model_bytes:
+        return warning("memory", text, "stop other programs before joining")
+    return ok("memory", text)
 
 
 # ---------------------------------------------------------------- disk and state

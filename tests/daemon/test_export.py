@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from holdfast.checkpoint import checkpoints
+from holdfast.checkpoint.blocks import BLOCK_BYTES
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Manifest
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.client.tensors import find_shared, layout_of
 from holdfast.daemon.cli.command_line import commands
-from holdfast.daemon.cli.export import to_bfloat16
+from holdfast.daemon.cli.export import export_safetensors, to_bfloat16
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.arena import Arena, arena_bytes
@@ -124,6 +126,42 @@ def test_safetensors_load_into_the_plain_model(place: Path, tmp_path: Path) -> N
     answer = told("export", out, "--checkpoints", place)
     assert answer["tensors"] == len(find_shared(model))
     again = Odd()
+    again.load_state_dict(load_file(out))
+    same(model, again)
+
+
+class Large(nn.Module):
+    """Tensors of several blocks each, and small ones between them; nothing begins with a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(5))
+        self.h = nn.ModuleList(
+            nn.Linear(1_031, 1_033, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+        )
+        self.last = nn.Linear(1_021, 1_019)
+        self.tied = nn.Linear(1_021, 1_019)
+        self.tied.weight = self.last.weight
+        self.register_buffer("counts", torch.arange(300_007))
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_an_export_needs_the_memory_of_some_blocks(
+    place: Path, tmp_path: Path, fragments: int
+) -> None:
+    model, out = Large(), tmp_path / "model.safetensors"
+    saved(model, place, spec=f"[diloco]\nfragments = {fragments}\n")
+    found = checkpoints.open_checkpoint(
+        FolderStore(place), checkpoints.names(FolderStore(place))[0]
+    )
+    assert found.size_bytes > 20 * BLOCK_BYTES
+    tracemalloc.start()
+    try:
+        export_safetensors(found, out)
+        assert tracemalloc.get_traced_memory()[1] < 6 * BLOCK_BYTES
+    finally:
+        tracemalloc.stop()
+    again = Large()
     again.load_state_dict(load_file(out))
     same(model, again)
 

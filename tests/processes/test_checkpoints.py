@@ -11,7 +11,7 @@ from torch import nn
 from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Checkpoint
-from holdfast.daemon.cli.export import export_safetensors, tensors_of
+from holdfast.daemon.cli.export import export_safetensors
 from tests.processes.harness import WITH_TORCH, Fleet, contributing, digests, in_sync, spec
 from tests.processes.torch_trainer import batch, make_model
 
@@ -74,7 +74,7 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     at = max((newest(folder) for folder in folders.values()), key=lambda each: each.manifest.rounds)
     left, weights = at.manifest, fleet.folder / "left.safetensors"
     assert left.rounds >= 4
-    export_safetensors(tensors_of(at), weights)
+    export_safetensors(at, weights)
 
     life = 2
     fleet.restart_master()
