@@ -120,7 +120,7 @@ class TrainerGroup:
     _waiting: set[int] = field(factory=set, init=False)  # ranks that wait for the daemon
     _posts: dict[int, dict[int, Posted]] = field(factory=dict, init=False)  # by fragment and rank
     _begun: bool = field(default=False, init=False)
-    _reported_nan: bool = field(default=False, init=False)  # since the last ``Load``
+    _reported_nan: bool = field(default=False, init=False)  # since ``Load`` was last handed out
     _initial: set[int] = field(factory=set, init=False)
     _pushed_count: int = field(default=0, init=False)
     _handed_count: int = field(default=0, init=False)
@@ -213,8 +213,6 @@ class TrainerGroup:
 
     def tell(self, message: Message) -> None:
         """Hand a message to all ranks at one step."""
-        if isinstance(message, Load):
-            self._reported_nan = False
         self._pushed_count += 1
         self._carry_out(self._gate.push(message, self._steps()))
         self._note_mail()
@@ -295,6 +293,9 @@ class TrainerGroup:
                 case HandOut(messages=messages):
                     self._handed_count += len(messages)
                     self._waiting.clear()
+                    # All ranks wait here, so what they reported before has come.
+                    if any(isinstance(message, Load) for message in messages):
+                        self._reported_nan = False
                     for rank in self.ranks.values():
                         rank.send(RankOrders(len(messages)))
                         for message in messages:

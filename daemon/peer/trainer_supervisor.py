@@ -51,7 +51,7 @@ FAILURES_MAX = 5  # in a row; then the peer stays without a trainer until ``hold
 TERM_S = 10.0  # from SIGTERM to SIGKILL
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"
 UNBUFFERED_VARIABLE = "PYTHONUNBUFFERED"  # else Python keeps a pipe's lines back for long
-GPUS_LOOK_S = 5.0  # between two looks at the GPUs
+GPUS_LOOK_S = 2.0  # between two looks at the GPUs, of some milliseconds each
 START_BYTES = 8  # random: tells the starts of trainers under two daemons apart
 WATCHER = str(Path(__file__).with_name("trainer_watcher.py"))
 

@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -27,6 +28,8 @@ from torch.distributed.tensor.parallel import (
 import holdfast
 
 BATCH = 12  # divisible by the ranks of all groups that are tested
+INNER_LR = 0.05
+NAN_STEPS = 3  # losses in a row that are not finite, until the weights are loaded again
 WIDE = 65  # uneven over 2, 3 and 4 ranks
 
 
@@ -57,6 +60,16 @@ class Net(nn.Module):
         x = self.same(torch.tanh(self.tied(x))) + self.frozen(x)
         out: torch.Tensor = x + self.few.sum(0)
         return out
+
+
+def samples(peer: int, step: int) -> torch.Tensor:
+    """Return a step's inputs of a peer, of all its ranks together."""
+    return torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(1000 * peer + step))
+
+
+def loss_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = (model(inputs) - torch.sin(inputs)).square().mean()
+    return loss
 
 
 def parallel(model: Net, kind: str) -> nn.Module:
@@ -97,19 +110,30 @@ def save(model: nn.Module, path: str) -> None:
         save_file(whole, path)
 
 
-def spoil(model: nn.Module, fault: Path) -> bool:
-    """Do in one rank what the file says; return whether its loss is to be reported as NaN."""
-    try:
-        kind = fault.read_text()
-    except FileNotFoundError:
-        return False
-    if kind == "weights":
-        fault.unlink()
-        with torch.no_grad():
-            first = next(model.parameters())
-            local = first.to_local() if isinstance(first, DTensor) else first
-            local.fill_(math.nan)
-    return kind == "loss"
+class Fault:
+    """What one rank does wrong when the file says so: a loss that is reported as NaN, or weights that are.
+
+    A "loss" is reported so ``NAN_STEPS`` times.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._left = 0
+
+    def spoil(self, model: nn.Module) -> bool:
+        """Do what the file says, once; return whether this step's loss is to be reported as NaN."""
+        with suppress(FileNotFoundError):
+            kind = self._file.read_text()
+            self._file.unlink()
+            if kind == "loss":
+                self._left = NAN_STEPS
+            else:
+                first = next(model.parameters()).detach()
+                local = first.to_local() if isinstance(first, DTensor) else first
+                local.fill_(math.nan)
+        spoilt = self._left > 0
+        self._left -= spoilt
+        return spoilt
 
 
 def momenta(optimizer: torch.optim.Optimizer) -> str:
@@ -143,28 +167,29 @@ def main() -> None:
     inner = Net()
     model = parallel(inner, options.kind)
     optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=options.momentum
+        [p for p in model.parameters() if p.requires_grad], lr=INNER_LR, momentum=options.momentum
     )
     count, rank = 1, 0  # all ranks see the whole batch
     if options.kind in ("fsdp", "hsdp", "ddp"):
         count, rank = dist.get_world_size(), dist.get_rank()
     elif options.kind == "fsdp-tp":
         count, rank = 2, dist.get_rank() // (dist.get_world_size() // 2)
+    faulty = options.fault is not None and dist.get_rank() == 1
+    fault = Fault(options.fault) if faulty else None
     with holdfast.attach(model, optimizer) as run:
         if optimizer.state:
             print(f"rank {dist.get_rank()} goes on with {momenta(optimizer)}", flush=True)
         seen = inner.get_buffer("seen")
         while not run.finished:
-            data = torch.Generator().manual_seed(1000 * options.peer + run.global_step)
-            x = torch.randn(BATCH, 6, generator=data)
+            x = samples(options.peer, run.global_step)
             mine = x[rank * BATCH // count : (rank + 1) * BATCH // count]
-            loss = (model(mine) - torch.sin(mine)).square().mean()
+            loss = loss_of(model, mine)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             seen.add_(1)
             time.sleep(options.pause)
-            if options.fault is not None and dist.get_rank() == 1 and spoil(model, options.fault):
+            if fault is not None and fault.spoil(model):
                 loss = loss * math.nan
             run.step(loss=loss, tokens=len(mine))
     if options.save:
