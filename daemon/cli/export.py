@@ -181,7 +181,8 @@ class _Cut:
     def pieces(self, place: BlockPlace, data: Bytes) -> Iterator[_Piece]:
         """Yield the tensors' pieces in a block; none of a block of momentum."""
         slots = self._slots.get(place.part, [])
-        shared: Shared = data.view(np.int64 if place.part == _COUNTERS else np.float32)
+        counted = place.part == _COUNTERS
+        shared: Shared = data.view(np.int64) if counted else data.view(np.float32)
         first = place.start // place.element_bytes
         stop = first + len(shared)
         at = max(0, bisect_right(slots, first, key=_offset) - 1)

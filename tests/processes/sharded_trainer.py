@@ -185,7 +185,7 @@ def main() -> None:
             mine = x[rank * BATCH // count : (rank + 1) * BATCH // count]
             loss = loss_of(model, mine)
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             seen.add_(1)
             time.sleep(options.pause)
