@@ -7,6 +7,9 @@ exported. Meanwhile the memory of every peer's daemon and trainer is read (propo
 that both map counts once). What the script itself uses, read just before ``attach``, is subtracted. The rest is
 given as a multiple of the float32 model, by phase the most of any peer. All daemons are asked for their status
 again and again; the slowest answer is noted.
+
+What each piece of work takes is compared with what memory or disk alone would take for its bytes, at the speed
+of a copy that is timed in the same run.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Any
 import httpx
 import numpy as np
 from attrs import asdict, define, field, frozen
+from blake3 import blake3
 
 from benchmarks.commands import HOLDFAST, BenchError
 from benchmarks.grounds import Loopback
@@ -34,6 +38,7 @@ from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.process_memory import pss_bytes
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json
+from holdfast.checkpoint.blocks import BLOCK_BYTES
 from holdfast.diloco.outer import outer_step
 from holdfast.membership.planning.predict import memory_bytes
 from holdfast.membership.spec.spec import RunSpec
@@ -62,7 +67,8 @@ fragments = {fragments}
 min_members = {members}
 deadline_s = 60
 [checkpoint]
-every_rounds = {every}
+every_rounds = 0
+every_s = 0
 """
 
 
@@ -75,11 +81,14 @@ class Case:
       memory_times_model: by phase, the most that daemon and hook of a peer took; the export's is its own.
       bound_times_model: asked for.
       planned_times_model: what ``holdfast plan`` says.
-      times_s: founding (from the first trainer to the first commit), round (median of the reductions), outer
-        step (of one thread that does nothing else), join (until the newcomer is in sync), checkpoint (until
-        it is on disk), verify, export.
+      times_s: founding (from the founder's trainer to all in sync), join (from the newcomer's admission until
+        it is in sync), round (median of the reductions), outer step (of one thread that does nothing else),
+        checkpoint (until it is on disk), verify, export.
+      carried_s: what memory or disk takes for the same, see ``_carried_s``.
+      start_s: of founding and join, from the start of a peer's command until its trainer attaches.
       status_s: by phase, the slowest answer of any daemon to a request for its status.
-      copy_s, write_s: for comparison: one copy of the model in memory, and one to disk, synced.
+      copy_s, write_s, digest_s: one copy of the model in memory, one to disk, synced, and its BLAKE3
+        digests in one thread.
     """
 
     params: int
@@ -89,9 +98,12 @@ class Case:
     bound_times_model: float
     planned_times_model: float
     times_s: dict[str, float]
+    carried_s: dict[str, float]
+    start_s: dict[str, float]
     status_s: dict[str, float]
     copy_s: float
     write_s: float
+    digest_s: float
 
 
 @define
@@ -165,16 +177,14 @@ def measure(params: int, fragments: int) -> Case:
     peers = 2 if params > LARGE else 3
     watch = Watch(4 * params)
     script = [str(SCRIPT), f"--values={params}", f"--tensors={TENSORS}", f"--step-s={STEP_S}"]
-    script.append(f"--all-in={STEPS_A_ROUND}")
-    every = fragments * 1_000_000  # a checkpoint comes when it is ordered
-    spec = SPEC.format(
-        steps=STEPS_A_ROUND * fragments, fragments=fragments, members=peers - 1, every=every
-    )
+    script += [f"--all-in={STEPS_A_ROUND}", "--drawn"]
+    spec = SPEC.format(steps=STEPS_A_ROUND * fragments, fragments=fragments, members=peers - 1)
     with tempfile.TemporaryDirectory(prefix="holdfast-models-") as place:
-        copy_s, write_s = _references(Path(place), params)
+        references = _References.measure(Path(place), params)
         with Loopback() as ground, LabRun(ground, Path(place), script) as run, watch.running():
             run.start_master(spec)
-            times_s = _Measured(run, watch, Path(place), fragments, peers).all()
+            measured = _Measured(run, watch, Path(place), fragments, peers)
+            times_s = measured.all()
     times_s["outer step"] = params * _outer_step_s(min(params, STEP_VALUES))
     planned = memory_bytes(RunSpec.parse(spec), params) / (4 * params)
     return Case(
@@ -184,10 +194,13 @@ def measure(params: int, fragments: int) -> Case:
         {phase: round(watch.most[phase], 2) for phase in PHASES},
         BOUND_MODELS + BOUND_FRAGMENTS / fragments,
         round(planned, 2),
-        {name: round(each, 2) for name, each in times_s.items()},
+        {name: round(each, 3) for name, each in times_s.items()},
+        {name: round(each, 3) for name, each in references.carried_s(peers, fragments).items()},
+        {name: round(each, 2) for name, each in measured.start_s.items()},
         {phase: round(watch.slowest_s.get(phase, 0.0), 3) for phase in PHASES},
-        round(copy_s, 2),
-        round(write_s, 2),
+        round(references.copy_s, 3),
+        round(references.write_s, 3),
+        round(references.digest_s, 3),
     )
 
 
@@ -201,20 +214,27 @@ class _Measured:
     fragments: int
     peers: int
     times_s: dict[str, float] = field(factory=dict)
+    start_s: dict[str, float] = field(factory=dict)
 
     def all(self) -> dict[str, float]:
         founders = ["a", "b"][: self.peers - 1]
-        with self._timed("founding"):
-            for number, name in enumerate(founders, 1):
-                self._join(name, number, founder=name == "a")
-            self._until(lambda s: s["committed"] >= 1, "the first commit")
+        began_s = time.monotonic()
+        for number, name in enumerate(founders, 1):
+            self._join(name, number, founder=name == "a")
+        status = self._until(lambda s: s["committed"] >= 1, "the first commit")
+        came_s = _event_s(status, "a", "has a trainer")
+        self.start_s["founding"] = came_s - began_s
+        in_sync_s = max(_event_s(status, name, "is in sync") for name in founders)
+        self.times_s["founding"] = in_sync_s - came_s
         if self.peers > 2:
             self._rounds()
         self._phase("joining")
-        with self._timed("join"):
-            self._join("late", self.peers)
-            self._until(lambda s: _in_sync(s, "late"), "the newcomer is in sync")
-        self._until(lambda s: _contributes(s, "late"), "a round with it")
+        began_s = time.monotonic()
+        self._join("late", self.peers)
+        status = self._until(lambda s: _contributes(s, "late"), "a round with the newcomer")
+        self.start_s["join"] = _event_s(status, "late", "has a trainer") - began_s
+        joined_s = _event_s(status, "late", "joined as member")
+        self.times_s["join"] = _event_s(status, "late", "is in sync") - joined_s
         if self.peers == 2:  # one peer alone sends nothing
             self._rounds()
         self._phase("checkpoint")
@@ -287,8 +307,14 @@ class _Measured:
         return self.run.until(seen, what, WAIT_S)
 
 
-def _in_sync(status: Status, name: str) -> bool:
-    return any(row["name"] == name and row["in_sync"] for row in status["members"])
+def _event_s(status: Status, name: str, what: str) -> float:
+    """Return when the master last said this of a member, by this process's clock."""
+    offset_s = status["asked_s"] - status["now_s"]
+    for event in reversed(status["events"]):
+        if event["text"].startswith(f"{name} (") and what in event["text"]:
+            at_s: float = event["at_s"] + offset_s
+            return at_s
+    raise BenchError(f"the master never said: {name} {what}")
 
 
 def _contributes(status: Status, name: str) -> bool:
@@ -298,22 +324,54 @@ def _contributes(status: Status, name: str) -> bool:
     return bool(ended) and any(each["peer"] in peers for each in ended[-1]["contributors"])
 
 
-def _references(folder: Path, params: int) -> tuple[float, float]:
-    """Return the seconds of a copy of the model in memory, and of one to disk."""
-    part = np.ones(min(params, STEP_VALUES), np.float32)
-    other = np.zeros_like(part)
-    began_s = time.monotonic()
-    np.copyto(other, part)
-    copy_s = time.monotonic() - began_s
-    began_s = time.monotonic()
-    with (folder / "reference").open("wb") as file:
-        for _ in range(round(params / len(part))):
-            file.write(part.data)
-        file.flush()
-        os.fsync(file.fileno())
-    write_s = time.monotonic() - began_s
-    (folder / "reference").unlink()
-    return copy_s * params / len(part), write_s
+@frozen
+class _References:
+    """What this machine's memory, disk and cores take for one model; see ``Case``."""
+
+    copy_s: float
+    write_s: float
+    digest_s: float
+
+    @classmethod
+    def measure(cls, folder: Path, params: int) -> _References:
+        part = np.ones(min(params, STEP_VALUES), np.float32)
+        other = np.zeros_like(part)
+        np.copyto(other, part)  # now its pages are there
+        times = params / len(part)
+        began_s = time.monotonic()
+        np.copyto(other, part)
+        copy_s = times * (time.monotonic() - began_s)
+        octets = part.view(np.uint8)
+        began_s = time.monotonic()
+        for start in range(0, len(octets), BLOCK_BYTES):
+            blake3(octets[start : start + BLOCK_BYTES].data).digest()
+        digest_s = times * (time.monotonic() - began_s)
+        began_s = time.monotonic()
+        with (folder / "reference").open("wb") as file:
+            for _ in range(round(times)):
+                file.write(part.data)
+            file.flush()
+            os.fsync(file.fileno())
+        write_s = time.monotonic() - began_s
+        (folder / "reference").unlink()
+        return cls(copy_s, write_s, digest_s)
+
+    def carried_s(self, peers: int, fragments: int) -> dict[str, float]:
+        """Return what each piece of work takes if nothing but its bytes counts, by the names of ``times_s``.
+
+        Founding copies the model to the founder's two arenas and to each other founder; a join copies it and
+        its momentum, a round a fragment twice. Reading alone, as verification does, counts half a copy; the
+        outer step reads three arrays and writes two. A checkpoint is two models, and all peers write one.
+        """
+        return {
+            "founding": peers * self.copy_s,
+            "join": 2 * self.copy_s,
+            "round": 2 * self.copy_s / fragments,
+            "outer step": 2.5 * self.copy_s,
+            "checkpoint": peers * 2 * self.write_s,
+            "verify": peers * self.copy_s,
+            "export": 2 * self.copy_s + self.write_s,
+        }
 
 
 def _outer_step_s(count: int) -> float:
@@ -356,26 +414,50 @@ def tables(cases: list[Case]) -> list[Table]:
     )
     times = ("founding", "join", "round", "outer step", "checkpoint", "verify", "export")
     seconds = Table(
-        "Seconds, and the slowest answer of any daemon to a request for its status in any phase",
+        "Seconds, and in brackets the part of them that memory or disk alone would take",
         [command],
-        ["parameters, fragments", *times, "a copy in memory", "a copy to disk", "slowest status"],
+        ["parameters, fragments", *times, "a copy in memory", "a copy to disk", "digests"],
         [
             [
                 name,
-                *(f"{case.times_s[each]:.2f}" for each in times),
+                *(
+                    f"{case.times_s[each]:.2f} ({100 * case.carried_s[each] / case.times_s[each]:.0f} %)"
+                    for each in times
+                ),
                 f"{case.copy_s:.2f}",
                 f"{case.write_s:.2f}",
-                f"{max(case.status_s.values()):.2f}",
+                f"{case.digest_s:.2f}",
             ]
             for name, case in zip(names, cases, strict=True)
         ],
         [
-            "All peers, their trainers and the reading of their memory share two cores. Founding and join begin "
-            "with the start of Python and torch. A round is of one fragment, fp32; the outer step is that of "
-            "the whole model in one thread; a checkpoint is two models, and all peers write one at the same time.",
+            "All peers, their trainers and the reading of their memory share two cores. Founding: from the "
+            "founder's trainer until all peers are in sync. Join: from the newcomer's admission until it is in "
+            "sync, beside rounds and the start of its trainer. A round is of one fragment, fp32; the outer step "
+            "is that of the whole model in one thread; a checkpoint is two models, and all peers write one at "
+            "the same time. What memory or disk would take is what copies of so many bytes took in the same "
+            "run, in one thread: the rest are digests (BLAKE3 of the model in one thread stands in the last "
+            "column), encryption between processes, and waiting for one of the two cores.",
         ],
     )
-    return [memory, seconds]
+    waits = Table(
+        "Seconds until a peer's trainer attaches, and the slowest answer of any daemon to a request for its status",
+        [command],
+        ["parameters, fragments", "start, founder", "start, newcomer", *PHASES],
+        [
+            [
+                name,
+                *(f"{case.start_s[each]:.1f}" for each in ("founding", "join")),
+                *(f"{case.status_s[each]:.2f}" for each in PHASES),
+            ]
+            for name, case in zip(names, cases, strict=True)
+        ],
+        [
+            "The start is that of the daemon, of Python and torch, and of the script's own model, which it draws "
+            "at random.",
+        ],
+    )
+    return [memory, seconds, waits]
 
 
 def _measured(params: float, fragments: int) -> Case:

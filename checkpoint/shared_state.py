@@ -112,11 +112,13 @@ class SharedState:
         """Set a fragment to version 0 with these values and counters, and zero momentum."""
         state = self._fragments[fragment]
         _check_shapes(state, values, counters)
+        blank = state.blank
         with state.changes, state.changing(), self.arena.writing(fragment, 0):
             self._abandon_transfer(fragment)
             state.kept.clear()
             state.parts.values[:] = values
-            state.parts.momentum[:] = 0
+            if not blank:  # else writing would only allocate the pages
+                state.parts.momentum[:] = 0
             state.parts.counters[:] = counters
             return self._digest(state, 0)
 

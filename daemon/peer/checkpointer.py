@@ -79,8 +79,10 @@ class Checkpointer:
         state, replica = self._state_service.known_state, self._replica
         if state is None or self._spec.known is None or self.writing:
             return
-        rounds = sum(head.version for head in state.heads())
-        now_s = trio.current_time()
+        heads = state.heads()
+        if len(heads) < len(state.sizes):
+            return  # a newcomer's rounds are not known before it has copied all fragments
+        rounds, now_s = sum(head.version for head in heads), trio.current_time()
         if self._since is None:
             restored = self._state_service.restored
             self._since = rounds - 1, now_s

@@ -132,7 +132,7 @@ export class Members {
       version: version(member),
       software: member.software,
       uptime: member.attached_s,
-      why: member.why || limits(bandwidth) || (member.reach === "outbound" ? "not reachable from outside: it dials the others" : ""),
+      why: [member.why, fewer(member.accelerators)].filter(Boolean).join("; ") || limits(bandwidth) || (member.reach === "outbound" ? "not reachable from outside: it dials the others" : ""),
     };
   }
 
@@ -214,6 +214,12 @@ function lagTexts({ versions, steps }) {
   if (versions > 0) texts.push(`${versions} version${versions === 1 ? "" : "s"}`);
   if (steps > 0) texts.push(`${format.count(steps)} step${steps === 1 ? "" : "s"}`);
   return texts;
+}
+
+/** Returns "7 of 8 GPUs" if they are not all healthy. */
+function fewer(accelerators) {
+  const [, healthy, all] = /^(\d+) of (\d+) /.exec(accelerators) ?? [];
+  return healthy === all ? "" : accelerators;
 }
 
 /** Returns the bandwidth limits that the machine's owner has set. */

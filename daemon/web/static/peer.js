@@ -47,7 +47,8 @@ export class Peer {
 
   show(status) {
     showState(...stateOf(status));
-    showWhy(status.why || doing(status), Boolean(status.why));
+    const why = status.why || (waitsForGpus(status) ? `the trainer ${status.trainer_state}` : "");
+    showWhy(why || doing(status), Boolean(why));
     this.#showFigures(status);
     this.notices.replaceChildren(...status.notices.map((text) => element("li", { textContent: text })));
     this.notices.hidden = status.notices.length === 0;
@@ -87,7 +88,8 @@ export class Peer {
     const again = retransmitted(status.bulk_sent_bytes, status.bulk_retransmitted_bytes);
     figures.set("Sent", format.bytes(status.bulk_sent_bytes), again === format.UNKNOWN ? "" : `${again} retransmitted`);
     figures.set("Received", format.bytes(status.bulk_received_bytes), status.state_received_bytes ? `${format.bytes(status.state_received_bytes)} of them state` : "");
-    figures.set("Trainer", status.trainer_state, restarts(status.trainer_restarts));
+    const [word, more] = apart(status.trainer_state);
+    figures.set("Trainer", word, [more, restarts(status.trainer_restarts)].filter(Boolean).join(", "));
   }
 
   #showLinks(status) {
@@ -127,7 +129,16 @@ function stateOf(status) {
   if (status.finished) return ["finished"];
   if (status.phase !== "in the run") return [status.phase, "waiting"];
   if (!status.in_sync) return ["not in sync", "waiting"];
+  if (waitsForGpus(status)) return ["waiting for GPUs", "waiting"];
   return [status.role === "contributor" ? "training" : status.role];
+}
+
+const waitsForGpus = (status) => !status.finished && status.trainer_state.startsWith("waits:");
+
+/** Returns the words before the first colon or bracket, and what follows them. */
+function apart(text) {
+  const at = text.search(/:|\(/);
+  return at < 0 ? [text, ""] : [text.slice(0, at).trim(), text.slice(at).replace(/^: */, "")];
 }
 
 function doing(status) {
