@@ -87,8 +87,8 @@ class Case:
       carried_s: what memory or disk takes for the same, see ``_carried_s``.
       start_s: of founding and join, from the start of a peer's command until its trainer attaches.
       status_s: by phase, the slowest answer of any daemon to a request for its status.
-      copy_s, write_s, digest_s: one copy of the model in memory, one to disk, synced, and its BLAKE3
-        digests in one thread.
+      copy_s, fresh_s, write_s, digest_s: one copy of the model in memory, one into memory that this process has
+        not used yet, one to disk, synced, and its BLAKE3 digests in one thread.
     """
 
     params: int
@@ -102,6 +102,7 @@ class Case:
     start_s: dict[str, float]
     status_s: dict[str, float]
     copy_s: float
+    fresh_s: float
     write_s: float
     digest_s: float
 
@@ -199,6 +200,7 @@ def measure(params: int, fragments: int) -> Case:
         {name: round(each, 2) for name, each in measured.start_s.items()},
         {phase: round(watch.slowest_s.get(phase, 0.0), 3) for phase in PHASES},
         round(references.copy_s, 3),
+        round(references.fresh_s, 3),
         round(references.write_s, 3),
         round(references.digest_s, 3),
     )
@@ -329,15 +331,18 @@ class _References:
     """What this machine's memory, disk and cores take for one model; see ``Case``."""
 
     copy_s: float
+    fresh_s: float
     write_s: float
     digest_s: float
 
     @classmethod
     def measure(cls, folder: Path, params: int) -> _References:
         part = np.ones(min(params, STEP_VALUES), np.float32)
-        other = np.zeros_like(part)
-        np.copyto(other, part)  # now its pages are there
         times = params / len(part)
+        other = np.empty_like(part)
+        began_s = time.monotonic()
+        np.copyto(other, part)
+        fresh_s = times * (time.monotonic() - began_s)
         began_s = time.monotonic()
         np.copyto(other, part)
         copy_s = times * (time.monotonic() - began_s)
@@ -354,18 +359,18 @@ class _References:
             os.fsync(file.fileno())
         write_s = time.monotonic() - began_s
         (folder / "reference").unlink()
-        return cls(copy_s, write_s, digest_s)
+        return cls(copy_s, fresh_s, write_s, digest_s)
 
     def carried_s(self, peers: int, fragments: int) -> dict[str, float]:
         """Return what each piece of work takes if nothing but its bytes counts, by the names of ``times_s``.
 
-        Founding copies the model to the founder's two arenas and to each other founder; a join copies it and
-        its momentum, a round a fragment twice. Reading alone, as verification does, counts half a copy; the
+        Founding copies the model into fresh memory: the founder's two arenas, and each other founder's; a join
+        does so with the model and its momentum. A round copies a fragment twice. Reading alone, as verification does, counts half a copy; the
         outer step reads three arrays and writes two. A checkpoint is two models, and all peers write one.
         """
         return {
-            "founding": peers * self.copy_s,
-            "join": 2 * self.copy_s,
+            "founding": peers * self.fresh_s,
+            "join": 2 * self.fresh_s,
             "round": 2 * self.copy_s / fragments,
             "outer step": 2.5 * self.copy_s,
             "checkpoint": peers * 2 * self.write_s,
@@ -416,7 +421,14 @@ def tables(cases: list[Case]) -> list[Table]:
     seconds = Table(
         "Seconds, and in brackets the part of them that memory or disk alone would take",
         [command],
-        ["parameters, fragments", *times, "a copy in memory", "a copy to disk", "digests"],
+        [
+            "parameters, fragments",
+            *times,
+            "a copy in memory",
+            "into fresh memory",
+            "to disk",
+            "digests",
+        ],
         [
             [
                 name,
@@ -425,6 +437,7 @@ def tables(cases: list[Case]) -> list[Table]:
                     for each in times
                 ),
                 f"{case.copy_s:.2f}",
+                f"{case.fresh_s:.2f}",
                 f"{case.write_s:.2f}",
                 f"{case.digest_s:.2f}",
             ]
@@ -436,8 +449,9 @@ def tables(cases: list[Case]) -> list[Table]:
             "sync, beside rounds and the start of its trainer. A round is of one fragment, fp32; the outer step "
             "is that of the whole model in one thread; a checkpoint is two models, and all peers write one at "
             "the same time. What memory or disk would take is what copies of so many bytes took in the same "
-            "run, in one thread: the rest are digests (BLAKE3 of the model in one thread stands in the last "
-            "column), encryption between processes, and waiting for one of the two cores.",
+            "run, in one thread, for founding and join into memory that the process had not used yet: the rest are "
+            "digests (BLAKE3 of the model in one thread stands in the last column), encryption between "
+            "processes, and waiting for one of the two cores.",
         ],
     )
     waits = Table(
