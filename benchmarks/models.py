@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,18 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 from attrs import asdict, define, field, frozen
-from blake3 import blake3
 
 from benchmarks.commands import HOLDFAST, BenchError
 from benchmarks.grounds import Loopback
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
+from benchmarks.machine_speed import VALUES_MAX, MachineSpeed, outer_step_s
 from benchmarks.process_memory import pss_bytes
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json
-from holdfast.checkpoint.blocks import BLOCK_BYTES
-from holdfast.diloco.outer import outer_step
 from holdfast.membership.planning.predict import memory_bytes
 from holdfast.membership.spec.spec import RunSpec
 
@@ -49,12 +45,12 @@ SAMPLING_SHARE = 0.05  # of a core that reading memory may take: of large proces
 ASKED_EVERY_S = 0.1
 WAIT_S = 900.0
 ROUNDS_COUNT = 3  # that are measured
-STEP_S = 0.2
+# A step takes the longer, the larger a fragment is: rounds come once a second for each ``STEP_VALUES`` of it.
+STEP_S, STEP_VALUES = 0.2, 12.5e6
 STEPS_A_ROUND = 5
 TENSORS = 16
 MILLIONS, FRAGMENTS = (100.0, 400.0), (1, 8)  # of the section
 LARGE = 200e6  # parameters: three peers of more do not fit a machine of 24 GiB
-STEP_VALUES = 2**26  # of the outer step that is timed: large against all caches
 BOUND_MODELS, BOUND_FRAGMENTS = 3.0, 4.0  # memory that is asked for: so many models and fragments
 PHASES = ("founding", "rounds", "joining", "checkpoint", "verify", "export")
 SPEC = """\
@@ -84,7 +80,7 @@ class Case:
       times_s: founding (from the founder's trainer to all in sync), join (from the newcomer's admission until
         it is in sync), round (median of the reductions), outer step (of one thread that does nothing else),
         checkpoint (until it is on disk), verify, export.
-      carried_s: what memory or disk takes for the same, see ``_carried_s``.
+      carried_s: what memory or disk takes for the same, see ``machine_speed``.
       start_s: of founding and join, from the start of a peer's command until its trainer attaches.
       status_s: by phase, the slowest answer of any daemon to a request for its status.
       copy_s, fresh_s, write_s, digest_s: one copy of the model in memory, one into memory that this process has
@@ -177,16 +173,17 @@ def measure(params: int, fragments: int) -> Case:
     """Measure one model."""
     peers = 2 if params > LARGE else 3
     watch = Watch(4 * params)
-    script = [str(SCRIPT), f"--values={params}", f"--tensors={TENSORS}", f"--step-s={STEP_S}"]
+    step_s = STEP_S * max(1.0, params / fragments / STEP_VALUES)
+    script = [str(SCRIPT), f"--values={params}", f"--tensors={TENSORS}", f"--step-s={step_s}"]
     script += [f"--all-in={STEPS_A_ROUND}", "--drawn"]
     spec = SPEC.format(steps=STEPS_A_ROUND * fragments, fragments=fragments, members=peers - 1)
     with tempfile.TemporaryDirectory(prefix="holdfast-models-") as place:
-        references = _References.measure(Path(place), params)
+        speed = MachineSpeed.measure(Path(place), params)
         with Loopback() as ground, LabRun(ground, Path(place), script) as run, watch.running():
             run.start_master(spec)
             measured = _Measured(run, watch, Path(place), fragments, peers)
             times_s = measured.all()
-    times_s["outer step"] = params * _outer_step_s(min(params, STEP_VALUES))
+    times_s["outer step"] = params * outer_step_s(min(params, VALUES_MAX))
     planned = memory_bytes(RunSpec.parse(spec), params) / (4 * params)
     return Case(
         params,
@@ -196,13 +193,13 @@ def measure(params: int, fragments: int) -> Case:
         BOUND_MODELS + BOUND_FRAGMENTS / fragments,
         round(planned, 2),
         {name: round(each, 3) for name, each in times_s.items()},
-        {name: round(each, 3) for name, each in references.carried_s(peers, fragments).items()},
+        {name: round(each, 3) for name, each in speed.carried_s(peers, fragments).items()},
         {name: round(each, 2) for name, each in measured.start_s.items()},
         {phase: round(watch.slowest_s.get(phase, 0.0), 3) for phase in PHASES},
-        round(references.copy_s, 3),
-        round(references.fresh_s, 3),
-        round(references.write_s, 3),
-        round(references.digest_s, 3),
+        round(speed.copy_s, 3),
+        round(speed.fresh_s, 3),
+        round(speed.write_s, 3),
+        round(speed.digest_s, 3),
     )
 
 
@@ -324,68 +321,6 @@ def _contributes(status: Status, name: str) -> bool:
     ended = [each for each in status["past_rounds"] if each["outcome"] == "committed"]
     peers = {row["peer"] for row in status["members"] if row["name"] == name}
     return bool(ended) and any(each["peer"] in peers for each in ended[-1]["contributors"])
-
-
-@frozen
-class _References:
-    """What this machine's memory, disk and cores take for one model; see ``Case``."""
-
-    copy_s: float
-    fresh_s: float
-    write_s: float
-    digest_s: float
-
-    @classmethod
-    def measure(cls, folder: Path, params: int) -> _References:
-        part = np.ones(min(params, STEP_VALUES), np.float32)
-        times = params / len(part)
-        other = np.empty_like(part)
-        began_s = time.monotonic()
-        np.copyto(other, part)
-        fresh_s = times * (time.monotonic() - began_s)
-        began_s = time.monotonic()
-        np.copyto(other, part)
-        copy_s = times * (time.monotonic() - began_s)
-        octets = part.view(np.uint8)
-        began_s = time.monotonic()
-        for start in range(0, len(octets), BLOCK_BYTES):
-            blake3(octets[start : start + BLOCK_BYTES].data).digest()
-        digest_s = times * (time.monotonic() - began_s)
-        began_s = time.monotonic()
-        with (folder / "reference").open("wb") as file:
-            for _ in range(round(times)):
-                file.write(part.data)
-            file.flush()
-            os.fsync(file.fileno())
-        write_s = time.monotonic() - began_s
-        (folder / "reference").unlink()
-        return cls(copy_s, fresh_s, write_s, digest_s)
-
-    def carried_s(self, peers: int, fragments: int) -> dict[str, float]:
-        """Return what each piece of work takes if nothing but its bytes counts, by the names of ``times_s``.
-
-        Founding copies the model into fresh memory: the founder's two arenas, and each other founder's; a join
-        does so with the model and its momentum. A round copies a fragment twice. Reading alone, as verification does, counts half a copy; the
-        outer step reads three arrays and writes two. A checkpoint is two models, and all peers write one.
-        """
-        return {
-            "founding": peers * self.fresh_s,
-            "join": 2 * self.fresh_s,
-            "round": 2 * self.copy_s / fragments,
-            "outer step": 2.5 * self.copy_s,
-            "checkpoint": peers * 2 * self.write_s,
-            "verify": peers * self.copy_s,
-            "export": 2 * self.copy_s + self.write_s,
-        }
-
-
-def _outer_step_s(count: int) -> float:
-    """Return the seconds of the outer step, for each value."""
-    values, momentum, mean = (np.ones(count, np.float32) for _ in range(3))
-    outer_step(values, momentum, mean, lr=0.7, mu=0.9, nesterov=True)
-    began_s = time.monotonic()
-    outer_step(values, momentum, mean, lr=0.7, mu=0.9, nesterov=True)
-    return (time.monotonic() - began_s) / count
 
 
 def models() -> tuple[list[Table], Any]:

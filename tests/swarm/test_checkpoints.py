@@ -86,6 +86,16 @@ async def test_when_all_die_the_run_goes_on_from_the_newest_checkpoint(
         )
 
 
+async def test_a_newcomer_writes_first_at_the_next_multiple_of_rounds(tmp_path: Path) -> None:
+    """All peers write the same states; and a copy of a large state has the disk for itself."""
+    async with a_swarm("ab", "", toml("every_rounds = 5"), disks=tmp_path) as swarm:
+        await swarm.until(lambda: swarm.committed >= 6)
+        late = swarm.add_peer("late", founder=False)
+        await swarm.until(lambda: bool(saved(swarm, "late")))
+        assert [each.rounds % 5 for each in saved(swarm, "late")] == [0]
+        assert late.ended is None
+
+
 async def test_what_a_run_has_given_up_is_not_what_it_goes_on_from(tmp_path: Path) -> None:
     """A checkpoint after a rewind is newer than an abandoned one with more rounds."""
     text = toml("every_rounds = 1\nkeep_count = 100")
