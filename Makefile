@@ -53,8 +53,9 @@ imports: install  ## Which room may import which
 	$(BIN)/lint-imports --no-logo
 
 # Tests start processes of their own, so each computes with one thread. Whoever has done its share takes
-# tests from others; a fixture of a module is then made twice at worst.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+# tests from others; a fixture of a module is then made twice at worst. Some images forbid compiled files:
+# then each of the hundreds of daemons would compile all rooms again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 pytest: install  ## All tests, also the wheel's; narrow down with ARGS='tests/protocol -k lane'
 	$(PYTEST) $(ARGS)
