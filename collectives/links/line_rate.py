@@ -72,12 +72,14 @@ class PaceRule:
     Attributes:
       bytes_per_s: the rate at which the node may send; infinite while no queue was seen.
       has_room: whether the line could carry more at the last sample.
+      sees_queues: whether the paths of that sample are so long that a queue would have shown.
       windows_ended: long windows so far.
     """
 
     def __init__(self) -> None:
         self.bytes_per_s = math.inf
         self.has_room = False
+        self.sees_queues = False
         self.windows_ended = 0
         self._step_count = 0  # since the last queue
         self._step_s = -math.inf  # when the last of them was taken
@@ -97,7 +99,8 @@ class PaceRule:
             self._filled_s = min(self._filled_s, sample.now_s) if queue else math.inf
         delivered = self._measure(sample)
         self.has_room = not queue and (delivered or 0.0) < USED_MIN * self.bytes_per_s
-        if not delivered or sample.round_trip_s < ROUND_TRIP_S_MIN:
+        self.sees_queues = sample.round_trip_s >= ROUND_TRIP_S_MIN
+        if not delivered or not self.sees_queues:
             return self.bytes_per_s
         most = self._most()
         if queue:

@@ -63,7 +63,8 @@ class LineWatch:
             return False
         if self._limiter is not None:
             return True
-        return self.rate.has_room and now_s - self._looked_s < RECENT_S
+        rate = self.rate
+        return rate.sees_queues and rate.has_room and now_s - self._looked_s < RECENT_S
 
     @property
     def slice_bytes(self) -> int:

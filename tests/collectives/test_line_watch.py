@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 from attrs import define
 
-from holdfast.collectives.links.line_watch import LOOK_S, LineWatch
+from holdfast.collectives.links.line_rate import ROUND_TRIP_S_MIN
+from holdfast.collectives.links.line_watch import LOOK_S, RECENT_S, LineWatch
 from holdfast.protocol.network.socket_lane import SocketLane
 from holdfast.protocol.network.socket_options import PathNow
 
@@ -22,9 +23,10 @@ class Lane:
 
     waits_s: float = 0.0
     delivered_bytes: int = 0
+    shortest_s: float = ROUND_TRIP_S
 
     def path(self) -> PathNow:
-        return PathNow(ROUND_TRIP_S + self.waits_s, ROUND_TRIP_S, self.delivered_bytes)
+        return PathNow(self.shortest_s + self.waits_s, self.shortest_s, self.delivered_bytes)
 
 
 def watch_of(lanes: dict[str, Lane]) -> LineWatch:
@@ -69,6 +71,17 @@ def test_the_queue_of_the_only_receiver_counts() -> None:
     watch = watch_of(lanes)
     let_pass(watch, 3.0, lanes["a"])
     assert watch.rate.bytes_per_s <= RATE
+
+
+def test_without_a_queue_copies_may_go_where_one_would_have_shown() -> None:
+    """Over a short path a full line and a busy processor look like an idle one."""
+    for shortest_s, spare in ((ROUND_TRIP_S, True), (ROUND_TRIP_S_MIN / 2, False)):
+        lanes = {"a": Lane(shortest_s=shortest_s), "b": Lane(shortest_s=shortest_s)}
+        watch = watch_of(lanes)
+        assert not watch.spare(0.0)
+        let_pass(watch, 3.0, *lanes.values())
+        assert watch.spare(3.0) is spare
+        assert not watch.spare(3.0 + 2 * RECENT_S), "nothing was looked at lately"
 
 
 def test_the_best_second_is_of_those_since_the_last_call() -> None:
