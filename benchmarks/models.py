@@ -386,7 +386,9 @@ def tables(cases: list[Case]) -> list[Table]:
             "the same time. What memory or disk would take is what copies of so many bytes took in the same "
             "run, in one thread, for founding and join into memory that the process had not used yet: the rest are "
             "digests (BLAKE3 of the model in one thread stands in the last column), encryption between "
-            "processes, and waiting for one of the two cores.",
+            "processes, and waiting for one of the two cores. The host of a virtual machine may take long to provide "
+            "memory that was not used before, as a disk may that is written to for long: these two copies differ "
+            "tenfold from run to run, and shares above 100 % are of runs in which they were slow.",
         ],
     )
     waits = Table(
