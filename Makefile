@@ -5,9 +5,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-# Test processes: one more than CI has cores, as those that start daemons wait for a third of their time;
-# 0 runs the tests in one, as a debugger wants it.
-WORKERS ?= 3
+WORKERS ?= 2# test processes; 0 runs the tests in one, as a debugger wants it
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
