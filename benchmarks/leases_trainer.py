@@ -2,7 +2,8 @@
 
     holdfast join INVITE -- python leases_trainer.py --samples 10007 --workers 2
 
-The model has a counter for each epoch and sample. The run merges counters by their maximum, so after the run
+With ``--plain`` each peer draws its samples at random, without leases; with ``--uncounted`` the model has no
+counters, so that the data set may be of any size. Else the model has a counter for each epoch and sample. The run merges counters by their maximum, so after the run
 each peer's model tells how often each sample is in committed work.
 """
 
@@ -15,13 +16,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import holdfast
 
 EPOCHS_MAX = (
     6  # counted; a run of three epochs begins a fourth one while its last leases are trained
 )
+
+
+DRAWS_MAX = 100_000_000  # of a peer without leases; no benchmark draws so many
 
 
 class Numbers(Dataset[int]):
@@ -54,34 +58,40 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--save", type=Path)
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--uncounted", action="store_true")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = Counting(options.samples, options.width)
+    counted = not (options.plain or options.uncounted)
+    model = Counting(options.samples if counted else 1, options.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run = holdfast.attach(model, optimizer)
     data = Numbers(options.samples)
-    sampler = run.sampler(data)
-    loader = DataLoader(
-        data, options.batch, sampler=sampler, num_workers=options.workers, persistent_workers=False
+    leased = None if options.plain else run.sampler(data)
+    endless = (
+        RandomSampler(data, replacement=True, num_samples=DRAWS_MAX) if options.plain else leased
     )
+    loader = DataLoader(data, options.batch, sampler=endless, num_workers=options.workers)
     seen = model.seen
     assert isinstance(seen, torch.Tensor)
     for batch in loader:
         if run.finished:
             break
-        expected = sampler.untrained(len(batch))
-        assert batch.tolist() == [sample for sample, _epoch in expected], "not as drawn"
-        for sample, epoch in expected:
-            if epoch < EPOCHS_MAX:
-                seen[epoch, sample] += 1
+        if leased is not None and counted:
+            expected = leased.untrained(len(batch))
+            assert batch.tolist() == [sample for sample, _epoch in expected], "not as drawn"
+            for sample, epoch in expected:
+                if epoch < EPOCHS_MAX:
+                    seen[epoch, sample] += 1
         loss = (model.layer(batch.float()[:, None] / options.samples) - 1.0).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         time.sleep(options.step_s)
-        run.step(loss=loss.item(), tokens=len(batch), samples=len(batch))
+        samples = len(batch) if leased is not None else None
+        run.step(loss=loss.item(), tokens=len(batch), samples=samples)
     if options.save is not None:
         scratch = options.save.with_suffix(f".{os.getpid()}")
         torch.save(seen, scratch)

@@ -31,6 +31,7 @@ from benchmarks import (
     http_clients,
     join,
     kills,
+    leases,
     master_kills,
     nat,
     nat_lab,
@@ -117,6 +118,7 @@ SECTIONS = (
         "master-kills", "a master that dies again and again", _anywhere, master_kills.master_kills
     ),
     Section("kills", "whoever dies when, and what is recorded of it", _anywhere, kills.kills),
+    Section("leases", "every sample once an epoch", why_no_torch, leases.leases),
     Section("hot-swap", "a spare takes a dead contributor's place", _anywhere, hot_swap.hot_swap),
     Section("checkpoints", "a checkpoint at every round", _anywhere, checkpoints.checkpoints),
     Section("hostile", "strangers at the ports", _anywhere, hostile.hostile),
