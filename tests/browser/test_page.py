@@ -33,8 +33,9 @@ def row(page: Page, fleet: Fleet, name: str) -> Locator:
     return page.locator(f"#members tr[data-peer='{found['peer']}']")
 
 
-def number(text: str) -> int:
-    return int(text.replace(",", ""))
+def number(shown: Locator) -> int:
+    expect(shown).to_have_text(re.compile(r"^[\d,]+$"))  # it is drawn after the state arrived
+    return int(shown.inner_text().replace(",", ""))
 
 
 def give_token(page: Page, token: str) -> None:
@@ -68,7 +69,7 @@ def test_the_page_shows_the_run_and_asks_nobody_else(page: Page, fleet: Fleet) -
 
 def test_the_page_updates_live(page: Page) -> None:
     page.evaluate("window.sameDocument = true")
-    before = number(figure(page, "Rounds").inner_text())
+    before = number(figure(page, "Rounds"))
     page.wait_for_function(
         """before => [...document.querySelectorAll('.figure')].some(each =>
              each.querySelector('dt').textContent === 'Rounds' &&
@@ -85,7 +86,7 @@ def test_without_a_stream_the_page_polls(browser: Browser, fleet: Fleet) -> None
     page.route("**/api/live", lambda route: route.abort())
     page.goto(url(fleet, "master"))
     expect(page.locator("#connection")).to_contain_text("polling")
-    before = number(figure(page, "Rounds").inner_text())
+    before = number(figure(page, "Rounds"))
     expect(figure(page, "Rounds")).not_to_have_text(f"{before:,}")
     context.close()
 
