@@ -106,7 +106,8 @@ class SendQueue:
         self._under_way: set[TakenFrame] = set()  # taken and not finished
         self._wait_s = math.inf  # until a frame that was refused may go
         self._returned: deque[TakenFrame] = deque()  # from lanes that have ended; these go first
-        self._parked_count = 0
+        self._parked_count = 0  # lanes' tasks that wait for a frame
+        self._waiting_count = 0  # lanes' threads that do
         self._lot = trio.lowlevel.ParkingLot()
         self._closed = False
 
@@ -143,10 +144,17 @@ class SendQueue:
     def wake(self) -> None:
         """Ask the sources again for frames; from any thread."""
         with self._changed:
-            self._changed.notify_all()
-            parked = self._parked_count > 0
-        if parked:
-            self._loop.soon(self._lot.unpark_all)
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Have one idle lane look for a frame, under the lock; if it finds one, it wakes the next one.
+
+        If all were woken, dozens of lanes would look for each frame that becomes ready.
+        """
+        if self._waiting_count:
+            self._changed.notify()
+        elif self._parked_count:
+            self._loop.soon(self._lot.unpark)
 
     def take_nowait(self) -> TakenFrame | None:
         """Return the next frame, if there is one, to a lane's task."""
@@ -183,7 +191,13 @@ class SendQueue:
                 taken = self._take()
                 if taken is not None:
                     return taken
-                if not self._changed.wait(min(wait_s, self._wait_s)) and wait_s <= self._wait_s:
+                self._waiting_count += 1
+                last = wait_s <= self._wait_s
+                try:
+                    woken = self._changed.wait(min(wait_s, self._wait_s))
+                finally:
+                    self._waiting_count -= 1
+                if last and not woken:
                     return self._take()
         return None
 
@@ -196,6 +210,7 @@ class SendQueue:
         if taken is not None:
             self._under_way.add(taken)
             self._send_priority.begin(taken.rank, now_s)
+            self._wake_one()
         return taken
 
     def _next(self, now_s: float) -> TakenFrame | None:

@@ -35,8 +35,9 @@ CHUNK_ALIGNMENT = 256  # elements; blocks of a codec do not straddle chunks
 CHUNK_ELEMENTS_MIN = 4_096  # smaller chunks cost more in headers than they gain in balance
 CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be unequal
 # A chunk takes the slowest contributor's line about this long. Every lane has one under way when a round
-# ends, and a sum waits for the slowest of them.
-CHUNK_LINE_S = 0.002
+# ends, and a sum waits for the slowest of them; but each chunk costs the processor some calls, which is what
+# many lanes over a line of 300 Mbit/s are short of (chunks of 2 ms: rounds took an eighth longer).
+CHUNK_LINE_S = 0.007
 CHUNK_WIRE_BYTES_MIN = 65_536  # ... but is not cut finer than this for it,
 # ... and over lines as fast as this not at all: there the processor is the limit, which spends as long on the
 # calls for a chunk of 1 MiB as on encrypting it.
@@ -46,9 +47,7 @@ FAST_BYTES_PER_S = 1e9
 # encoded larger than that: their values stay in a core's cache, and each thread decodes one at a time.
 OWNER_CHUNK_BYTES = 16 * 2**20
 CHUNK_BYTES_ALWAYS = 2**20
-UNKNOWN_BYTES_PER_S = (
-    125e6  # for this, a line that is not known: 1 Gbit/s, between a home's and a LAN
-)
+UNKNOWN_BYTES_PER_S = 36e6  # for this, a line that is not known: 300 Mbit/s, fibre to a home
 CHUNKS_FINE_MAX = 4_096  # nor a fragment into more chunks: each costs some work
 
 # Codecs that work in a star only: what they leave out has to come back by the sender's error feedback,

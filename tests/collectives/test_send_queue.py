@@ -75,6 +75,68 @@ async def test_sources_take_turns_and_one_that_has_nothing_ready_holds_up_no_oth
     assert drained == [True, True]
 
 
+class Counted(Source):
+    """A source that counts how often it is asked."""
+
+    asked = 0
+
+    def next_frame(self) -> Load | None:
+        self.asked += 1
+        return super().next_frame()
+
+
+@pytest.mark.real_time
+async def test_a_frame_wakes_one_idle_lane_and_many_frames_wake_as_many() -> None:
+    """Were all lanes woken for each frame, 24 of them would ask 24 times for one frame."""
+    send_queue = SendQueue()
+    source, lanes = Counted(1, 40, 0), 24
+    taken: list[int] = []
+
+    async def in_task() -> None:
+        while True:
+            taken.append(header_of(frame := await send_queue.take()).index)
+            send_queue.finish(frame)
+
+    def in_thread() -> None:
+        while (frame := send_queue.take_in_thread(60.0)) is not None:
+            taken.append(header_of(frame).index)
+            send_queue.finish(frame)
+
+    async def all_taken(count: int) -> None:
+        with trio.fail_after(60):
+            while len(taken) < count:
+                await trio.sleep(0.001)
+
+    limiter = trio.CapacityLimiter(lanes)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_queue.drain, source)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(lanes):
+            if number % 2:
+                nursery.start_soon(in_task)
+            else:
+                nursery.start_soon(partial(trio.to_thread.run_sync, in_thread, limiter=limiter))
+        try:
+            with trio.fail_after(60):
+                while source.asked < lanes:  # each asks once before it waits
+                    await trio.sleep(0.01)
+            await trio.sleep(0.1)
+            source.asked = 0
+            source.ready = 1
+            send_queue.wake()
+            await all_taken(1)
+            await trio.sleep(0.1)
+            # By the lane that takes it, by the same one afterwards, and by the one that it wakes.
+            assert source.asked <= 3
+            source.ready = 40
+            send_queue.wake()
+            await all_taken(40)
+            assert sorted(taken) == list(range(40))
+        finally:
+            send_queue.close()
+            nursery.cancel_scope.cancel()
+
+
 async def test_the_oldest_rounds_sources_go_first() -> None:
     send_queue = SendQueue()
     younger, older, mate = Source(1, 2, 2), Source(2, 3, 2), Source(3, 2, 2)
