@@ -1,10 +1,12 @@
 """A trainer that counts what it trains on, in the model itself: the training script under leases.
 
-    holdfast join INVITE -- python leases_trainer.py --samples 10007 --workers 2
+    holdfast join INVITE -- python leases_trainer.py --samples 10007 --row 2 --workers 2
 
-With ``--plain`` each peer draws its samples at random, without leases; with ``--uncounted`` the model has no
-counters, so that the data set may be of any size. Else the model has a counter for each epoch and sample. The run merges counters by their maximum, so after the run
-each peer's model tells how often each sample is in committed work.
+The model has a counter for each peer's row, epoch and sample. The run merges counters by their maximum, and a
+peer adds to its own row only, so after the run the sum over rows tells how often each sample is in committed
+work, also if two peers trained on it in the same round. ``--shard-steps`` leases shards (``run.shards``) of so
+many steps instead, and counts each when its last step is done. With ``--plain`` each peer draws its samples at
+random, without leases; with ``--uncounted`` there are no counters, so that the data set may be of any size.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,12 +23,14 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import holdfast
+from holdfast.client.hook import Run
 
-EPOCHS_MAX = (
-    6  # counted; a run of three epochs begins a fourth one while its last leases are trained
-)
+Step = Callable[[torch.Tensor, int | None], None]
+Count = Callable[[int, int], None]
 
-
+# Epochs that are counted: a run of three begins a fourth one while its last leases are trained.
+EPOCHS_MAX = 6
+ROWS = 8  # peers that count
 DRAWS_MAX = 100_000_000  # of a peer without leases; no benchmark draws so many
 
 
@@ -42,12 +48,12 @@ class Numbers(Dataset[int]):
 
 
 class Counting(nn.Module):
-    """A small model, and how often it was trained on each sample."""
+    """A small model, and how often each peer has trained it on each sample."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
         self.layer = nn.Linear(1, width)
-        self.register_buffer("seen", torch.zeros(EPOCHS_MAX, length, dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros(ROWS, EPOCHS_MAX, length, dtype=torch.int64))
 
 
 def main() -> None:
@@ -57,6 +63,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--compute-s", type=float, default=0.0, help="of the processor, a step")
+    parser.add_argument("--shard-steps", type=int, default=0)
+    parser.add_argument("--row", type=int, default=0)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--uncounted", action="store_true")
@@ -68,35 +77,63 @@ def main() -> None:
     model = Counting(options.samples if counted else 1, options.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run = holdfast.attach(model, optimizer)
+    seen = model.seen
+    assert isinstance(seen, torch.Tensor)
+
+    def step(batch: torch.Tensor, samples: int | None) -> None:
+        loss = (model.layer(batch.float()[:, None] / options.samples) - 1.0).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        compute_until_s = time.thread_time() + options.compute_s
+        while time.thread_time() < compute_until_s:
+            pass
+        time.sleep(options.step_s)
+        run.step(loss=loss.item(), tokens=len(batch), samples=samples)
+
+    def count(sample: int, epoch: int) -> None:
+        if counted and epoch < EPOCHS_MAX:
+            seen[options.row, epoch, sample] += 1
+
+    if options.shard_steps:
+        train_shards(run, options, step, count)
+    else:
+        train_samples(run, options, step, count)
+    if options.save is not None:
+        scratch = options.save.with_suffix(f".{os.getpid()}")
+        torch.save(seen.sum(0), scratch)
+        scratch.replace(options.save)
+    run.close()
+
+
+def train_samples(run: Run, options: Namespace, step: Step, count: Count) -> None:
     data = Numbers(options.samples)
     leased = None if options.plain else run.sampler(data)
     endless = (
         RandomSampler(data, replacement=True, num_samples=DRAWS_MAX) if options.plain else leased
     )
     loader = DataLoader(data, options.batch, sampler=endless, num_workers=options.workers)
-    seen = model.seen
-    assert isinstance(seen, torch.Tensor)
     for batch in loader:
         if run.finished:
             break
-        if leased is not None and counted:
+        if leased is not None:
             expected = leased.untrained(len(batch))
             assert batch.tolist() == [sample for sample, _epoch in expected], "not as drawn"
             for sample, epoch in expected:
-                if epoch < EPOCHS_MAX:
-                    seen[epoch, sample] += 1
-        loss = (model.layer(batch.float()[:, None] / options.samples) - 1.0).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        time.sleep(options.step_s)
-        samples = len(batch) if leased is not None else None
-        run.step(loss=loss.item(), tokens=len(batch), samples=samples)
-    if options.save is not None:
-        scratch = options.save.with_suffix(f".{os.getpid()}")
-        torch.save(seen, scratch)
-        scratch.replace(options.save)
-    run.close()
+                count(sample, epoch)
+        step(batch, None if leased is None else len(batch))
+
+
+def train_shards(run: Run, options: Namespace, step: Step, count: Count) -> None:
+    shards = run.shards(range(options.samples))
+    for shard in shards:
+        batch = torch.full((options.batch,), shard)
+        for _step in range(options.shard_steps - 1):
+            step(batch, None)
+        if run.finished:
+            break
+        count(shard, shards.epoch)
+        step(batch, None)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ and the daemon's ``Load`` replaces them. An exception that ends the script is re
 from __future__ import annotations
 
 import math
-import operator
 import os
 import time
 import weakref
@@ -85,11 +84,14 @@ from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
 from .generators import Generators
 from .inner_optimizer import InnerOptimizer
+from .leased_data import LeasedData
 from .local_checkpoint import LocalCheckpoint, rank_path
 from .ranks import RankWord
-from .sampler import DaemonSource, LeasedSampler, SampleStream, Source, length_of
+from .sampler import OF_SAMPLES, DaemonSource, DrawRule, LeasedSampler, SampleStream, Source
+from .shards import OF_SHARDS, LeasedShards, ShardT
 from .tensors import SharedTensor, layout_of
 from .trained_parameters import TrainedParameters
+from .whole_numbers import whole
 
 MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's id
 
@@ -141,7 +143,7 @@ class Run:
         self.seed = _seed(part.data_rank)
         self._part = part
         self._socket_path = socket_path
-        self._stream: SampleStream | None = None
+        self._data = LeasedData()
         self._word = RankWord(connection) if part.world_size > 1 else None
         self._writes: tuple[int, ...] | None = None
         self._connection = connection
@@ -219,8 +221,8 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last sample of ``sampler`` that this trainer trained on, from 0."""
-        return 0 if self._stream is None else self._stream.epoch
+        """The epoch of the last sample or shard that this trainer was given and has trained on, from 0."""
+        return self._data.epoch
 
     def sampler(self, data: Sized | int, *, endless: bool = True) -> LeasedSampler:
         """Make the sampler of this trainer's ``DataLoader``: the run shares out the data set's samples.
@@ -238,23 +240,45 @@ class Run:
           AttachRefused: the run's data set has another length.
           MisuseError: after ``close``, from another thread, or in a forked process.
         """
-        if self._thread != get_ident():
-            self._refuse_misuse("sampler")
-        length = length_of(data)
-        if not endless and self._part.world_size > 1:
-            raise ValueError("with several ranks a sampler is endless: they must take equal steps")
-        if self._stream is None:
-            self._stream = SampleStream(self._source(length), length)
-            self._machine.draws = True
-        elif self._stream.length != length:
-            raise ValueError(
-                f"this run has a sampler of {self._stream.length} samples already, got {length}"
-            )
-        return LeasedSampler(self._stream, endless=endless)
+        stream = self._leased("sampler", data, OF_SAMPLES, endless=endless)
+        return LeasedSampler(stream, endless=endless)
 
-    def _source(self, length: int) -> Source:
+    def shards(self, shards: Sequence[ShardT], *, endless: bool = True) -> LeasedShards[ShardT]:
+        """Make an iterable over leased shards, for data that is read in order: the run shares out the shards.
+
+        Each shard (a file's name, a part of a data set, ...) is used once an epoch in the run's committed work.
+        It is used up when the script asks for the next one, and counts with the next ``step``, which takes no
+        ``samples`` then. A shard in which the trainer dies is read again, from its beginning, here or elsewhere.
+
+        Args:
+          shards: all shards of the run, in the same order at every trainer.
+          endless: one iteration goes on over all epochs, until the script leaves it. False: it ends with each
+            epoch, as far as this trainer takes part in it; not with several ranks.
+
+        Raises:
+          TypeError, ValueError: there are no shards, or another number than before.
+          AttachRefused: the run has another number of shards.
+          MisuseError: after ``close``, from another thread, or in a forked process.
+        """
+        stream = self._leased("shards", shards, OF_SHARDS, endless=endless)
+        return LeasedShards(stream, shards, endless=endless)
+
+    def _leased(
+        self, name: str, data: Sized | int, rule: DrawRule, *, endless: bool
+    ) -> SampleStream:
+        if self._thread != get_ident():
+            self._refuse_misuse(name)
+        if not endless and self._part.world_size > 1:
+            raise ValueError(
+                f"with several ranks run.{name} is endless: they must take equal steps"
+            )
+        stream = self._data.open(name, data, rule, self._source)
+        self._machine.draws = True
+        return stream
+
+    def _source(self, length: int, ahead: int) -> Source:
         return DaemonSource(
-            self._socket_path, self._part.data_rank, length, self._waiting_for_samples
+            self._socket_path, self._part.data_rank, length, ahead, self._waiting_for_samples
         )
 
     @overload
@@ -304,17 +328,17 @@ class Run:
           TypeError, ValueError: ``tokens`` or ``samples`` is no whole number, or negative.
         """
         if tokens.__class__ is not int or tokens < 0:
-            tokens = _whole("tokens", tokens)
+            tokens = whole("tokens", tokens)
         if self._thread != get_ident():
             self._refuse_misuse("step")
-        machine = self._machine
+        machine, slots = self._machine, self._slots
         if machine.finished:
             return
-        if self._stream is not None:
-            self._train_samples(self._stream, samples)
+        if self._data.stream is not None:
+            machine.samples += self._data.train(samples)
+            slots[SAMPLES_SLOT] = machine.samples
         machine.step = step = machine.step + 1
         machine.tokens = trained = machine.tokens + tokens
-        slots = self._slots
         slots[STEP_SLOT] = step
         slots[TOKENS_SLOT] = trained
         if loss is not None:
@@ -337,17 +361,6 @@ class Run:
         self._boundary()
         if self._callbacks is not None:
             self._callbacks.stepped(step, loss, tokens, self._clock(), self.waited_s)
-
-    def _train_samples(self, stream: SampleStream, samples: SupportsIndex | None) -> None:
-        if samples is None:
-            raise MisuseError(
-                "run.step was not told how many samples this step took",
-                hint="with run.sampler, call run.step(samples=len(batch), ...)",
-            )
-        count = _whole("samples", samples)
-        stream.train(count)
-        self._machine.samples += count
-        self._slots[SAMPLES_SLOT] = self._machine.samples
 
     def log(self, **values: SupportsFloat) -> None:
         """Report named figures to the dashboard and to callbacks. Figures that are not finite are
@@ -773,14 +786,3 @@ def _seed(data_rank: int) -> int:
 
 def _plain_float(loss: SupportsFloat) -> float:
     return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-
-
-def _whole(name: str, value: SupportsIndex) -> int:
-    """Return a count as a plain int, which numpy's and torch's integers become."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
-    if count < 0:
-        raise ValueError(f"{name} must not be negative, got {count}")
-    return count

@@ -1,30 +1,30 @@
-"""``run.sampler``: leased samples of the run's data set, for the ``DataLoader`` of a training script.
+"""Leased samples of the run's data set, and ``run.sampler``, which gives them to a ``DataLoader``.
 
     DataLoader --next--> Sampler --> SampleStream --Draw--> daemon --Drawn--> positions, permuted to samples
     run.step(samples=n) ------------> the first n that were drawn are trained
 
 A loader draws ahead of training. What it drew and the script has not trained yet stays in the stream: a new
 iteration begins with it. Positions come over a connection of the stream's own, so drawing never touches the
-messages that ``run.step`` handles, and may happen on another thread.
+messages that ``run.step`` handles, and may happen on another thread. Of ``run.shards`` (``shards``) a sample is
+a whole shard.
 """
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Protocol
 
 import torch
+from attrs import frozen
 
 from ..diloco.permutation import permuted
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import (
-    LEASED_MAX,
-    SAMPLES_MAX,
+    SAMPLES_AHEAD,
     VERSION_MAX,
     Draw,
     DrawHello,
@@ -35,11 +35,31 @@ from ..protocol.messages import (
 from .attach_errors import AttachRefused, DaemonGone, MisuseError
 from .daemon_connection import DaemonConnection
 
-DRAW_MIN = 32  # samples of the first draw; each one doubles it
+DRAW_FIRST = 32  # samples of the first draw; each one doubles it
 DRAW_MAX = 512  # what is drawn and not trained when a trainer has to start afresh is lost time
 # Samples that were drawn and are not trained, beyond which ``run.step`` must have been told too few. Loaders
 # with many workers and large batches hold a quarter of it.
 UNTRAINED_MAX = 65_536
+
+
+@frozen
+class DrawRule:
+    """How many samples a stream draws.
+
+    Attributes:
+      first: in the first draw; each one doubles it.
+      most: in any draw.
+      early: whether the next draw is asked for before its samples are needed.
+      ahead: samples that the daemon leases before it knows the trainer's speed.
+    """
+
+    first: int = DRAW_FIRST
+    most: int = DRAW_MAX
+    early: bool = True
+    ahead: int = SAMPLES_AHEAD
+
+
+OF_SAMPLES = DrawRule()
 
 
 class Source(Protocol):
@@ -63,6 +83,7 @@ class DaemonSource:
 
     Args:
       path: of the daemon's socket.
+      ahead: see ``DrawRule``.
       waiting: a context in which this thread waits.
     """
 
@@ -71,10 +92,11 @@ class DaemonSource:
         path: str,
         data_rank: int,
         length: int,
+        ahead: int,
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._connection = DaemonConnection.open(path)
-        self._hello = DrawHello(VERSION_MAX, data_rank, length)
+        self._hello = DrawHello(VERSION_MAX, data_rank, length, ahead)
         self._waiting = waiting
 
     def begin(self) -> bytes:
@@ -121,14 +143,16 @@ class SampleStream:
 
     Args:
       length: samples of the data set.
+      rule: how many are drawn at a time.
 
     Attributes:
       epoch: of the last sample that was trained.
     """
 
-    def __init__(self, source: Source, length: int) -> None:
+    def __init__(self, source: Source, length: int, rule: DrawRule = OF_SAMPLES) -> None:
         self.length = length
         self.epoch = 0
+        self.rule = rule
         self._source = source
         self._key = source.begin()
         self._kept: deque[tuple[int, int]] = (
@@ -136,16 +160,24 @@ class SampleStream:
         )  # (sample, epoch), the first untrained one first
         self._next = 0  # of ``_kept``: to be drawn by the iterator
         self._trained_count = 0
-        self._count = DRAW_MIN  # of the next request
+        self._used_count = 0  # of ``_kept``: the first ones, see ``use_up``
+        self._count = rule.first  # of the next request
         self._iteration = 0
         self._gone = False
         self._lock = threading.Lock()
-        self._request()
+        if rule.early:
+            self._request()
+
+    @property
+    def drawn_epoch(self) -> int:
+        """The epoch of the last sample that was drawn."""
+        with self._lock:
+            return self._kept[self._next - 1][1] if self._next else self.epoch
 
     def begin_iteration(self) -> int:
-        """Begin with the first sample that is not trained; return the iteration's number."""
+        """Begin with the first sample that is not used up; return the iteration's number."""
         with self._lock:
-            self._next = 0
+            self._next = self._used_count
             self._iteration += 1
             return self._iteration
 
@@ -195,6 +227,8 @@ class SampleStream:
         Without a daemon any samples will do: the next ``run.step`` finds that the run is over or the daemon
         gone, and what is trained until then counts nowhere.
         """
+        if not self.rule.early:
+            self._request()
         ranges: tuple[LeaseRange, ...] = (LeaseRange(0, 1),)
         if not self._gone:
             try:
@@ -208,8 +242,8 @@ class SampleStream:
                 (sample, place // self.length)
                 for sample, place in zip(samples, places, strict=True)
             )
-        self._count = min(2 * self._count, DRAW_MAX, LEASED_MAX)
-        if not self._gone:
+        self._count = min(2 * self._count, self.rule.most)
+        if self.rule.early and not self._gone:
             self._request()
 
     def untrained(self, count: int) -> list[tuple[int, int]]:
@@ -228,7 +262,20 @@ class SampleStream:
             for _ in range(count):
                 self.epoch = self._kept.popleft()[1]
             self._next -= count
+            self._used_count = max(0, self._used_count - count)
             self._trained_count += count
+
+    def use_up(self, iteration: int) -> None:
+        """Note that what an iteration has drawn will not be read again; ``train_used`` counts it as trained."""
+        with self._lock:
+            if iteration == self._iteration:
+                self._used_count = self._next
+
+    def train_used(self) -> int:
+        """Note that what is used up is trained; return how many samples that are."""
+        count = self._used_count
+        self.train(count)
+        return count
 
 
 class LeasedSampler(torch.utils.data.Sampler[int]):
@@ -262,21 +309,3 @@ class LeasedSampler(torch.utils.data.Sampler[int]):
                     return
             first = False
             yield self._stream.draw(iteration)
-
-
-def length_of(data: Sized | int) -> int:
-    """Return the number of samples of a data set, or the number itself.
-
-    Raises:
-      TypeError: ``data`` has no length.
-      ValueError: there are no samples, or too many.
-    """
-    try:
-        length = len(data) if isinstance(data, Sized) else operator.index(data)
-    except TypeError:
-        raise TypeError(
-            f"run.sampler takes a data set with a length, or the number of samples; got {data!r}"
-        ) from None
-    if not 1 <= length <= SAMPLES_MAX:
-        raise ValueError(f"a data set has from 1 to {SAMPLES_MAX} samples, got {length}")
-    return length

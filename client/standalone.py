@@ -73,7 +73,7 @@ class StandaloneRun(Run):
     def _boundary(self) -> None:
         self._machine.finished = True
 
-    def _source(self, length: int) -> Source:
+    def _source(self, length: int, ahead: int) -> Source:
         return LocalSource()
 
     def _spoil(self) -> None:

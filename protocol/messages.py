@@ -49,6 +49,7 @@ METRICS_MAX = 32  # named figures that a trainer reports beside its loss
 LEASE_RANGES_MAX = 4_096  # ranges of leased positions in one message; a peer holds a few
 SAMPLES_MAX = 2**40  # of a data set: so that positions of many epochs are numbers of a message
 LEASED_MAX = 2**32  # positions that a peer asks for at once
+SAMPLES_AHEAD = 64  # samples that are leased to a peer before its trainer's speed is known
 ORDER_KEY_BYTES = 16  # of the order of a run's samples
 CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
@@ -1317,11 +1318,15 @@ class TrainerHello(Message):
 
 @frozen
 class DrawHello(Message):
-    """Sampler: the first message on a connection that draws leased samples for one data rank."""
+    """Sampler: the first message on a connection that draws leased samples for one data rank.
+
+    ``ahead``: so many are leased to this peer before the speed of its trainer is known.
+    """
 
     version: int = field(validator=_count)
     data_rank: int = field(validator=and_(ge(0), lt(RANKS_MAX)))
     length: int = field(validator=_samples)  # of the data set
+    ahead: int = field(default=SAMPLES_AHEAD, validator=and_(ge(1), le(LEASED_MAX)))
 
 
 @frozen

@@ -88,7 +88,7 @@ class DataService:
     def begin(self, hello: DrawHello) -> Drawn | Rejected:
         """Answer a sampler's first message, with the key of the samples' order."""
         book = self._replica.leases
-        if not book.begin(hello.length):
+        if not book.begin(hello.length, hello.ahead):
             return Rejected(
                 f"the trainer's samplers disagree: one has {book.length} samples, "
                 f"another one {hello.length}"

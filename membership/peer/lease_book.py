@@ -24,6 +24,7 @@ from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import (
     LEASE_RANGES_MAX,
     LEASED_MAX,
+    SAMPLES_AHEAD,
     Leased,
     LeaseRange,
     LeasesHeld,
@@ -35,7 +36,6 @@ from ..lease_ranges import RangeSet
 # The pool holds so many times what the trainer draws in the time for which it goes on without a master. Half
 # of that is the limit below which more are wanted.
 AHEAD = 2.0
-FIRST_COUNT = 64  # samples to ask for before the trainer's speed is known
 DRAW_RANGES_MAX = 64  # of one draw
 MARKS = 16  # counts that are kept to tell how much was drawn in a time
 
@@ -88,6 +88,7 @@ class LeaseBook:
 
     Attributes:
       length: samples of the data set; 0: no sampler draws.
+      first_count: samples to ask for before the trainer's speed is known.
       run_length: as the master says; another one than the sampler's is refused.
       held: positions that are leased to this peer.
       pool: those of them that no stream and no round has.
@@ -97,6 +98,7 @@ class LeaseBook:
     """
 
     length: int = 0
+    first_count: int = SAMPLES_AHEAD
     run_length: int = 0
     held: RangeSet = field(factory=RangeSet)
     pool: RangeSet = field(factory=RangeSet)
@@ -110,15 +112,18 @@ class LeaseBook:
 
     # ------------------------------------------------------------ the trainer draws
 
-    def begin(self, length: int) -> bool:
+    def begin(self, length: int, first_count: int = SAMPLES_AHEAD) -> bool:
         """Take the length of the data set that the trainer's sampler has.
+
+        Args:
+          first_count: samples to ask for before the trainer's speed is known.
 
         Returns:
           False if another sampler of this trainer has another length.
         """
         if self._began and length != self.length:
             return False
-        self.length, self._began = length, True
+        self.length, self.first_count, self._began = length, first_count, True
         return True
 
     def draw(self, data_rank: int, index: int, count: int, *, leased: bool) -> list[LeaseRange]:
@@ -278,4 +283,6 @@ class LeaseBook:
             self._marks.append((now_s, self._drawn))
         while len(self._marks) > 1 and self._marks[1][0] <= now_s - ahead_s:
             del self._marks[0]
-        return max(min(FIRST_COUNT, self.length), int(AHEAD * (self._drawn - self._marks[0][1])))
+        return max(
+            min(self.first_count, self.length), int(AHEAD * (self._drawn - self._marks[0][1]))
+        )

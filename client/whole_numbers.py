@@ -1,0 +1,17 @@
+"""Whole numbers as scripts give them."""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
+
+
+def whole(name: str, value: SupportsIndex) -> int:
+    """Return a count as a plain int, which numpy's and torch's integers become."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
+    if count < 0:
+        raise ValueError(f"{name} must not be negative, got {count}")
+    return count
