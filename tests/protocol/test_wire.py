@@ -71,8 +71,8 @@ def _limits(validator: object) -> tuple[int, int, str | None]:
         elif name == "_NumberValidator":
             if item.compare_op == ">=":  # type: ignore[attr-defined]
                 least = item.bound  # type: ignore[attr-defined]
-            else:
-                most = item.bound  # type: ignore[attr-defined]
+            else:  # "<" or "<="
+                most = item.bound - (item.compare_op == "<")  # type: ignore[attr-defined]
         elif name == "_MatchesReValidator":
             pattern = item.pattern.pattern  # type: ignore[attr-defined]
     return least, most, pattern
