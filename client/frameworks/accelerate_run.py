@@ -10,7 +10,8 @@ from torch import nn
 
 from ..callbacks import Callback
 from ..hook import Run
-from .optimizer_steps import OptimizerSteps, draw_apart, follow_step, join_run
+from .optimizer_steps import OptimizerSteps, follow_step, join_run
+from .peer_data import draw_apart, draw_leased
 
 
 class AccelerateRun:
@@ -33,6 +34,8 @@ class AccelerateRun:
     Args:
       model, optimizer, schedule, loader: as ``accelerator.prepare`` returned them. The schedule follows the
         run's step, the loader draws other samples than those of other peers; leave out what there is none of.
+      leased: the run shares out the samples of the loader's data set, see ``Run.sampler``. ``for batch in
+        loader`` then has no end of its own.
       trained_only: share the parameters that require a gradient and nothing else, as for LoRA.
       callbacks, total_steps: as ``attach`` takes them.
     """
@@ -45,6 +48,7 @@ class AccelerateRun:
         schedule: object = None,
         loader: object = None,
         *,
+        leased: bool = False,
         trained_only: bool = False,
         callbacks: Sequence[Callback] = (),
         total_steps: int | None = None,
@@ -59,7 +63,11 @@ class AccelerateRun:
             model, inner, callbacks, trained_only=trained_only, alone_steps=total_steps
         )
         self._steps = OptimizerSteps(self.run, inner)
-        draw_apart(loader, self.run)
+        if leased:
+            count = accelerator.num_processes
+            self._steps.batch_samples = draw_leased(loader, self.run, count)
+        else:
+            draw_apart(loader, self.run)
         self._follow()
 
     @property

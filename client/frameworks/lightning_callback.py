@@ -3,6 +3,7 @@
 Trainer                                        run
 on_fit_start         -                         attach: weights, before data are loaded
 on_train_start       no end of its own         step, schedule
+on_train_epoch_start leased samples            Run.sampler
 on_train_batch_end   after an optimizer step   Run.step; validation and saving by the leader; the end
 on_validation_end    figures                   Run.log
 teardown             -                         close
@@ -29,6 +30,7 @@ from .optimizer_steps import (
     join_run,
     require_run,
 )
+from .peer_data import draw_leased, is_leased
 
 
 class LightningCallback(PluginBase):  # type: ignore[misc]
@@ -42,6 +44,7 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
     checkpoints. Weights of a checkpoint given as ``ckpt_path`` are replaced by the run's.
 
     Args:
+      leased: the run shares out the samples of the training loader's data set, see ``Run.sampler``.
       trained_only: share the parameters that require a gradient and nothing else, as for LoRA.
       tokens: counts what the loss of a batch averages over; by default labels or tokens of a mapping as
         Transformers names them, else samples.
@@ -51,10 +54,12 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
     def __init__(
         self,
         *,
+        leased: bool = False,
         trained_only: bool = False,
         tokens: Counter = count_tokens,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        self._leased = leased
         self._trained_only = trained_only
         self._count = tokens
         self._callbacks = callbacks
@@ -99,6 +104,14 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         self._scale = self._gradient_scale(trainer)
         self._follow(trainer)
         self._save_as_leader(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lease samples, if the trainer has made its loader since the last epoch."""
+        loader = trainer.train_dataloader
+        if self._leased and not is_leased(loader):
+            assert self._steps is not None
+            self._steps.batch_samples = draw_leased(loader, self.run, trainer.world_size)
+            iter(trainer.fit_loop._data_fetcher)  # in place of the iterator that it has made of it
 
     def on_train_batch_end(
         self,

@@ -1,5 +1,5 @@
-"""Parts of all adapters: one ``Run.step`` for an optimizer step of several micro-batches, schedules that
-follow the run's step, and data that differ by peer.
+"""Parts of all adapters: one ``Run.step`` for an optimizer step of several micro-batches, and schedules that
+follow the run's step.
 
     framework, for each micro-batch --> OptimizerSteps.add(loss, tokens)
     framework, after optimizer.step --> OptimizerSteps.finish() --> Run.step, once
@@ -33,10 +33,15 @@ class OptimizerSteps:
 
     Args:
       optimizer: torch's own; its rate is multiplied by ``Run.rate_scale`` within each of its steps.
+
+    Attributes:
+      batch_samples: leased samples of a micro-batch; None: this trainer chooses its samples itself.
     """
 
     def __init__(self, run: Run, optimizer: torch.optim.Optimizer) -> None:
+        self.batch_samples: int | None = None
         self._run = run
+        self._batches = 0  # micro-batches that were added since the last step
         self._losses: list[tuple[float | torch.Tensor, int | torch.Tensor | None]] = []
         self._tokens: int | torch.Tensor = 0
         self._sum, self._count = 0.0, 0  # of the losses of finished steps
@@ -57,14 +62,20 @@ class OptimizerSteps:
             loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
             self._losses.append((loss, None if divided else tokens))
         self._tokens = self._tokens + tokens
+        self._batches += 1
 
-    def finish(self, *, skipped: bool = False, loss: float | None = None) -> None:
+    def finish(
+        self, *, skipped: bool = False, loss: float | None = None, batches: int | None = None
+    ) -> None:
         """Report the optimizer step to the run; may wait, and change weights.
 
         Args:
           skipped: the optimizer left its step out because a gradient was infinite.
           loss: of the step, if its micro-batches had none.
+          batches: micro-batches of the step; None: as many as were added.
         """
+        batches = self._batches if batches is None else batches
+        samples = None if self.batch_samples is None else batches * self.batch_samples
         tokens = int(self._tokens)
         if self._losses:
             loss = float(
@@ -74,8 +85,8 @@ class OptimizerSteps:
                 )
             )
             self._sum, self._count = self._sum + loss, self._count + 1
-        self._losses, self._tokens = [], 0
-        self._run.step(loss=loss, tokens=0 if skipped else tokens)
+        self._losses, self._tokens, self._batches = [], 0, 0
+        self._run.step(loss=loss, tokens=0 if skipped else tokens, samples=samples)
 
     @property
     def losses(self) -> tuple[float, int]:
@@ -141,18 +152,6 @@ def require_run(run: Run | None, call: str) -> Run:
             hint=f"use the callback's run after {call} has begun",
         )
     return run
-
-
-def draw_apart(loader: object, run: Run) -> None:
-    """Make a loader that no one has iterated over yet draw samples in an order of this peer's own."""
-    batches = getattr(loader, "batch_sampler", None)
-    batches = getattr(batches, "batch_sampler", batches)  # Accelerate's, for several processes
-    sampler: Any = getattr(batches, "sampler", None)
-    generator = run.generator()
-    if hasattr(sampler, "initial_seed"):  # Accelerate's, which seeds its generator at each epoch
-        sampler.initial_seed = generator.initial_seed() % 2**62  # to which it adds the epoch
-    elif hasattr(sampler, "generator"):
-        sampler.generator = generator
 
 
 def follow_step(scheduler: object, step: int) -> None:

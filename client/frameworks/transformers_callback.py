@@ -31,11 +31,11 @@ from .optimizer_steps import (
     Counter,
     OptimizerSteps,
     count_tokens,
-    draw_apart,
     follow_step,
     join_run,
     require_run,
 )
+from .peer_data import draw_apart, draw_leased
 
 
 class TransformersCallback(TrainerCallback):  # type: ignore[misc]
@@ -49,6 +49,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
     alone evaluates and saves. Weights of a checkpoint that the ``Trainer`` resumes are replaced by the run's.
 
     Args:
+      leased: the run shares out the samples of ``train_dataset``, see ``Run.sampler``.
       trained_only: share the parameters that require a gradient and nothing else, as for LoRA.
       tokens: counts what the loss of a model's keyword arguments averages over; by default the labels that
         are not -100, else the input's tokens, else samples.
@@ -58,10 +59,12 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         *,
+        leased: bool = False,
         trained_only: bool = False,
         tokens: Counter = count_tokens,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        self._leased = leased
         self._trained_only = trained_only
         self._count = tokens
         self._callbacks = callbacks
@@ -72,6 +75,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         self._own_steps: int | None = None  # as the script set ``max_steps``
         self._schedule_given = False
         self._first_step = 0
+        self._substeps = 0  # micro-batches of this optimizer step that were not its last
         self._logged = (0.0, 0)  # ``OptimizerSteps.losses`` at the last log
         self._logged_loss: float | None = None
 
@@ -116,7 +120,11 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         self._open = True
         self._steps = OptimizerSteps(run, optimizer)
         self._hook = model.register_forward_hook(self._after_forward, with_kwargs=True)
-        draw_apart(loader, run)
+        self._substeps = 0
+        if self._leased:
+            self._steps.batch_samples = draw_leased(loader, run, args.world_size)
+        else:
+            draw_apart(loader, run)
         length = run.total_steps or own_length
         if length is not None:
             state.compute_steps(args, length)  # intervals given as parts of the whole
@@ -124,13 +132,20 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         self._first_step = run.global_step
         self._follow(state, parts["lr_scheduler"])
 
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
+    ) -> None:
+        """Count a micro-batch that others follow before the optimizer's step."""
+        self._substeps += 1
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
     ) -> None:
         """Report the optimizer step; then everything goes by the run's step."""
         assert self._steps is not None
         skipped = bool(getattr(parts["optimizer"], "step_was_skipped", False))
-        self._steps.finish(skipped=skipped, loss=self._logged_loss)
+        batches, self._substeps = self._substeps + 1, 0
+        self._steps.finish(skipped=skipped, loss=self._logged_loss, batches=batches)
         self._follow(state, parts["lr_scheduler"])
         if self.run.finished:
             control.should_training_stop = True

@@ -242,9 +242,14 @@ def pause(state: Path | None, as_json: bool) -> None:
     type=click.IntRange(0),
     help="Give the run this number of rounds in all, past ones included; 0: no end.",
 )
+@click.option(
+    "--epochs",
+    type=click.IntRange(0),
+    help="Give the run this number of epochs of its data in all, past ones included; 0: no end.",
+)
 @json_option
-def resume(state: Path | None, rounds: int | None, as_json: bool) -> None:
-    """Continue a paused run, or with --rounds a finished one.
+def resume(state: Path | None, rounds: int | None, epochs: int | None, as_json: bool) -> None:
+    """Continue a paused run, or with --rounds or --epochs a finished one.
 
     The peers of a finished run have left: start each again with its `holdfast join` command. They
     come back with their state and need no new invite.
@@ -255,19 +260,23 @@ def resume(state: Path | None, rounds: int | None, as_json: bool) -> None:
       holdfast resume --rounds 80
     """
     control = find_control(state, "master")
-    before = call(control, "status", None, query={"past": 0}) if rounds is not None else {}
-    answer = call(control, "resume", {} if rounds is None else {"rounds": rounds})
+    counts = {"round": rounds, "epoch": epochs}
+    ends = {what: count for what, count in counts.items() if count is not None}
+    before = call(control, "status", None, query={"past": 0}) if ends else {}
+    answer = call(control, "resume", {f"{what}s": count for what, count in ends.items()})
     if as_json:
         click.echo(json.dumps(answer))
         return
-    if rounds is None:
+    if not ends:
         click.echo("resumed" if answer["was_paused"] else "the run was not paused")
         return
-    goes_on = f"the run goes on to round {rounds}" if rounds else "the run has no end now"
+    goals = [f"{what} {answer[f'{what}s']}" for what in counts if answer[f"{what}s"]]
+    goes_on = f"the run goes on to {' or '.join(goals)}" if goals else "the run has no end now"
     click.echo(goes_on + ("; it was paused, and is resumed" if answer["was_paused"] else ""))
     if before["state"] == "finished":
         click.echo("its peers have left: start each again with its `holdfast join` command")
-    click.echo(f"write rounds = {rounds} into run.toml, too: the master's next start reads it")
+    lines = " and ".join(f"{what}s = {count}" for what, count in ends.items())
+    click.echo(f"write {lines} into run.toml, too: the master's next start reads it")
 
 
 @click.command()

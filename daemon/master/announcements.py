@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from ...membership.master.state.journal import RoundCommitted, RunHistory
+from ...membership.master.state.run_end import ends_by_epochs, how_to_go_on
 from ...membership.spec.spec import RunSpec
 from ...protocol.text import format_duration
 from ..status_records import Ending
@@ -26,18 +27,22 @@ def format_resumed(history: RunHistory, store: JournalStore) -> str:
 def format_end(history: RunHistory, spec: RunSpec, ending: Ending) -> list[str]:
     """Return lines about a finished run: its figures, its final weights, how to go on."""
     figures = [f"all {plural(history.commit_count, 'round')} committed"]
+    if ends_by_epochs(history, spec):
+        epochs = f"all {plural(spec.data.epochs, 'epoch')}"
+        figures = [f"{epochs} and {plural(history.commit_count, 'round')} committed"]
     if ending.duration_s is not None:
         figures[0] += f" in {format_duration(ending.duration_s)}"
     if ending.loss_end is not None:
         figures.append(f"loss {ending.loss_end:.3f}")
     figures.append(plural(history.token_count // max(1, history.fragment_count), "token"))
     names = ending.weights_at
+    command, goal = how_to_go_on(history, spec)
     more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
     return [
         f"run {spec.run.name} is finished: {', '.join(figures)}",
         f"its final weights are in the last checkpoints of {', '.join(names[:NAMES_MAX])}{more}: "
         "`holdfast export OUT --state DIR` there makes a file of them",
-        "`holdfast resume --rounds N` lets the run go on to round N; then its peers join again",
+        f"{command} lets the run go on to {goal}; then its peers join again",
         "status and dashboard work until Ctrl+C",
     ]
 

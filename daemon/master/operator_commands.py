@@ -11,7 +11,9 @@ from typing import Protocol
 
 import trio
 
-from ...membership.spec.spec_changes import with_rounds
+from ...membership.master.state.run_end import how_to_go_on, what_is_committed
+from ...membership.spec.spec import RunSpec
+from ...membership.spec.spec_changes import with_end
 from ...protocol.errors import UserError
 from ...protocol.messages import Role
 from ...protocol.trust.invite import Invite
@@ -157,45 +159,37 @@ class OperatorCommands:
         return {"paused": True, "was_paused": was_paused}
 
     async def _resume(self, body: Json) -> Json:
-        """Open rounds again; with ``rounds``, give the run that many in all."""
+        """Open rounds again; with ``rounds`` or ``epochs``, give the run that many in all."""
         context = self._coordinator.context
-        was_paused, rounds = context.history.paused, body.get("rounds")
-        if rounds is None:
-            self._check_unfinished("`holdfast resume --rounds N` lets it go on to round N")
+        history, was_paused = context.history, context.history.paused
+        rounds = _new_end("round", body.get("rounds"), history.commit_count)
+        epochs = _new_end("epoch", body.get("epochs"), history.data.epoch)
+        if rounds is None and epochs is None:
+            command, goal = how_to_go_on(history, context.spec)
+            self._check_unfinished(f"{command} lets it go on to {goal}")
         else:
-            await self._change_rounds(rounds)
+            await self._change_end(with_end(context.spec, rounds=rounds, epochs=epochs))
         await self._service.see_through(self._coordinator.resume)
         answer: Json = {"paused": False, "was_paused": was_paused}
-        answer["rounds"] = context.spec.run.rounds
+        answer["rounds"], answer["epochs"] = context.spec.run.rounds, context.spec.data.epochs
         return answer
 
-    async def _change_rounds(self, rounds: object) -> None:
+    async def _change_end(self, spec: RunSpec) -> None:
         context = self._coordinator.context
-        count = context.history.commit_count
-        if type(rounds) is not int or rounds < 0:
-            raise UserError(f"invalid number of rounds: {rounds!r}", exit_code=ExitCode.USAGE)
-        if 0 < rounds <= count:
-            raise UserError(
-                f"{count} rounds are committed already, so {rounds} in all would end the run",
-                exit_code=ExitCode.USAGE,
-                hint="give the number of all rounds, the past ones included; 0: no end",
-            )
         if context.history.finished and len(context.roster):
             names = ", ".join(member.name for member in context.roster.by_number())
             raise UserError(
                 f"the peers of the finished run are still leaving: {names}",
                 hint="try again when they have left; `holdfast status` shows them",
             )
-        spec = with_rounds(context.spec, rounds)
-        if spec.run.rounds != context.spec.run.rounds:
-            await self._service.see_through(partial(self._coordinator.change_rounds, spec))
+        if spec.toml_text != context.spec.toml_text:
+            await self._service.see_through(partial(self._coordinator.change_end, spec))
 
     def _check_unfinished(self, hint: str) -> None:
         history = self._coordinator.context.history
         if history.finished:
-            raise UserError(
-                f"the run is finished: all {history.commit_count} rounds are committed", hint=hint
-            )
+            done = what_is_committed(history, self._coordinator.context.spec)
+            raise UserError(f"the run is finished: {done}", hint=hint)
 
     async def _stop_process(self, _body: Json) -> Json:
         trio.lowlevel.spawn_system_task(self._stop_soon)
@@ -208,3 +202,22 @@ class OperatorCommands:
 
 def _reason(body: Json) -> str:
     return str(body.get("reason") or "no reason was given")[:REASON_CHARS_MAX]
+
+
+def _new_end(what: str, count: object, done_count: int) -> int | None:
+    """Return a new number of all rounds or epochs; None: it stays as it is.
+
+    Raises:
+      UserError: it is invalid, or so many are committed already.
+    """
+    if count is None:
+        return None
+    if type(count) is not int or count < 0:
+        raise UserError(f"invalid number of {what}s: {count!r}", exit_code=ExitCode.USAGE)
+    if 0 < count <= done_count:
+        raise UserError(
+            f"{done_count} {what}s are committed already, so {count} in all would end the run",
+            exit_code=ExitCode.USAGE,
+            hint=f"give the number of all {what}s, the past ones included; 0: no end",
+        )
+    return count

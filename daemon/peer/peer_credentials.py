@@ -112,7 +112,7 @@ def as_user_error(error: EvictedError) -> UserError:
         RefusalCode.TOKEN.value: "ask the run's operator for another invite",
         RefusalCode.RUN.value: "this invite is for another run than the master serves",
         RefusalCode.LAYOUT.value: "use the same model in the training script as the others",
-        RefusalCode.FINISHED.value: "the run's operator can let it go on: `holdfast resume --rounds N` at the master",
+        RefusalCode.FINISHED.value: "the run's operator can let it go on: `holdfast resume --rounds N` (or --epochs N) at the master",
     }
     return UserError(
         error.reason,

@@ -51,6 +51,7 @@ SIZES: dict[str, dict[str, int]] = {
         "batch": 8,
     },
 }
+SHARD_BYTES = 50_000  # some rounds long: one that is not finished is read again by another peer
 TOKENIZER_BYTES_MAX = 1_000_000  # enough for a vocabulary this small
 
 
@@ -69,14 +70,27 @@ def source_files() -> tuple[list[Path], list[Path]]:
     return paths[:held_out_from], paths[held_out_from:]
 
 
-def texts(paths: Iterable[Path], bytes_max: int) -> Iterator[str]:
-    left = bytes_max
+def first_files(paths: Iterable[Path], bytes_max: int) -> list[Path]:
+    """Return the first of these files, as many as hold at most so many bytes."""
+    kept: list[Path] = []
     for path in paths:
-        text = path.read_text(errors="replace")
-        left -= len(text)
-        if left < 0:
-            return
-        yield text
+        bytes_max -= path.stat().st_size
+        if bytes_max < 0:
+            break
+        kept.append(path)
+    return kept
+
+
+def shards_of(paths: list[Path], bytes_max: int) -> list[list[Path]]:
+    """Deal files out to shards of about ``SHARD_BYTES``, the same ones at every peer."""
+    files = first_files(paths, bytes_max)
+    count = max(1, bytes_max // SHARD_BYTES)
+    return [files[index::count] for index in range(count)]
+
+
+def texts(paths: Iterable[Path]) -> Iterator[str]:
+    for path in paths:
+        yield path.read_text(errors="replace")
 
 
 def train_tokenizer(size: dict[str, int]) -> PreTrainedTokenizerFast:
@@ -91,18 +105,14 @@ def train_tokenizer(size: dict[str, int]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     training, _ = source_files()
-    tokenizer.train_from_iterator(
-        texts(training, min(size["text_bytes"], TOKENIZER_BYTES_MAX)), trainer
-    )
+    some = first_files(training, min(size["text_bytes"], TOKENIZER_BYTES_MAX))
+    tokenizer.train_from_iterator(texts(some), trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD_TOKEN)
 
 
-def tokens_of(
-    tokenizer: PreTrainedTokenizerFast, paths: list[Path], context: int, bytes_max: int
-) -> torch.Tensor:
-    """Return windows of the text, (windows, T) int64."""
-    backend = tokenizer.backend_tokenizer
-    encoded = backend.encode_batch(list(texts(paths, bytes_max)))
+def windows_of(tokenizer: PreTrainedTokenizerFast, paths: list[Path], context: int) -> torch.Tensor:
+    """Return windows of the files' text, (windows, T) int64."""
+    encoded = tokenizer.backend_tokenizer.encode_batch(list(texts(paths)))
     ids = torch.tensor([token for each in encoded for token in each.ids])
     return ids[: len(ids) // context * context].view(-1, context)
 
@@ -195,13 +205,15 @@ def main() -> None:
     torch.manual_seed(1)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.folder)
     training, rest = source_files()
-    data = tokens_of(tokenizer, training, size["context"], size["text_bytes"])
-    held_out = tokens_of(tokenizer, rest, size["context"], size["text_bytes"] // 10)
+    held_out_files = first_files(rest, size["text_bytes"] // 10)
+    held_out = windows_of(tokenizer, held_out_files, size["context"])
     model = make_model(size).to(device)
     optimizer = MuonAndAdamW(model, LEARNING_RATE)
 
     run = holdfast.attach(model, optimizer)  # (*) the model now holds the run's weights
-    generator = run.generator()  # (*) every peer draws other windows
+    shards = run.shards(
+        shards_of(training, size["text_bytes"])
+    )  # (*) each to one peer, once an epoch
     total = run.total_steps or 10_000
 
     def factor(_own_step: int) -> float:
@@ -212,6 +224,13 @@ def main() -> None:
         done = min(1.0, (step - WARMUP_STEPS) / max(1, total - WARMUP_STEPS))
         return (0.55 + 0.45 * math.cos(math.pi * done)) * run.rate_scale  # (*)
 
+    def batches() -> Iterator[torch.Tensor]:
+        """Windows (B, T) of this peer's shards, without an end; the last ones of a shard may be fewer."""
+        for shard in shards:
+            windows = windows_of(tokenizer, shard, size["context"])
+            order = torch.randperm(len(windows), generator=run.generator())
+            yield from torch.split(windows[order], size["batch"])
+
     def report_validation() -> None:
         loss = validate(model, held_out, size["batch"], device)
         run.log(validation_loss=loss, validation_step=run.global_step)  # (*)
@@ -220,8 +239,9 @@ def main() -> None:
     if run.is_leader:  # (*)
         report_validation()
     validated = run.round_count
-    while not run.finished:  # (*)
-        windows = data[torch.randint(len(data), (size["batch"],), generator=generator)]
+    for windows in batches():
+        if run.finished:  # (*)
+            break
         loss = loss_of(model, windows, device)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

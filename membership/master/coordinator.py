@@ -66,6 +66,7 @@ from .state.journal import (
 )
 from .state.master_effects import CheckProof, Effect, EventKind, StandDown
 from .state.roster import Grant, Member
+from .state.run_end import what_is_committed
 from .state.succession import Succession
 from .sync.state_sync import StateSync
 
@@ -343,15 +344,15 @@ class Coordinator:
             self.context.announce(EventKind.RUN, None, "paused" if paused else "resumed")
         return True
 
-    def change_rounds(self, spec: RunSpec, now_s: float) -> list[Effect]:
-        """Give the run another number of rounds, on the operator's word; a finished run goes on.
+    def change_end(self, spec: RunSpec, now_s: float) -> list[Effect]:
+        """Give the run another number of rounds or epochs, on the operator's word; a finished run goes on.
 
         Args:
-          spec: differs from the run's in the number of rounds only.
+          spec: differs from the run's in these numbers only.
         """
-        return self._event(now_s, self._change_rounds, spec)
+        return self._event(now_s, self._change_end, spec)
 
-    def _change_rounds(self, spec: RunSpec) -> bool:
+    def _change_end(self, spec: RunSpec) -> bool:
         before, self.context.spec = self.context.spec, spec
         self.context.record(SpecChanged(spec.toml_text))
         self._finish_due_s, self._finish_sent = math.inf, False
@@ -498,11 +499,8 @@ class Coordinator:
             if self.scheduler.end_rounds("every epoch is in committed work"):
                 return False
             self.context.record(RunFinished(history.last_round))
-            count = history.commit_count
-            rounds = "the only round is" if count == 1 else f"all {count} rounds are"
-            if not by_rounds:
-                rounds = f"all epochs of the data, {self.context.spec.data.epochs}, are"
-            self.context.announce(EventKind.RUN, None, f"{rounds} committed; the run is finished")
+            done = what_is_committed(history, self.context.spec)
+            self.context.announce(EventKind.RUN, None, f"{done}; the run is finished")
             self._finish_due_s = self.context.now_s + self.context.spec.membership.deadline_s
             return True
         applied = all(

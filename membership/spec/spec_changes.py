@@ -1,4 +1,4 @@
-"""Changes of a run's spec: what differs between two, and another number of rounds."""
+"""Changes of a run's spec: what differs between two, and another number of rounds or epochs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ...protocol.errors import UserError
 from .spec import SPEC_EXIT_CODE, TABLES, RunSpec
 from .spec_faults import key_lines
 
-ROUNDS_KEY = "run.rounds"
-_ROUNDS = re.compile(r"""(\brounds["']?\s*=\s*)[+\d_xobXOBa-fA-F]+""")
+_NUMBER = r"""(\b{key}["']?\s*=\s*)[+\d_xobXOBa-fA-F]+"""
 
 
 def changed_settings(before: RunSpec, after: RunSpec) -> list[str]:
@@ -37,30 +36,41 @@ def _shown(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=list)
 
 
-def with_rounds(spec: RunSpec, rounds: int) -> RunSpec:
-    """Return the spec with another number of rounds, its text changed in that place only.
+def with_end(spec: RunSpec, *, rounds: int | None = None, epochs: int | None = None) -> RunSpec:
+    """Return the spec with another number of rounds or epochs, its text changed in these places only.
+
+    Args:
+      rounds, epochs: None: as it is.
 
     Raises:
-      UserError: the number is invalid, or it cannot be put into this text.
+      UserError: a number is invalid, or it cannot be put into this text.
     """
-    changed = RunSpec.parse(_text_with_rounds(spec.toml_text, rounds))
-    wanted = attrs.evolve(spec, run=attrs.evolve(spec.run, rounds=rounds))
+    for table, key, count in (("run", "rounds", rounds), ("data", "epochs", epochs)):
+        if count is not None:
+            spec = _with_count(spec, table, key, count)
+    return spec
+
+
+def _with_count(spec: RunSpec, table: str, key: str, count: int) -> RunSpec:
+    changed = RunSpec.parse(_text_with_count(spec.toml_text, table, key, count))
+    wanted = attrs.evolve(spec, **{table: attrs.evolve(getattr(spec, table), **{key: count})})
     if attrs.evolve(changed, toml_text="") != attrs.evolve(wanted, toml_text=""):
         raise UserError(
-            "the number of rounds cannot be changed in this run.toml",
+            f"the number of {key} cannot be changed in this run.toml",
             exit_code=SPEC_EXIT_CODE,
-            hint=f"write rounds = {rounds} into it, and start the master again",
+            hint=f"write {key} = {count} into it, under [{table}], and start the master again",
         )
     return changed
 
 
-def _text_with_rounds(toml_text: str, rounds: int) -> str:
+def _text_with_count(toml_text: str, table: str, key: str, count: int) -> str:
     lines, numbers = toml_text.splitlines(), key_lines(toml_text)
-    if ROUNDS_KEY in numbers:
-        index = numbers[ROUNDS_KEY] - 1
-        lines[index] = _ROUNDS.sub(rf"\g<1>{rounds}", lines[index], count=1)
-    elif "run" in numbers:
-        lines.insert(numbers["run"], f"rounds = {rounds}")
+    if f"{table}.{key}" in numbers:
+        index = numbers[f"{table}.{key}"] - 1
+        number = re.compile(_NUMBER.format(key=key))
+        lines[index] = number.sub(rf"\g<1>{count}", lines[index], count=1)
+    elif table in numbers:
+        lines.insert(numbers[table], f"{key} = {count}")
     else:
-        lines += ["", "[run]", f"rounds = {rounds}"]
+        lines += ["", f"[{table}]", f"{key} = {count}"]
     return "\n".join(lines) + "\n"

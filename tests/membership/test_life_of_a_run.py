@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.state.journal import RunFinished, RunHistory, SpecChanged
-from holdfast.membership.spec.spec_changes import with_rounds
+from holdfast.membership.spec.spec_changes import with_end
 from holdfast.protocol.messages import (
     Finish,
     NewSpec,
@@ -43,8 +43,8 @@ def back(table: Table) -> None:
 
 
 def change(table: Table, rounds: int) -> None:
-    spec = with_rounds(table.master.context.spec, rounds)
-    table.take(table.master.change_rounds(spec, table.now_s))
+    spec = with_end(table.master.context.spec, rounds=rounds)
+    table.take(table.master.change_end(spec, table.now_s))
 
 
 def test_a_finished_run_goes_on_with_more_rounds() -> None:
@@ -66,7 +66,7 @@ def test_a_finished_run_goes_on_with_more_rounds() -> None:
 def test_a_restart_with_more_rounds_goes_on_and_with_fewer_is_finished() -> None:
     table = finished()
     for rounds, over in ((3, False), (1, True)):
-        table.spec = with_rounds(table.spec, rounds)
+        table.spec = with_end(table.spec, rounds=rounds)
         table.journal.append(SpecChanged(table.spec.toml_text))
         table.restart()
         table.take(table.master.settle(table.now_s))

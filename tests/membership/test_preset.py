@@ -11,7 +11,7 @@ from holdfast.membership.spec import preset as module
 from holdfast.membership.spec.algorithm import ALGORITHMS
 from holdfast.membership.spec.preset import PRESETS, format_preset, preset_settings
 from holdfast.membership.spec.spec import SPEC_CHARS_MAX, RunSpec
-from holdfast.membership.spec.spec_changes import changed_settings, with_rounds
+from holdfast.membership.spec.spec_changes import changed_settings, with_end
 from holdfast.membership.spec.spec_faults import find_faults
 from holdfast.protocol.errors import UserError
 
@@ -71,7 +71,7 @@ def test_a_change_of_the_presets_is_a_change_of_settings() -> None:
         'run.preset from "diloco" to "muon"',
         "diloco.sync_every from 20 to 10",
     ]
-    more = with_rounds(after, 99)
+    more = with_end(after, rounds=99)
     assert (more.run.rounds, more.diloco) == (99, after.diloco)
 
 

@@ -13,11 +13,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.paths import JOURNAL_FILE
+from holdfast.membership.master.state.journal import RoundCommitted
 
 TRAINER = Path(__file__).with_name("tiny_trainer.py")  # without torch
 WITH_TORCH = (sys.executable, str(TRAINER.with_name("torch_trainer.py")))
@@ -370,6 +375,21 @@ def contributing(status: Status, *names: str) -> bool:
     peers = {c["peer"] for c in ended[-1]["contributors"]}
     found = [member(status, name) for name in names]
     return all(m is not None and m["peer"] in peers for m in found)
+
+
+def spent_positions(fleet: Fleet) -> Counter[int]:
+    """Kill the master, and return how many times its journal's commits have spent each leased position."""
+    fleet.nodes["master"].signal(signal.SIGKILL)
+    fleet.nodes["master"].wait()
+    store = JournalStore(fleet.folder / "master" / JOURNAL_FILE)
+    commits = [record for record in store.records() if isinstance(record, RoundCommitted)]
+    store.close()
+    return Counter(
+        position
+        for record in commits
+        for each in record.spent
+        for position in range(each.start, each.stop)
+    )
 
 
 def digests(status: Status, *names: str) -> dict[str, str]:

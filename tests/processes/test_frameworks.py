@@ -1,6 +1,6 @@
 """The scripts of docs/frameworks as a user runs them: the real libraries in a real run, on a CPU.
 
-In each a trainer is killed, and goes on where the run is.
+In each a trainer is killed, and goes on where the run is, with samples that the run leases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ import torch
 from safetensors.torch import load_file
 
 from tests.packaging.test_docs import ROOT, blocks
-from tests.processes.harness import WAIT_S, Fleet, Status, contributing, environment, spec
+from tests.processes.harness import (
+    WAIT_S,
+    Fleet,
+    Status,
+    contributing,
+    environment,
+    spec,
+    spent_positions,
+)
 from tests.processes.test_recipes import PEERS, changed, equal, export, weights
 
 pytestmark = pytest.mark.slow
@@ -91,6 +99,12 @@ def script_of(page: str) -> str:
     return script
 
 
+def leased(page: str, call: str, with_keyword: str) -> str:
+    """Return a page's script, with samples that the run leases as the page says."""
+    assert "leased=True" in (PAGES / page).read_text()
+    return changed(script_of(page), call, with_keyword)
+
+
 def start(fleet: Fleet, **scripts: str) -> None:
     """Start a master, and a peer for each script, by name."""
     fleet.start_master(spec(rounds=ROUNDS, sync_every=SYNC_EVERY, min_members=len(scripts)))
@@ -128,12 +142,24 @@ def finish(fleet: Fleet) -> tuple[Status, list[int]]:
     return status, steps
 
 
-def check_weights(status: Status, tokens: int) -> None:
-    """A contribution weighs its optimizer steps, each with the tokens of all micro-batches."""
-    for each in weights(status):
+def check_weights(fleet: Fleet, status: Status, samples: int, tokens: int = 1) -> None:
+    """A contribution weighs its optimizer steps, each with the tokens of all micro-batches.
+
+    Its samples were leased, and none of them is in the run's work a second time.
+
+    Args:
+      samples: of a step.
+      tokens: of a sample.
+    """
+    found = weights(status)
+    for each in found:
         for weight in each.values():
-            assert weight % tokens == 0
-            assert 0 < weight <= 3 * SYNC_EVERY * tokens
+            assert weight % (samples * tokens) == 0
+            assert 0 < weight <= 3 * SYNC_EVERY * samples * tokens
+    assert len(found) == status["committed"]
+    spent = spent_positions(fleet)
+    assert set(spent.values()) == {1}
+    assert len(spent) * tokens == sum(weight for each in found for weight in each.values())
 
 
 @pytest.mark.parametrize("page", ["transformers.md", "lightning.md", "accelerate.md"])
@@ -144,7 +170,8 @@ def test_a_page_says_how_many_lines_holdfast_needs(page: str) -> None:
 
 
 def test_the_trainer_of_transformers_goes_by_the_run(fleet: Fleet) -> None:
-    script = changed(script_of("transformers.md"), '"checkpoints"', FOLDER)
+    script = leased("transformers.md", "TransformersCallback(", "TransformersCallback(leased=True")
+    script = changed(script, '"checkpoints"', FOLDER)
     script = changed(script, "member = holdfast", LOOK + "member = holdfast")
     script = changed(script, "callbacks=[member]", "callbacks=[member, Look()]")
     # One peer resumes from a checkpoint of another, standalone training.
@@ -160,7 +187,7 @@ def test_the_trainer_of_transformers_goes_by_the_run(fleet: Fleet) -> None:
     kill_trainer(fleet, "birch")
     status, _ = finish(fleet)
 
-    check_weights(status, 4 * 2 * 32)  # batch, accumulation, context
+    check_weights(fleet, status, 4 * 2, 32)  # batch, accumulation; context
     alder, birch = (fleet.nodes[name].log for name in PEERS)
     began = r"began at step (\d+) with (\S+) and (\d+) states"
     (first,) = re.findall(began, alder)
@@ -197,13 +224,14 @@ def run_alone(folder: Path, env: dict[str, str]) -> None:
 
 
 def test_the_trainer_of_lightning_goes_by_the_run(fleet: Fleet) -> None:
-    script = changed(script_of("lightning.md"), '"checkpoints"', FOLDER)
+    script = leased("lightning.md", "LightningCallback(", "LightningCallback(leased=True")
+    script = changed(script, '"checkpoints"', FOLDER)
     script = changed(script, "STEPS = 2000", f"STEPS = {SCHEDULE_STEPS}")
     start(fleet, alder=script, birch=script)
     kill_trainer(fleet, "birch")
     status, steps = finish(fleet)
 
-    check_weights(status, 8 * 2)  # batch, accumulation
+    check_weights(fleet, status, 8 * 2)  # batch, accumulation
     check_rates(fleet, steps)
     (leaders,) = fleet.folder.glob("checkpoints-*/")
     assert list(leaders.glob("*.ckpt"))
@@ -216,7 +244,7 @@ def test_the_trainer_of_lightning_goes_by_the_run(fleet: Fleet) -> None:
 def test_a_loop_of_accelerate_goes_by_the_run(fleet: Fleet) -> None:
     start_of_step = "        with accelerator.accumulate(model):"
     slow = changed(
-        script_of("accelerate.md"),
+        leased("accelerate.md", "schedule, loader)  # (*)", "schedule, loader, leased=True)"),
         start_of_step,
         f"        __import__('time').sleep(0.01)\n{start_of_step}",
     )
@@ -225,7 +253,7 @@ def test_a_loop_of_accelerate_goes_by_the_run(fleet: Fleet) -> None:
     kill_trainer(fleet, "birch")
     status, steps = finish(fleet)
 
-    check_weights(status, 8 * 2)
+    check_weights(fleet, status, 8 * 2)
     check_rates(fleet, steps)
     assert equal(load_file(fleet.folder / "final" / "model.safetensors"), export(fleet, "birch"))
 

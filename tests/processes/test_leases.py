@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,10 +10,8 @@ import pytest
 import torch
 
 from benchmarks import leases_trainer
-from holdfast.daemon.master.journal_store import JournalStore
-from holdfast.daemon.paths import JOURNAL_FILE
-from holdfast.membership.master.state.journal import RoundCommitted
-from tests.processes.harness import WAIT_S, Fleet, contributing, spec
+from tests.processes.harness import WAIT_S, Fleet, contributing, spec, spent_positions
+from tests.processes.test_life_of_a_run import typed
 
 pytestmark = pytest.mark.slow
 
@@ -40,17 +37,7 @@ def counts(path: Path, epoch: int) -> Counter[int]:
 
 def spent(fleet: Fleet, length: int) -> dict[int, Counter[int]]:
     """How many positions of each whole epoch the journal's commits have spent so many times."""
-    fleet.nodes["master"].signal(signal.SIGKILL)
-    fleet.nodes["master"].wait()
-    store = JournalStore(fleet.folder / "master" / JOURNAL_FILE)
-    commits = [record for record in store.records() if isinstance(record, RoundCommitted)]
-    store.close()
-    times = Counter(
-        position
-        for record in commits
-        for each in record.spent
-        for position in range(each.start, each.stop)
-    )
+    times = spent_positions(fleet)
     return {
         epoch: Counter(times[position] for position in range(epoch * length, (epoch + 1) * length))
         for epoch in range(EPOCHS)
@@ -63,10 +50,19 @@ def spent(fleet: Fleet, length: int) -> dict[int, Counter[int]]:
     "samples that it had trained on and not contributed are leased to others, each once",
 )
 def test_every_sample_is_in_committed_work_once_an_epoch(fleet: Fleet) -> None:
-    fleet.start_master(leased_spec())
+    fleet.start_master(leased_spec(epochs=1))
 
     def join(name: str, *more: str) -> None:
         start(fleet, name, "--samples", str(SAMPLES), "--step-s", "0.05", *more)
+
+    for name in ("alder", "birch"):
+        join(name)
+    fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the first epoch")
+    refused = typed(fleet, "resume")
+    assert "the only epoch is committed" in refused.stderr
+    assert "`holdfast resume --epochs N` lets it go on to epoch N" in refused.stderr
+    resumed = typed(fleet, "resume", "--epochs", str(EPOCHS))
+    assert f"the run goes on to epoch {EPOCHS}\n" in resumed.stdout
 
     join("alder")
     join("birch", "--workers", "1")

@@ -72,9 +72,9 @@ class TermStarted(JournalRecord):
 
 @frozen
 class SpecChanged(JournalRecord):
-    """The operator gave the run another run.toml, or another number of rounds.
+    """The operator gave the run another run.toml, or another number of rounds or epochs.
 
-    A run that was finished goes on if the new spec has more rounds than are committed.
+    A run that was finished goes on if the new spec has more of them than are committed.
     """
 
     spec_toml: str

@@ -9,6 +9,7 @@ from ....protocol.messages import CopyProgress
 from ..rounds.round import Round, RoundPhase, answered
 from ..state.context import quoted
 from ..state.roster import CopyState, Member, can_contribute
+from ..state.run_end import how_to_go_on, what_is_committed
 from ..state.succession import NAMES_MAX
 from ..sync.catch_up import format_rate
 from ..trainers import NO_STEP, state_of
@@ -36,9 +37,8 @@ class WaitReasons:
         if self._coordinator.succession.superseded:
             return "superseded", self._coordinator.succession.superseded
         if history.finished:
-            return "finished", (
-                f"all {history.commit_count} rounds are committed; `holdfast resume --rounds N` goes on"
-            )
+            command, _goal = how_to_go_on(history, context.spec)
+            return "finished", f"{what_is_committed(history, context.spec)}; {command} goes on"
         if self._coordinator.succession.waiting:
             return "waiting for members", self._coordinator.succession.why_waiting()
         if not history.founded:
