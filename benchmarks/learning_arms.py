@@ -63,6 +63,7 @@ class Arm:
       kill_rounds: after so many rounds one peer dies and another one comes; 0: nobody does.
       inner: optimizer, ``adamw`` or ``muon``.
       warm_steps: of all steps, the first ones, trained as data parallel.
+      leased: the run shares out the windows, each once an epoch; else each replica draws its own.
       slowness: how many times longer the steps of the last peers take, and of those that replace them.
       ratio_max: the loss may be so many times the baseline's; None: nothing is asked.
       ratio_min: it must be so many times the baseline's: the baseline is the better one.
@@ -77,6 +78,7 @@ class Arm:
     kill_rounds: int = 0
     inner: str = field(default="adamw", validator=in_(INNER))
     warm_steps: int = field(default=0, validator=[instance_of(int), ge(0)])
+    leased: bool = False
     slowness: tuple[float, ...] = ()
     ratio_max: float | None = None
     ratio_min: float | None = None
@@ -208,7 +210,7 @@ def _arm(name: str, what: str, peers: int, baseline: str, **settings: Any) -> Ar
     return Arm(name, what, peers, baseline, {**common, **settings}, **extra)
 
 
-_EXTRA = ("kill_rounds", "inner", "slowness", "ratio_max", "ratio_min", "speed_min")
+_EXTRA = ("kill_rounds", "inner", "slowness", "leased", "ratio_max", "ratio_min", "speed_min")
 _STREAMING = {"fragments": FRAGMENTS, "overlap": 2}
 _NF4 = {"codec_up": "nf4", "codec_down": "nf4", "error_feedback": True}
 _LATE = {"fragments": FRAGMENTS, "overlap": 4}
@@ -217,6 +219,7 @@ _UNEVEN: dict[str, Any] = {
     "overlap": 2,
     "pace": "elastic",
     "min_members": 2,
+    "leased": True,
 }
 
 ARMS = (
@@ -354,6 +357,7 @@ ARMS = (
         3,
         "dp-uneven3",
         slowness=_UNEVEN["slowness"],
+        leased=True,
     ),
     Arm("dp4", "data parallel, 4 replicas", 4, "dp4"),
     _arm(

@@ -28,7 +28,7 @@ from benchmarks.learning_arms import (
     Outcome,
     Recipe,
 )
-from benchmarks.learning_script import Learner, corpus, draw, warm_start, weights_digest
+from benchmarks.learning_script import Learner, Windows, corpus, warm_start, weights_digest
 from benchmarks.learning_trainer import TorchTrainer
 from examples.train import CONTEXT, GPT, windows
 from holdfast.client.tensors import find_shared, layout_of
@@ -91,14 +91,14 @@ class Judge:
 
 def _run_alone(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, dict[str, Any]]:
     learner = Learner(arm, recipe)
-    chances = [recipe.chance(replica) for replica in range(arm.peers)]
     batches = [arm.batch(replica, recipe.batch) for replica in range(arm.peers)]
+    chosen = Windows(arm, recipe, batches)
     every = max(1, recipe.steps // CURVE_POINTS)
     curve = []
     for step in range(recipe.steps):
         if step % every == 0:
             curve.append(judge.point(learner.model, step))
-        learner.step(step, draw(chances, batches))
+        learner.step(step, chosen.draw(step))
     model = learner.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return model, {
@@ -126,6 +126,7 @@ class LearningSwarm(Swarm):
             delay_s=arm.delay_s,
         )
         self.witness.knows_contributions = False  # it checks all roots, and no means
+        self.witness.knows_samples = False
         self.arm = arm
         self.recipe = recipe
         self.trainers: dict[str, TorchTrainer] = {}
@@ -259,11 +260,13 @@ def _speed(arm: Arm, recipe: Recipe, trainers: Sequence[TorchTrainer], ended_s: 
 
 def _notes(swarm: LearningSwarm) -> dict[str, Any]:
     commits = swarm.witness.commits
+    assert swarm.master is not None
     return {
         "rounds": len(commits),
         "peers": sum(trainer.tokens > 0 for trainer in swarm.trainers.values()),
         "killed": len(swarm.peers) - len(swarm.alive),
         "contributors_at_last": len(commits[-1].contributors),
         "contributions": sum(len(commit.contributors) for commit in commits),
+        "samples_spent": swarm.master.coordinator.context.history.data.spent.count,
         "virtual_s": trio.current_time(),
     }

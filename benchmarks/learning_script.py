@@ -95,6 +95,33 @@ def draw(chances: Sequence[np.random.Generator], batches: Sequence[int]) -> np.n
     return np.concatenate(drawn)
 
 
+def window_count() -> int:
+    """Windows of the training text side by side: the samples that a run leases."""
+    return len(corpus()[0]) // CONTEXT - 1
+
+
+class Windows:
+    """Where each step's windows begin, in data parallel.
+
+    Args:
+      batches: windows of a step of each replica.
+    """
+
+    def __init__(self, arm: Arm, recipe: Recipe, batches: Sequence[int]) -> None:
+        self._chances = [recipe.chance(replica) for replica in range(arm.peers)]
+        self._batches = batches
+        self._order = (
+            np.random.default_rng(recipe.seed).permutation(window_count()) if arm.leased else None
+        )
+
+    def draw(self, step: int) -> np.ndarray:
+        if self._order is None:
+            return draw(self._chances, self._batches)
+        count = sum(self._batches)
+        places = np.arange(step * count, (step + 1) * count)
+        return self._order[places % len(self._order)] * CONTEXT
+
+
 @cache
 def warm_start(arm: Arm, recipe: Recipe) -> Learner:
     """After the arm's ``warm_steps`` of data parallel; not to be trained further."""
