@@ -104,6 +104,13 @@ from .trainer_service import TrainerService
 log = logging.getLogger("holdfast.peer")
 
 PROGRESS_S = 1.0
+LAST_WEIGHTS_S = (
+    10.0  # after the run's end, for the master to order a copy of weights that are not here
+)
+NO_LAST_WEIGHTS = (
+    "the run is over, but this peer did not get its last weights in time: take them from another peer's "
+    "checkpoint (`holdfast export`)"
+)
 
 
 @frozen
@@ -217,6 +224,7 @@ class PeerService:
         self.number = 0
         self.finished = trio.Event()
         self._bound: Sequence[Address] = ()
+        self._awaits_weights = False  # the run is over, and its last weights are not here
         self._refusal: EvictedError | None = None
         self._stop = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
@@ -446,7 +454,7 @@ class PeerService:
                 case peer_effects.TellTrainer(message=message):
                     trainer.tell(message)
                 case peer_effects.ReloadTrainer(step=step, step_limit=step_limit):
-                    trainer.tell(Load(step, step_limit, self.replica.trainer.finished))
+                    trainer.tell(Load(step, step_limit, self.finished.is_set()))
                 case peer_effects.StartReduction(order=order, contribute=contribute):
                     self.reducer.start(order, contribute=contribute)
                 case peer_effects.FlushReduction(order=Flush() as order):
@@ -495,6 +503,22 @@ class PeerService:
             return
         if any(here.commit is not None for here in self.replica.rounds.values()):
             return  # committed rounds are still being applied
+        if not self.replica.behind:
+            self._finish()
+        elif not self._awaits_weights:
+            self._awaits_weights = True
+            self._start(self._await_last_weights)
+
+    async def _await_last_weights(self) -> None:
+        """Let the master bring this peer in sync, which has no result of the last round or was still copying."""
+        await trio.sleep(LAST_WEIGHTS_S)
+        while self.replica.fetching:
+            await trio.sleep(PROGRESS_S)
+        if not self.finished.is_set():
+            self.training.reject(NO_LAST_WEIGHTS)
+            self._finish()
+
+    def _finish(self) -> None:
         self.report.phase = "finished"
         self._trainer.tell(Finished())
         self.session.finished = True

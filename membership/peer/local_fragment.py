@@ -16,6 +16,7 @@ class LocalFragment:
 
     Attributes:
       version: None while nothing valid is held.
+      committed_version: the newest one that this peer was told of.
       fetching: the order of the copy that is under way.
       synced_due: a copy is installed and ``Synced`` is not sent yet.
       received_bytes, bad_donors: of that copy.
@@ -25,6 +26,7 @@ class LocalFragment:
     index: int
     version: int | None = None
     root: bytes = b""
+    committed_version: int = 0
     fetching: SyncFragment | None = None
     synced_due: bool = False
     received_bytes: int = 0
@@ -35,8 +37,16 @@ class LocalFragment:
     def head(self) -> FragmentHead | None:
         return None if self.version is None else FragmentHead(self.index, self.version, self.root)
 
+    @property
+    def behind(self) -> bool:
+        """Return whether the run has committed something that is not held here."""
+        return self.version is None or self.version < self.committed_version
+
     def fetch(self, order: SyncFragment) -> list[PeerEffect]:
         """Begin a copy, unless the fragment is held already at the ordered version or a later one."""
+        if order.replaces_newer:  # the run went back
+            self.committed_version = 0
+        self.committed_version = max(self.committed_version, order.head.version)
         head = self.head
         newer = head is not None and head.version > order.head.version
         if head is not None and (head == order.head or (newer and not order.replaces_newer)):

@@ -117,6 +117,11 @@ class Replica:
         """
         return self.valid and all(each.commit is None for each in self.rounds.values())
 
+    @property
+    def behind(self) -> bool:
+        """The run has committed something that this peer knows of and does not hold."""
+        return any(each.behind for each in self.fragments)
+
     def keeps_checkpoints(self, peers: int | str) -> bool:
         """Return whether this peer writes checkpoints: all in sync do, or the ``peers`` oldest members.
 
@@ -130,6 +135,11 @@ class Replica:
             return False
         writing = [m.peer for m in sorted(self.view.members, key=lambda m: m.number) if m.in_sync]
         return self.me in (writing[:peers] if isinstance(peers, int) else writing)
+
+    @property
+    def fetching(self) -> bool:
+        """A fragment is being copied from donors."""
+        return any(each.fetching is not None for each in self.fragments)
 
     def is_copying(self, fragment: int) -> bool:
         """Return whether results of this fragment wait until its copy is complete."""
@@ -209,6 +219,8 @@ class Replica:
         if message.branch != self.branch:
             # Commits of the other branch are void. One that is applied already is the master's to undo.
             self.branch = message.branch
+            for fragment in self.fragments:
+                fragment.committed_version = 0
             for each in list(self.rounds.values()):
                 if each.commit is not None and each.phase is not RoundState.APPLYING:
                     effects += self._end(each, committed=False)
@@ -345,6 +357,7 @@ class Replica:
         contributed = any(each.contributor.peer == self.me for each in added)
         self.leases.committed(message.round, contributed=contributed)
         held, decided = self.fragments[message.fragment], self.rounds.get(message.round)
+        held.committed_version = max(held.committed_version, message.version + 1)
         if decided is None:
             missed = held.fetching is None and held.version == message.version
             return [_lost_result(message)] if missed else []

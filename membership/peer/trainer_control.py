@@ -190,7 +190,9 @@ class TrainerControl:
 
     def set_role(self, role: Role, *, in_sync: bool, leads: bool, valid: bool) -> list[PeerEffect]:
         """Take this peer's role from a new view; ``valid``: it holds a state to load."""
-        self.role, self.in_sync, self.leads = role, in_sync, leads
+        self.role, self.in_sync = role, in_sync
+        if not self.finished:  # when a leader has left a finished run, nobody else saves as well
+            self.leads = leads
         was_training = self.told_role is not None and self.told_role.contributing
         begins = self.training and not was_training
         if begins and valid and not self.finished and not self.trained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from holdfast.membership.peer.local_round import OVERTAKEN_MAX
@@ -20,6 +21,7 @@ from holdfast.protocol.messages import (
     Commit,
     Contributor,
     ContributorRun,
+    Finish,
     FragmentHead,
     MemberInfo,
     Message,
@@ -272,6 +274,38 @@ def test_a_round_told_again_with_an_earlier_step_is_posted_for_at_once() -> None
     assert told(replica.receive(Open(1, 0, 0, 0))) == [], "it has posted; once is enough"
 
 
+def test_a_peer_without_the_last_result_is_behind_until_it_has_a_copy() -> None:
+    replica = a_contributor()
+    replica.receive(Open(1, 0, 0, EVERY))
+    replica.posted(Posted(1, 0, 0, 80, EVERY), 1.0, "")
+    plan = Plan(1024, (OwnerRun(ME, 1),), "fp32", "fp32")
+    replica.receive(Reduce(1, 1, 0, 0, 1, ME_ALONE, (ME,), plan))
+    assert not replica.behind
+    said = replica.receive(Commit(1, 2, 0, 0, EVERY, ME_ALONE, DIGEST))  # of another attempt
+    assert any(isinstance(each, TellMaster) for each in said)
+    replica.receive(Finish(1))
+    assert (replica.behind, replica.fetching) == (True, False)
+    head = FragmentHead(0, 1, ROOT)
+    replica.receive(SyncFragment(head, ("b" * 32,)))
+    assert (replica.behind, replica.fetching) == (True, True)
+    replica.fetched(head, 0)
+    assert (replica.behind, replica.fetching) == (False, False)
+
+
+def test_a_run_that_went_back_leaves_nobody_behind() -> None:
+    replica = a_contributor()
+    reduce_and_commit(replica, 1, 5)
+    assert replica.behind, "the commit is being applied"
+    replica.applied(1, FragmentHead(0, 1, ROOT))
+    assert not replica.behind
+    replica.receive(Commit(2, 1, 0, 1, 2 * EVERY, ME_ALONE, DIGEST))
+    assert replica.behind
+    heads = (FragmentHead(0, 1, ROOT),)
+    welcome = Welcome(1, 1, "", None, LINEAGE, heads, EVERY, (), 1)
+    replica.welcome(attrs.evolve(welcome, branch=1), EVERY, 1)
+    assert not replica.behind
+
+
 # ---------------------------------------------------------------- who leads
 
 
@@ -315,6 +349,13 @@ def test_a_trainer_is_told_its_role_before_attach_returns_and_when_it_changes() 
     assert told(replica.receive(View(2, (member(ME, 2),), 0))) == [SetRole(True, "", True, 100)]
     assert told(replica.receive(View(3, (member(ME, 2),), 0))) == []
     assert told(replica.welcome(welcome, EVERY, 1, 200)) == [SetRole(True, "", True, 200)]
+
+
+def test_nobody_becomes_the_leader_of_a_finished_run() -> None:
+    replica = a_contributor()
+    replica.receive(View(2, (member(BIRCH, 1), member(ME, 2)), 0))
+    replica.receive(Finish(1))
+    assert told(replica.receive(View(3, (member(ME, 2),), 0))) == []
 
 
 def test_a_spare_that_becomes_a_contributor_loads_before_it_is_told() -> None:

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.slow
 PAGES = ROOT / "docs" / "frameworks"
 SYNC_EVERY = 5
 ROUNDS = 400  # as planned; each test ends its run earlier
+STEP_S = 0.1  # or more, so that planned rounds outlast every wait for a trainer that was killed
+PAUSE = f"__import__('time').sleep({STEP_S})"
 LEARNING_RATE = 3e-3
 WARMUP_STEPS = 5  # of the Transformers page
 SCHEDULE_STEPS = 200  # short, so that a schedule that counts this process's steps shows
@@ -44,6 +46,9 @@ LOOK = """
 from transformers import TrainerCallback
 
 class Look(TrainerCallback):
+    def on_step_begin(self, args, state, control, **parts):
+        PAUSE
+
     def on_train_begin(self, args, state, control, model, optimizer, **parts):
         weight = sum(each.double().sum().item() for each in model.parameters())
         print(f"began at step {state.global_step} with {weight} and {len(optimizer.state)} states", flush=True)
@@ -92,6 +97,9 @@ trainer = SFTTrainer(
 trainer.train()
 print(f"ended at step {trainer.state.global_step}", flush=True)
 """
+
+
+assert ROUNDS * SYNC_EVERY * STEP_S > WAIT_S
 
 
 def script_of(page: str) -> str:
@@ -172,7 +180,9 @@ def test_a_page_says_how_many_lines_holdfast_needs(page: str) -> None:
 def test_the_trainer_of_transformers_goes_by_the_run(fleet: Fleet) -> None:
     script = leased("transformers.md", "TransformersCallback(", "TransformersCallback(leased=True")
     script = changed(script, '"checkpoints"', FOLDER)
-    script = changed(script, "member = holdfast", LOOK + "member = holdfast")
+    script = changed(
+        script, "member = holdfast", LOOK.replace("PAUSE", PAUSE) + "member = holdfast"
+    )
     script = changed(script, "callbacks=[member]", "callbacks=[member, Look()]")
     # One peer resumes from a checkpoint of another, standalone training.
     alone = {"HOLDFAST_STANDALONE": "1", "HOLDFAST_MEMBER": "before"}
@@ -203,7 +213,8 @@ def test_the_trainer_of_transformers_goes_by_the_run(fleet: Fleet) -> None:
     assert ("eval_loss" in alder) != ("eval_loss" in birch), "only the leader evaluates"
     folders = [each.name for each in fleet.folder.glob("checkpoints-*") if list(each.glob("c*"))]
     assert len(folders) == 2, "the leader's, and of the training before"
-    assert equal(load_file(fleet.folder / "final" / "model.safetensors"), export(fleet, "birch"))
+    saved = load_file(fleet.folder / "final" / "model.safetensors")
+    assert equal(saved, export(fleet, "birch")), f"{status['step']}, {alder}, {birch}"
     assert {"eval_loss", "learning_rate", "grad_norm"} <= figures(status)
 
 
@@ -227,6 +238,10 @@ def test_the_trainer_of_lightning_goes_by_the_run(fleet: Fleet) -> None:
     script = leased("lightning.md", "LightningCallback(", "LightningCallback(leased=True")
     script = changed(script, '"checkpoints"', FOLDER)
     script = changed(script, "STEPS = 2000", f"STEPS = {SCHEDULE_STEPS}")
+    start_of_step = (
+        "    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:\n"
+    )
+    script = changed(script, start_of_step, f"{start_of_step}        {PAUSE}\n")
     start(fleet, alder=script, birch=script)
     kill_trainer(fleet, "birch")
     status, steps = finish(fleet)
@@ -246,7 +261,7 @@ def test_a_loop_of_accelerate_goes_by_the_run(fleet: Fleet) -> None:
     slow = changed(
         leased("accelerate.md", "schedule, loader)  # (*)", "schedule, loader, leased=True)"),
         start_of_step,
-        f"        __import__('time').sleep(0.01)\n{start_of_step}",
+        f"        {PAUSE}\n{start_of_step}",
     )
     slow = changed(slow, "STEPS = 2000", f"STEPS = {SCHEDULE_STEPS}")
     start(fleet, alder=slow, birch=slow)
