@@ -196,7 +196,7 @@ class Run:
         """This peer is the one that evaluates and saves for the run.
 
         Of the members that train, the one that joined first leads. When it leaves or dies, the next
-        one does, as soon as the master has noticed; until then nobody does.
+        one does, as soon as the master has noticed; until then nobody does. At the run's end nobody follows.
         """
         return self._machine.leads
 
