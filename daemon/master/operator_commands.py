@@ -205,7 +205,7 @@ def _reason(body: Json) -> str:
 
 
 def _new_end(what: str, count: object, done_count: int) -> int | None:
-    """Return a new number of all rounds or epochs; None: it stays as it is.
+    """Return a new number of all rounds or epochs, or None if that stays.
 
     Raises:
       UserError: it is invalid, or so many are committed already.
