@@ -252,6 +252,7 @@ class Reduction:
         # Planned before threads may bring frames: what these complete must find its batches.
         chunks = context.tracker.unheld()
         sends = self._sender.plan(chunks, entry.fail)
+        running: _Running | None = None
         try:
             with ExitStack() as keys:
                 for attempt in sorted({context.order.attempt, self.attempt}):
@@ -268,23 +269,29 @@ class Reduction:
                             on_lost=self._lose,
                             on_ended=self._wake,
                         )
-                        self._running = _Running(nursery, keys, entry, tasks)
-                        self._watch_owing()
-                        for send in sends:
-                            tasks.start(send)
-                        self._add_up_complete(chunks)
-                        self._report_if_whole()
-                        if until_sent:
-                            while self._reported_attempt != self.attempt or tasks.unsent_count:
-                                await self._changed.wait()
-                            self._scope.cancel()
-                        await trio.sleep_forever()  # a repair may come when nothing is left to do
+                        self._running = running = _Running(nursery, keys, entry, tasks)
+                        try:
+                            self._watch_owing()
+                            for send in sends:
+                                tasks.start(send)
+                            self._add_up_complete(chunks)
+                            self._report_if_whole()
+                            if until_sent:
+                                while self._reported_attempt != self.attempt or tasks.unsent_count:
+                                    await self._changed.wait()
+                                self._scope.cancel()
+                            await (
+                                trio.sleep_forever()
+                            )  # a repair may come when nothing is left to do
+                        finally:
+                            self._running = (
+                                None  # threads may complete chunks when the nursery is closed
+                            )
             if self._error is not None:
                 raise self._error
         finally:
-            if self._running is not None and (not self._complete or self._error is not None):
-                self._running.tasks.cancel_trailing()
-            self._running = None
+            if running is not None and (not self._complete or self._error is not None):
+                running.tasks.cancel_trailing()
             # Callbacks may refer to us; buffers must not wait until a cycle is found.
             self._on_lost = self._whole = _ignore
             self._sender.forget_reduction()

@@ -476,3 +476,38 @@ async def test_a_chunk_that_threads_complete_while_a_reduction_begins_is_spread(
             with trio.fail_after(60):
                 result = await reduction_at(listener).run()
         assert (result.values == 1).all()
+
+
+class Completing(trio.abc.Instrument):
+    """Says that a thread has completed a reduction, as one may at any moment, when all its tasks have ended."""
+
+    def __init__(self, reductions: Sequence[Reduction]) -> None:
+        self.reductions = reductions
+        self.errors: list[Exception] = []
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        for reduction in self.reductions:
+            running = reduction._running
+            if running is None or running.nursery.child_tasks:
+                continue
+            try:
+                reduction._became_complete()
+            except RuntimeError as error:
+                self.errors.append(error)
+
+
+def test_a_chunk_that_is_completed_while_a_reduction_ends_starts_nothing() -> None:
+    async def main() -> None:
+        async with a_swarm(5, MemoryWorld(random.Random(1))) as swarm:
+            await swarm.settle()
+            round_ = begin(swarm)
+            await round_.finish()
+            completing = Completing([each.reduction for each in round_.serving.values()])
+            trio.lowlevel.add_instrument(completing)
+            for each in round_.serving.values():
+                each.scope.cancel()
+            await trio.sleep(1)
+            trio.lowlevel.remove_instrument(completing)
+            assert completing.errors == []
+
+    run_virtually(main, seed=1)

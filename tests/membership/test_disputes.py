@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.membership.master.routes.disputes import DISPUTES_MAX, Disputes
-from holdfast.protocol.messages import LinkBroken, RouteWanted
+from holdfast.protocol.messages import LinkBroken, RouteWanted, SyncFragment
 from tests.membership.table import SPARE, A, B, C, D, E, Table
 
 S = "5" * 32
@@ -69,8 +69,7 @@ def test_the_number_of_disputes_is_bounded() -> None:
     assert len(list(disputes.pairs(inside, 1.0))) == DISPUTES_MAX
 
 
-def test_a_pair_is_paired_again_though_one_end_takes_no_part_meanwhile() -> None:
-    """Otherwise a member could never be synced from donors that it is apart from."""
+def test_a_pair_is_paired_again_after_a_round_though_one_end_contributes_to_none() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C, spares=[S])
     first = table.reduce(A, B, C)
@@ -83,6 +82,20 @@ def test_a_pair_is_paired_again_though_one_end_takes_no_part_meanwhile() -> None
     table.join(S, SPARE)
     assert not table.master.routes.connected(A, S)
     table.forget()
-    order = table.reduce(A, B, C)
-    assert S not in order.receivers
+    table.reduce(A, B, C)
     assert table.master.routes.connected(A, S)
+
+
+def test_a_pair_in_dispute_copies_though_no_round_can_be_planned() -> None:
+    """The round waits for the member that copies, and the copy would wait for the round."""
+    table = Table("[membership]\ndeadline_s = 10.0\nmin_members = 2\n")
+    table.start(A, B)
+    table.commit(A, B)
+    table.leave(B)
+    table.master.routes.disputes.note(A, B, table.now_s)
+    table.wait(1.0, A)
+    table.join(B)
+    table.hears_no(B, SyncFragment)
+    table.wait(11.0, A, B)
+    assert not table.master.routes.connected(A, B)
+    assert table.hear(B, SyncFragment).donors == (A,)

@@ -264,6 +264,9 @@ class Fleet:
                     self.peer(node.name)
                 node.process.kill()
                 node.process.wait()
+        for node in self.ended:
+            node.process.kill()
+            node.process.wait()
         for node in [*self.ended, *self.nodes.values()]:
             for pid in node.trainer_pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

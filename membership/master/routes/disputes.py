@@ -9,7 +9,8 @@ paired again; if that fails again, they are apart for twice as long.
                               '------------- twice as long --------------' it fails
 
 Time alone would not do: where a round takes longer than that, the same two would fail each other in every
-round. So the time is measured in rounds as well.
+round. So the time is measured in rounds as well. For copies of the state time alone counts: a round may be
+waiting for the member that copies, or the run may be paused.
 
 A member that is apart from many others is what these pairs have in common. It is left out of rounds,
 whichever of the two ends has accused. So a member that accuses all others excludes only itself.
@@ -90,6 +91,11 @@ class Disputes:
         """Return whether two members are apart."""
         dispute = self._disputes.get(ends_of(one, other))
         return dispute is not None and dispute.is_apart(now_s)
+
+    def fresh(self, one: str, other: str, now_s: float) -> bool:
+        """Return whether two members are apart by time."""
+        dispute = self._disputes.get(ends_of(one, other))
+        return dispute is not None and now_s < dispute.until_s
 
     def planned(self, peers: Collection[str]) -> None:
         """Count a round that is planned while these are members, whether or not they take part."""

@@ -206,6 +206,11 @@ class Routes:
         apart = self.disputes.apart(one, other, self._context.now_s)
         return not apart and self._has_route(one, other)
 
+    def may_copy(self, one: str, other: str) -> bool:
+        """Return whether one of two members can copy state from the other, as far as is known."""
+        fresh = self.disputes.fresh(one, other, self._context.now_s)
+        return not fresh and self._has_route(one, other)
+
     def _has_route(self, one: str, other: str) -> bool:
         pair = self._pairs.get(ends_of(one, other))
         if pair is not None:

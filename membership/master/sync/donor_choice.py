@@ -34,7 +34,7 @@ def choose_donors(
     able = [
         other
         for other in (*held, *coming)
-        if other is not member and routes.connected(other.peer, member.peer)
+        if other is not member and routes.may_copy(other.peer, member.peer)
     ]
     trusted = [other for other in able if other.peer not in member.bad_donors]
     if able and not trusted:
