@@ -34,6 +34,7 @@ INVITE = re.compile(r"holdfast1\.\S+")
 NAMES = ("alder", "birch", "cedar", "rowan", "aspen", "maple", "hazel", "larch")
 POLL_S = 2.0
 START_S = 120.0  # for a master to print its invite
+VALIDATION = re.compile(r"validation loss ([\d.]+) at step (\d+)")
 EXIT_S = 60.0  # for peers to write their last checkpoint
 PROMPT = "def main("
 NEW_TOKENS = 120
@@ -104,30 +105,31 @@ class LlamaRun:
                 log = (self.folder / f"{name}.log").read_text(errors="replace")
                 raise SystemExit(f"{name} ended with {process.returncode}:\n{log[-2000:]}")
 
-    def follow(self) -> list[dict[str, float]]:
-        """Print the run's progress until it is finished; return the validation losses by step."""
-        curve: dict[int, float] = {}
+    def follow(self) -> None:
+        """Print the run's progress until it is finished."""
         shown = -1
         while True:
             self.check()
             status = self.status()
-            for member in [*status["members"], *status["departed"]]:
-                found = member["metrics"]
-                if "validation_loss" in found:
-                    curve[int(found["validation_step"])] = found["validation_loss"]
             if status["committed"] != shown:
                 shown = status["committed"]
                 losses = [each["loss"] for each in status["members"] if each["loss"] is not None]
                 mean = f"{sum(losses) / len(losses):.3f}" if losses else "-"
                 print(f"step {status['step']:5d}  rounds {shown:4d}  loss {mean}", flush=True)
             if status["state"] == "finished":
-                return [{"step": step, "loss": loss} for step, loss in sorted(curve.items())]
+                return
             time.sleep(POLL_S)
 
     def await_peers(self) -> None:
         for name, process in self.processes.items():
             if name != "master":
                 process.wait(EXIT_S)
+
+    def curve(self) -> list[dict[str, float]]:
+        """Return the validation losses that the peers have printed, by step."""
+        logs = [path.read_text(errors="replace") for path in self.folder.glob("*.log")]
+        found = {int(step): float(loss) for log in logs for loss, step in VALIDATION.findall(log)}
+        return [{"step": step, "loss": loss} for step, loss in sorted(found.items())]
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -193,12 +195,12 @@ def main() -> None:
         invite = run.start_master()
         for name in NAMES[: arguments.peers]:
             run.start_peer(name, invite)
-        curve = run.follow()
+        run.follow()
         run.await_peers()
     finally:
         run.stop()
     holdfast("export", str(model / "model.safetensors"), f"--state={folder / NAMES[0]}")
-    text = write_text(model)
+    text, curve = write_text(model), run.curve()
     print(draw_curve(curve))
     print(f"\nwhat the exported model writes after {PROMPT!r}:\n\n{text}\n")
     print(f"took {time.monotonic() - began_s:.0f} s; the model is in {model}")

@@ -233,6 +233,7 @@ def main() -> None:
 
     def report_validation() -> None:
         loss = validate(model, held_out, size["batch"], device)
+        print(f"validation loss {loss:.4f} at step {run.global_step}", flush=True)
         run.log(validation_loss=loss, validation_step=run.global_step)  # (*)
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
