@@ -99,6 +99,33 @@ async def test_a_run_commits_every_round_and_ends() -> None:
         assert [len(commit.contributors) for commit in swarm.witness.commits[1:]] == [3] * 5
 
 
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_a_peer_that_loses_the_last_result_ends_with_a_copy_of_it_or_says_so(
+    in_time: bool,
+) -> None:
+    async with a_swarm("abc", toml=spec(rounds=6)) as swarm:
+        assert swarm.master is not None
+        round_table = swarm.master.coordinator.scheduler.round_table
+        await swarm.until(lambda: swarm.committed == 5 and bool(round_table.reducing()))
+        for other in "ab":
+            swarm.world.partition(other, "c")
+        late = swarm.peers["c"].service
+        await swarm.until(lambda: late.replica.trainer.finished)
+        assert late.replica.behind, (
+            "it was told that the run is over before it has the last weights"
+        )
+        assert not late.finished.is_set()
+        if in_time:
+            swarm.heal_all()
+        else:
+            for other in "ab":
+                swarm.leave(other)
+        await swarm.until(late.finished.is_set)
+        assert (late.training.layout is None) is late.replica.behind is not in_time
+        if in_time:
+            swarm.check_final("abc")
+
+
 async def test_a_round_that_is_over_leaves_nothing_for_the_collector() -> None:
     """Its buffers are as large as a fragment, and the collector sees a few small objects."""
     async with a_swarm("abc") as swarm:
