@@ -281,20 +281,22 @@ ARMS = (
     # What was found since: see ``docs/choosing.md``.
     _arm(
         "muon4",
-        "DiLoCo, 4 peers, Muon inside, H = 10",
+        "DiLoCo, 4 peers, Muon inside, H = 10, outer rate 1",
         4,
         "dp4@inner=muon",
         inner="muon",
         sync_every=10,
+        outer_lr=1.0,
         ratio_max=1.025,
     ),
     _arm(
         "muon8",
-        "DiLoCo, 8 peers, Muon inside, H = 10",
+        "DiLoCo, 8 peers, Muon inside, H = 10, outer rate 1",
         8,
         "dp8@inner=muon",
         inner="muon",
         sync_every=10,
+        outer_lr=1.0,
         ratio_max=1.04,
     ),
     _arm(
@@ -330,11 +332,12 @@ ARMS = (
     ),
     _arm(
         "muon-streaming2",
-        "streaming, overlap 1, NF4 both ways, Muon inside, H = 10",
+        "streaming, overlap 1, NF4 both ways, Muon inside, H = 10, outer rate 1",
         2,
         "dp@inner=muon",
         inner="muon",
         sync_every=10,
+        outer_lr=1.0,
         fragments=FRAGMENTS,
         overlap=1,
         **_NF4,
@@ -415,8 +418,9 @@ def _changed(arm: Arm, key: str, value: Any) -> Arm:
 VARIANTS = ["diloco4@sync_every=10", "diloco4@warm_steps=100"]
 # A section of its own: what was found since, and what that is compared with.
 FOUND = [
-    *("muon4", "diloco4@inner=muon", "muon8", "streaming2-1", "streaming2-1-nf4", "sparse2-10"),
-    *("muon-streaming2", "uneven3", "elastic3"),
+    *("muon4", "muon4@outer_lr=0.7", "diloco4@inner=muon", "muon8", "muon8@outer_lr=0.7"),
+    *("muon8@outer_lr=0.7,sync_every=5", "streaming2-1", "streaming2-1-nf4", "sparse2-10"),
+    *("muon-streaming2", "muon-streaming2@outer_lr=0.7", "uneven3", "elastic3"),
 ]
 # The arm that measures a preset's settings; ``allreduce`` with SGD is data parallel to the last bit.
 OF_PRESET = {

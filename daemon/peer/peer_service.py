@@ -507,6 +507,7 @@ class PeerService:
             self._finish()
         elif not self._awaits_weights:
             self._awaits_weights = True
+            self.report.why = "the run is over; a copy of its last weights is on its way"
             self._start(self._await_last_weights)
 
     async def _await_last_weights(self) -> None:
@@ -519,7 +520,7 @@ class PeerService:
             self._finish()
 
     def _finish(self) -> None:
-        self.report.phase = "finished"
+        self.report.phase, self.report.why = "finished", ""
         self._trainer.tell(Finished())
         self.session.finished = True
         self.finished.set()

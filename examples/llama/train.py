@@ -52,6 +52,7 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 SHARD_BYTES = 50_000  # some rounds long: one that is not finished is read again by another peer
+PIECE_CHARS = 2_000  # every shard has pieces of all files, so that batches are alike
 TOKENIZER_BYTES_MAX = 1_000_000  # enough for a vocabulary this small
 
 
@@ -81,11 +82,15 @@ def first_files(paths: Iterable[Path], bytes_max: int) -> list[Path]:
     return kept
 
 
-def shards_of(paths: list[Path], bytes_max: int) -> list[list[Path]]:
-    """Deal files out to shards of about ``SHARD_BYTES``, the same ones at every peer."""
-    files = first_files(paths, bytes_max)
+def shards_of(paths: list[Path], bytes_max: int) -> list[list[str]]:
+    """Deal pieces of the files out to shards of about ``SHARD_BYTES``, the same ones at every peer."""
+    pieces = [
+        text[start : start + PIECE_CHARS]
+        for text in texts(first_files(paths, bytes_max))
+        for start in range(0, len(text), PIECE_CHARS)
+    ]
     count = max(1, bytes_max // SHARD_BYTES)
-    return [files[index::count] for index in range(count)]
+    return [pieces[index::count] for index in range(count)]
 
 
 def texts(paths: Iterable[Path]) -> Iterator[str]:
@@ -110,9 +115,11 @@ def train_tokenizer(size: dict[str, int]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD_TOKEN)
 
 
-def windows_of(tokenizer: PreTrainedTokenizerFast, paths: list[Path], context: int) -> torch.Tensor:
-    """Return windows of the files' text, (windows, T) int64."""
-    encoded = tokenizer.backend_tokenizer.encode_batch(list(texts(paths)))
+def windows_of(
+    tokenizer: PreTrainedTokenizerFast, pieces: Iterable[str], context: int
+) -> torch.Tensor:
+    """Return windows of a text in pieces, (windows, T) int64."""
+    encoded = tokenizer.backend_tokenizer.encode_batch(list(pieces))
     ids = torch.tensor([token for each in encoded for token in each.ids])
     return ids[: len(ids) // context * context].view(-1, context)
 
@@ -206,7 +213,7 @@ def main() -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.folder)
     training, rest = source_files()
     held_out_files = first_files(rest, size["text_bytes"] // 10)
-    held_out = windows_of(tokenizer, held_out_files, size["context"])
+    held_out = windows_of(tokenizer, texts(held_out_files), size["context"])
     model = make_model(size).to(device)
     optimizer = MuonAndAdamW(model, LEARNING_RATE)
 

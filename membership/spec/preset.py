@@ -47,6 +47,9 @@ class Preset:
 # the loss of each.
 _SHORT: Final = {"diloco.outer_lr": 0.7, "diloco.outer_momentum": 0.7}
 
+# Updates of replicas that use Muon agree more, so the run may follow their mean the whole way.
+_SHORT_MUON: Final = {**_SHORT, "diloco.outer_lr": 1.0}
+
 PRESETS: Final[Mapping[str, Preset]] = {
     "diloco": Preset(
         "the whole model every 20 steps",
@@ -77,7 +80,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
     ),
     "muon": Preset(
         "the whole model every 10 steps",
-        {"diloco.algorithm": "diloco", "diloco.sync_every": 10, **_SHORT},
+        {"diloco.algorithm": "diloco", "diloco.sync_every": 10, **_SHORT_MUON},
         inner="Muon",
     ),
     "muon-streaming": Preset(
@@ -87,7 +90,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "diloco.sync_every": 10,
             "diloco.fragments": 5,
             "diloco.overlap": 1,
-            **_SHORT,
+            **_SHORT_MUON,
             "reduce.codec_up": "nf4",
             "reduce.codec_down": "nf4",
         },

@@ -129,7 +129,7 @@ print(json.dumps({
     "rounds": [spec.run.rounds for spec in specs], "names": DEFAULT, "refused": refused,
     "unlike": unlike, "others": sorted(set(others)),
     "keys": [len(keys), len({*DEFAULT, *with_baselines(FOUND)})],
-    "same": arm_of("muon4").key == arm_of("diloco4@inner=muon,sync_every=10").key,
+    "same": arm_of("muon4").key == arm_of("diloco4@inner=muon,sync_every=10,outer_lr=1.0").key,
     "batches": [arm_of("dp-uneven3").batch(replica, 12) for replica in range(3)],
     "slowness": [arm_of("elastic3").slowness_of(replica) for replica in range(4)],
     "changed": [changed.diloco.sync_every, changed.diloco.merge, changed.run.rounds],

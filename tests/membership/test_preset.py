@@ -70,6 +70,7 @@ def test_a_change_of_the_presets_is_a_change_of_settings() -> None:
     assert changed_settings(before, after) == [
         'run.preset from "diloco" to "muon"',
         "diloco.sync_every from 20 to 10",
+        "diloco.outer_lr from 0.7 to 1",
     ]
     more = with_end(after, rounds=99)
     assert (more.run.rounds, more.diloco) == (99, after.diloco)
@@ -107,7 +108,7 @@ def test_the_preset_is_named_where_it_is_half_of_a_contradiction() -> None:
 def test_a_line_says_what_a_preset_sets() -> None:
     document = {"run": {"preset": "muon"}, "diloco": {"sync_every": 5}}
     assert format_preset(document) == (
-        'preset "muon" sets algorithm = "diloco", outer_lr = 0.7, outer_momentum = 0.7'
+        'preset "muon" sets algorithm = "diloco", outer_lr = 1.0, outer_momentum = 0.7'
     )
     assert format_preset({}) == ""
     assert preset_settings({"run": 3}) == {}
