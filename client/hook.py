@@ -52,7 +52,7 @@ from ..protocol.arena import (
     WAITING_SLOT,
     NotWholeError,
 )
-from ..protocol.errors import RemoteProtocolError
+from ..protocol.errors import NO_LAST_WEIGHTS, RemoteProtocolError
 from ..protocol.messages import (
     COUNT_MAX,
     METRICS_MAX,
@@ -736,10 +736,7 @@ class Run:
             try:
                 self._load()
             except NotWholeError:
-                raise AttachRefused(
-                    "the run is over, but this peer did not get its last weights in time: take them "
-                    "from another peer's checkpoint (`holdfast export`)"
-                ) from None
+                raise AttachRefused(NO_LAST_WEIGHTS) from None
         self._machine.finished = True
 
     def _load_rank(self, *, first: bool) -> None:

@@ -276,17 +276,10 @@ class Reduction:
                                 tasks.start(send)
                             self._add_up_complete(chunks)
                             self._report_if_whole()
-                            if until_sent:
-                                while self._reported_attempt != self.attempt or tasks.unsent_count:
-                                    await self._changed.wait()
-                                self._scope.cancel()
-                            await (
-                                trio.sleep_forever()
-                            )  # a repair may come when nothing is left to do
+                            await self._stay(tasks, until_sent=until_sent)
                         finally:
-                            self._running = (
-                                None  # threads may complete chunks when the nursery is closed
-                            )
+                            # Threads may complete chunks when the nursery is closed.
+                            self._running = None
             if self._error is not None:
                 raise self._error
         finally:
@@ -295,6 +288,14 @@ class Reduction:
             # Callbacks may refer to us; buffers must not wait until a cycle is found.
             self._on_lost = self._whole = _ignore
             self._sender.forget_reduction()
+
+    async def _stay(self, tasks: SendTasks, *, until_sent: bool) -> None:
+        """Stay until cancelled: a repair may come when nothing is left to do."""
+        if until_sent:
+            while self._reported_attempt != self.attempt or tasks.unsent_count:
+                await self._changed.wait()
+            self._scope.cancel()
+        await trio.sleep_forever()
 
     def _register(self, keys: ExitStack, entry: ThreadEntry, attempt: int) -> None:
         for kind in REDUCTION_KINDS:

@@ -6,6 +6,12 @@ from collections.abc import Sequence
 
 from .text import escaped, escaped_lines
 
+# Why a trainer is sent away at the run's end; its daemon says so, or the trainer finds it itself.
+NO_LAST_WEIGHTS = (
+    "the run is over, but this peer did not get its last weights in time: take them from another peer's "
+    "checkpoint (`holdfast export`)"
+)
+
 
 class HoldfastError(Exception):
     """Base of every error that holdfast raises on purpose.

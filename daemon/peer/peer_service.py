@@ -23,6 +23,7 @@ parts do the work:
      ├── serve        (per order)    a reduction; repaired over losses, it ends with its round
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
      ├── fetch        (per fragment) copies a version from donors
+     ├── await_last_weights          at the run's end, if its last weights are not here
      └── write        (if due)       a checkpoint, in pieces
 
 A part tells the replica what happened, the replica decides, ``_perform`` carries out. All of this is plain
@@ -49,7 +50,7 @@ from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
-from ...protocol.errors import EvictedError
+from ...protocol.errors import NO_LAST_WEIGHTS, EvictedError
 from ...protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
@@ -104,13 +105,8 @@ from .trainer_service import TrainerService
 log = logging.getLogger("holdfast.peer")
 
 PROGRESS_S = 1.0
-LAST_WEIGHTS_S = (
-    10.0  # after the run's end, for the master to order a copy of weights that are not here
-)
-NO_LAST_WEIGHTS = (
-    "the run is over, but this peer did not get its last weights in time: take them from another peer's "
-    "checkpoint (`holdfast export`)"
-)
+# After the run's end, for the master to order a copy of weights that are not here.
+LAST_WEIGHTS_S = 10.0
 
 
 @frozen

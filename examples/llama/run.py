@@ -31,10 +31,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 HERE = Path(__file__).resolve().parent
 INVITE = re.compile(r"holdfast1\.\S+")
+VALIDATION = re.compile(r"validation loss ([\d.]+) at step (\d+)")
 NAMES = ("alder", "birch", "cedar", "rowan", "aspen", "maple", "hazel", "larch")
 POLL_S = 2.0
 START_S = 120.0  # for a master to print its invite
-VALIDATION = re.compile(r"validation loss ([\d.]+) at step (\d+)")
 EXIT_S = 60.0  # for peers to write their last checkpoint
 PROMPT = "def main("
 NEW_TOKENS = 120

@@ -218,9 +218,8 @@ def main() -> None:
     optimizer = MuonAndAdamW(model, LEARNING_RATE)
 
     run = holdfast.attach(model, optimizer)  # (*) the model now holds the run's weights
-    shards = run.shards(
-        shards_of(training, size["text_bytes"])
-    )  # (*) each to one peer, once an epoch
+    dealt = shards_of(training, size["text_bytes"])
+    shards = run.shards(dealt)  # (*) each to one peer, once an epoch
     total = run.total_steps or 10_000
 
     def factor(_own_step: int) -> float:

@@ -69,7 +69,7 @@ def test_the_number_of_disputes_is_bounded() -> None:
     assert len(list(disputes.pairs(inside, 1.0))) == DISPUTES_MAX
 
 
-def test_a_pair_is_paired_again_after_a_round_though_one_end_contributes_to_none() -> None:
+def test_a_pair_is_paired_again_though_one_end_takes_no_part_meanwhile() -> None:
     table = Table("[membership]\ndeadline_s = 10.0\n")
     table.start(A, B, C, spares=[S])
     first = table.reduce(A, B, C)
@@ -78,11 +78,14 @@ def test_a_pair_is_paired_again_after_a_round_though_one_end_contributes_to_none
     table.leave(S)
     for other in (A, B, C):
         table.master.routes.disputes.note(other, S, table.now_s)
-    table.wait(11.0, A, B, C)
     table.join(S, SPARE)
-    assert not table.master.routes.connected(A, S)
     table.forget()
-    table.reduce(A, B, C)
+    order = table.reduce(A, B, C)
+    assert S not in order.receivers
+    table.reduced(order, A, B, C)
+    table.applied(order, A, B, C)
+    assert not table.master.routes.connected(A, S)
+    table.wait(11.0, A, B, C, S)
     assert table.master.routes.connected(A, S)
 
 

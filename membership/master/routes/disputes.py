@@ -57,8 +57,11 @@ class Dispute:
     lasts_rounds: int
     rounds: int = 0
 
+    def is_fresh(self, now_s: float) -> bool:
+        return now_s < self.until_s
+
     def is_apart(self, now_s: float) -> bool:
-        return now_s < self.until_s or self.rounds < self.lasts_rounds
+        return self.is_fresh(now_s) or self.rounds < self.lasts_rounds
 
     def is_forgotten(self, now_s: float, forgotten_s: float) -> bool:
         """Return whether a failure now starts a new dispute."""
@@ -95,7 +98,7 @@ class Disputes:
     def fresh(self, one: str, other: str, now_s: float) -> bool:
         """Return whether two members are apart by time."""
         dispute = self._disputes.get(ends_of(one, other))
-        return dispute is not None and now_s < dispute.until_s
+        return dispute is not None and dispute.is_fresh(now_s)
 
     def planned(self, peers: Collection[str]) -> None:
         """Count a round that is planned while these are members, whether or not they take part."""
