@@ -6,21 +6,28 @@ memory on a side stream, beside the stream that computes, and an event marks its
     down    side stream: wait for the work queued so far, device -> pinned, event
     up      pageable -> pinned, side stream: pinned -> device, event
 
-So a transfer is begun at one step and ended at a later one, and the trainer's steps go on in between.
+So a transfer is begun at one step and ended at a later one, and the trainer's steps go on in between. Work on
+the host's memory that belongs to such a transfer (a hundred milliseconds for 50 million values) is done by a
+thread, so that the trainer's own thread can queue work for the GPU meanwhile: *work beside*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Generic, TypeVar
 
 import torch
 
+Result = TypeVar("Result")
+
 
 class CudaCopier:
-    """Copies by pinned memory and one side stream for each GPU."""
+    """Copies by pinned memory and one side stream for each GPU, and one thread for work beside."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._thread: ThreadPoolExecutor | None = None
 
     def defers(self, tensor: torch.Tensor) -> bool:
         """Return whether ``down`` reads the tensor later, so that it must not change until then."""
@@ -58,6 +65,12 @@ class CudaCopier:
             with torch.cuda.stream(stream):
                 sent.append(pinned.to(device, non_blocking=True))
         return Transfer(sent, streams, to_host=False)
+
+    def beside(self, work: Callable[[], Result]) -> WorkBeside[Result]:
+        """Begin to do work in the thread, in the order of the calls. It must not touch the model."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-copier")
+        return WorkBeside(self._thread.submit(work))
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:
@@ -103,3 +116,30 @@ class Transfer:
         for part in self.parts:
             if part.device in self._events:  # its memory was made on the side stream
                 part.record_stream(torch.cuda.current_stream(part.device))
+
+    def drop(self) -> None:
+        """Nobody will use ``parts``."""
+
+
+class WorkBeside(Generic[Result]):
+    """Work that another thread does; has the same methods as ``Transfer``."""
+
+    def __init__(self, future: Future[Result]) -> None:
+        self._future = future
+
+    @property
+    def result(self) -> Result:
+        """What the work returned, only after ``wait``; raises what the work raised."""
+        return self._future.result(timeout=0)
+
+    def ready(self) -> bool:
+        """Return whether ``wait`` returns at once."""
+        return self._future.done()
+
+    def wait(self) -> None:
+        """Wait until the work is done."""
+        wait([self._future])
+
+    def drop(self) -> None:
+        """Wait until the memory that the work uses is free; its outcome does not matter any more."""
+        wait([self._future])

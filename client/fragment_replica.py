@@ -18,8 +18,9 @@ rounding does not count as training.
 A post and a merge copy between the model's device and the host, which may take some training steps (see
 ``copier``). Such an *operation* is a generator that yields the transfer that it waits for. ``advance``
 continues it if the transfer has arrived, ``finish`` waits; the next operation finishes it first. A post
-copies the tensors at once, a merge applies to the tensors as they are at its end. With all tensors in the
-host's memory everything is done at once.
+copies the tensors at once, a merge applies to the tensors as they are at its end. Between transfers an operation
+also yields its work on the host's memory, which a thread does; the tensors are changed by the trainer's thread
+only. With all tensors in the host's memory everything is done at once.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ from numpy.typing import NDArray
 from ..diloco.eager import FOUNDING_VERSION, OuterEstimate
 from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
 from ..diloco.merge import MergeRule, merged
-from ..protocol.arena import Arena
+from ..protocol.arena import Arena, NotWholeError
 from ..protocol.messages import FragmentSize
 from .box_views import BoxViews, whole_count
-from .copier import CudaCopier, Transfer
+from .copier import CudaCopier, Result, Transfer, WorkBeside
 from .host_merge import Piece, merge_pieces, pieces_of
 from .tensors import SharedTensor
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
 Parts = list[torch.Tensor]  # values of the floating tensors, each flat, on its tensor's device
-Operation = Generator[Transfer, None, None]
+Awaited = Transfer | WorkBeside[object]
+Operation = Generator[Awaited, None, None]
 Array = TypeVar("Array", Values, Counters)
 TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -73,6 +75,8 @@ class FragmentReplica:
     Attributes:
       version: the version of the shared state that the local tensors are based on.
       written: the data of the last ``post`` is in the posted arena.
+      lost: a merge found the fragment being fetched when it came to read it, and was given up; ``load`` must
+        follow.
     """
 
     def __init__(
@@ -106,9 +110,11 @@ class FragmentReplica:
         self._snapshot: Parts | None = None
         self._preview: Parts | None = None
         self._operation: Operation | None = None
-        self._transfer: Transfer | None = None  # the operation waits for it
+        self._transfer: Awaited | None = None  # the operation waits for it
+        self._defers = any(self._copier.defers(each.tensor) for each in tensors)
         self.version = FOUNDING_VERSION
         self.written = False
+        self.lost = False
 
     @property
     def size(self) -> FragmentSize:
@@ -152,6 +158,8 @@ class FragmentReplica:
 
         They come to the same step at different moments: one may have posted again before another's call.
         """
+        if self._estimate is not None:
+            self.finish()  # a merge may still read what was posted
         if self._boxes is None:
             self._posted.release(self._index)
 
@@ -182,7 +190,10 @@ class FragmentReplica:
         Raises:
           NotWholeError: the shared state is not whole. Call again when it is.
         """
+        if self._transfer is not None:
+            self._transfer.drop()
         self._operation = self._transfer = self._snapshot = self._preview = None
+        self.lost = False
         counters = self._read_shared(self._anchor)
         if self._estimate is not None:
             self._estimate.loaded(self._anchor, self.version)
@@ -208,8 +219,7 @@ class FragmentReplica:
         if contributed and self._snapshot is None and merge is merged:
             self.load()  # nothing was trained since the post
             return
-        tensors = [tensor for tensor, _ in (*self._floating, *self._integer)]
-        if self._estimate is None and not any(self._copier.defers(each.tensor) for each in tensors):
+        if self._estimate is None and not self._defers:
             self._merge_here(merge if contributed else merged, contributed=contributed)
             return
         self._begin(self._merge(merge, contributed, share))
@@ -247,8 +257,15 @@ class FragmentReplica:
         taken = self._copier.down([*values, *counters])
         yield taken
         own = self._own_delta()
+        ahead = yield from self._beside(partial(self._write_post, taken.parts, own))
+        self.written = True
+        if ahead is not None:
+            yield from self._start_preview(ahead)
+
+    def _write_post(self, taken: Parts, own: Values | None) -> Values | None:
+        """Write the posted arena, and return the parameters to go on from, if they can be estimated."""
         with self._writing(self.version):
-            local = iter(taken.parts)
+            local = iter(taken)
             for (tensor, place), part in zip(self._floating, self._posted_values(), strict=True):
                 now: Values = next(local).numpy()
                 if self._boxes is not None and own is not None:
@@ -260,11 +277,9 @@ class FragmentReplica:
                 counters_here = next(local).numpy()
                 if count is not None:
                     count[...] = counters_here.reshape(count.shape)
-        self.written = True
-        if self._estimate is not None and own is not None:
-            ahead = self._estimate.preview(own)
-            if ahead is not None:
-                yield from self._start_preview(ahead)
+        if self._estimate is None or own is None:
+            return None
+        return self._estimate.preview(own)
 
     def _start_preview(self, ahead: Values) -> Operation:
         """Move the parameters to the preview, until the posted round is over."""
@@ -321,26 +336,22 @@ class FragmentReplica:
             self._snapshot = None
 
     def _merge(self, merge: MergeRule, contributed: bool, share: float) -> Operation:
-        theta, version = np.empty_like(self._anchor), self.version
-        counters = self._read_shared(theta)
-        if self._estimate is not None:
-            own = self._own_delta() if contributed else None
-            self._estimate.committed(theta, self.version - version, own, share)
+        version = self.version
+        self.version = self._read(
+            _nothing
+        )  # raises NotWholeError here, where the caller expects it
+        own = self._own_delta() if contributed and self._estimate is not None else None
+        fetch = partial(self._fetch, version, own, share, with_anchor=not contributed)
+        try:
+            while (fetched := (yield from self._beside(fetch))) is None:
+                self.version = self._read(_nothing)
+        except NotWholeError:
+            self.version, self.lost = version, True
+            return
+        theta, sent, self.version = fetched
         news = [theta[place] for _, place in self._floating]
-        anchors = [] if contributed else [self._anchor[place] for _, place in self._floating]
-        devices = [tensor.tensor.device for tensor, _ in self._floating]
-        sent = self._copier.up(
-            [
-                *(torch.from_numpy(each) for each in (*news, *anchors)),
-                *(torch.from_numpy(counters[place]) for _, place in self._integer),
-            ],
-            [
-                *(devices if contributed else devices * 2),
-                *(tensor.tensor.device for tensor, _ in self._integer),
-            ],
-        )
         yield sent
-        here = len(news) + len(anchors)
+        here = len(news) * (1 if contributed else 2)
         bases: Parts | None = sent.parts[len(news) : here]
         if contributed:
             bases = self._snapshot if self._preview is None else self._preview
@@ -352,6 +363,46 @@ class FragmentReplica:
             self._snapshot = self._preview = None
         self._anchor = theta
         yield from self._move_anchor(roundings)
+
+    def _fetch(
+        self, version: int, own: Values | None, share: float, *, with_anchor: bool
+    ) -> tuple[Values, Transfer, int] | None:
+        """Read the shared state and begin to copy it to the tensors' devices, with the anchor if wanted.
+
+        Returns:
+          The values, the transfer of them, of the anchor and of the counters, and their version. None if the
+          daemon wrote meanwhile.
+        """
+        theta = np.empty_like(self._anchor)
+        counters: Counters = np.empty(sum(tensor.count for tensor, _ in self._integer), np.int64)
+        found = self._shared.read_once(self._index, partial(self._copy_shared, theta, counters))
+        if found is None:
+            return None
+        if self._estimate is not None:
+            self._estimate.committed(theta, found - version, own, share)
+        values = [theta[place] for _, place in self._floating]
+        if with_anchor:
+            values += [self._anchor[place] for _, place in self._floating]
+        devices = [tensor.tensor.device for tensor, _ in self._floating]
+        sent = self._copier.up(
+            [
+                *(torch.from_numpy(each) for each in values),
+                *(torch.from_numpy(counters[place]) for _, place in self._integer),
+            ],
+            [
+                *(devices * 2 if with_anchor else devices),
+                *(tensor.tensor.device for tensor, _ in self._integer),
+            ],
+        )
+        return theta, sent, found
+
+    def _beside(self, work: Callable[[], Result]) -> Generator[Awaited, None, Result]:
+        """Have the copier's thread do work on the host's memory; at once, if no tensor is on a device."""
+        if not self._defers:
+            return work()
+        pending = self._copier.beside(work)
+        yield cast("WorkBeside[object]", pending)
+        return pending.result
 
     def _shift(
         self, targets: Parts, bases: Parts | None, merge: MergeRule
@@ -390,18 +441,17 @@ class FragmentReplica:
     def _read_shared(self, values: Values) -> Counters:
         """Copy the fragment's shared values to ``values``, and return its counters."""
         counters: Counters = np.empty(sum(tensor.count for tensor, _ in self._integer), np.int64)
-        theta = self._shared.values(self._index)
-
-        def copy() -> None:
-            self._copy_counters(counters)
-            if self._boxes is None:
-                np.copyto(values, theta)
-                return
-            for (_, place), part in zip(self._floating, self._boxes.values(theta), strict=True):
-                values[place].reshape(part.shape)[...] = part
-
-        self.version = self._read(copy)
+        self.version = self._read(partial(self._copy_shared, values, counters))
         return counters
+
+    def _copy_shared(self, values: Values, counters: Counters) -> None:
+        theta = self._shared.values(self._index)
+        self._copy_counters(counters)
+        if self._boxes is None:
+            np.copyto(values, theta)
+            return
+        for (_, place), part in zip(self._floating, self._boxes.values(theta), strict=True):
+            values[place].reshape(part.shape)[...] = part
 
     def _read(self, copy: Callable[[], None]) -> int:
         return self._shared.read(self._index, copy, self._wait)
@@ -442,6 +492,10 @@ class FragmentReplica:
         if self._own is None and self._estimate is not None:
             self._own = np.zeros_like(self._anchor)
         return self._own
+
+
+def _nothing() -> None:
+    pass
 
 
 def _slices(tensors: Sequence[SharedTensor]) -> list[tuple[SharedTensor, slice]]:

@@ -511,6 +511,9 @@ class Run:
                 continue  # messages may have come in the meantime
             must_wait = self._machine.must_wait(arenas.overlap_steps)
             arenas.advance(wait=must_wait)
+            if self._machine.loaded and arenas.lost:
+                self._machine.loaded = False  # see ``_handle``
+                continue
             if self._announce_post(arenas):
                 continue
             if not must_wait:

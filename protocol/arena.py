@@ -193,15 +193,25 @@ class Arena:
           NotWholeError: there is no version to read.
         """
         while True:
-            before = int(self._table[fragment, 0])
-            if before % 2:
+            if int(self._table[fragment, 0]) % 2:
                 wait()
-                continue
-            version = self.version(fragment)
-            if version != NOTHING_WHOLE:
-                copy()
-            if int(self._table[fragment, 0]) == before:
-                break
+            elif (version := self.read_once(fragment, copy)) is not None:
+                return version
+
+    def read_once(self, fragment: int, copy: Callable[[], None]) -> int | None:
+        """Call ``copy`` once, and return the fragment's version; None if it was written meanwhile.
+
+        Raises:
+          NotWholeError: there is no version to read.
+        """
+        before = int(self._table[fragment, 0])
+        if before % 2:
+            return None
+        version = self.version(fragment)
+        if version != NOTHING_WHOLE:
+            copy()
+        if int(self._table[fragment, 0]) != before:
+            return None
         if version == NOTHING_WHOLE:
             raise NotWholeError(f"fragment {fragment} holds nothing whole")
         return version

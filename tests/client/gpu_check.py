@@ -1,6 +1,6 @@
 """Tests of the hook that need a GPU: `make gpu`. CI has none, so pytest does not collect this file.
 
-The last one runs two ranks on the one GPU; it has run on CPUs only (``test_sharded``), never on a GPU.
+The last one runs two ranks on the one GPU; ``test_sharded`` does the same on CPUs.
 
 The rules of posts and merges are tested in ``test_fragment_replica``, ``test_deferred`` and ``test_eager``.
 Here it is about CUDA's part: streams, events and pinned memory, and that nothing stalls.

@@ -14,20 +14,21 @@ from torch import nn
 
 from holdfast.client import arenas
 from holdfast.client.attach import attach
+from holdfast.client.copier import CudaCopier
 from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
 from holdfast.diloco.merge import merged
 from holdfast.protocol.arena import STEP_SLOT, Arena, arena_bytes
 from holdfast.protocol.messages import Finished, FragmentSize, Posted
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
-from tests.client.slow_copier import Slow
+from tests.client.slow_copier import Slow, Work
 
 
 class Bench:
     """A model of one fragment with a counter and statistics, and the daemon's side of its arenas."""
 
     def __init__(
-        self, copier: Slow | None, dtype: torch.dtype = torch.float32, overlap: bool = True
+        self, copier: CudaCopier | None, dtype: torch.dtype = torch.float32, overlap: bool = True
     ) -> None:
         model = nn.Module()
         self.weight = nn.Parameter(torch.zeros(4, dtype=dtype), requires_grad=False)
@@ -144,6 +145,85 @@ def test_a_load_drops_the_present_operation(operation: str) -> None:
     assert bench.now() == [16.0] * 4
 
 
+@pytest.mark.parametrize("work", ["early", "late"])
+def test_a_load_waits_for_the_thread_that_reads_the_anchor(work: Work) -> None:
+    slow = Slow(work)
+    bench = Bench(slow)
+    bench.train(1.0)
+    bench.replica.post()
+    slow.end()
+    bench.replica.advance()  # the tensors are here: the thread subtracts them from the anchor
+    bench.share(8.0)
+    bench.replica.load()
+    assert bench.posted.values(0).tolist() == [-1.0] * 4 + [0.0] * 2, "as of the anchor before"
+    slow.end()
+    bench.replica.advance()
+    assert not bench.replica.written
+    assert bench.now() == [8.0] * 4
+
+
+def test_a_merge_whose_version_is_replaced_meanwhile_takes_the_newer_one() -> None:
+    slow = Slow("late")
+    bench = Bench(slow)
+    bench.train(1.0)
+    bench.replica.post()
+    bench.replica.finish()
+    bench.train(0.5)
+    bench.share(8.0)
+    bench.replica.merge(merged, contributed=True)
+    assert bench.replica.version == 1
+    with bench.shared.writing(0, 2):  # the daemon writes while the thread reads
+        slow.end()
+        bench.shared.values(0)[:4] += np.float32(8)
+    bench.replica.finish()
+    assert bench.replica.version == 2
+    assert bench.now() == [16.5] * 4
+
+
+def test_a_merge_whose_fragment_is_fetched_meanwhile_is_given_up() -> None:
+    slow = Slow("late")
+    bench = Bench(slow)
+    bench.train(1.0)
+    bench.share(8.0)
+    bench.replica.merge(merged, contributed=False)
+    with pytest.raises(OSError, match="transfer"), bench.shared.writing(0, 2):
+        raise OSError("a transfer failed")
+    bench.replica.finish()
+    assert bench.replica.lost
+    assert bench.replica.version == 0, "the anchor's"
+    assert bench.now() == [1.0] * 4
+    bench.share(8.0)
+    bench.replica.load()
+    assert not bench.replica.lost
+    assert bench.now() == [16.0] * 4
+
+
+class Threaded(CudaCopier):
+    """The copier's own thread, for tensors in the host's memory."""
+
+    def defers(self, tensor: torch.Tensor) -> bool:
+        return True
+
+
+def test_the_thread_does_what_is_done_at_once() -> None:
+    benches = [Bench(Threaded()), Bench(None)]
+    for round_number in range(1, 21):
+        for bench in benches:
+            bench.train(round_number / 64)
+            bench.replica.post()
+            bench.train(0.5)
+            bench.replica.advance()
+            bench.replica.finish()
+            bench.share(0.25)
+            bench.replica.merge(merged, contributed=round_number % 3 != 0)
+            if round_number % 5 == 0:
+                bench.replica.load()
+        for bench in benches:
+            bench.replica.finish()
+    assert benches[0].now() == benches[1].now()
+    assert benches[0].posted.values(0).tolist() == benches[1].posted.values(0).tolist()
+
+
 # A round's moves in an order that a run may have; "end" is the end of all copies under way.
 MOVES = st.lists(
     st.sampled_from(["train", "train", "post", "commit", "exclude", "abort", "load", "end"]),
@@ -151,15 +231,16 @@ MOVES = st.lists(
 )
 
 
+@pytest.mark.parametrize("work", ["at once", "early", "late"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @given(moves=MOVES, chance=st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=60)
 def test_late_copies_change_nothing_but_the_time(
-    dtype: torch.dtype, moves: list[str], chance: object
+    dtype: torch.dtype, work: Work, moves: list[str], chance: object
 ) -> None:
     """All values are small multiples of 1/64, so that no order of sums rounds in float32; those of
     the tensors in 16 bits are such multiples because 64 steps of 1/64 are one."""
-    slow = Slow()
+    slow = Slow(work)
     late, direct = Bench(slow, dtype), Bench(None, dtype)
     amounts = itertools.cycle([1 / 64, -1 / 32, 3 / 64])
     is_posted = False

@@ -21,7 +21,7 @@ from holdfast.diloco.outer import outer_step
 from holdfast.protocol.arena import STEP_SLOT, Arena, arena_bytes
 from holdfast.protocol.messages import Finished, FragmentSize, Posted
 from tests.client.fake_daemon import FakeDaemon, settled, talking
-from tests.client.slow_copier import Slow
+from tests.client.slow_copier import Slow, Work
 
 Values = NDArray[np.float32]
 
@@ -92,15 +92,15 @@ OUTCOMES = st.lists(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("work", [None, "early", "late"])
 @given(outcomes=OUTCOMES)
 @settings(deadline=None, max_examples=25)
 def test_what_is_posted_is_what_was_trained_whatever_becomes_of_the_rounds(
-    late: bool, dtype: torch.dtype, outcomes: list[tuple[str, list[bool], int | None]]
+    work: Work | None, dtype: torch.dtype, outcomes: list[tuple[str, list[bool], int | None]]
 ) -> None:
     theta = np.random.default_rng(1).standard_normal(COUNT + BUFFERS).astype(np.float32)
     momentum, version = np.zeros(COUNT, np.float32), 0
-    slows = [Slow() if late else None for _ in range(3)]
+    slows = [None if work is None else Slow(work) for _ in range(3)]
     peers = [Peer(theta, dtype, slow, number) for number, slow in enumerate(slows)]
     for end, members, loaded in outcomes:
         for peer in peers:
