@@ -32,7 +32,8 @@ from blake3 import blake3
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
-from holdfast.daemon.master.journal_store import GrantRow, JournalStore
+from holdfast.daemon.master.journal_base import GrantRow
+from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.line_report import LINKS_REPORTED_MAX
 from holdfast.daemon.simulation.memory_network import MemoryWorld

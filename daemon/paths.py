@@ -30,7 +30,12 @@ OWN_STATE_FILE = "trainer.safetensors"  # the trainer's local state, beside the 
 LOCK_FILE = "lock"
 SOURCE_FILE = "run_toml.path"  # in a master's state: the run.toml that it was started with
 JOURNAL_FILE = "journal.sqlite"  # in a master's state
+PLACE_FILE = (
+    "journal.place"  # instead, if the journal is in a database: which, without its password
+)
+MASTER_FILES = (JOURNAL_FILE, PLACE_FILE)
 IDENTITY_FILE = "identity.key"  # in a peer's state
+STANDBY = "standby"  # the kind of a master that waits for another one to end
 SOCKET_FOLDER = "holdfast-peer-"  # beginning of its name, below the folder for temporary files
 FRESH_S = 60.0  # a folder of this age may not be locked yet
 
@@ -39,7 +44,7 @@ FRESH_S = 60.0  # a folder of this age may not be locked yet
 class DaemonAddress:
     """The HTTP address and the token of a running daemon."""
 
-    kind: str  # "master" or "peer"
+    kind: str  # "master", "peer" or ``STANDBY``
     url: str
     token: str = field(repr=False)
     pid: int
@@ -94,8 +99,8 @@ def make_private(directory: Path) -> Path:
 
 def check_kind(directory: Path, kind: str) -> None:
     """Raise UserError if a state directory is the other kind of daemon's, ``kind`` being "master" or "peer"."""
-    foreign, other = (IDENTITY_FILE, "peer") if kind == "master" else (JOURNAL_FILE, "master")
-    if (directory / foreign).exists():
+    foreign, other = ((IDENTITY_FILE,), "peer") if kind == "master" else (MASTER_FILES, "master")
+    if any((directory / name).exists() for name in foreign):
         raise UserError(
             f"{directory} is the state of a {other}, not of a {kind}",
             exit_code=ExitCode.CONFIG,
@@ -202,11 +207,19 @@ def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
     else:
         home = data_home()
         folders = sorted([*home.glob("runs/*"), *home.glob("peers/*")])
-    found = []
+    found, standbys = [], []
     for folder in folders:
         control = read_control(folder / CONTROL_FILE)
         if control is not None and (kind is None or control.kind == kind):
             found.append((folder, control))
+        elif control is not None and control.kind == STANDBY:
+            standbys.append(folder)
+    if not found and standbys and kind == "master":
+        raise UserError(
+            f"the master in {standbys[0]} waits while another one leads the run",
+            exit_code=ExitCode.UNREACHABLE,
+            hint="`holdfast status` here says which; give the command on its machine",
+        )
     if not found and state is not None:
         raise _none_in(state, kind)
     if not found:
@@ -229,8 +242,11 @@ def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
 
 def _none_in(state: Path, kind: str | None) -> UserError:
     """Return the error of a command that finds no daemon of the kind it is for in a state directory."""
-    files = {"master": JOURNAL_FILE, "peer": IDENTITY_FILE}
-    here = next((each for each, name in files.items() if (state / name).exists()), None)
+    files = {"master": MASTER_FILES, "peer": (IDENTITY_FILE,)}
+    here = next(
+        (each for each, names in files.items() if any((state / name).exists() for name in names)),
+        None,
+    )
     if here is None:
         text = f"{state} is not the state of a master or a peer"
         hint = "the start of a daemon prints its folder"

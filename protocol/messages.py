@@ -24,8 +24,8 @@ from attrs.validators import and_, ge, le, lt, matches_re, max_len, min_len
 from .text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
 from .text import printable
 
-VERSION_MIN = 7  # the oldest protocol version that is accepted; 7 has leases on data
-VERSION_MAX = 7  # the newest protocol version
+VERSION_MIN = 8  # the oldest protocol version that is accepted; 8 tells members of new masters
+VERSION_MAX = 8  # the newest protocol version
 
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
 NAME_CHARS_MAX = 64  # in a peer's name, so that tables and logs stay readable
@@ -891,6 +891,13 @@ class Welcome(Message):
     # Rounds of the previous master whose reductions the peer runs or whose results it holds. They may
     # yet be committed: the peer continues them, and reports its results again.
     going_on: tuple[int, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
+
+
+@frozen
+class Masters(Message):
+    """Master: where the run's master may be from now on, beside the addresses known so far."""
+
+    masters: tuple[str, ...] = field(validator=_each(_text, MASTERS_MAX))
 
 
 @frozen

@@ -12,7 +12,7 @@ import click
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import only_loopback
 from ..exit_codes import ExitCode
-from ..paths import DaemonAddress, find_control, find_state, locked
+from ..paths import STANDBY, DaemonAddress, find_control, find_state, locked
 from .daemon_client import HTTP_S, call
 from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
 
@@ -116,6 +116,9 @@ def status(state: Path | None, as_json: bool) -> None:
     control = find_control(state, None)
     if as_json:
         click.echo(json.dumps(call(control, "status", None), indent=2))
+        return
+    if control.kind == STANDBY:
+        click.echo(call(control, "status", None)["why_waiting"])
         return
     answer = read_status(call(control, "status", None, query={"past": 0}))
     if isinstance(answer, MasterStatus):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import trio
 
 from ...protocol.addresses import Address
+from ...protocol.errors import UserError
 from ...protocol.messages import NAME_CHARS_MAX, SITE_CHARS_MAX
 from ..bench.allreduce_bench import allreduce
 from ..bench.lanes_bench import lanes
 from ..bench.transfer_bench import transfer
+from ..exit_codes import ExitCode
 from ..paths import check_kind, check_source, locked, master_state, peer_state
 from ..peer.volunteer_limits import Hours
 from .options import (
@@ -36,7 +40,14 @@ from .options import (
 from .relay_command import PAIRS_DEFAULT
 from .training_command import TakesCommand, check_command
 
+if TYPE_CHECKING:
+    from ..master.run_master import MasterOptions
+    from ..master.standby import SharedMaster
+    from ..screen import Screen
+
 MASTER_PORT = 29700
+DATABASE_SCHEMES = ("postgresql://", "postgres://")
+LEASE_S, LEASE_S_MIN = 5.0, 1.0
 LIMITS = (
     "max_upload",
     "max_download",
@@ -53,14 +64,36 @@ LIMITS = (
 @click.option("--state", type=FOLDER, help="Directory for the run's journal and keys.")
 @click.option(
     "--journal",
-    type=FOLDER,
-    help="Take a run over: continue from this copy of another master's state (see `backup`).",
+    metavar="DIR|URL",
+    help="postgresql://USER@HOST/DATABASE: keep the journal there, so that other masters can take over by "
+    "themselves. A directory: take a run over from this copy of another master's state (see `backup`).",
 )
 @click.option(
     "--standby",
+    is_flag=True,
+    help="With a journal in PostgreSQL: while another master leads the run, wait, and lead it once that one "
+    "is gone.",
+)
+@click.option(
+    "--key-file",
+    type=FILE,
+    help="With a journal in PostgreSQL: the file whose content seals the run's key there, the same for all "
+    "masters; made if the run is new. Instead: a passphrase in the variable HOLDFAST_PASSPHRASE.",
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(LEASE_S_MIN),
+    default=LEASE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="With a journal in PostgreSQL: the time after which a master that is not heard of is followed by "
+    "another one; the same for all masters.",
+)
+@click.option(
+    "--also",
     multiple=True,
     type=ADDRESS,
-    help="HOST:PORT of a machine that may take over; listed in invites; repeatable.",
+    help="HOST:PORT of a machine that may take over by hand; listed in invites; repeatable.",
 )
 @click.option(
     "--listen",
@@ -84,8 +117,11 @@ LIMITS = (
 def master(
     run_toml: Path | None,
     state: Path | None,
-    journal: Path | None,
-    standby: tuple[Address, ...],
+    journal: str | None,
+    standby: bool,
+    key_file: Path | None,
+    lease: float,
+    also: tuple[Address, ...],
     listen: tuple[Address, ...],
     advertise: tuple[Address, ...],
     http: Address,
@@ -98,14 +134,18 @@ def master(
     The master carries no tensor bytes, so any small machine will do. A master that is restarted with
     the same state directory continues the run; RUN_TOML may then be omitted.
 
-    Another machine can take the run over with a copy of the state: --journal. The new master opens no
-    round before more than half of the contributors have connected to it. The old master stops as soon
-    as it learns of the new one.
+    With the journal in PostgreSQL, start the same command with --standby on several machines: one leads
+    the run, and when it is gone another one does, within seconds and without losing a round.
+
+    Without a database another machine takes the run over by hand, with a copy of the state: --journal DIR.
+    The new master opens no round before more than half of the contributors have connected to it. The old
+    master stops as soon as it learns of the new one.
 
     \b
     Examples:
       holdfast master run.toml
-      holdfast master run.toml --standby spare.example.org:29700
+      holdfast master run.toml --journal postgresql://holdfast@db.example.org/runs --key-file run.key --standby
+      holdfast master run.toml --also spare.example.org:29700
       holdfast master --journal /backup/run
       holdfast master run.toml --advertise train.example.org:29700
     """
@@ -113,9 +153,21 @@ def master(
     from ..spec_file import read_spec
     from ..this_machine import raise_descriptor_limit
 
-    if state is not None and journal is not None:
+    if journal is None and run_toml is not None:
+        journal = read_spec(run_toml).run.journal or None
+    database = journal if journal is not None and journal.startswith(DATABASE_SCHEMES) else None
+    copy = None if database is not None or journal is None else Path(journal)
+    if database is None and (standby or key_file is not None):
+        raise click.UsageError(
+            "--standby and --key-file are for a journal in a database: --journal postgresql://..."
+        )
+    if database is not None and run_toml is None:
+        raise click.UsageError(
+            "a journal in a database is found by the run's name: give a RUN_TOML"
+        )
+    if state is not None and copy is not None:
         raise click.UsageError("--journal DIR is the state directory: omit --state")
-    folder = journal or state
+    folder = copy or state
     if folder is None:
         if run_toml is None:
             raise click.UsageError("give a RUN_TOML, or --state or --journal with a run's state")
@@ -129,14 +181,43 @@ def master(
         advertise,
         http,
         invite=invite,
-        takes_over=journal is not None,
-        standby=standby,
+        takes_over=copy is not None,
+        also=also,
         http_names=http_host,
     )
     with locked(folder), screen(quiet=quiet) as shown:
         gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
-        trio.run(Master(options, shown.tell, shown).run)
+        if database is None:
+            trio.run(Master(options, shown.tell, shown).run)
+        else:
+            assert run_toml is not None
+            run = read_spec(run_toml).run.name
+            trio.run(_shared_master(options, database, run, key_file, lease, standby, shown).run)
+
+
+def _shared_master(
+    options: MasterOptions,
+    url: str,
+    run: str,
+    key_file: Path | None,
+    lease_s: float,
+    waits: bool,
+    shown: Screen,
+) -> SharedMaster:
+    """Make a master of a journal in a database; raises UserError if it cannot be reached from here."""
+    try:
+        from ..master.standby import SharedMaster, SharedOptions
+    except ImportError as error:
+        raise UserError(
+            f"a journal in PostgreSQL needs psycopg: {error}",
+            exit_code=ExitCode.CONFIG,
+            hint="pip install 'holdfast[postgres]'",
+        ) from error
+    from ..master.shared_journal import read_secret
+
+    secret = read_secret(key_file, os.environ.get("HOLDFAST_PASSPHRASE", ""))
+    return SharedMaster(options, SharedOptions(url, run, secret, lease_s, waits), shown.tell, shown)
 
 
 @click.command(cls=TakesCommand)

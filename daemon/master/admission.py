@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
@@ -38,7 +37,7 @@ from ..exit_codes import ExitCode
 from ..status_records import PendingRow
 from ..web.app import Json
 from .decisions import Decide
-from .journal_store import JournalStore, TokenError, storing
+from .journal_base import Journal, JournalError, TokenError, storing
 
 log = logging.getLogger("holdfast.master")
 
@@ -83,7 +82,7 @@ class Admission:
     def __init__(
         self,
         coordinator: Coordinator,
-        store: JournalStore,
+        store: Journal,
         network: Network,
         decide: Decide,
         recorded: Callable[[], Awaitable[None]],
@@ -112,7 +111,7 @@ class Admission:
                 await self._network.run_sync(lambda: self._store.admit(peer, named))
             except TokenError as error:
                 raise Refusal(RefusalCode.TOKEN, str(error)) from error
-            except sqlite3.Error as error:
+            except JournalError as error:
                 raise _cannot_store(error) from error
             log.info("admitted %s (%s)", request.name, peer[:8])
 
@@ -267,7 +266,7 @@ def find_peer(wanted: str, names: Mapping[str, str], kind: str, hint: str) -> st
     raise UserError(text, exit_code=ExitCode.USAGE, hint=hint)
 
 
-async def check_token(store: JournalStore, token: str) -> None:
+async def check_token(store: Journal, token: str) -> None:
     """Raise Refusal if a token admits no newcomer."""
     try:
         store.needs_approval(token)
@@ -275,9 +274,9 @@ async def check_token(store: JournalStore, token: str) -> None:
         raise Refusal(RefusalCode.TOKEN, str(error)) from error
 
 
-def _cannot_store(error: sqlite3.Error) -> Refusal:
+def _cannot_store(error: JournalError) -> Refusal:
     return Refusal(
         RefusalCode.BUSY,
-        f"the master cannot store new members ({error}): its operator must free some disk space; "
+        f"the master cannot store new members ({error}): its operator must free some disk space, or see to its database; "
         "then try again",
     )

@@ -10,12 +10,12 @@ from ...membership.master.state.run_end import ends_by_epochs, how_to_go_on
 from ...membership.spec.spec import RunSpec
 from ...protocol.text import format_duration
 from ..status_records import Ending
-from .journal_store import JournalStore, UsableInvite
+from .journal_base import Journal, UsableInvite
 
 NAMES_MAX = 8  # peers named in one sentence
 
 
-def format_resumed(history: RunHistory, store: JournalStore) -> str:
+def format_resumed(history: RunHistory, store: Journal) -> str:
     """Return what the journal holds of a run: its rounds, and when the last one was committed."""
     if not history.founded:
         return "it has no weights yet"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from attrs import frozen
+from attrs import evolve, frozen
 from blake3 import blake3
 
 from ...membership.master.state import journal
@@ -59,25 +59,30 @@ class RepairedJournal:
 
 def read_rows(db: sqlite3.Connection) -> RepairedJournal:
     """Read records in order up to the first damaged one."""
-    rows: list[Row] = []
-    records: list[journal.JournalRecord] = []
+    found = RepairedJournal([], [], "")
     fault = ""
     try:
         for row in db.execute("select id, kind, body, at_s, chk from records order by id"):
-            fault = _fault(len(rows) + 1, row)
+            fault = read_row(found, row)
             if fault:
                 break
-            number, kind, body, at_s, check = row
-            try:
-                record = wire.from_plain(journal.RECORDS[kind], msgpack.unpackb(body))
-            except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
-                fault = f"record {number} ({kind}) cannot be read: {error}"
-                break
-            rows.append((number, kind, body, float(at_s), check))
-            records.append(record)
     except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError) as error:
-        fault = f"record {len(rows) + 1} cannot be read: {error}"
-    return RepairedJournal(rows, records, fault)
+        fault = f"record {len(found.rows) + 1} cannot be read: {error}"
+    return evolve(found, fault=fault)
+
+
+def read_row(found: RepairedJournal, row: tuple[Any, ...]) -> str:
+    """Add the next row to what was found; return what is wrong with it, or an empty string."""
+    if fault := _fault(len(found.rows) + 1, row):
+        return fault
+    number, kind, body, at_s, check = row
+    try:
+        record = wire.from_plain(journal.RECORDS[kind], msgpack.unpackb(body))
+    except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
+        return f"record {number} ({kind}) cannot be read: {error}"
+    found.rows.append((number, kind, body, float(at_s), check))
+    found.records.append(record)
+    return ""
 
 
 def _fault(expected: int, row: tuple[Any, ...]) -> str:

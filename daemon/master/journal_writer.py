@@ -1,4 +1,4 @@
-"""The writer of the master's journal: it tries again while the disk is full.
+"""The writer of the master's journal: it tries again while the disk is full or the database away.
 
 While a record is being written, no effect behind it leaves this process. The clock of decisions stands
 still meanwhile, because members cannot be late with an answer to a message that was not sent.
@@ -7,13 +7,13 @@ still meanwhile, because members cannot be late with an answer to a message that
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable
 
 import trio
 
 from ...membership.master.state.journal import JournalRecord
 from ...protocol.errors import UserError
+from .journal_base import FencedError, JournalAwayError, JournalBrokenError
 
 log = logging.getLogger("holdfast.master")
 
@@ -31,6 +31,7 @@ class JournalWriter:
       note: makes a sentence an event of the run.
       caught_up: called when the clock of decisions runs again.
       superseded: set when another master is obeyed; nothing is written after that.
+      remedy: what the operator does when the journal cannot be written.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class JournalWriter:
         note: Callable[[str], None],
         caught_up: Callable[[], None],
         superseded: trio.Event,
+        remedy: str,
     ) -> None:
         self._append = append
         self._note = note
         self._caught_up = caught_up
         self._superseded = superseded
+        self._remedy = remedy
         self.fault = ""  # why the record cannot be written; empty while writing works
         self._since_s: float | None = None  # when the current write began
         self._past_waited_s = 0.0  # the waits for all earlier records
@@ -65,12 +68,12 @@ class JournalWriter:
         if self.fault:
             return (
                 f"the journal cannot be written: {self.fault}; peers train on, nothing is "
-                "committed; free some space on its disk and the run goes on"
+                f"committed; {self._remedy} and the run goes on"
             )
         if self._since_s is not None:
             taken_s = trio.current_time() - self._since_s
             if taken_s > WRITE_SLOW_S:
-                return f"the journal's disk is slow: a record takes {taken_s:.0f} s so far"
+                return f"the journal is slow: a record takes {taken_s:.0f} s so far"
         return ""
 
     async def write(self, record: JournalRecord) -> None:
@@ -85,13 +88,15 @@ class JournalWriter:
             try:
                 await self._append(record)
                 break
-            except sqlite3.OperationalError as error:
+            except JournalAwayError as error:
                 if not self.fault:
                     self.fault = str(error)
                     log.error("%s", self.why_stuck())
                     self._note(self.why_stuck())
                 self.fault = str(error)
-            except sqlite3.DatabaseError as error:
+            except FencedError:
+                break  # the service stands down
+            except JournalBrokenError as error:
                 # Waiting does not help. A restart cuts off what is damaged.
                 raise UserError(
                     f"the journal cannot be written: {error}",

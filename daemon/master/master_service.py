@@ -60,7 +60,7 @@ from .admission import Admission, check_token
 from .checkpoint_requests import CheckpointAsker
 from .decisions import Decision
 from .effect_queue import EffectQueue
-from .journal_store import JournalStore
+from .journal_base import FencedError, Journal
 from .journal_writer import JournalWriter
 from .log_requests import LogRequests
 from .other_masters import OtherMasters
@@ -75,6 +75,7 @@ TICK_S_MIN = 0.005  # the shortest wait for the coordinator's next deadline
 RECORDED_S = 5.0  # for an operator's command; after that the answer is that it is not on disk yet
 CROWD_MIN = 64  # peers; with fewer, conclusions are drawn from each message by itself
 CROWD_WAIT_S = 50e-6  # per peer, from the first message to the conclusions: 50 ms for 1,000
+LEASE_OVER = "this master's lease of the journal is over"
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # no decision follows from these
 
 
@@ -86,12 +87,13 @@ class MasterService:
       probe: dial peers back; otherwise all of them count as reachable.
       clock: the time of decisions, before the waits for the journal are subtracted. It may run
         ahead of trio's clock.
+      may_decide: says whether this master still holds a journal that others share; None: it is its own.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
-        store: JournalStore,
+        store: Journal,
         network: Network,
         bind: Sequence[Address],
         *,
@@ -99,6 +101,7 @@ class MasterService:
         notary: Notary | None = None,
         probe: bool = True,
         clock: Callable[[], float] = trio.current_time,
+        may_decide: Callable[[], bool] | None = None,
     ) -> None:
         self.coordinator = coordinator
         self.store = store
@@ -109,11 +112,16 @@ class MasterService:
         self._notary = notary or Notary(coordinator.context.run_id)
         self._probe = probe
         self._clock = clock
+        self._may_decide = may_decide
         self._deadline_changed = trio.Event()
         self._noted = trio.Event()  # a message came from which nothing was concluded yet
         self._superseded = trio.Event()
         self._journal = JournalWriter(
-            self._append, self._note, lambda: self._deadline_changed.set(), self._superseded
+            self._append,
+            self._note,
+            lambda: self._deadline_changed.set(),
+            self._superseded,
+            store.remedy,
         )
         needs = partial(needs_of, coordinator.context)
         checkups = Checkups(network, partial(check_token, store), needs)
@@ -205,6 +213,9 @@ class MasterService:
           sooner: the coordinator's next deadline may have become an earlier one. Signs of life
             only put deadlines off, and searching for the next one takes time for each member.
         """
+        if self._may_decide is not None and not self._may_decide():
+            self.stand_down(LEASE_OVER)
+            return
         effects = decision(self.now())
         if any(isinstance(effect, StandDown) for effect in effects):
             self.effects.clear()  # the other master decides what is not on disk yet
@@ -239,7 +250,18 @@ class MasterService:
         )
 
     async def _append(self, record: JournalRecord) -> None:
-        await self.network.run_sync(lambda: self.store.append(record))
+        try:
+            await self.network.run_sync(lambda: self.store.append(record))
+        except FencedError as error:
+            self.stand_down(str(error))
+            raise
+
+    def stand_down(self, reason: str) -> None:
+        """Decide nothing any more: another master holds the journal, or may take it."""
+        if not self._superseded.is_set():
+            self.coordinator.succession.superseded = reason
+            self.effects.clear()  # the other master decides what is not on disk yet
+            self._superseded.set()
 
     async def _check_proof(self, case: CheckProof) -> None:
         """Check a proof against a chunk owner: the only tensor data that the master handles."""

@@ -18,7 +18,7 @@ from ...protocol.network.interface import Channel
 from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Authority
 from .admission import Admission
-from .journal_store import JournalStore
+from .journal_base import Journal
 from .journal_writer import JournalWriter
 from .reachability import ReachabilityCheck
 
@@ -52,7 +52,7 @@ class PeerGreeting:
     def __init__(
         self,
         coordinator: Coordinator,
-        store: JournalStore,
+        store: Journal,
         admission: Admission,
         journal: JournalWriter,
         *,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import trio
@@ -42,7 +42,7 @@ from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import ADDRESSES_MAX, Invite
 from ..advertised_hosts import WILDCARDS, dialable, only_loopback
 from ..exit_codes import ExitCode
-from ..paths import JOURNAL_FILE, make_private, note_source
+from ..paths import JOURNAL_FILE, PLACE_FILE, make_private, note_source
 from ..progress_lines import PRINTED_EVENTS, ProgressClock, master_line
 from ..screen import Screen
 from ..spec_file import read_spec
@@ -55,7 +55,8 @@ from ..web.log_reading import log_reading
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
 from .announcements import format_end, format_invites, format_resumed
-from .journal_store import JournalStore, storing
+from .journal_base import Journal, JournalError, storing
+from .journal_store import JournalStore
 from .master_service import MasterService
 from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder
@@ -66,6 +67,21 @@ INVITE_USES_DEFAULT = 8
 INVITE_HOURS_DEFAULT = 24.0
 SHOWN_S = 1.0  # between two states of the living line
 RENEW_OWN_S = 6 * 3600.0  # between two renewals of the master's own certificate
+
+
+class SharedJournal(Protocol):
+    """A journal that several masters share: see ``standby``."""
+
+    @property
+    def journal(self) -> Journal: ...
+
+    def is_held(self) -> bool:
+        """Return whether this master still holds the journal, as far as it can know."""
+        ...
+
+    def authority(self, run_id: str) -> Authority:
+        """Return the run's authority; make and keep it if there is none yet."""
+        ...
 
 
 @define
@@ -79,7 +95,7 @@ class MasterOptions:
     http: Address
     invite: bool = True
     takes_over: bool = False  # the state is a copy of another master's
-    standby: Sequence[Address] = ()  # addresses of masters that may take over from this one
+    also: Sequence[Address] = ()  # addresses of machines that may take over from this one
     http_names: Sequence[str] = ()  # for HTTP, besides this machine's own names
 
 
@@ -89,22 +105,33 @@ class Master:
     Args:
       tell: prints a line for the operator.
       screen: shows how the run goes; None: nothing shows it.
+      shared: a journal that other masters share; None: the one in the state directory.
     """
 
     def __init__(
-        self, options: MasterOptions, tell: Callable[[str], None], screen: Screen | None = None
+        self,
+        options: MasterOptions,
+        tell: Callable[[str], None],
+        screen: Screen | None = None,
+        shared: SharedJournal | None = None,
     ) -> None:
         self.options = options
         self.tell = tell
         self.screen = screen or Screen(None)
-        self._check_state()
+        self._shared = shared
+        if shared is None:
+            self._check_state()
         self._end_told = False  # the operator has read how the run ended
         self._resumes = False
         self._changes: list[str] = []  # of the settings, since the last start
         self._moved = False  # to addresses that earlier invites do not name
+        self.url = ""  # of the page, once it is served
+        self._others: tuple[str, ...] = ()  # addresses of the other masters of a shared journal
         given = None if options.spec_path is None else read_spec(options.spec_path)
         make_private(options.state)
-        self.store = JournalStore(options.state / JOURNAL_FILE)
+        self.store: Journal = (
+            JournalStore(options.state / JOURNAL_FILE) if shared is None else shared.journal
+        )
         self.authority, self.spec, self.coordinator = self._restore(given)
         if options.spec_path is not None:
             note_source(options.state, options.spec_path)
@@ -112,7 +139,12 @@ class Master:
         self.credentials = self._credentials()
         self.network = SocketNetwork(self.credentials, newcomers=True)
         self.service = MasterService(
-            self.coordinator, self.store, self.network, options.listen, authority=self.authority
+            self.coordinator,
+            self.store,
+            self.network,
+            options.listen,
+            authority=self.authority,
+            may_decide=None if shared is None else shared.is_held,
         )
         self.started_s = time.time()
         self._scope = trio.CancelScope()
@@ -125,6 +157,13 @@ class Master:
         """Raise UserError if the journal or its authority's key is missing, before anything is written."""
         options = self.options
         exists = (options.state / JOURNAL_FILE).exists()
+        place = options.state / PLACE_FILE
+        if place.exists() and not exists:
+            raise UserError(
+                f"the journal of {options.state} is in {place.read_text().strip()}",
+                exit_code=ExitCode.CONFIG,
+                hint="name the database with --journal, or under [run] in run.toml",
+            )
         if not exists and (options.takes_over or options.spec_path is None):
             raise UserError(
                 f"there is no journal in {options.state}",
@@ -161,7 +200,10 @@ class Master:
         terms = [record.term for record in records if isinstance(record, TermStarted)]
         last = max([self.store.last_term, *terms])
         term = last + (TERMS_SKIPPED if behind else 1)
-        authority = Authority.load_or_create(self.options.state / "authority", run_id)
+        if self._shared is None:
+            authority = Authority.load_or_create(self.options.state / "authority", run_id)
+        else:
+            authority = self._shared.authority(run_id)
         self._record(records, TermStarted(term, authority.begin_term(term), behind))
         lot = secrets.token_bytes(LOT_BYTES)
         coordinator = Coordinator.restore(spec, run_id, records, term, lot)
@@ -182,10 +224,12 @@ class Master:
     def _record(self, records: list[JournalRecord], record: JournalRecord) -> None:
         try:
             self.store.append(record)
-        except sqlite3.Error as error:
+        except JournalError as error:
+            if self._shared is not None:  # another master may lead by now; this one can wait
+                raise
             raise UserError(
-                f"the journal in {self.options.state} cannot be written: {error}",
-                hint="free some space on its disk, then start the master again",
+                f"the journal {self.store.place} cannot be written: {error}",
+                hint=f"{self.store.remedy}, then start the master again",
             ) from error
         records.append(record)
 
@@ -248,6 +292,7 @@ class Master:
             names=self.options.http_names,
         )
         with side as (serve_http, url), self._scope:
+            self.url = url
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait_for_signals, self._scope.cancel)
                 bound = await nursery.start(self.service.run)
@@ -262,7 +307,7 @@ class Master:
 
     def _note_start(self) -> None:
         """Have the members told this run's master addresses; note a cut of the journal as an event."""
-        masters = (*self._addresses(), *map(str, self.options.standby))[:MASTERS_MAX]
+        masters = tuple(map(str, self._masters()))[:MASTERS_MAX]
         self._moved = not set(masters) <= set(self.coordinator.context.history.masters)
         self.service.decide(partial(self.coordinator.know_masters, masters))
         if self.store.cut is not None:
@@ -303,7 +348,7 @@ class Master:
         self.tell(f"state in {self.options.state}")
         if self.store.cut is not None:
             self.tell(f"WARNING: {self.store.cut}")
-        addresses = [Address.parse(text) for text in self._addresses()]
+        addresses = [Address.parse(text) for text in self.addresses()]
         anywhere = not self.options.advertise and any(each.host in WILDCARDS for each in bound)
         if anywhere and only_loopback(addresses):
             self.tell(
@@ -377,7 +422,7 @@ class Master:
             name=self.spec.run.name,
             uptime_s=time.time() - self.started_s,
             value_count=sum(size.value_count for size in sizes),
-            addresses=tuple(self._addresses()),
+            addresses=tuple(self.addresses()),
             pending=self.service.admission.rows(),
             ending=self.recorder.ending(),
         )
@@ -396,13 +441,27 @@ class Master:
             "" if self.service.bound else "the master does not listen yet"
         )
 
-    def _addresses(self) -> Sequence[str]:
+    def addresses(self) -> Sequence[str]:
+        """Return the addresses at which other machines dial this master."""
         return dialable(self.service.bound, self.options.advertise)
 
     def _masters(self) -> tuple[Address, ...]:
-        """Return the addresses for invites: this master's, then the standbys'."""
-        ours = [Address.parse(text) for text in self._addresses()]
-        return tuple(dict.fromkeys([*ours, *self.options.standby]))[:ADDRESSES_MAX]
+        """Return the addresses for invites: this master's, then those of masters that may take over."""
+        ours = [Address.parse(text) for text in self.addresses()]
+        others = [Address.parse(text) for text in self._others]
+        return tuple(dict.fromkeys([*ours, *self.options.also, *others]))[:ADDRESSES_MAX]
+
+    def cut_off_s(self) -> float:
+        """Return for how long no member at all was heard of; 0 if there is none."""
+        return self.coordinator.context.detector.all_silent_s(self.service.now())
+
+    def know_others(self, addresses: Sequence[str]) -> None:
+        """Name these masters of a shared journal in invites and to the members."""
+        if tuple(addresses) == self._others:
+            return
+        self._others = tuple(addresses)
+        masters = tuple(map(str, self._masters()))[:MASTERS_MAX]
+        self.service.decide(partial(self.coordinator.know_masters, masters))
 
     def make_invite(
         self, role: Role, founder: bool, uses: int, hours: float, *, approve: bool = False

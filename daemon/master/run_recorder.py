@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sqlite3
 import statistics
 import time
 from collections import deque
@@ -227,7 +226,7 @@ class RunRecorder:
         try:
             missing = self._service.store.commits(ROUNDS_MAX, known)
             open_then = self._service.store.uncommitted(ROUNDS_MAX, known | self._orders)
-        except (sqlite3.Error, OSError, ValueError, HoldfastError) as error:
+        except (OSError, ValueError, HoldfastError) as error:
             self._warnings.append(
                 f"the history may lack rounds: the journal cannot be read: {error}"
             )

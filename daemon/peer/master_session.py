@@ -38,6 +38,7 @@ from ...protocol.messages import (
     MASTERS_MAX,
     Heartbeat,
     Hello,
+    Masters,
     Message,
     RefusalCode,
     Refused,
@@ -67,9 +68,13 @@ BACKOFF_FIRST_S = 0.2
 RENEW_EVERY_S = 6 * 3600.0  # a certificate lasts a day
 RESUME_PAUSE_S = 0.05  # between two connections of a session
 RESUME_S = 3.0  # to reach the master again and resume; then the trainer is told that it is away
+STAGGER_S = 1.0  # from dialling a master that does not answer to dialling the next one beside it
 # Share of the deadline: a master that is silent for longer is dialled again, since this machine's address
 # may have changed. The rest of the deadline is left for that, before the master declares this peer dead.
 SILENCE_SHARE = 0.6
+SILENCE_SHARE_OF_SEVERAL = (
+    0.4  # two heartbeats: of several masters another one may lead the run by now
+)
 BACKOFF_MAX_S = 2.0  # short: after a master restart, rounds wait for the last contributor
 
 # After these refusals the peer does not come back by itself.
@@ -148,10 +153,15 @@ class MasterSession:
         self._obeys = obeys
         self._handle = handle
         self._masters = list(config.masters)
+        self._last: Address | None = None  # of the last session
         self._message_queue: trio.MemorySendChannel[Message] | None = None
         self._conversation: Conversation | None = None  # while one can be resumed
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
         self._view: View | None = None  # the newest of this session
+
+    @property
+    def _silence_share(self) -> float:
+        return SILENCE_SHARE_OF_SEVERAL if len(self._masters) > 1 else SILENCE_SHARE
 
     @property
     def connected(self) -> bool:
@@ -191,20 +201,26 @@ class MasterSession:
         failure, clock_logged = "", False
         while True:
             hint = IS_IT_THERE
-            for address in list(self._masters):
-                try:
-                    channel = await self._dial(address)
-                except DIAL_ERRORS as error:
-                    if isinstance(error, WrongClockError):
-                        failure, hint = why_not(error), WRONG_CLOCK_HINT
-                    elif hint == IS_IT_THERE:  # else another address gave a better reason
-                        failure = why_not(error)
-                    continue
-                clock_logged = False
+
+            def failed(error: Exception) -> None:
+                nonlocal failure, hint
+                if isinstance(error, WrongClockError):
+                    failure, hint = why_not(error), WRONG_CLOCK_HINT
+                elif hint == IS_IT_THERE:  # else another address gave a better reason
+                    failure = why_not(error)
+
+            # The master of the last session comes last: it may be frozen, and another one lead the run.
+            untried = sorted(self._masters, key=lambda each: each == self._last)
+            while untried:
+                reached = await self._dial_first(untried, failed)
+                if reached is None:
+                    break
+                address, channel = reached
+                clock_logged, self._last = False, address
                 began_s = trio.current_time()
                 await self._hold(channel)
                 while self._conversation is not None:
-                    await self._go_on(address)
+                    address = self._last = await self._go_on(address)
                 if self.released.is_set():
                     return
                 last_contact_s = trio.current_time()
@@ -219,6 +235,50 @@ class MasterSession:
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
+    async def _dial_first(
+        self, untried: list[Address], failed: Callable[[Exception], None]
+    ) -> tuple[Address, Channel] | None:
+        """Dial masters in turn, and return the first that answers; None if none does.
+
+        A master whose process is frozen is reached by the kernel and never answers: after ``STAGGER_S`` the next
+        one is dialled beside it. While one does not answer, those that refused are dialled again: one of them
+        may take the run over meanwhile. Those that were dialled are taken from ``untried``.
+        """
+        found: list[tuple[Address, Channel]] = []
+        refused: list[Address] = []
+        pending = 0
+
+        async def dial(address: Address, over: trio.Event) -> None:
+            nonlocal pending
+            try:
+                channel = await self._dial(address)
+            except DIAL_ERRORS as error:
+                failed(error)
+                refused.append(address)
+            else:
+                if found:  # at the same moment as another one
+                    with trio.CancelScope(shield=True):
+                        await trio.aclose_forcefully(channel.stream)
+                    return
+                found.append((address, channel))
+                nursery.cancel_scope.cancel()
+            finally:
+                pending -= 1
+                over.set()
+
+        async with trio.open_nursery() as nursery:
+            again: list[Address] = []
+            while not found and (untried or pending):
+                if not untried and not again:
+                    again, refused = refused, []
+                    await trio.sleep(STAGGER_S)
+                    continue
+                over, pending = trio.Event(), pending + 1
+                nursery.start_soon(dial, (untried or again).pop(0), over)
+                with trio.move_on_after(STAGGER_S):
+                    await over.wait()
+        return found[0] if found else None
+
     async def _dial(self, address: Address) -> Channel:
         """Connect to the master at an address; raises ``DIAL_ERRORS``."""
         try:
@@ -229,28 +289,32 @@ class MasterSession:
             self._report.why = f"{address}: {why_not(error)}"
             raise
 
-    async def _go_on(self, address: Address) -> None:
-        """Resume the session over a new connection, or end it."""
+    async def _go_on(self, address: Address) -> Address:
+        """Resume the session over a new connection, or end it; return the address that is used from now on.
+
+        Another master that answers before this one leads the run by now: a session with it begins.
+        """
         deadline_s = self._spec.value.membership.deadline_s
-        channel = None
-        with trio.move_on_after(max(RESUME_S, (1 - SILENCE_SHARE) * deadline_s)):
-            channel = await self._dial_until(address)
-        if channel is None:
+        reached = None
+        with trio.move_on_after(max(RESUME_S, (1 - self._silence_share) * deadline_s)):
+            reached = await self._reach([address, *(m for m in self._masters if m != address)])
+        if reached is None:
             self._end()
-            return
+            return address
+        where, channel = reached
+        if where != address:
+            self._end()
         await self._hold(channel)
         await trio.sleep(RESUME_PAUSE_S)
+        return where
 
-    async def _dial_until(self, address: Address) -> Channel | None:
+    async def _reach(self, masters: Sequence[Address]) -> tuple[Address, Channel] | None:
         """Dial for as long as this machine is offline; return None if it is online and no master answers."""
         while True:
-            try:
-                return await self._dial(address)
-            except RemoteProtocolError:
-                return None
-            except (OSError, trio.TooSlowError) as error:
-                if not is_offline(error):
-                    return None
+            errors: list[Exception] = []
+            reached = await self._dial_first(list(masters), errors.append)
+            if reached is not None or not all(map(_means_offline, errors)):
+                return reached
             await trio.sleep(BACKOFF_FIRST_S)
 
     def _end(self) -> None:
@@ -396,7 +460,8 @@ class MasterSession:
     ) -> Exception:
         """Handle the master's messages until the connection ends and return the error that ended it."""
         try:
-            with trio.fail_after(SILENCE_SHARE * deadline_s) as silence:
+            silence_s = self._silence_share * deadline_s
+            with trio.fail_after(silence_s) as silence:
                 while True:
                     message = await stream.receive()
                     if isinstance(message, Refused):
@@ -405,7 +470,7 @@ class MasterSession:
                     if isinstance(message, ViewChange):
                         message = changed_view(self._view, message)
                     self._hear(message)
-                    silence.deadline = trio.current_time() + SILENCE_SHARE * deadline_s
+                    silence.deadline = trio.current_time() + silence_s
         except SESSION_ERRORS as error:
             return error
 
@@ -413,6 +478,8 @@ class MasterSession:
         match message:
             case Heartbeat():
                 pass
+            case Masters():
+                self._learn(message.masters)
             case Released():
                 self.released.set()
             case Renewed():
@@ -459,6 +526,10 @@ def is_offline(error: Exception) -> bool:
     cause = cause_of(error)
     number = cause.errno if isinstance(cause, OSError) else None
     return number in OFFLINE or isinstance(cause, socket.gaierror)
+
+
+def _means_offline(error: Exception) -> bool:
+    return isinstance(error, OSError | trio.TooSlowError) and is_offline(error)
 
 
 def why_not(error: Exception) -> str:

@@ -6,12 +6,12 @@ holds the state, which is only in memory. A shrunk list of faults therefore stay
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from functools import partial
 
 import trio
 
+from ..master.journal_base import JournalAwayError
 from .scenario import MASTER, SPARE, Fault, Kind
 from .swarm import Swarm
 
@@ -62,7 +62,7 @@ async def _return_master(swarm: Swarm) -> None:
     if swarm.master is None:
         try:
             await swarm.start_master()
-        except sqlite3.Error:  # the disk is full
+        except JournalAwayError:  # the disk is full
             await swarm.revive_master()
 
 

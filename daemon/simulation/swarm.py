@@ -10,7 +10,6 @@ Swarm
 from __future__ import annotations
 
 import random
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
 from ...protocol.messages import ModelLayout, Role
 from ...protocol.trust.authority import Party
-from ..master.journal_store import GrantRow
+from ..master.journal_base import GrantRow, JournalAwayError
 from ..master.master_service import CROWD_MIN
 from ..peer.peer_config import PeerConfig
 from ..tasks import only_error
@@ -184,7 +183,7 @@ class Swarm:
                 return
             try:
                 await self.start_master()
-            except sqlite3.Error:
+            except JournalAwayError:
                 continue
             return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from ...membership.master.state.master_effects import DropPeer, Effect, RecordDu
 from ...membership.peer.peer_effects import PeerEffect, TellMaster
 from ...protocol.errors import HoldfastError
 from ...protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
+from ..master.journal_base import JournalAwayError
 from ..master.journal_store import JournalStore
 from ..master.master_service import MasterService
 from ..peer.checkpointer import Checkpointer
@@ -43,7 +43,7 @@ class WitnessedStore(JournalStore):
 
     def append(self, record: JournalRecord) -> None:
         if self.full:
-            raise sqlite3.OperationalError("database or disk is full")
+            raise JournalAwayError("database or disk is full")
         self._witness.saw_record(record)
         super().append(record)
 

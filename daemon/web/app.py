@@ -49,7 +49,7 @@ def make_app(
     private_reads: Mapping[str, PrivateRead] | None = None,
     why_unready: Callable[[], str] = str,
     routes: Iterable[BaseRoute] = (),
-    pages: PageFiles = PAGES,
+    pages: PageFiles | None = PAGES,
     names: HostNames | None = None,
     token_file: Path | None = None,
 ) -> ASGIApp:
@@ -83,7 +83,7 @@ def make_app(
             Route("/readyz", readyz, methods=["GET"]),
             Route("/api/openapi.json", description, methods=["GET"]),
             Route("/api/token-file", token_place, methods=["GET"]),
-            *pages.routes(),
+            *(() if pages is None else pages.routes()),
             *(_action_route(name, action, token) for name, action in actions.items()),
             *(_private_route(name, read, token) for name, read in (private_reads or {}).items()),
             *routes,

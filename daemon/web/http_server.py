@@ -21,6 +21,7 @@ from ..paths import CONTROL_FILE, DaemonAddress, published
 from .app import Action, PrivateRead, make_app
 from .connections import Connections
 from .host_names import HostNames
+from .page_files import PAGES
 
 BACKLOG_COUNT = 64
 TOKEN_BYTES = 24
@@ -58,11 +59,13 @@ def control_side(
     why_unready: Callable[[], str],
     routes: Iterable[BaseRoute] = (),
     names: Iterable[str] = (),
+    with_page: bool = True,
 ) -> Iterator[tuple[Callable[[], Awaitable[None]], str]]:
     """Bind a daemon's HTTP server and publish its address with a new bearer token.
 
     Args:
       names: host names that the operator gives it, besides the machine's own.
+      with_page: serve the dashboard, too.
 
     Yields:
       The task that serves it, and its URL.
@@ -79,6 +82,7 @@ def control_side(
         why_unready=why_unready,
         routes=routes,
         names=HostNames(address.host, names),
+        pages=PAGES if with_page else None,
         token_file=(state / CONTROL_FILE).absolute(),
     )
     with listener, published(state, DaemonAddress(kind, url, token, os.getpid())):

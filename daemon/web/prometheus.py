@@ -35,6 +35,7 @@ RUN: tuple[Figure[MasterStatus], ...] = (
     ("rounds_rerun_total", "Reductions that were started again.", lambda s: s.rerun),
     ("rewinds", "Times the run went back to an older state.", lambda s: s.rewound),
     ("term", "Starts of the run's master.", lambda s: s.term),
+    ("leads", "1 at the master that leads the run, 0 at one that waits.", lambda _: True),
     ("paused", "1 if the operator has paused the run.", lambda s: s.state == "paused"),
     ("finished", "1 if all rounds are committed.", lambda s: s.state == "finished"),
     ("training", "1 if rounds are opened.", lambda s: s.state == "training"),

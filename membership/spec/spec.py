@@ -96,6 +96,18 @@ def _name(_instance: object, attribute: attrs.Attribute[Any], value: object) -> 
         raise ValueError(f"{attribute.name} must be 1 to 64 printable characters, got {value!r}")
 
 
+def _journal(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value == "":
+        return
+    if not isinstance(value, str) or not re.match(r"postgres(ql)?://\S+$", value):
+        raise ValueError(f'{attribute.name} must be "" or "postgresql://...", got {value!r}')
+    if re.match(r"\w+://[^/@]*:[^/@]*@", value) or "password=" in value:
+        raise ValueError(
+            f"{attribute.name} must not contain the password, since all members see it: put it into "
+            "~/.pgpass or the variable PGPASSWORD"
+        )
+
+
 def _word(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9_-]{0,15}", value):
         raise ValueError(f"{attribute.name} must be up to 15 letters and digits, got {value!r}")
@@ -170,6 +182,8 @@ class RunTable:
 
     name: str = field(default="run", validator=_name)
     rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # commits wanted; 0: no end
+    # Where the master keeps the run's journal; empty: in its state directory.
+    journal: str = field(default="", validator=_journal)
     # Determines the defaults of keys in the other tables, see ``preset``. Empty: none.
     preset: str = field(default="", validator=_one_of("", *PRESETS))
 

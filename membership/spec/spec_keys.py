@@ -12,6 +12,11 @@ MEANINGS = {
         "number of commits after which the run is finished; the last one of every fragment is "
         "at the last step. 0: no end"
     ),
+    "run.journal": (
+        '`"postgresql://USER@HOST/DATABASE"`: the journal is kept there, and several masters can lead the '
+        "run in turn, see [When the master's machine is lost](../lost-master.md). No password: all members "
+        'see this file. `""`: the state directory of the one master'
+    ),
     "run.preset": (
         'measured settings that the file may override key by key: `"diloco"`, `"streaming"`, '
         '`"sparse"`, `"muon"`, `"muon-streaming"` or `"allreduce"`, see '

@@ -182,6 +182,45 @@ class Authority:
 
     @classmethod
     def _create(cls, directory: Path, run_id: str) -> Authority:
+        made = cls.create(run_id)
+        write_private(directory / KEY_FILE, private_key_pem(made._key))
+        write_private(directory / CERTIFICATE_FILE, made.certificate_pem)
+        return made
+
+    @classmethod
+    def unseal(
+        cls, run_id: str, certificate_pem: bytes, sealed_key: bytes, secret: bytes
+    ) -> Authority:
+        """Open what ``sealed`` returned.
+
+        Raises:
+          UserError: it was sealed with another secret, is damaged, or belongs to another run.
+        """
+        try:
+            key = serialization.load_pem_private_key(sealed_key, secret)
+            certificate = load_certificate(certificate_pem)
+        except (ValueError, TypeError, RemoteProtocolError) as error:
+            raise UserError(
+                f"the sealed key of the run's authority cannot be opened: {error}",
+                hint="all masters of a run need the same key file",
+            ) from None
+        fits = isinstance(key, Ed25519PrivateKey) and certificate.public_key() == key.public_key()
+        if not fits or certificate.subject != _authority_name(run_id):
+            raise UserError("the sealed key is not that of this run's authority")
+        assert isinstance(key, Ed25519PrivateKey)
+        return cls(key, certificate, run_id)
+
+    def sealed(self, secret: bytes) -> bytes:
+        """Return the key in PEM (PKCS 8), encrypted with a key that is derived from the secret."""
+        return self._key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(secret),
+        )
+
+    @classmethod
+    def create(cls, run_id: str) -> Authority:
+        """Make the authority of a new run, in memory only."""
         key = Ed25519PrivateKey.generate()
         name = _authority_name(run_id)
         now = _now()
@@ -195,9 +234,6 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
             .sign(key, None)
         )
-        write_private(directory / KEY_FILE, private_key_pem(key))
-        pem = certificate.public_bytes(serialization.Encoding.PEM)
-        write_private(directory / CERTIFICATE_FILE, pem)
         return cls(key, certificate, run_id)
 
     def begin_term(self, term: int) -> bytes:

@@ -12,7 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.master.journal_store import GrantRow, JournalStore, back_up
+from holdfast.daemon.master.journal_base import GrantRow, JournalAwayError
+from holdfast.daemon.master.journal_store import JournalStore, back_up
 from holdfast.daemon.master.operator_commands import OperatorCommands
 from holdfast.membership.master.state.journal import (
     JournalRecord,
@@ -170,7 +171,7 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     store = JournalStore(path)
     pages = store._db.execute("pragma page_count").fetchone()[0]
     store._db.execute(f"pragma max_page_count = {pages}")
-    with pytest.raises(sqlite3.OperationalError, match="full"):
+    with pytest.raises(JournalAwayError, match="full"):
         fill(store)
     written = store.records()[len(RECORDS) :]
     assert written == [RoundNumbered(1_000 + number) for number in range(len(written))]

@@ -13,7 +13,8 @@ import pytest
 import trio
 from attrs import define
 
-from holdfast.daemon.master.journal_store import GrantRow, JournalStore
+from holdfast.daemon.master.journal_base import GrantRow
+from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.peer_greeting import GREETINGS_MAX, HELLO_S, PeerGreeting
 from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld

@@ -143,7 +143,7 @@ def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     port = free_port()
-    standby = ("--standby", f"127.0.0.1:{port}")
+    standby = ("--also", f"127.0.0.1:{port}")
     fleet.start_master(spec(contributors=2, min_members=2), more=standby)
     for rank, name in enumerate("ab"):
         fleet.join(name, "--rank", str(rank), *PAUSE, founder=name == "a")

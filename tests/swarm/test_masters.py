@@ -6,7 +6,6 @@ accepts, so a fork fails the test that made it.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,6 +14,7 @@ import pytest
 import trio
 
 from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.master.journal_base import JournalAwayError
 from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.simulation.swarm import RUN_ID, Swarm
 from holdfast.daemon.simulation.witnessed_services import WitnessedMaster, WitnessedStore
@@ -320,7 +320,7 @@ def full(times: list[int]) -> Callable[[JournalStore, JournalRecord], None]:
     def append(self: JournalStore, record: JournalRecord) -> None:
         if times[0] > 0:
             times[0] -= 1
-            raise sqlite3.OperationalError("database or disk is full")
+            raise JournalAwayError("database or disk is full")
         assert isinstance(self, WitnessedStore)
         original(self, record)
 
@@ -393,9 +393,7 @@ async def test_what_the_owner_wants_is_done_when_it_is_on_disk(
             await master.see_through(master.coordinator.resume)
 
 
-@pytest.mark.fault(
-    "the journal's disk is slow", "the time a record takes", "commits wait, members stay"
-)
+@pytest.mark.fault("the journal is slow", "the time a record takes", "commits wait, members stay")
 async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
     async with machines(spec()) as run:
         await run.start("abc")
@@ -410,7 +408,7 @@ async def test_a_slow_disk_delays_commits_and_no_heartbeat() -> None:
 
         master.network.run_sync = slow  # type: ignore[assignment, method-assign]
         await trio.sleep(10)
-        assert "disk is slow" in master.why_stuck()
+        assert "journal is slow" in master.why_stuck()
         assert len(master.sessions) == 3
         target = swarm.committed + 2
         await swarm.until(lambda: swarm.committed >= target)

@@ -15,7 +15,7 @@ shorten the wait by ``kick``: a removed peer is not waited for.
 
 from __future__ import annotations
 
-from ....protocol.messages import MASTERS_MAX
+from ....protocol.messages import MASTERS_MAX, Masters
 from .context import Context
 from .journal import MastersKnown
 from .master_effects import EventKind
@@ -71,6 +71,8 @@ class Succession:
         known = tuple(dict.fromkeys((*addresses, *self.context.history.masters)))[:MASTERS_MAX]
         if known != self.context.history.masters:
             self.context.record(MastersKnown(known))
+            for member in self.context.roster:
+                self.context.send(member.peer, Masters(known))
 
     # ------------------------------------------------------------ taking over
 

@@ -1,0 +1,308 @@
+"""The master's machine is lost: several masters on one PostgreSQL database, real processes, real faults.
+
+    python -m benchmarks.failover --times 5 --json failover.json
+
+A PostgreSQL server, two masters and three peers are hosts of a switch: namespaces of this machine, so this needs
+root. The leading master is
+
+    killed                  as by a power cut; a new one is started in its place afterwards
+    frozen                  stopped, and thawed 30 s later
+    cut off from database   none of its packets reach the database, nor the other way round
+    cut off from peers      the same with all peers; it still reaches the database and the other master
+
+and everything is whole again before the next fault. Measured is the time from the fault until all peers have a
+session with the other master, and until it commits a round. The journal is read from the database at the end of
+each case: no version may be committed twice, and what was committed before the fault must be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgpack
+from attrs import asdict, frozen
+
+from benchmarks.commands import BenchError
+from benchmarks.grounds import Switch, why_no_switch
+from benchmarks.lab_run import MASTER_PORT, LabRun, Status, stop_on_signals
+from benchmarks.postgres_server import PostgresServer, why_no_postgres
+from benchmarks.progress import say
+from benchmarks.report import Table, keep_json
+from benchmarks.sections import Measured
+
+DATABASE, MASTERS, PEERS = 0, {"m1": 1, "m2": 2}, {"a": 3, "b": 4, "c": 5}
+TIMES = 5
+FROZEN_S = 30.0
+WAIT_S = 60.0
+POLL_S = 0.05
+TAKEOVER_S_MAX = 10.0  # asked for
+SCRIPT = ("-m", "benchmarks.chaos_trainer")
+SPEC = """\
+[run]
+name = "failover"
+[diloco]
+sync_every = 10
+[membership]
+contributors = 3
+min_members = 2
+"""
+
+
+@frozen
+class Case:
+    """One fault.
+
+    Attributes:
+      attached_s: from the fault until all peers have a session with the other master.
+      committed_s: from the fault until the other master has committed a round.
+      rounds_lost: commits that were announced before the fault and are not in the journal.
+      double_commits: versions of the model that are committed twice in the journal.
+      trainers_restarted: by the fault.
+    """
+
+    fault: str
+    attached_s: float
+    committed_s: float
+    rounds_lost: int
+    double_commits: int
+    trainers_restarted: int
+
+
+class FailoverRun(LabRun):
+    """A run with several masters; ``leader`` is the one that is asked."""
+
+    leader = "m1"
+
+    def __init__(self, lab: Switch, folder: Path, script: Sequence[str], url: str) -> None:
+        super().__init__(lab, folder, script)
+        self._url = url
+
+    def start_one(self, name: str) -> None:
+        """Start a master, or start it again."""
+        spec = self._folder / "run.toml"
+        spec.write_text(SPEC)
+        listen = f"{self._lab.address(MASTERS[name])}:{MASTER_PORT}"
+        shared = ("--journal", self._url, "--key-file", str(self._folder / "run.key"), "--standby")
+        self._spawn(
+            name, MASTERS[name], "master", str(spec), "--no-invite", "--listen", listen, *shared
+        )
+
+    def master(self) -> Status:
+        before_s = time.monotonic()
+        status = self._http(self.leader, "status", None)
+        return {**status, "asked_s": (before_s + time.monotonic()) / 2}
+
+    def act(self, what: str, body: Any) -> dict[str, Any]:
+        return self._http(self.leader, what, body)
+
+    def status_of(self, name: str) -> Status:
+        """A master's status, whatever it does; empty while it does not answer."""
+        with contextlib.suppress(BenchError, httpx.HTTPError, OSError):
+            return self._http(name, "status", None)
+        return {}
+
+    def until_true(self, condition: Callable[[], object], what: str) -> float:
+        """Wait for something; return this process's clock then."""
+        until_s = time.monotonic() + WAIT_S
+        while not condition():
+            if time.monotonic() > until_s:
+                tails = "\n".join(f"--- {name}\n{self._tail(name)}" for name in (*MASTERS, "a"))
+                raise BenchError(f"not within {WAIT_S:g} s: {what}\n{tails}")
+            time.sleep(POLL_S)
+        return time.monotonic()
+
+
+def measure(times: int, faults: Sequence[str]) -> list[Case]:
+    """Bring each fault about so many times."""
+    hosts = 1 + len(MASTERS) + len(PEERS)
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-failover-") as place,
+        Switch(hosts) as lab,
+        PostgresServer(lab, DATABASE) as server,
+        FailoverRun(lab, Path(place), SCRIPT, server.url) as run,
+    ):
+        run.start_one("m1")
+        run.until_true(lambda: run.status_of("m1").get("kind") == "master", "m1 leads")
+        run.start_one("m2")
+        run.until_true(lambda: run.status_of("m2").get("state") == "standby", "m2 waits")
+        for rank, (name, host) in enumerate(PEERS.items()):
+            run.join(name, host, founder=rank == 0, more=["--step-s=0.05"])
+        run.until_true(lambda: run.master()["committed"] >= 2, "rounds")
+        run.note_trainers()
+        cases = []
+        for fault in faults:
+            for number in range(times):
+                say(f"{fault}: {number + 1} of {times}")
+                cases.append(_case(run, lab, server, fault))
+                say(f"  {cases[-1]}")
+        return cases
+
+
+def _case(run: FailoverRun, lab: Switch, server: PostgresServer, fault: str) -> Case:
+    before = run.master()
+    restarts = _restarts(run)
+    old, new = run.leader, next(name for name in MASTERS if name != run.leader)
+    began_s = time.monotonic()
+    mend = _break(run, lab, fault, old)
+    run.until_true(lambda: run.status_of(new).get("kind") == "master", f"{new} leads")
+    run.leader = new
+
+    def attached() -> bool:
+        return len(run.master()["members"]) == len(PEERS)
+
+    attached_s = run.until_true(attached, "all peers are back") - began_s
+    goal = max(before["committed"], run.master()["committed"]) + 1
+    committed_s = run.until_true(lambda: run.master()["committed"] >= goal, "a commit") - began_s
+    if fault == "frozen":
+        time.sleep(max(0.0, began_s + FROZEN_S - time.monotonic()))
+    mend()
+    run.until_true(lambda: run.status_of(old).get("state") == "standby", f"{old} waits")
+    goal = run.master()["committed"] + 2
+    run.until_true(lambda: run.master()["committed"] >= goal, "rounds go on")
+    time.sleep(2.0)  # members hear of the masters' addresses
+    versions = _versions(server)
+    return Case(
+        fault,
+        round(attached_s, 2),
+        round(committed_s, 2),
+        rounds_lost=max(0, before["committed"] - len(versions)),
+        double_commits=sum(count - 1 for count in versions.values()),
+        trainers_restarted=_restarts(run) - restarts,
+    )
+
+
+def _break(run: FailoverRun, lab: Switch, fault: str, master: str) -> Callable[[], None]:
+    """Bring the fault about; return what makes everything whole again."""
+    host = MASTERS[master]
+    if fault == "killed":
+        run.kill(master)
+        return lambda: run.start_one(master)
+    if fault == "frozen":
+        run.send_signal(master, signal.SIGSTOP)
+        return lambda: run.send_signal(master, signal.SIGCONT)
+    others = [DATABASE] if fault == "cut off from database" else list(PEERS.values())
+    for other in others:
+        lab.cut(host, other)
+        lab.cut(other, host)
+
+    def heal() -> None:
+        for other in others:
+            lab.heal(host, other)
+            lab.heal(other, host)
+
+    return heal
+
+
+def _restarts(run: FailoverRun) -> int:
+    return sum(int(run.peer(name)["trainer_restarts"]) for name in PEERS)
+
+
+def _versions(server: PostgresServer) -> Counter[tuple[int, int]]:
+    """Return how many times each version of each fragment is committed in the journal."""
+    query = "select body from holdfast_failover.records where kind = 'RoundCommitted' order by id"
+    commits = [msgpack.unpackb(bytes(body))["commit"] for (body,) in server.query(query)]
+    return Counter((each["fragment"], each["version"]) for each in commits)
+
+
+FAULTS = ("killed", "frozen", "cut off from database", "cut off from peers")
+
+
+def summary(cases: Sequence[Case]) -> dict[str, Any]:
+    """The figures that are asked for."""
+    return {
+        "cases": [asdict(each) for each in cases],
+        "rounds_lost": sum(each.rounds_lost for each in cases),
+        "double_commits": sum(each.double_commits for each in cases),
+        "takeover_s_max": max(each.attached_s for each in cases),
+        "committed_s_max": max(each.committed_s for each in cases),
+        "trainers_restarted": sum(each.trainers_restarted for each in cases),
+    }
+
+
+def tables(cases: Sequence[Case]) -> list[Table]:
+    """The section's table."""
+    rows = []
+    for fault in dict.fromkeys(each.fault for each in cases):
+        some = [each for each in cases if each.fault == fault]
+        rows.append(
+            [
+                fault,
+                str(len(some)),
+                _range([each.attached_s for each in some]),
+                _range([each.committed_s for each in some]),
+                str(sum(each.rounds_lost for each in some)),
+                str(sum(each.double_commits for each in some)),
+                str(sum(each.trainers_restarted for each in some)),
+            ]
+        )
+    return [
+        Table(
+            "The leading one of two masters on one PostgreSQL database is lost",
+            ["python -m benchmarks.failover"],
+            [
+                "fault",
+                "times",
+                "all peers at the other master, s",
+                "a round committed, s",
+                "rounds lost",
+                "committed twice",
+                "trainers restarted",
+            ],
+            rows,
+            [
+                "Three peers, a lease of 5 s, `deadline_s` 15 s (both defaults); smallest to largest of the times. "
+                "Every process has a network namespace of its own on this machine's two cores. A frozen master is "
+                f"thawed after {FROZEN_S:g} s, and waits then like one that was started again. The one that is cut "
+                "off from its peers gives the lease up, since it sees another master."
+            ],
+        )
+    ]
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def why_no_failover() -> str:
+    """Say why this cannot be measured here; empty if it can."""
+    return why_no_switch() or why_no_postgres()
+
+
+def failover() -> Measured:
+    """The section of RESULTS.md."""
+    cases = measure(TIMES, FAULTS)
+    return tables(cases), summary(cases)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--times", type=int, default=TIMES)
+    parser.add_argument("--faults", default=",".join(FAULTS), help=", ".join(FAULTS))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    stop_on_signals()
+    if reason := why_no_failover():
+        print(reason, file=sys.stderr)
+        return 1
+    try:
+        found = summary(measure(options.times, options.faults.split(",")))
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(keep_json(found, options.json))
+    broken = found["rounds_lost"] or found["double_commits"] or found["trainers_restarted"]
+    return 1 if broken or found["takeover_s_max"] > TAKEOVER_S_MAX else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

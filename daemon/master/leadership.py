@@ -1,0 +1,314 @@
+"""Which of several masters leads: the lease of a shared journal is waited for, taken, kept and lost.
+
+    Leadership.take   waits until nobody holds the lease, and takes it
+    Leadership.lead   begins a ``Leader`` and renews the lease until one of them ends
+
+A lease is good for ``lease_s`` from the moment *before* its renewal was sent, by this machine's clock, so it is over
+here before it is over in the database. From then on this master decides nothing. Clocks of different machines are
+never compared. That no two masters write to the journal depends on no clock: see ``postgres_journal``.
+
+A leader that hears of no member for a while gives the lease up if another master is there: it may be the only one
+that is cut off.
+
+This module touches no thread, network or database: ``call`` does, and the simulator has its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+import trio
+from attrs import frozen
+
+from ...protocol.errors import UserError
+from ..exit_codes import ExitCode
+from ..tasks import only_error
+from .journal_base import FencedError, JournalAwayError
+
+log = logging.getLogger("holdfast.master")
+
+RENEWALS = 3  # in the time that a lease lasts
+LOOKS = 10  # at a lease that another master holds, in the time that it lasts
+AGAIN_S = 0.2  # between two attempts to renew, while the database does not answer
+SEEN_LEASES = 6  # a master that did not register for so many leases is not named to anybody
+SILENCE_SHARE = 0.4  # of the members' deadline, in which a leader that hears none of them gives way
+MODEST_LEASES = 3  # in which a master that has given way does not take the lease again
+RELEASE_S = 3.0  # to give the lease back at the end; else it runs out
+
+T = TypeVar("T")
+
+
+@frozen
+class Lease:
+    """The right to write to the journal.
+
+    Attributes:
+      fence: grows with every lease that was taken.
+    """
+
+    holder: str
+    fence: int
+
+
+@frozen
+class MasterRow:
+    """A master process that has looked at the journal lately.
+
+    Attributes:
+      addresses: where it serves, or would serve, peers.
+      page: the URL of its page.
+      active: it holds the lease.
+      left_s: of its lease, if it is active; below 0 if that is over.
+    """
+
+    holder: str
+    addresses: tuple[str, ...]
+    page: str
+    active: bool
+    left_s: float
+
+
+class LeaseTable(Protocol):
+    """Where the lease is kept. Each call may wait long, and raises JournalAwayError if there is no answer."""
+
+    def take_lease(self, holder: str, lease_s: float) -> Lease | None:
+        """Take the lease if nobody holds it; return None if somebody does."""
+        ...
+
+    def renew(self, lease: Lease, lease_s: float) -> bool:
+        """Make the lease last from now on; return whether it is still this one's."""
+        ...
+
+    def release(self, lease: Lease) -> None:
+        """Let another master take the lease at once."""
+        ...
+
+    def register(self, holder: str, addresses: Sequence[str], page: str) -> None:
+        """Say where this master is."""
+        ...
+
+    def masters(self, seen_s: float) -> list[MasterRow]:
+        """Return the masters that registered within so many seconds, the active one first."""
+        ...
+
+
+class Call(Protocol):
+    """Does what may wait long, beside other tasks. If it is cancelled, what it does may go on unseen."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+class Leader(Protocol):
+    """The run's master while it leads."""
+
+    async def run(self) -> None:
+        """Serve until told to end; raises UserError with SUPERSEDED after ``stand_down``."""
+        ...
+
+    def stand_down(self, reason: str) -> None:
+        """Decide nothing any more."""
+        ...
+
+    def know_others(self, addresses: Sequence[str]) -> None:
+        """Name these masters to the members."""
+        ...
+
+    def whereabouts(self) -> tuple[Sequence[str], str] | None:
+        """Return addresses and page as they are now; None before it listens."""
+        ...
+
+    def cut_off_s(self) -> float:
+        """Return for how long no member at all was heard of; 0 if there is none."""
+        ...
+
+    @property
+    def deadline_s(self) -> float:
+        """The time after which a silent member is removed."""
+        ...
+
+
+class Leadership:
+    """One master's part in it.
+
+    Args:
+      holder: names this process; no other one has the name.
+      clock: seconds, of this machine; goes on while the process is stopped.
+
+    Attributes:
+      addresses, page: where this master is.
+      known: the masters, this one included, as of the last look.
+      away: why the database does not answer; empty while it does.
+    """
+
+    def __init__(
+        self,
+        table: LeaseTable,
+        holder: str,
+        lease_s: float,
+        *,
+        call: Call,
+        clock: Callable[[], float],
+        addresses: Sequence[str] = (),
+    ) -> None:
+        self._table = table
+        self._lease_s = lease_s
+        self._call = call
+        self._clock = clock
+        self.holder = holder
+        self.addresses = tuple(addresses)
+        self.page = ""
+        self.known: Sequence[MasterRow] = ()
+        self.away = ""
+        self._good_until_s = 0.0  # of the present lease
+        self._not_before_s = 0.0  # this one has given way: another one takes the lease first
+
+    @property
+    def others(self) -> list[MasterRow]:
+        return [row for row in self.known if row.holder != self.holder]
+
+    @property
+    def leader(self) -> MasterRow | None:
+        return next((row for row in self.known if row.active), None)
+
+    def is_held(self) -> bool:
+        """Return whether this master's lease is good now. May be called from any thread."""
+        return self._clock() < self._good_until_s
+
+    # ------------------------------------------------------------ waiting
+
+    async def take(self, looked: Callable[[], None]) -> Lease:
+        """Wait until this master holds the lease.
+
+        Args:
+          looked: called after each look at the lease of another one; may raise.
+        """
+        while True:
+            asked_s = self._clock()
+            try:
+                lease = await self._call(self._look)
+                self.away = ""
+            except JournalAwayError as error:
+                lease, self.away = None, str(error)
+            if lease is not None:
+                self._good_until_s = asked_s + self._lease_s
+                return lease
+            looked()
+            await trio.sleep(self._lease_s / LOOKS)
+
+    def _look(self) -> Lease | None:
+        lease = None
+        if self._clock() >= self._not_before_s or not self.others:
+            lease = self._table.take_lease(self.holder, self._lease_s)
+        self._register()
+        return lease
+
+    def _register(self) -> None:
+        self._table.register(self.holder, self.addresses, self.page)
+        self.known = self._table.masters(SEEN_LEASES * self._lease_s)
+
+    # ------------------------------------------------------------ leading
+
+    async def lead(self, lease: Lease, begin: Callable[[], Awaitable[Leader]]) -> str:
+        """Lead until the lease is lost, or the leader ends by itself.
+
+        Args:
+          begin: makes the leader, from the journal.
+
+        Returns:
+          Why the lease was lost; empty if the leader has ended by itself.
+        """
+        leader: Leader | None = None
+        reason = ""
+
+        def lose(why: str) -> None:
+            nonlocal reason
+            reason = reason or why
+            log.warning("the lease is lost: %s", why)
+            if leader is not None:
+                leader.stand_down(why)
+
+        def renewed() -> None:
+            if leader is None:
+                return
+            leader.know_others(others_of(self.others))
+            if (where := leader.whereabouts()) is not None:
+                self.addresses, self.page = tuple(where[0]), where[1]
+
+        async def give_way() -> None:
+            while True:
+                await trio.sleep(self._lease_s / LOOKS)
+                if leader is None or not self.others:
+                    continue
+                if leader.cut_off_s() > SILENCE_SHARE * leader.deadline_s:
+                    self._not_before_s = self._clock() + MODEST_LEASES * self._lease_s
+                    lose("no member is heard of, and another master is there")
+                    return
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep, lease, renewed, lose)
+            nursery.start_soon(give_way)
+            try:
+                leader = await begin()
+                if reason:  # while it began
+                    leader.stand_down(reason)
+                await leader.run()
+            except BaseExceptionGroup as group:
+                error = only_error(group)
+                if not isinstance(error, UserError) or error.exit_code is not ExitCode.SUPERSEDED:
+                    raise
+                reason = reason or str(error)
+            except (FencedError, JournalAwayError) as error:
+                reason = reason or str(error)
+            finally:
+                nursery.cancel_scope.cancel()
+                if self.is_held():
+                    self._good_until_s = 0.0
+                    await self._release(lease)
+        return reason
+
+    async def _keep(
+        self, lease: Lease, renewed: Callable[[], None], lose: Callable[[str], None]
+    ) -> None:
+        """Renew the lease until it is lost."""
+        why = ""
+        while True:
+            await trio.sleep(AGAIN_S if why else self._lease_s / RENEWALS)
+            began_s = self._clock()
+            still: bool | None = None
+            with trio.move_on_after(max(0.0, self._good_until_s - began_s)):
+                try:
+                    still = await self._call(lambda: self._renew(lease))
+                    why = ""
+                except JournalAwayError as error:
+                    why = str(error)
+            if still is False:
+                self._good_until_s = 0.0
+                lose("another master has taken the journal's lease")
+                return
+            # It must not have run out before this renewal, or this master could decide again after it did not.
+            if not self.is_held():
+                lose(f"it could not be renewed for {self._lease_s:g} s: {why or 'no answer'}")
+                return
+            if still:
+                self._good_until_s = began_s + self._lease_s
+                renewed()
+
+    def _renew(self, lease: Lease) -> bool:
+        if not self._table.renew(lease, self._lease_s):
+            return False
+        self._register()
+        return True
+
+    async def _release(self, lease: Lease) -> None:
+        with trio.CancelScope(shield=True), trio.move_on_after(RELEASE_S):
+            try:
+                await self._call(lambda: self._table.release(lease))
+            except JournalAwayError as error:
+                log.warning("the lease could not be given back, it runs out: %s", error)
+
+
+def others_of(rows: Sequence[MasterRow]) -> tuple[str, ...]:
+    """Return the addresses of these masters, each once."""
+    return tuple(dict.fromkeys(address for row in rows for address in row.addresses))

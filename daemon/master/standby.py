@@ -1,0 +1,312 @@
+"""``holdfast master`` on a journal that several masters share: wait for its lease, lead, and wait again.
+
+    waiting --lease taken--> leading (``run_master.Master``) --lease lost--> waiting
+       '--signal--> end                '--signal, command stop--> lease released, end
+
+While it waits it serves HTTP too: it says who leads, and sends readers and actions there.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import trio
+from attrs import define
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ...membership.master.state.journal import RunCreated
+from ...protocol.durable_files import write_private
+from ...protocol.errors import UserError
+from ...protocol.trust.authority import Authority
+from ..advertised_hosts import dialable
+from ..exit_codes import ExitCode
+from ..paths import JOURNAL_FILE, PLACE_FILE, STANDBY, make_private
+from ..screen import Screen
+from ..tasks import wait_for_signals
+from ..web.http_server import control_side
+from ..web.json_answers import answer
+from ..web.prometheus import MEDIA_TYPE
+from .journal_base import JournalAwayError
+from .journal_store import JournalStore
+from .leadership import Leader, Leadership, Lease
+from .postgres_journal import Database, PostgresJournal
+from .run_master import Master, MasterOptions
+from .shared_journal import HeldJournal
+
+HOLDER_BYTES = 4
+T = TypeVar("T")
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+
+
+@define
+class SharedOptions:
+    """What ``holdfast master`` needs for a journal in a database.
+
+    Attributes:
+      url, run: of the database and the run.
+      secret: seals the authority's key.
+      waits: another master may lead for as long as it likes; else that is an error.
+    """
+
+    url: str
+    run: str
+    secret: bytes
+    lease_s: float
+    waits: bool
+
+
+class SharedMaster:
+    """One of several masters of a run.
+
+    Args:
+      tell: prints a line for the operator.
+    """
+
+    def __init__(
+        self,
+        options: MasterOptions,
+        shared: SharedOptions,
+        tell: Callable[[str], None],
+        screen: Screen | None = None,
+    ) -> None:
+        self._options = options
+        self._shared = shared
+        self._tell = tell
+        self._screen = screen
+        # One connection for the lease, another for the journal: no record delays a renewal.
+        self._leases = Database(shared.url, shared.run)
+        known_ports = all(each.port for each in options.listen)
+        self._leadership = Leadership(
+            self._leases,
+            f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(HOLDER_BYTES)}",
+            shared.lease_s,
+            call=_in_thread,
+            clock=time.monotonic,
+            addresses=dialable(options.listen, options.advertise) if known_ports else (),
+        )
+
+    async def run(self) -> None:
+        """Lead, or wait for it, until a signal or the command ``stop`` comes.
+
+        Raises:
+          UserError: the database cannot be used, or another master leads and this one is not to wait.
+        """
+        try:
+            await trio.to_thread.run_sync(self._leases.migrate)
+        except JournalAwayError as error:
+            raise UserError(
+                f"{self._leases.place} does not answer: {error}",
+                exit_code=ExitCode.CONFIG,
+                hint="check the address, the user and the password (PGPASSWORD, or ~/.pgpass)",
+            ) from error
+        place = f"{self._leases.place}\n".encode()
+        write_private(make_private(self._options.state) / PLACE_FILE, place)
+        while True:
+            lease = await self._wait()
+            if lease is None:
+                return
+            why_lost = await self._leadership.lead(lease, partial(self._begin, lease))
+            if not why_lost:
+                return
+            self._tell(f"this master does not lead any more: {why_lost}")
+
+    # ------------------------------------------------------------ waiting
+
+    async def _wait(self) -> Lease | None:
+        """Return the lease, or None after a signal."""
+        found: list[Lease] = []
+        side = control_side(
+            STANDBY,
+            self._options.state,
+            self._options.http,
+            actions={},
+            why_unready=self._why_unready,
+            routes=self._routes(),
+            names=self._options.http_names,
+            with_page=False,
+        )
+        with side as (serve_http, self._leadership.page):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait_for_signals, nursery.cancel_scope.cancel)
+                nursery.start_soon(serve_http)
+                found.append(await self._leadership.take(self._watch_leader()))
+                nursery.cancel_scope.cancel()
+        return found[0] if found else None
+
+    def _watch_leader(self) -> Callable[[], None]:
+        """Return what is called after each look at another master's lease."""
+        shared, told = self._shared, ""
+        waiting_s = time.monotonic()
+
+        def looked() -> None:
+            nonlocal told
+            state = self._why_unready()
+            if state != told:
+                told = state
+                self._tell(state)
+            if not shared.waits and time.monotonic() - waiting_s > 2 * shared.lease_s:
+                raise UserError(
+                    state,
+                    exit_code=ExitCode.ADDRESS,
+                    hint="start this one with --standby to take over when that one is gone",
+                )
+
+        return looked
+
+    def _why_unready(self) -> str:
+        if self._leadership.away:
+            return f"standby: {self._leases.place} does not answer: {self._leadership.away}"
+        leader = self._leadership.leader
+        if leader is None:
+            return "standby: no master leads the run at the moment; its lease has to run out"
+        where = f" at {', '.join(leader.addresses)}" if leader.addresses else ""
+        return (
+            f"standby: the master {leader.holder}{where} leads the run; its page is {leader.page}"
+        )
+
+    # ------------------------------------------------------------ HTTP of one that waits
+
+    def _routes(self) -> Sequence[BaseRoute]:
+        return [
+            Route("/", self._front, methods=["GET"]),
+            Route("/api/status", self._status, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/{rest:path}", self._elsewhere, methods=["GET", "POST"]),
+        ]
+
+    async def _front(self, request: Request) -> Response:
+        if (url := self._page_elsewhere(request)) is not None:
+            return RedirectResponse(url)
+        text = html.escape(self._why_unready())
+        return HTMLResponse(
+            f"<!doctype html><meta charset=utf-8><title>standby</title><h1>Standby</h1><p>{text}</p>"
+        )
+
+    async def _status(self, _request: Request) -> Response:
+        leader = self._leadership.leader
+        return answer(
+            {
+                "kind": STANDBY,
+                "state": STANDBY,
+                "why_waiting": self._why_unready(),
+                "holder": self._leadership.holder,
+                "leader": None if leader is None else leader.holder,
+                "leader_page": None if leader is None else leader.page,
+                "leader_addresses": [] if leader is None else list(leader.addresses),
+                "lease_left_s": None if leader is None else leader.left_s,
+                "masters": [each.holder for each in self._leadership.known],
+            }
+        )
+
+    async def _metrics(self, _request: Request) -> Response:
+        text = "# HELP holdfast_leads 1 at the master that leads the run, 0 at one that waits.\n"
+        text += "# TYPE holdfast_leads gauge\nholdfast_leads 0\n"
+        return Response(text, media_type=MEDIA_TYPE)
+
+    async def _elsewhere(self, request: Request) -> Response:
+        if (url := self._page_elsewhere(request)) is not None:
+            return RedirectResponse(url)  # 307: an action stays one
+        return answer({"error": self._why_unready()}, 503)
+
+    def _page_elsewhere(self, request: Request) -> str | None:
+        """Return the leader's URL for this request; None if no other machine can reach its page."""
+        leader = self._leadership.leader
+        if leader is None or not leader.page:
+            return None
+        here = request.client is not None and request.client.host in LOOPBACK_HOSTS
+        same_machine = leader.holder.split(":")[0] == self._leadership.holder.split(":")[0]
+        if urlsplit(leader.page).hostname in LOOPBACK_HOSTS and not (here and same_machine):
+            return None
+        query = f"?{request.url.query}" if request.url.query else ""
+        return f"{leader.page.rstrip('/')}{request.url.path}{query}"
+
+    # ------------------------------------------------------------ leading
+
+    async def _begin(self, lease: Lease) -> Leader:
+        """Read the journal, and make the run's master of it."""
+        return await trio.to_thread.run_sync(self._make, lease)
+
+    def _make(self, lease: Lease) -> Leader:
+        shared = self._shared
+        journal = PostgresJournal(Database(shared.url, shared.run), lease)
+        try:
+            held = HeldJournal(journal, shared.secret, self._leadership.is_held)
+            self._move_in(held)
+            return LeadingMaster(Master(self._options, self._tell, self._screen, shared=held))
+        except BaseException:
+            journal.close()
+            raise
+
+    def _move_in(self, held: HeldJournal) -> None:
+        """Move the journal of the state directory, if there is one, into the database.
+
+        Raises:
+          UserError: the database has a run of this name already.
+        """
+        state = self._options.state
+        path = state / JOURNAL_FILE
+        if not path.exists():
+            return
+        own = JournalStore(path)
+        records = own.records()
+        if held.journal.is_empty:
+            (run_id,) = {record.run_id for record in records if isinstance(record, RunCreated)}
+            authority = Authority.load_or_create(state / "authority", run_id)
+            sealed = authority.sealed(held.secret)
+            held.journal.adopt(own, authority.certificate_pem, sealed)
+        elif held.journal.records()[: len(records)] != records:  # else it was moved before a crash
+            raise UserError(
+                f"{state} has a journal of its own, and {held.journal.place} has a run of this name, too",
+                exit_code=ExitCode.CONFIG,
+                hint="give this master another folder with --state DIR; or remove the folder, if its journal "
+                "is not needed any more",
+            )
+        own.close()
+        moved = state / f"{JOURNAL_FILE}.moved"
+        path.rename(moved)
+        self._tell(
+            f"moved {len(records)} records into {held.journal.place}; the old file is {moved}"
+        )
+
+
+class LeadingMaster:
+    """``Master`` as a ``Leader``."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    @property
+    def deadline_s(self) -> float:
+        return self._master.spec.membership.deadline_s
+
+    async def run(self) -> None:
+        try:
+            await self._master.run()
+        finally:
+            self._master.store.close()
+
+    def stand_down(self, reason: str) -> None:
+        self._master.service.stand_down(reason)
+
+    def know_others(self, addresses: Sequence[str]) -> None:
+        self._master.know_others(addresses)
+
+    def whereabouts(self) -> tuple[Sequence[str], str] | None:
+        return (self._master.addresses(), self._master.url) if self._master.service.bound else None
+
+    def cut_off_s(self) -> float:
+        return self._master.cut_off_s()
+
+
+async def _in_thread(work: Callable[[], T], /) -> T:
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)

@@ -1,0 +1,225 @@
+"""Several masters on one real PostgreSQL database: one leads, and another one does when it is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.postgres_server import PostgresServer
+from holdfast.daemon.exit_codes import ExitCode
+from tests.processes.harness import Fleet, Node, Status, contributing, in_sync, spec
+
+pytestmark = pytest.mark.slow
+
+PAUSE = ("--pause", "0.02")
+LEASE_S = 2.0
+WAIT_S = 60.0
+PEERS = "ab"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Masters:
+    """Masters of a fleet's run; ``nodes["master"]`` is the one that leads."""
+
+    def __init__(self, fleet: Fleet, server: PostgresServer, toml: str) -> None:
+        self.fleet = fleet
+        self.server = server
+        self.path = fleet.folder / "run.toml"
+        self.path.write_text(toml)
+        server.query("drop schema if exists holdfast_test cascade")
+
+    def start(self, name: str, *more: str, standby: bool = True) -> Node:
+        return self.fleet.spawn(
+            name,
+            "master",
+            str(self.path),
+            *("--journal", self.server.url, "--lease", str(LEASE_S)),
+            *("--key-file", str(self.fleet.folder / "run.key")),
+            *("--http", "127.0.0.1:0", "--no-invite"),
+            *("--state", str(self.fleet.folder / name), "--listen", f"127.0.0.1:{free_port()}"),
+            *(["--standby"] if standby else []),
+            *more,
+        )
+
+    def lead(self, name: str) -> None:
+        """Wait until this master leads; the fleet asks it from now on."""
+        until_s = time.monotonic() + WAIT_S
+        while status(self.fleet.nodes[name]).get("kind") != "master":
+            assert time.monotonic() < until_s, self.fleet.nodes[name].log
+            time.sleep(0.05)
+        self.fleet.nodes["master"] = self.fleet.nodes[name]
+
+
+def status(node: Node) -> Status:
+    try:
+        answer: Status = httpx.get(f"{node.control()['url']}/api/status").json()
+    except httpx.HTTPError:  # between waiting and leading
+        return {}
+    return answer
+
+
+def train(masters: Masters) -> Status:
+    """Start two masters and two peers; return the status of the first one, which leads."""
+    fleet = masters.fleet
+    masters.start("m1")
+    masters.lead("m1")
+    masters.start("m2")
+    fleet.nodes["m2"].control()
+    fleet.until(lambda s: len(s["addresses"]) and knows_both(fleet), "m1 knows of m2")
+    for rank, name in enumerate(PEERS):
+        fleet.join(name, "--rank", str(rank), *PAUSE, founder=name == "a")
+    return fleet.until(lambda s: contributing(s, *PEERS), "a and b train")
+
+
+def knows_both(fleet: Fleet) -> bool:
+    return len(status(fleet.nodes["m2"]).get("masters", ())) == 2
+
+
+def check_same(fleet: Fleet, before: Status, restarts: int = 0) -> None:
+    """Rounds go on under the new master, with the same processes, and all states are equal."""
+    after = fleet.until(
+        lambda s: s["committed"] > before["committed"] + 3 and in_sync(s, *PEERS), "rounds go on"
+    )
+    assert after["term"] > before["term"]
+    assert [fleet.peer(name)["trainer_restarts"] for name in PEERS] == [restarts] * len(PEERS)
+    assert len(set(fleet.settle(*PEERS).values())) == 1
+    fleet.act("resume", {})
+
+
+@pytest.mark.fault("the leading one of several masters is killed")
+def test_a_standby_leads_when_the_master_is_killed_and_another_one_after_it(
+    fleet: Fleet, server: PostgresServer
+) -> None:
+    masters = Masters(fleet, server, spec(contributors=2))
+    before = train(masters)
+    waiting = fleet.nodes["m2"]
+    assert status(waiting)["state"] == "standby"
+    page = httpx.get(f"{waiting.control()['url']}/", follow_redirects=False)
+    assert page.status_code == 307
+    assert page.headers["location"].startswith(fleet.nodes["m1"].control()["url"])
+
+    fleet.nodes["m1"].process.kill()
+    fleet.nodes["m1"].wait()
+    masters.lead("m2")
+    check_same(fleet, before)
+
+    masters.start("m3")  # on another machine, after the first one was lost
+    before = fleet.master()
+    fleet.nodes["m3"].control()
+    time.sleep(LEASE_S)  # the members hear of it at the leader's next renewal
+    fleet.nodes["m2"].signal(signal.SIGINT)  # an upgrade: it leaves in good order
+    stopped_s = time.monotonic()
+    assert fleet.nodes["m2"].wait() == 0
+    masters.lead("m3")
+    assert time.monotonic() - stopped_s < WAIT_S
+    check_same(fleet, before)
+
+
+@pytest.mark.fault("the leading one of several masters is frozen, and goes on later")
+def test_a_master_that_was_frozen_stands_by_when_it_goes_on(
+    fleet: Fleet, server: PostgresServer
+) -> None:
+    masters = Masters(fleet, server, spec(contributors=2))
+    before = train(masters)
+    fleet.nodes["m1"].signal(signal.SIGSTOP)
+    masters.lead("m2")
+    check_same(fleet, before)
+    fleet.nodes["m1"].signal(signal.SIGCONT)
+    until_s = time.monotonic() + WAIT_S
+    while status(fleet.nodes["m1"]).get("state") != "standby":
+        assert time.monotonic() < until_s, fleet.nodes["m1"].log
+        time.sleep(0.05)
+    assert "does not lead any more" in fleet.nodes["m1"].log
+    check_same(fleet, {**fleet.master(), "term": before["term"]})
+
+
+@pytest.mark.fault("the database of the masters is away")
+def test_peers_train_on_while_the_database_is_away(fleet: Fleet, server: PostgresServer) -> None:
+    masters = Masters(fleet, server, spec(contributors=2))
+    before = train(masters)
+    server.stop()
+    try:
+        time.sleep(2 * LEASE_S)
+    finally:
+        server.start()
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        leading = [
+            name for name in ("m1", "m2") if status(fleet.nodes[name]).get("kind") == "master"
+        ]
+        if leading:
+            break
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    masters.lead(leading[0])
+    check_same(fleet, before)
+
+
+def test_a_second_master_that_is_no_standby_ends_with_the_leaders_address(
+    fleet: Fleet, server: PostgresServer
+) -> None:
+    masters = Masters(fleet, server, spec())
+    masters.start("m1", standby=False)
+    masters.lead("m1")
+    second = masters.start("m2", standby=False)
+    assert second.wait() == ExitCode.ADDRESS
+    assert "leads the run" in second.log
+    assert "--standby" in second.log
+    (fleet.folder / "other.key").write_text("another secret of many characters")
+    fleet.nodes["m1"].signal(signal.SIGINT)
+    assert fleet.nodes["m1"].wait() == 0
+    third = masters.start("m3", "--key-file", str(fleet.folder / "other.key"))
+    assert third.wait() != 0
+    assert "same key file" in third.log
+
+
+def test_a_run_with_a_file_is_moved_into_the_database(fleet: Fleet, server: PostgresServer) -> None:
+    masters = Masters(fleet, server, spec(contributors=1, min_members=1))
+    listen = f"127.0.0.1:{free_port()}"
+    fleet.start_master(spec(contributors=1, min_members=1), listen=listen)
+    fleet.join("a", *PAUSE, founder=True)
+    fleet.until(lambda s: s["committed"] >= 2, "rounds")
+    before = fleet.master()
+    fleet.nodes["master"].signal(signal.SIGINT)
+    assert fleet.nodes["master"].wait() == 0
+
+    masters.start("master", "--listen", listen)
+    masters.lead("master")
+    assert "records into postgresql://" in fleet.nodes["master"].log
+    after = fleet.until(lambda s: s["committed"] > before["committed"] + 2, "rounds go on")
+    assert after["run_id"] == before["run_id"]
+    fleet.nodes["master"].signal(signal.SIGINT)
+    assert fleet.nodes["master"].wait() == 0
+    again = fleet.spawn(
+        "again", "master", "--state", str(fleet.folder / "master"), "--http", "127.0.0.1:0"
+    )
+    assert again.wait() == ExitCode.CONFIG
+    assert "schema holdfast_test" in again.log
+
+
+def test_the_key_lies_nowhere_in_the_clear(fleet: Fleet, server: PostgresServer) -> None:
+    masters = Masters(fleet, server, spec())
+    masters.start("m1")
+    masters.lead("m1")
+    ((sealed,),) = server.query("select sealed_key from holdfast_test.authority")
+    assert b"ENCRYPTED" in bytes(sealed)
+    assert not list(Path(fleet.folder / "m1").rglob("authority.key"))
+    assert os.stat(fleet.folder / "run.key").st_mode & 0o777 == 0o600
