@@ -78,6 +78,8 @@ class PostgresServer:
         self.url = f"postgresql://{DATABASE_USER}@{self.host}:{self.port}/postgres"
         try:
             self._run("initdb", f"--username={DATABASE_USER}", "--auth=trust", "--encoding=UTF8")
+            with (self._folder / "data" / "pg_hba.conf").open("a") as rules:
+                rules.write("host all all samenet trust\n")  # the hosts of its ground
             self.start()
         except BaseException:
             self.__exit__()

@@ -26,6 +26,7 @@ from benchmarks import (
     cuda,
     dashboard,
     deaths,
+    failover,
     gpus,
     hostile,
     hot_swap,
@@ -118,6 +119,12 @@ SECTIONS = (
     Section("chaos", "faults at random instants", _anywhere, chaos.chaos),
     Section(
         "master-kills", "a master that dies again and again", _anywhere, master_kills.master_kills
+    ),
+    Section(
+        "failover",
+        "the leading one of several masters is lost",
+        failover.why_no_failover,
+        failover.failover,
     ),
     Section("kills", "whoever dies when, and what is recorded of it", _anywhere, kills.kills),
     Section("leases", "every sample once an epoch", why_no_torch, leases.leases),

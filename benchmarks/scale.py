@@ -39,6 +39,7 @@ from holdfast.daemon.peer.line_report import LINKS_REPORTED_MAX
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.state.brief_orders import _sums, _unpacked
 from holdfast.membership.master.state.journal import RunCreated, TermStarted
 from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
@@ -65,6 +66,7 @@ REDUCE_S = 2.0
 APPLY_S = 0.1
 FETCH_S = 3.0
 JITTER_S = 0.5  # of each of these
+WEIGHTS = (6_000, 7_000)  # tokens of a contribution: machines differ
 JOIN_EVERY_S = 0.05  # one peer after the other, as a crowd that was told to come
 DELAY_S = 0.02  # one way
 PORT = 29_700
@@ -146,6 +148,11 @@ class Meter:
             counter.clear()
         self.received_bytes = self.received_count = 0
         return found
+
+
+def peer_of(number: int) -> str:
+    """The id of the light peer with this member number."""
+    return f"{number:032x}"
 
 
 def root_of(version: int) -> bytes:
@@ -257,8 +264,20 @@ class LightPeer:
 
     async def _on_open(self, message: dict[str, Any]) -> None:
         await self._wait(TRAIN_S)
-        fields = {"round": message["round"], "weight": 6_400, "norm": 1.0, "step": 0}
+        weight = self._chance.randint(*WEIGHTS)
+        fields = {"round": message["round"], "weight": weight, "norm": 1.0, "step": 0}
         await self._say("Ready", {**fields, "state_root": root_of(message["version"])})
+
+    async def _on_briefreduce(self, message: dict[str, Any]) -> None:
+        # Members joined in the order of their ids, so a number gives the id; all of them contribute.
+        owners = [
+            {"peer": peer_of(each)} for each in _sums(_unpacked(message["owners"], 10**6)[::2])
+        ]
+        known = {"contributors": [{"peer": self.peer}], "plan": {"owners": owners}}
+        await self._on_reduce({**message, **known})
+
+    async def _on_briefcommit(self, message: dict[str, Any]) -> None:
+        await self._on_commit(message)
 
     async def _on_reduce(self, message: dict[str, Any]) -> None:
         await self._wait(REDUCE_S)
@@ -340,7 +359,7 @@ async def _measured(peers: int) -> Scale:
             await nursery.start(master.run)
 
             def join(number: int) -> trio.CancelScope:
-                name, peer = f"n{number}", f"{number + 1:032x}"
+                name, peer = f"n{number}", peer_of(number + 1)
                 store.admit(peer, GrantRow(Role.CONTRIBUTOR, number == 0, name))
                 light = LightPeer(name, peer, world.host(name, peer), random.Random(number))
                 scope = trio.CancelScope()

@@ -976,6 +976,43 @@ class Commit(Message):
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
 
 
+_packed: Any = max_len(16 * MEMBERS_MAX)
+
+
+@frozen
+class BriefReduce(Message):
+    """Master: ``Reduce``, with members by their numbers in the view ``base`` of this connection.
+
+    What the bytes mean is written in ``membership/master/state/brief_orders.py``.
+    """
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    view: int = field(validator=_count)
+    base: int = field(validator=_count)
+    contributors: bytes = field(validator=_packed)  # runs of numbers
+    weights: bytes = field(validator=_packed)
+    scales: tuple[float, ...] = field(validator=_each(_finite, MEMBERS_MAX))  # empty: all are 1.0
+    receivers: bytes = field(validator=_packed)  # runs of numbers
+    owners: bytes = field(validator=max_len(16 * OWNER_RUNS_MAX))  # numbers and counts of chunks
+    plan: Plan  # without owners and sites
+
+
+@frozen
+class BriefCommit(Message):
+    """Master: ``Commit``, with the contributors of this round's ``Reduce`` on this connection."""
+
+    round: int = field(validator=_count)
+    attempt: int = field(validator=_count)
+    fragment: int = field(validator=_count)
+    version: int = field(validator=_count)
+    at_step: int = field(validator=_count)
+    digest: bytes = field(validator=_digest)
+    manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
+
+
 @frozen
 class Flush(Message):
     """Master: the round goes on without these peers. Accept nothing more from them, answer ``Held``."""

@@ -59,6 +59,12 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "other peer may be removed, excluded for long or out-voted, and rounds must continue.",
 )
 @click.option(
+    "--failover",
+    is_flag=True,
+    help="Instead of the usual faults, three masters share a database: the leading one crashes, is frozen, or is "
+    "cut off from the database or its members, and the database fails. No version may be committed twice.",
+)
+@click.option(
     "--jobs", type=click.IntRange(1, 1_024), help="Number of processes (default: one per core)."
 )
 @click.option(
@@ -74,6 +80,7 @@ def simulate(
     liar: str | None,
     lies: int,
     hostile: bool,
+    failover: bool,
     jobs: int | None,
     json_path: Path | None,
     quiet: bool,
@@ -93,6 +100,7 @@ def simulate(
       holdfast simulate --seeds 2000 --audit 0.2
       holdfast simulate --seeds 50 --audit 0.05 --liar owner
       holdfast simulate --seeds 100 --hostile
+      holdfast simulate --seeds 2000 --failover
       holdfast simulate --start 17 --seeds 1
     """
     from ..simulation.batch import BatchOptions, BatchReport
@@ -102,9 +110,12 @@ def simulate(
         raise click.UsageError("only audits can convict a --liar: give --audit as well")
     if liar and peers:
         raise click.UsageError("--liar always uses four peers: omit --peers")
-    if hostile and (liar or peers or audit):
-        raise click.UsageError("--hostile cannot be combined with --liar, --peers or --audit")
-    choice = BatchOptions(peers, audit, Lie(liar) if liar else None, lies, hostile)
+    for name, given in (("--hostile", hostile), ("--failover", failover)):
+        if given and (liar or peers or audit or (hostile and failover)):
+            raise click.UsageError(
+                f"{name} cannot be combined with --liar, --peers, --audit, --hostile or --failover"
+            )
+    choice = BatchOptions(peers, audit, Lie(liar) if liar else None, lies, hostile, failover)
     if trace and seeds != 1:
         raise click.UsageError("--trace prints one seed: give --seeds 1 as well")
     report, began_s, interrupted = BatchReport(start), time.monotonic(), False
@@ -164,7 +175,7 @@ def _run_one(
     from ..simulation.batch import try_seed
     from ..simulation.scenario import Scenario
 
-    if not quiet and choice.liar is None and not choice.hostile:
+    if not quiet and choice.liar is None and not (choice.hostile or choice.failover):
         scenario = Scenario.of(seed, choice.peers, choice.audit)
         click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}")
         for fault in scenario.faults:

@@ -34,7 +34,8 @@ LOOKS = 10  # at a lease that another master holds, in the time that it lasts
 AGAIN_S = 0.2  # between two attempts to renew, while the database does not answer
 SEEN_LEASES = 6  # a master that did not register for so many leases is not named to anybody
 SILENCE_SHARE = 0.4  # of the members' deadline, in which a leader that hears none of them gives way
-MODEST_LEASES = 3  # in which a master that has given way does not take the lease again
+MODEST_LEASES = 3  # in which a master that has given way lets others take the lease first
+MODEST_SHARE = 0.5  # of a lease, for which it has to be free then
 RELEASE_S = 3.0  # to give the lease back at the end; else it runs out
 
 T = TypeVar("T")
@@ -73,8 +74,8 @@ class MasterRow:
 class LeaseTable(Protocol):
     """Where the lease is kept. Each call may wait long, and raises JournalAwayError if there is no answer."""
 
-    def take_lease(self, holder: str, lease_s: float) -> Lease | None:
-        """Take the lease if nobody holds it; return None if somebody does."""
+    def take_lease(self, holder: str, lease_s: float, free_s: float) -> Lease | None:
+        """Take the lease if nobody has held it for ``free_s``; else return None."""
         ...
 
     def renew(self, lease: Lease, lease_s: float) -> bool:
@@ -162,7 +163,7 @@ class Leadership:
         self.known: Sequence[MasterRow] = ()
         self.away = ""
         self._good_until_s = 0.0  # of the present lease
-        self._not_before_s = 0.0  # this one has given way: another one takes the lease first
+        self._modest_until_s = 0.0  # this one has given way: another one is to take the lease first
 
     @property
     def others(self) -> list[MasterRow]:
@@ -198,9 +199,9 @@ class Leadership:
             await trio.sleep(self._lease_s / LOOKS)
 
     def _look(self) -> Lease | None:
-        lease = None
-        if self._clock() >= self._not_before_s or not self.others:
-            lease = self._table.take_lease(self.holder, self._lease_s)
+        modest = self._clock() < self._modest_until_s
+        free_s = MODEST_SHARE * self._lease_s if modest else 0.0
+        lease = self._table.take_lease(self.holder, self._lease_s, free_s)
         self._register()
         return lease
 
@@ -239,10 +240,11 @@ class Leadership:
         async def give_way() -> None:
             while True:
                 await trio.sleep(self._lease_s / LOOKS)
-                if leader is None or not self.others:
+                # A process that was frozen hears of nobody either, but has lost the lease.
+                if leader is None or not self.others or not self.is_held():
                     continue
                 if leader.cut_off_s() > SILENCE_SHARE * leader.deadline_s:
-                    self._not_before_s = self._clock() + MODEST_LEASES * self._lease_s
+                    self._modest_until_s = self._clock() + MODEST_LEASES * self._lease_s
                     lose("no member is heard of, and another master is there")
                     return
 

@@ -17,6 +17,7 @@ import trio
 from attrs import define, field
 
 from ...membership.master.coordinator import Coordinator
+from ...membership.master.state.brief_orders import OrderWriter
 from ...membership.master.state.master_effects import DropPeer, Effect, SendMessage
 from ...membership.master.state.views import ViewWriter
 from ...protocol.addresses import host_of, port_of
@@ -25,6 +26,7 @@ from ...protocol.messages import (
     Heartbeat,
     LinkBroken,
     Message,
+    Reduce,
     RefusalCode,
     Refused,
     Resume,
@@ -67,6 +69,7 @@ class PeerSession:
     replaces: PeerSession | None = None  # until it is decided which of the two ends
     welcomed: bool = False  # no heartbeat is sent before
     view: View | None = None  # the last one sent; the next one is sent as a difference to it
+    orders: dict[int, Reduce] = field(factory=dict)  # the last one sent, by fragment
 
 
 class PeerSessions:
@@ -100,6 +103,7 @@ class PeerSessions:
         self._superseded = superseded
         self._sessions: dict[str, PeerSession] = {}
         self._views = ViewWriter()
+        self._orders = OrderWriter()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -142,6 +146,7 @@ class PeerSessions:
             before, session.view = session.view, message
             if before is not None:
                 message = self._views.difference(before, message)
+        message = self._orders.brief(message, session.view, session.orders)
         if not session.conversation.sends(message):
             log.warning("peer %s confirms no message: dropped", session.peer[:8])
             session.scope.cancel()

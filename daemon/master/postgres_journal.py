@@ -169,14 +169,14 @@ class Database:
 
     # ------------------------------------------------------------ the lease
 
-    def take_lease(self, holder: str, lease_s: float) -> Lease | None:
-        """Take the lease if nobody holds it; return None if somebody does."""
+    def take_lease(self, holder: str, lease_s: float, free_s: float = 0.0) -> Lease | None:
+        """Take the lease if nobody has held it for ``free_s``; else return None."""
         with self.connected() as connection:
             row = connection.execute(
                 "update lease set fence = fence + 1, holder = %s,"
                 " expires = clock_timestamp() + make_interval(secs => %s)"
-                " where expires < clock_timestamp() returning fence",
-                [holder, lease_s],
+                " where expires < clock_timestamp() - make_interval(secs => %s) returning fence",
+                [holder, lease_s, free_s],
             ).fetchone()
         return None if row is None else Lease(holder, row[0])
 
@@ -196,7 +196,7 @@ class Database:
         """Let another master take the lease at once."""
         with self.connected() as connection:
             connection.execute(
-                "update lease set expires = '-infinity' where fence = %s and holder = %s",
+                "update lease set expires = clock_timestamp() where fence = %s and holder = %s",
                 [lease.fence, lease.holder],
             )
 

@@ -23,6 +23,7 @@ from contextlib import suppress
 import trio
 from attrs import frozen
 
+from ...membership.master.state.brief_orders import OrderReader
 from ...membership.master.state.views import changed_view
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address, host_of
@@ -158,6 +159,7 @@ class MasterSession:
         self._conversation: Conversation | None = None  # while one can be resumed
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
         self._view: View | None = None  # the newest of this session
+        self._orders = OrderReader()
 
     @property
     def _silence_share(self) -> float:
@@ -381,6 +383,7 @@ class MasterSession:
         conversation = self._conversation = Conversation()
         conversation.hears(first)
         self._with, self._view = (first.term, first.nonce), None
+        self._orders = OrderReader()
         self._message_queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
         self._welcome(first)
         await self._hold_on(stream, conversation, queue)
@@ -469,6 +472,7 @@ class MasterSession:
                     conversation.hears(message)
                     if isinstance(message, ViewChange):
                         message = changed_view(self._view, message)
+                    message = self._orders.whole(message, self._view)
                     self._hear(message)
                     silence.deadline = trio.current_time() + silence_s
         except SESSION_ERRORS as error:

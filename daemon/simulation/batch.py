@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 
 from attrs import define, field, frozen
 
+from .failover_run import live_with_failovers
 from .hostile_peer import Hostile
 from .hostile_run import live_with_hostile
 from .liar_run import FoundOut, live_with_a_liar
@@ -38,6 +39,7 @@ class BatchOptions:
       audit: the probability that a chunk of a result is audited.
       liar: instead of faults, one peer that lies in ``lies`` chunks of each round.
       hostile: instead of faults, one peer that sends its master false messages of every kind.
+      failover: three masters on one database, and faults of them.
     """
 
     peers: int | None = None
@@ -45,6 +47,7 @@ class BatchOptions:
     liar: Lie | None = None
     lies: int = 1
     hostile: bool = False
+    failover: bool = False
 
     @property
     def options(self) -> str:
@@ -56,6 +59,7 @@ class BatchOptions:
                 f" --liar {self.liar.value}" if self.liar is not None else "",
                 f" --lies {self.lies}" if self.lies != 1 else "",
                 " --hostile" if self.hostile else "",
+                " --failover" if self.failover else "",
             ]
         )
 
@@ -159,6 +163,8 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     try:
         if choice.hostile:
             return SeedResult(seed, outcome=live_with_hostile(seed, tell))
+        if choice.failover:
+            return SeedResult(seed, outcome=live_with_failovers(seed, tell))
         if choice.liar is not None:
             lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
             return SeedResult(seed, found_out=lived)
@@ -169,7 +175,7 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     shrunk: list[str] = []
     if choice.hostile:
         faults = sorted(kind.value for kind in Hostile.of(seed).kinds)
-    elif choice.liar is None:
+    elif choice.liar is None and not choice.failover:
         smaller = shrink(scenario, lambda each: bool(broken_by(each)))
         faults, shrunk = ([str(fault) for fault in each.faults] for each in (scenario, smaller))
     reproduce = f"holdfast simulate --start {seed} --seeds 1{choice.options}"

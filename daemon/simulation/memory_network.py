@@ -70,6 +70,11 @@ class MemoryWorld(MemoryLines):
         self._hosts[name] = host
         return MemoryNetwork(self, host)
 
+    def is_alive(self, name: str) -> bool:
+        """Return whether a host of this name was started and has not crashed since."""
+        host = self._hosts.get(name)
+        return host is not None and host.alive
+
     def host_of(self, peer: str) -> Host:
         """Return the living host of a peer.
 

@@ -121,6 +121,7 @@ class Swarm:
         self.samples = samples
         self.master_clock_ahead_s = 0.0
         self.master: WitnessedMaster | None = None
+        self.master_addresses = [MASTER_ADDRESS]
         self._master_scope = trio.CancelScope()
         self._term = 0
         # In ``_decisive_s`` time: the start of the master's uninterrupted attention, and, by incarnation,
@@ -268,7 +269,7 @@ class Swarm:
             notary=self.notaries.notary(peer),
             name=name,
             run_id=RUN_ID,
-            masters=[MASTER_ADDRESS],
+            masters=self.master_addresses,
             bind=[Address(name, 29701)],
             incarnation=self.rng.getrandbits(60),
             patience_s=None,

@@ -1,0 +1,83 @@
+"""Three masters on one simulated database: whatever befalls them, no version is committed twice.
+
+Each planted bug removes one rule, and the runs must find it; beside each bug is a seed that does:
+
+    no fence      what a master had begun to write before it was frozen comes after the next one's records
+    no lease      a master goes on after its lease, with no fence either: members and journal are of two masters
+    never modest  a master that no member reaches keeps the lease
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from holdfast.daemon.master import leadership
+from holdfast.daemon.simulation.batch import BatchOptions, try_seed
+from holdfast.daemon.simulation.failover_run import live_with_failovers
+from holdfast.daemon.simulation.simulated_database import DatabaseClient, LeasedJournal
+from tests.planting import Bugs, Note, Patch, first_that_shows, what_shows
+
+SEEDS_MAX = 600
+FAILOVER = BatchOptions(failover=True)
+BUGS = Bugs()
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.fault(
+    "the leading one of several masters crashes, freezes, or loses database or members",
+    "its lease",
+    "another one leads; no version is committed twice",
+)
+def test_the_run_goes_on_under_other_masters(first: int) -> None:
+    for seed in range(first, first + 10):
+        result = try_seed(seed, FAILOVER)
+        assert result.violation is None, result.violation
+        assert result.outcome is not None
+        assert result.outcome.faults
+        assert result.outcome.committed >= 3
+
+
+def test_the_same_seed_is_the_same_history() -> None:
+    assert live_with_failovers(3).trace == live_with_failovers(3).trace
+
+
+# ---------------------------------------------------------------- planted
+
+
+@BUGS.named("no fence", seed=21)
+def _(patch: Patch) -> None:
+    patch.setattr(LeasedJournal, "_check", lambda self: self._client.check())
+
+
+@BUGS.named("no lease", seed=19)
+def _(patch: Patch) -> None:
+    patch.setattr(leadership.Leadership, "is_held", lambda _self: True)
+    patch.setattr(DatabaseClient, "holds", lambda *_: True)
+
+
+@BUGS.named("never modest", seed=5)
+def _(patch: Patch) -> None:
+    patch.setattr(leadership, "SILENCE_SHARE", 1e9)
+
+
+def shows(seed: int) -> bool:
+    return try_seed(seed, FAILOVER).violation is not None
+
+
+@pytest.mark.planted
+@pytest.mark.timeout(600)  # a search, on busy cores
+@pytest.mark.parametrize("name", BUGS)
+def test_a_rule_that_is_taken_out_is_missed(
+    name: str, monkeypatch: Patch, record_property: Note
+) -> None:
+    BUGS[name](monkeypatch)
+    search = partial(first_that_shows, shows, range(SEEDS_MAX))
+    found = what_shows(BUGS.seeds.get(name), shows, search, record_property)
+    assert found is not None, f"nobody misses it in {SEEDS_MAX} seeds"
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_with_all_rules_those_seeds_hold(name: str) -> None:
+    assert not shows(BUGS.seeds[name])
