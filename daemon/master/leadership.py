@@ -34,6 +34,8 @@ LOOKS = 10  # at a lease that another master holds, in the time that it lasts
 AGAIN_S = 0.2  # between two attempts to renew, while the database does not answer
 SEEN_LEASES = 6  # a master that did not register for so many leases is not named to anybody
 SILENCE_SHARE = 0.4  # of the members' deadline, in which a leader that hears none of them gives way
+ABSENCE_SHARE = 1.0  # the same for one to which none has come yet
+IN_VAIN_MAX = 7  # doublings of that while nobody comes: half an hour by default
 MODEST_LEASES = 3  # in which a master that has given way lets others take the lease first
 MODEST_SHARE = 0.5  # of a lease, for which it has to be free then
 RELEASE_S = 3.0  # to give the lease back at the end; else it runs out
@@ -121,7 +123,12 @@ class Leader(Protocol):
         ...
 
     def cut_off_s(self) -> float:
-        """Return for how long no member at all was heard of; 0 if there is none."""
+        """Return for how long no member at all was heard of, at most since it began; 0 if there should be none."""
+        ...
+
+    @property
+    def has_members(self) -> bool:
+        """Members have attached to it, and not all were removed since."""
         ...
 
     @property
@@ -163,6 +170,7 @@ class Leadership:
         self.known: Sequence[MasterRow] = ()
         self.away = ""
         self._good_until_s = 0.0  # of the present lease
+        self._in_vain = 0  # times in a row that it has given way; nobody is there, perhaps
         self._modest_until_s = 0.0  # this one has given way: another one is to take the lease first
 
     @property
@@ -243,7 +251,12 @@ class Leadership:
                 # A process that was frozen hears of nobody either, but has lost the lease.
                 if leader is None or not self.others or not self.is_held():
                     continue
-                if leader.cut_off_s() > SILENCE_SHARE * leader.deadline_s:
+                if leader.has_members:
+                    self._in_vain, share = 0, SILENCE_SHARE
+                else:
+                    share = ABSENCE_SHARE * 2**self._in_vain
+                if leader.cut_off_s() > share * leader.deadline_s:
+                    self._in_vain = min(self._in_vain + 1, IN_VAIN_MAX)
                     self._modest_until_s = self._clock() + MODEST_LEASES * self._lease_s
                     lose("no member is heard of, and another master is there")
                     return

@@ -113,6 +113,7 @@ class MasterService:
         self._probe = probe
         self._clock = clock
         self._may_decide = may_decide
+        self._began_s = clock()
         self._deadline_changed = trio.Event()
         self._noted = trio.Event()  # a message came from which nothing was concluded yet
         self._superseded = trio.Event()
@@ -200,6 +201,14 @@ class MasterService:
     def now(self) -> float:
         """Return the clock of decisions, which stands still while a record takes long to write."""
         return self._clock() - self._journal.waited_s
+
+    def cut_off_s(self) -> float:
+        """Return for how long no member at all was heard of, at most since this master began; 0 if none is due."""
+        context = self.coordinator.context
+        history = context.history
+        if history.finished or all(map(history.is_out, history.admitted)):
+            return 0.0
+        return context.detector.all_silent_s(self.now(), self._began_s)
 
     @property
     def waited_s(self) -> float:

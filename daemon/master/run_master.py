@@ -451,10 +451,6 @@ class Master:
         others = [Address.parse(text) for text in self._others]
         return tuple(dict.fromkeys([*ours, *self.options.also, *others]))[:ADDRESSES_MAX]
 
-    def cut_off_s(self) -> float:
-        """Return for how long no member at all was heard of; 0 if there is none."""
-        return self.coordinator.context.detector.all_silent_s(self.service.now())
-
     def know_others(self, addresses: Sequence[str]) -> None:
         """Name these masters of a shared journal in invites and to the members."""
         if tuple(addresses) == self._others:

@@ -305,7 +305,11 @@ class LeadingMaster:
         return (self._master.addresses(), self._master.url) if self._master.service.bound else None
 
     def cut_off_s(self) -> float:
-        return self._master.cut_off_s()
+        return self._master.service.cut_off_s()
+
+    @property
+    def has_members(self) -> bool:
+        return bool(self._master.coordinator.context.detector.watched())
 
 
 async def _in_thread(work: Callable[[], T], /) -> T:

@@ -170,7 +170,11 @@ class _SimulatedLeader:
         return None
 
     def cut_off_s(self) -> float:
-        return self._master.coordinator.context.detector.all_silent_s(self._master.now())
+        return self._master.cut_off_s()
+
+    @property
+    def has_members(self) -> bool:
+        return bool(self._master.coordinator.context.detector.watched())
 
 
 # ---------------------------------------------------------------- faults
@@ -344,6 +348,7 @@ async def _live(seed: int, tell: Tell | None) -> RunOutcome:
             raise ViolationError(
                 f"the run makes no progress: {told}; {format_state(swarm)}"
             ) from None
-        swarm.standstill.all_go_on()  # stopped tasks cannot end
+        finally:
+            swarm.standstill.all_go_on()  # stopped tasks cannot end
         nursery.cancel_scope.cancel()
     return RunOutcome.of(seed, told, swarm)

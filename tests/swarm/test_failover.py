@@ -51,15 +51,16 @@ def _(patch: Patch) -> None:
     patch.setattr(LeasedJournal, "_check", lambda self: self._client.check())
 
 
-@BUGS.named("no lease", seed=19)
+@BUGS.named("no lease", seed=1)
 def _(patch: Patch) -> None:
     patch.setattr(leadership.Leadership, "is_held", lambda _self: True)
     patch.setattr(DatabaseClient, "holds", lambda *_: True)
 
 
-@BUGS.named("never modest", seed=5)
+@BUGS.named("never modest", seed=0)
 def _(patch: Patch) -> None:
     patch.setattr(leadership, "SILENCE_SHARE", 1e9)
+    patch.setattr(leadership, "ABSENCE_SHARE", 1e9)
 
 
 def shows(seed: int) -> bool:

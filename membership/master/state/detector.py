@@ -34,9 +34,9 @@ class Detector:
         """Return the seconds since the peer's last sign of life."""
         return now_s - self._heard_s[peer]
 
-    def all_silent_s(self, now_s: float) -> float:
-        """Return the seconds since the last sign of life of any peer; 0 if there is none."""
-        return now_s - max(self._heard_s.values(), default=now_s)
+    def all_silent_s(self, now_s: float, began_s: float) -> float:
+        """Return the seconds since the last sign of life of any peer, or since the beginning."""
+        return now_s - max(self._heard_s.values(), default=began_s)
 
     def silent(self, now_s: float) -> list[str]:
         """Return the peers that are over the deadline, in the order in which they attached."""
