@@ -116,7 +116,11 @@ class FailoverRun(LabRun):
         until_s = time.monotonic() + WAIT_S
         while not condition():
             if time.monotonic() > until_s:
-                tails = "\n".join(f"--- {name}\n{self._tail(name)}" for name in (*MASTERS, "a"))
+                tails = "\n".join(
+                    f"--- {name}\n{self._tail(name)}"
+                    for name in (*MASTERS, "a")
+                    if name in self._processes
+                )
                 raise BenchError(f"not within {WAIT_S:g} s: {what}\n{tails}")
             time.sleep(POLL_S)
         return time.monotonic()

@@ -113,7 +113,7 @@ class MasterService:
         self._probe = probe
         self._clock = clock
         self._may_decide = may_decide
-        self._began_s = clock()
+        self._began_s: float | None = None  # serving, by the clock of decisions
         self._deadline_changed = trio.Event()
         self._noted = trio.Event()  # a message came from which nothing was concluded yet
         self._superseded = trio.Event()
@@ -167,6 +167,7 @@ class MasterService:
         Raises:
           UserError: the journal is damaged, or another master is obeyed.
         """
+        self._began_s = self.now()
         async with trio.open_nursery() as nursery:
             self.bound = await nursery.start(self.network.serve, self.bind, self._on_channel, None)
             nursery.start_soon(self.effects.run, nursery)
@@ -205,10 +206,10 @@ class MasterService:
     def cut_off_s(self) -> float:
         """Return for how long no member at all was heard of, at most since this master began; 0 if none is due."""
         context = self.coordinator.context
-        history = context.history
-        if history.finished or all(map(history.is_out, history.admitted)):
+        history, began_s = context.history, self._began_s
+        if began_s is None or history.finished or all(map(history.is_out, history.admitted)):
             return 0.0
-        return context.detector.all_silent_s(self.now(), self._began_s)
+        return context.detector.all_silent_s(self.now(), began_s)
 
     @property
     def waited_s(self) -> float:

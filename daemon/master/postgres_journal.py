@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 from attrs import evolve
@@ -55,6 +54,7 @@ SCHEMA_VERSION = 1
 CONNECT_S = 5  # to reach the database's server
 ANSWER_S = 8.0  # for a statement; then the connection is given up
 NAME_CHARS_MAX = 40  # of a run's name in its schema's
+CREDENTIALS = re.compile(r"//[^/@]*@")  # the URL may name several hosts, with ports
 WORDS = re.compile(r"[^a-z0-9]+")
 # The server's side ends a statement before this side gives up, so that a lock is not held by nobody.
 OPTIONS = f"-c statement_timeout={int(1e3 * ANSWER_S)} -c lock_timeout={int(5e2 * ANSWER_S)}"
@@ -100,9 +100,7 @@ class Database:
     @property
     def place(self) -> str:
         """The database without user and password."""
-        parts = urlsplit(self.url)
-        at = f"{parts.hostname or 'localhost'}{f':{parts.port}' if parts.port else ''}"
-        return f"postgresql://{at}{parts.path}, schema {self.schema}"
+        return f"{CREDENTIALS.sub('//', self.url).partition('?')[0]}, schema {self.schema}"
 
     def connect(self) -> psycopg.Connection[Any]:
         """Open a connection that sees the run's schema; raises ``psycopg.Error``."""

@@ -332,3 +332,5 @@ def test_masters_are_listed_while_they_are_there(database: Database) -> None:
 def test_a_password_is_shown_nowhere(database: Database) -> None:
     shown = Database("postgresql://me:secret@db.example:5433/runs", "x")
     assert shown.place == "postgresql://db.example:5433/runs, schema holdfast_x"
+    several = Database("postgresql://me:a%40b@one:1,two:2/runs?password=secret", "x")
+    assert several.place == "postgresql://one:1,two:2/runs, schema holdfast_x"

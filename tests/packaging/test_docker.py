@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast.daemon.cli.run_commands import master
 from tests.packaging.environments import environment_with
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +101,21 @@ def test_compose_names_only_what_is_there() -> None:
             assert there, f"{name}: {volume}"
         assert set(service.get("depends_on", ())) <= set(SERVICES)
     assert {"master", "spare", "prometheus", "grafana"} <= set(SERVICES)
+
+
+def test_the_second_master_uses_options_that_exist() -> None:
+    both = yaml.safe_load((DOCKER / "compose.masters.yaml").read_text())
+    options = {f"HOLDFAST_MASTER_{each.name}".upper() for each in master.params if each.name}
+    for name in ("master", "master2"):
+        service = both["services"][name]
+        given = {each for each in service["environment"] if each.startswith("HOLDFAST_MASTER_")}
+        assert given
+        assert given <= options
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert (DOCKER / source).exists() if source.startswith(".") else source in both["volumes"]
+        assert set(service["depends_on"]) <= {*SERVICES, *both["services"]}
+    assert (DOCKER / "prometheus.masters.yml").is_file()
 
 
 def test_only_the_masters_own_port_is_open_to_others() -> None:
