@@ -449,7 +449,8 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             f"kernel are not in it. A round trains {TRAIN_S:g} s, reduces {REDUCE_S:g} s and applies "
             f"{APPLY_S:g} s, each up to {JITTER_S:g} s longer; one way takes {DELAY_S * 1e3:g} ms. "
             "The plan has 1,024 chunks (1 GiB of float32). Bytes are of whole messages before TLS; "
-            "every order names all members to each of them, so they grow with the square."
+            "an order takes some 4 bytes for each member, to each of them, so they still grow with the square, as "
+            "do the views that all get while all join."
         ],
     )
     return [table, _curve(found)], {"runs": [asdict(each) for each in found]}

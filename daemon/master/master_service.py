@@ -74,7 +74,7 @@ log = logging.getLogger("holdfast.master")
 TICK_S_MIN = 0.005  # the shortest wait for the coordinator's next deadline
 RECORDED_S = 5.0  # for an operator's command; after that the answer is that it is not on disk yet
 CROWD_MIN = 64  # peers; with fewer, conclusions are drawn from each message by itself
-CROWD_WAIT_S = 50e-6  # per peer, from the first message to the conclusions: 50 ms for 1,000
+CROWD_WAIT_S = 100e-6  # per peer, from the first message to the conclusions: 100 ms for 1,000
 LEASE_OVER = "this master's lease of the journal is over"
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # no decision follows from these
 

@@ -250,17 +250,12 @@ def filled_shares(work: Workload) -> list[float]:
     count = work.contributor_count
     if count == 1:
         return [1.0]
-    alone = [
-        [float(member == owner) for member in range(count)]
-        for owner in range(count)
-        if owner not in barred
-    ]
     return fill(
         [_directions(work, rate) for rate in work.contributor_rates],
         barred,
         low_s=bound_s(work) - 2 * work.delay_s,  # members that only receive are in it
         # Twice the time of the best single owner: in that time shares fit, in spite of rounding.
-        high_s=2 * min(_without_pairs_s(work, shares) for shares in alone),
+        high_s=2 * _single_owner_s(work, barred),
     )
 
 
@@ -292,9 +287,27 @@ def fill(
     return _normalise([a + part * (b - a) for a, b in zip(least, most, strict=True)])
 
 
-def _without_pairs_s(work: Workload, shares: Sequence[float]) -> float:
-    lines_only = Workload(work.rates, work.contributor_count, work.up_bytes, work.down_bytes)
-    return shares_s(lines_only, shares)
+def _single_owner_s(work: Workload, barred: set[int]) -> float:
+    """Return the time in which the best single owner of everything is done, without delays and pairs' limits."""
+    count, receivers = work.contributor_count, len(work.rates)
+    others = [
+        max(
+            work.up_bytes / rate.up_bytes_per_s if member < count else 0.0,
+            work.down_bytes / rate.down_bytes_per_s,
+        )
+        for member, rate in enumerate(work.rates)
+    ]
+    slowest = max(range(receivers), key=others.__getitem__)
+    next_s = max((each for member, each in enumerate(others) if member != slowest), default=0.0)
+    return min(
+        max(
+            (receivers - 1) * work.down_bytes / rate.up_bytes_per_s,
+            (count - 1) * work.up_bytes / rate.down_bytes_per_s,
+            next_s if owner == slowest else others[slowest],
+        )
+        for owner, rate in enumerate(work.contributor_rates)
+        if owner not in barred
+    )
 
 
 def _directions(work: Workload, rate: Bandwidth) -> tuple[Direction, Direction]:

@@ -75,6 +75,11 @@ class Attempt:
     correction: float = 1.0  # what the estimate's prediction is multiplied by
     two_faced: list[str] = Factory(list)  # owners that gave two or more others different results
     misled: dict[str, str] = Factory(dict)  # by member with another result: the owner it is from
+    # Looked up for every report: a list of a thousand takes its time.
+    _contributing: frozenset[str] = Factory(
+        lambda self: frozenset(each.peer for each in self.contributors), takes_self=True
+    )
+    _receiving: frozenset[str] = Factory(lambda self: frozenset(self.receivers), takes_self=True)
 
     @classmethod
     def of(
@@ -120,6 +125,14 @@ class Attempt:
     def peers(self) -> list[str]:
         """Return the contributors of the order."""
         return [contributor.peer for contributor in self.contributors]
+
+    def contributes(self, peer: str) -> bool:
+        """Return whether a peer is a contributor of the order."""
+        return peer in self._contributing
+
+    def serves(self, peer: str) -> bool:
+        """Return whether a peer is one of ``served``."""
+        return peer in self._receiving and peer not in self.gone and peer not in self.lost
 
     def survivors(self) -> list[str]:
         """Return the contributors that are left: their reports decide."""

@@ -93,7 +93,7 @@ class ReductionDriver:
         if attempt is None:
             self._reduced_late(member, message)
             return
-        if member.peer not in attempt.served():
+        if not attempt.serves(member.peer):
             return
         if not fits(message.manifest, len(attempt.owners), len(attempt.contributors)):
             self._violation(member, "its manifest does not fit the round that it reports")
@@ -107,11 +107,14 @@ class ReductionDriver:
         round_.mark(member.peer, member.name).reduced_s = self.context.now_s
         attempt.missed.pop(member.peer, None)
         attempt.blind.pop(member.peer, None)
-        if member.peer in attempt.survivors():
+        if attempt.contributes(member.peer) and member.peer not in attempt.lost:
             attempt.moved_s = self.context.now_s
-            reported_count = len(attempt.survivors()) - len(attempt.unreported())
-            if attempt.quorum_s is None and reported_count >= self.round_table.quorum(
-                len(attempt.contributors)
+            quorum = self.round_table.quorum(len(attempt.contributors))
+            # Counting takes time for each survivor, so it begins when there may be enough.
+            if (
+                attempt.quorum_s is None
+                and len(attempt.outcomes) >= quorum
+                and len(attempt.survivors()) - len(attempt.unreported()) >= quorum
             ):
                 attempt.quorum_s = self.context.now_s
 
