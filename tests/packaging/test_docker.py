@@ -113,7 +113,9 @@ def test_the_second_master_uses_options_that_exist() -> None:
         assert given <= options
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
-            assert (DOCKER / source).exists() if source.startswith(".") else source in both["volumes"]
+            assert (
+                (DOCKER / source).exists() if source.startswith(".") else source in both["volumes"]
+            )
         assert set(service["depends_on"]) <= {*SERVICES, *both["services"]}
     assert (DOCKER / "prometheus.masters.yml").is_file()
 
