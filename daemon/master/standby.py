@@ -36,7 +36,7 @@ from ..tasks import wait_for_signals
 from ..web.http_server import control_side
 from ..web.json_answers import answer
 from ..web.prometheus import MEDIA_TYPE
-from .journal_base import JournalAwayError
+from .journal_base import JournalError
 from .journal_store import JournalStore
 from .leadership import Leader, Leadership, Lease
 from .postgres_journal import Database, PostgresJournal
@@ -103,11 +103,12 @@ class SharedMaster:
         """
         try:
             await trio.to_thread.run_sync(self._leases.migrate)
-        except JournalAwayError as error:
+        except JournalError as error:
             raise UserError(
-                f"{self._leases.place} does not answer: {error}",
+                f"{self._leases.place} cannot be used: {error}",
                 exit_code=ExitCode.CONFIG,
-                hint="check the address, the user and the password (PGPASSWORD, or ~/.pgpass)",
+                hint="check the address, the user and the password (PGPASSWORD, or ~/.pgpass); the user "
+                "needs the right to create a schema",
             ) from error
         place = f"{self._leases.place}\n".encode()
         write_private(make_private(self._options.state) / PLACE_FILE, place)
