@@ -45,11 +45,11 @@ class JournalError(HoldfastError):
 
 
 class JournalAwayError(JournalError):
-    """It cannot be written now: its disk is full, its database does not answer. Nothing was changed."""
+    """A journal that cannot be written now: its disk is full, its database does not answer. Nothing was changed."""
 
 
 class JournalBrokenError(JournalError):
-    """It is damaged: trying again does not help."""
+    """A damaged journal: trying again does not help."""
 
 
 class FencedError(JournalError):
@@ -206,7 +206,7 @@ class Journal(ABC):
 
     @property
     def is_empty(self) -> bool:
-        """It has no records yet."""
+        """True while there are no records."""
         return not self._count
 
     def _remember(self) -> None:

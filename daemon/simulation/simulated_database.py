@@ -138,7 +138,7 @@ class LeasedJournal(Journal):
         return "wait for it"
 
     def close(self) -> None:
-        """It has no connection."""
+        """Nothing to close: there is no connection."""
 
     def _check(self) -> None:
         self._client.check()
