@@ -87,7 +87,9 @@ def test_what_is_imported_is_declared(room: str) -> None:
             canonicalize_name(name) for name in ("torch", "transformers", "lightning", "accelerate")
         }
     if room == "daemon":
-        declared.add("psycopg")  # an extra; ``run_commands`` says what to install
+        declared.add(
+            canonicalize_name("psycopg")
+        )  # an extra; ``run_commands`` says what to install
     provides = importlib.metadata.packages_distributions()
     for module, names in third_party_imports(room).items():
         for name in names:
