@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 from benchmarks.commands import ROOT, BenchError
 from benchmarks.grounds import Loopback
@@ -262,8 +262,7 @@ def main() -> int:
         for case in CASES:
             if case.name in names:
                 size = ("--width=128", "--layers=4", "--heads=4") if options.small else case.size
-                case = Case(case.name, case.algorithm, case.sync_every, case.more, size)
-                found.append(_said(case, options.device, options.seconds))
+                found.append(_said(evolve(case, size=size), options.device, options.seconds))
                 print(json.dumps(asdict(found[-1])), flush=True)
     except BenchError as error:
         print(error, file=sys.stderr)

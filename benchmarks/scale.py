@@ -39,7 +39,7 @@ from holdfast.daemon.peer.line_report import LINKS_REPORTED_MAX
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.master.coordinator import Coordinator
-from holdfast.membership.master.state.brief_orders import _sums, _unpacked
+from holdfast.membership.master.state.brief_orders import read_numbers, sum_differences
 from holdfast.membership.master.state.journal import RunCreated, TermStarted
 from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
@@ -271,7 +271,8 @@ class LightPeer:
     async def _on_briefreduce(self, message: dict[str, Any]) -> None:
         # Members joined in the order of their ids, so a number gives the id; all of them contribute.
         owners = [
-            {"peer": peer_of(each)} for each in _sums(_unpacked(message["owners"], 10**6)[::2])
+            {"peer": peer_of(each)}
+            for each in sum_differences(read_numbers(message["owners"], 10**6)[::2])
         ]
         known = {"contributors": [{"peer": self.peer}], "plan": {"owners": owners}}
         await self._on_reduce({**message, **known})

@@ -153,15 +153,16 @@ def master(
     from ..spec_file import read_spec
     from ..this_machine import raise_descriptor_limit
 
-    if journal is None and run_toml is not None:
-        journal = read_spec(run_toml).run.journal or None
+    run = None if run_toml is None else read_spec(run_toml).run
+    if journal is None and run is not None:
+        journal = run.journal or None
     database = journal if journal is not None and journal.startswith(DATABASE_SCHEMES) else None
     copy = None if database is not None or journal is None else Path(journal)
     if database is None and (standby or key_file is not None):
         raise click.UsageError(
             "--standby and --key-file are for a journal in a database: --journal postgresql://..."
         )
-    if database is not None and run_toml is None:
+    if database is not None and run is None:
         raise click.UsageError(
             "a journal in a database is found by the run's name: give a RUN_TOML"
         )
@@ -169,9 +170,9 @@ def master(
         raise click.UsageError("--journal DIR is the state directory: omit --state")
     folder = copy or state
     if folder is None:
-        if run_toml is None:
+        if run_toml is None or run is None:
             raise click.UsageError("give a RUN_TOML, or --state or --journal with a run's state")
-        folder = master_state(read_spec(run_toml).run.name)
+        folder = master_state(run.name)
         check_source(folder, run_toml)
     check_kind(folder, "master")
     options = MasterOptions(
@@ -188,12 +189,11 @@ def master(
     with locked(folder), screen(quiet=quiet) as shown:
         gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
-        if database is None:
+        if database is None or run is None:
             trio.run(Master(options, shown.tell, shown).run)
         else:
-            assert run_toml is not None
-            run = read_spec(run_toml).run.name
-            trio.run(_shared_master(options, database, run, key_file, lease, standby, shown).run)
+            name = run.name
+            trio.run(_shared_master(options, database, name, key_file, lease, standby, shown).run)
 
 
 def _shared_master(

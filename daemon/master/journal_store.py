@@ -27,6 +27,7 @@ from .journal_base import (
     JournalAwayError,
     JournalBrokenError,
     JournalCut,
+    JournalError,
     Rows,
 )
 from .journal_repair import (
@@ -73,13 +74,7 @@ class JournalStore(Journal):
                 self._load(Path(path))
             self._count = len(self._records)
             self._remember()
-        except (
-            sqlite3.DatabaseError,
-            JournalAwayError,
-            JournalBrokenError,
-            OSError,
-            ValueError,
-        ) as error:
+        except (sqlite3.DatabaseError, JournalError, OSError, ValueError) as error:
             raise UserError(
                 f"the journal {path} cannot be used: {error}", exit_code=ExitCode.CONFIG
             ) from error

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 from attrs import frozen
@@ -26,6 +26,9 @@ from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from ..tasks import only_error
 from .journal_base import FencedError, JournalAwayError
+
+if TYPE_CHECKING:
+    from .master_service import MasterService
 
 log = logging.getLogger("holdfast.master")
 
@@ -106,12 +109,11 @@ class Call(Protocol):
 class Leader(Protocol):
     """The run's master while it leads."""
 
-    async def run(self) -> None:
-        """Serve until told to end; raises UserError with SUPERSEDED after ``stand_down``."""
-        ...
+    @property
+    def service(self) -> MasterService: ...
 
-    def stand_down(self, reason: str) -> None:
-        """Decide nothing any more."""
+    async def run(self) -> None:
+        """Serve until told to end; raises UserError with SUPERSEDED after ``service.stand_down``."""
         ...
 
     def know_others(self, addresses: Sequence[str]) -> None:
@@ -120,20 +122,6 @@ class Leader(Protocol):
 
     def whereabouts(self) -> tuple[Sequence[str], str] | None:
         """Return addresses and page as they are now; None before it listens."""
-        ...
-
-    def cut_off_s(self) -> float:
-        """Return for how long no member at all was heard of, at most since it began; 0 if there should be none."""
-        ...
-
-    @property
-    def has_members(self) -> bool:
-        """Members have attached to it, and not all were removed since."""
-        ...
-
-    @property
-    def deadline_s(self) -> float:
-        """The time after which a silent member is removed."""
         ...
 
 
@@ -236,7 +224,7 @@ class Leadership:
             reason = reason or why
             log.warning("the lease is lost: %s", why)
             if leader is not None:
-                leader.stand_down(why)
+                leader.service.stand_down(why)
 
         def renewed() -> None:
             if leader is None:
@@ -251,11 +239,13 @@ class Leadership:
                 # A process that was frozen hears of nobody either, but has lost the lease.
                 if leader is None or not self.others or not self.is_held():
                     continue
-                if leader.has_members:
+                service = leader.service
+                if service.has_members:
                     self._in_vain, share = 0, SILENCE_SHARE
                 else:
                     share = ABSENCE_SHARE * 2**self._in_vain
-                if leader.cut_off_s() > share * leader.deadline_s:
+                deadline_s = service.coordinator.context.spec.membership.deadline_s
+                if service.cut_off_s() > share * deadline_s:
                     self._in_vain = min(self._in_vain + 1, IN_VAIN_MAX)
                     self._modest_until_s = self._clock() + MODEST_LEASES * self._lease_s
                     lose("no member is heard of, and another master is there")
@@ -267,7 +257,7 @@ class Leadership:
             try:
                 leader = await begin()
                 if reason:  # while it began
-                    leader.stand_down(reason)
+                    leader.service.stand_down(reason)
                 await leader.run()
             except BaseExceptionGroup as group:
                 error = only_error(group)

@@ -212,6 +212,11 @@ class MasterService:
         return context.detector.all_silent_s(self.now(), began_s)
 
     @property
+    def has_members(self) -> bool:
+        """Members have attached to it, and not all were removed since."""
+        return bool(self.coordinator.context.detector.watched())
+
+    @property
     def waited_s(self) -> float:
         """The total time that decisions have waited for the journal."""
         return self._journal.waited_s
@@ -228,8 +233,7 @@ class MasterService:
             return
         effects = decision(self.now())
         if any(isinstance(effect, StandDown) for effect in effects):
-            self.effects.clear()  # the other master decides what is not on disk yet
-            self._superseded.set()
+            self.stand_down(self.coordinator.succession.superseded)
             return
         self.effects.add(effects)
         if sooner:

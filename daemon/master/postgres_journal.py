@@ -243,7 +243,6 @@ class PostgresJournal(Journal):
     """The journal in the database, for the holder of the lease.
 
     Raises:
-      UserError: what is in the database is damaged.
       JournalError: it cannot be read.
     """
 
@@ -258,19 +257,18 @@ class PostgresJournal(Journal):
         self._load()
 
     def _load(self) -> None:
-        database, found = self.database, self._read_records()
+        self._count = self._read("select coalesce(max(id), 0) from records")[0][0]
+        self._remember()
+
+    def records(self) -> list[journal.JournalRecord]:
+        found = self._read_records()
         if found.fault:
             raise UserError(
-                f"the journal in {database.place} is damaged: {found.fault}",
+                f"the journal in {self.place} is damaged: {found.fault}",
                 exit_code=ExitCode.CONFIG,
                 hint="put back a backup of the database; see its server's log for the reason",
             )
-        self._count = len(found.records)
-        self.last_term = max(
-            (each.term for each in found.records if isinstance(each, journal.TermStarted)),
-            default=0,
-        )
-        self._remember()
+        return found.records
 
     @property
     def place(self) -> str:

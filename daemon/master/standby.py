@@ -35,7 +35,7 @@ from ..screen import Screen
 from ..tasks import wait_for_signals
 from ..web.http_server import control_side
 from ..web.json_answers import answer
-from ..web.prometheus import MEDIA_TYPE
+from ..web.prometheus import standby_metrics_route
 from .journal_base import JournalError
 from .journal_store import JournalStore
 from .leadership import Leader, Leadership, Lease
@@ -181,7 +181,7 @@ class SharedMaster:
         return [
             Route("/", self._front, methods=["GET"]),
             Route("/api/status", self._status, methods=["GET"]),
-            Route("/metrics", self._metrics, methods=["GET"]),
+            standby_metrics_route(),
             Route("/{rest:path}", self._elsewhere, methods=["GET", "POST"]),
         ]
 
@@ -208,11 +208,6 @@ class SharedMaster:
                 "masters": [each.holder for each in self._leadership.known],
             }
         )
-
-    async def _metrics(self, _request: Request) -> Response:
-        text = "# HELP holdfast_leads 1 at the master that leads the run, 0 at one that waits.\n"
-        text += "# TYPE holdfast_leads gauge\nholdfast_leads 0\n"
-        return Response(text, media_type=MEDIA_TYPE)
 
     async def _elsewhere(self, request: Request) -> Response:
         if (url := self._page_elsewhere(request)) is not None:
@@ -285,10 +280,7 @@ class LeadingMaster:
 
     def __init__(self, master: Master) -> None:
         self._master = master
-
-    @property
-    def deadline_s(self) -> float:
-        return self._master.spec.membership.deadline_s
+        self.service = master.service
 
     async def run(self) -> None:
         try:
@@ -296,21 +288,11 @@ class LeadingMaster:
         finally:
             self._master.store.close()
 
-    def stand_down(self, reason: str) -> None:
-        self._master.service.stand_down(reason)
-
     def know_others(self, addresses: Sequence[str]) -> None:
         self._master.know_others(addresses)
 
     def whereabouts(self) -> tuple[Sequence[str], str] | None:
-        return (self._master.addresses(), self._master.url) if self._master.service.bound else None
-
-    def cut_off_s(self) -> float:
-        return self._master.service.cut_off_s()
-
-    @property
-    def has_members(self) -> bool:
-        return bool(self._master.coordinator.context.detector.watched())
+        return (self._master.addresses(), self._master.url) if self.service.bound else None
 
 
 async def _in_thread(work: Callable[[], T], /) -> T:

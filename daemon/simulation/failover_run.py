@@ -55,7 +55,6 @@ class _Life:
     host: str
     leadership: Leadership
     scope: trio.CancelScope = field(factory=trio.CancelScope)
-    leads: bool = False
 
 
 class FailoverSwarm(Swarm):
@@ -88,10 +87,8 @@ class FailoverSwarm(Swarm):
         with life.scope:
             while True:
                 lease = await life.leadership.take(lambda: None)
-                life.leads = True
                 self.witness.note("leads", life.host, lease.fence)
                 await life.leadership.lead(lease, partial(self._begin, life, lease))
-                life.leads = False
 
     async def _begin(self, life: _Life, lease: Lease) -> Leader:
         journal = LeasedJournal(self.database, life.host, lease)
@@ -126,13 +123,9 @@ class FailoverSwarm(Swarm):
         """Cut a master's machine off its power."""
         life = self.lives.pop(host)
         self.go_on(host)
-        if life.leads:
-            self._close(host)
-        life.scope.cancel()
-
-    def _close(self, host: str) -> None:
-        if self.world.is_alive(host):
+        if self.world.is_alive(host):  # it leads
             self.world.crash(host)
+        life.scope.cancel()
 
     @property
     def leading(self) -> str | None:
@@ -145,36 +138,22 @@ class FailoverSwarm(Swarm):
 
 class _SimulatedLeader:
     def __init__(self, master: WitnessedMaster, close: Callable[[], None]) -> None:
-        self._master = master
+        self.service = master
         self._close = close
-
-    @property
-    def deadline_s(self) -> float:
-        return self._master.coordinator.context.spec.membership.deadline_s
 
     async def run(self) -> None:
         addresses = tuple(str(Address(host, PORT)) for host in MASTERS)
-        self._master.decide(partial(self._master.coordinator.know_masters, addresses))
+        self.service.decide(partial(self.service.coordinator.know_masters, addresses))
         try:
-            await self._master.run()
+            await self.service.run()
         finally:
             self._close()
-
-    def stand_down(self, reason: str) -> None:
-        self._master.stand_down(reason)
 
     def know_others(self, addresses: Sequence[str]) -> None:
         """All are known from the start."""
 
     def whereabouts(self) -> tuple[Sequence[str], str] | None:
         return None
-
-    def cut_off_s(self) -> float:
-        return self._master.cut_off_s()
-
-    @property
-    def has_members(self) -> bool:
-        return bool(self._master.coordinator.context.detector.watched())
 
 
 # ---------------------------------------------------------------- faults

@@ -25,6 +25,8 @@ Figure = tuple[str, str, Callable[[R], float | bool | None]]
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+LEADS = "1 at the master that leads the run, 0 at one that waits."
+
 # Name, help, value in the status. A name that ends in _total is a counter.
 RUN: tuple[Figure[MasterStatus], ...] = (
     ("step", "Global step of the run.", lambda s: s.step),
@@ -35,7 +37,7 @@ RUN: tuple[Figure[MasterStatus], ...] = (
     ("rounds_rerun_total", "Reductions that were started again.", lambda s: s.rerun),
     ("rewinds", "Times the run went back to an older state.", lambda s: s.rewound),
     ("term", "Starts of the run's master.", lambda s: s.term),
-    ("leads", "1 at the master that leads the run, 0 at one that waits.", lambda _: True),
+    ("leads", LEADS, lambda _: True),
     ("paused", "1 if the operator has paused the run.", lambda s: s.state == "paused"),
     ("finished", "1 if all rounds are committed.", lambda s: s.state == "finished"),
     ("training", "1 if rounds are opened.", lambda s: s.state == "training"),
@@ -241,10 +243,26 @@ def _figures(logged: Iterable[tuple[Mapping[str, str], Mapping[str, float]]]) ->
     return family
 
 
+class StandbyCollector(Collector):
+    """Metrics of a master that waits while another one leads."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("holdfast_leads", LEADS, value=0.0)
+
+
 def metrics_route(status: Callable[[], Status]) -> Route:
     """Make the route ``GET /metrics``: figures of the status, and of this process."""
+    return _route(StatusCollector(status))
+
+
+def standby_metrics_route() -> Route:
+    """Make the same route for a master that waits."""
+    return _route(StandbyCollector())
+
+
+def _route(collector: Collector) -> Route:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StatusCollector(status))
+    registry.register(collector)
     ProcessCollector(registry=registry)
 
     async def metrics(_request: Request) -> Response:

@@ -19,34 +19,16 @@ from holdfast.daemon.master.journal_base import (
 from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.postgres_journal import Database, PostgresJournal, schema_of
 from holdfast.membership.master.state.journal import (
-    JournalRecord,
-    PeerAdmitted,
     RoundCommitted,
     RoundNumbered,
-    RunCreated,
     RunFinished,
     TermStarted,
 )
 from holdfast.protocol.errors import UserError
-from holdfast.protocol.messages import Commit, Contributor, Role
+from holdfast.protocol.messages import Commit, Role
+from tests.daemon.test_journal_store import PEER, RECORDS, Clock
 
-PEER = "ab" * 16
-RECORDS: list[JournalRecord] = [
-    RunCreated("cd" * 16, "[run]\nname = 'é'\n"),
-    TermStarted(1),
-    PeerAdmitted(PEER, "alder", 1, 2**62 - 1),
-    RoundCommitted(Commit(1, 2, 0, 0, 100, (Contributor(PEER, 640, 0.25),), b"d" * 32)),
-    RunFinished(1),
-]
 LEASE_S = 0.5
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 Reopen = Callable[[], Journal]  # as the next master does: the earlier one's process is gone
@@ -290,7 +272,7 @@ def test_a_damaged_record_is_named(server: PostgresServer, database: Database) -
     journal.append(TermStarted(2))
     server.query(f"update {database.schema}.records set body = '\\x00' where id = 2")
     with pytest.raises(UserError, match="record 2 is damaged"):
-        take(other, "b")
+        take(other, "b").records()
     other.close()
 
 

@@ -1,4 +1,4 @@
-"""The journal on disk: restarts, damaged files, and the tokens of invites."""
+"""The journal on disk: damaged files, and the tokens of invites. What all journals promise: ``test_journal_contract``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from holdfast.membership.master.state.journal import (
     PeerAdmitted,
     RootKnown,
     RoundCommitted,
-    RoundNumbered,
     RunCreated,
     RunFinished,
     TermStarted,
@@ -43,53 +42,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def test_records_survive_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    store = JournalStore(path)
-    for record in RECORDS[:3]:
-        store.append(record)
-    store.close()
-    again = JournalStore(path)
-    assert again.records() == RECORDS[:3]
-    for record in RECORDS[3:]:
-        again.append(record)
-    # Not closed: as if the process was killed. Another connection sees what was written.
-    assert JournalStore(path).records() == RECORDS
-    again.close()
-
-
-def test_commits_come_with_the_times_of_their_rounds(tmp_path: Path) -> None:
-    clock = Clock()
-    store = JournalStore(tmp_path / "journal.sqlite", now=clock)
-    for number in range(1, 8):
-        store.append(RoundNumbered(number))
-        clock.now_s += 2.5
-        if number != 4:  # that one was aborted
-            store.append(RoundCommitted(Commit(number, 1, 0, 0, 100, (), b"d" * 32)))
-        clock.now_s += 1.0
-    found = store.commits(100, {1, 6})
-    assert [each.commit.round for each in found] == [2, 3, 5, 7]
-    for each in found:
-        assert each.opened_at == 1_000_000.0 + 3.5 * (each.commit.round - 1)
-        assert each.committed_at == each.opened_at + 2.5
-    assert [each.commit.round for each in store.commits(2, ())] == [6, 7]
-    store.close()
-
-
-def test_a_run_begins_with_its_first_round_and_ends_when_it_is_finished(tmp_path: Path) -> None:
-    clock = Clock()
-    store = JournalStore(tmp_path / "journal.sqlite", now=clock)
-    began_at = clock.now_s
-    assert store.run_times() == (None, None)
-    for number in (1, 2):
-        store.append(RoundNumbered(number))
-        clock.now_s += 60.0
-    assert store.run_times() == (began_at, None)
-    store.append(RunFinished(2))
-    assert store.run_times() == (began_at, began_at + 120.0)
-    store.close()
 
 
 def test_only_its_owner_reads_a_journal_whatever_the_umask(tmp_path: Path) -> None:

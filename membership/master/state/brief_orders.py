@@ -16,8 +16,9 @@ ascend, sites) is sent as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from attrs import evolve
 
@@ -36,15 +37,18 @@ from ....protocol.messages import (
     View,
 )
 
-KEPT_MAX = 4  # orders that are kept for other members
+KEPT_MAX = 8  # orders that are kept for other members
+
+Order = TypeVar("Order", bound=Message)
+Known = TypeVar("Known", bound=Message)
 
 
 class OrderWriter:
     """Makes orders brief, for all connections of a master. Most need the same ones, so the last are kept."""
 
     def __init__(self) -> None:
-        self._reduces: list[tuple[Reduce, View, BriefReduce | None]] = []
-        self._commits: list[tuple[Commit, Reduce, BriefCommit | None]] = []
+        # What was made brief, and with which view or order; None: it does not fit.
+        self._made: list[tuple[Message, Message, Message | None]] = []
 
     def brief(self, message: Message, view: View | None, orders: dict[int, Reduce]) -> Message:
         """Return what to send in place of a message.
@@ -55,27 +59,23 @@ class OrderWriter:
         """
         if isinstance(message, Reduce):
             orders[message.fragment] = message
-            return message if view is None else self._reduce(message, view) or message
+            return self._kept(message, view, _brief_reduce)
         if isinstance(message, Commit):
-            order = orders.get(message.fragment)
-            return message if order is None else self._commit(message, order) or message
+            return self._kept(message, orders.get(message.fragment), _brief_commit)
         return message
 
-    def _reduce(self, order: Reduce, view: View) -> BriefReduce | None:
-        for known, of_view, made in self._reduces:
-            if known is order and of_view is view:
-                return made
-        made = _brief_reduce(order, view)
-        self._reduces = [*self._reduces[1 - KEPT_MAX :], (order, view, made)]
-        return made
-
-    def _commit(self, commit: Commit, order: Reduce) -> BriefCommit | None:
-        for known, of_order, made in self._commits:
-            if known is commit and of_order is order:
-                return made
-        made = _brief_commit(commit, order)
-        self._commits = [*self._commits[1 - KEPT_MAX :], (commit, order, made)]
-        return made
+    def _kept(
+        self, message: Order, known: Known | None, make: Callable[[Order, Known], Message | None]
+    ) -> Message:
+        """Return what ``make`` makes of the message and what the other side knows, or else the message."""
+        if known is None:
+            return message
+        for given, beside, made in self._made:
+            if given is message and beside is known:
+                return made or message
+        made = make(message, known)
+        self._made = [*self._made[1 - KEPT_MAX :], (message, known, made)]
+        return made or message
 
 
 class OrderReader:
@@ -146,10 +146,10 @@ def _whole_reduce(order: BriefReduce, view: View | None) -> Reduce:
         )
     peer_of = {member.number: member.peer for member in view.members}
     contributors = _peers(peer_of, _numbers_of_runs(order.contributors))
-    weights = _sums(_unpacked(order.weights, MEMBERS_MAX))
+    weights = sum_differences(read_numbers(order.weights, MEMBERS_MAX))
     scales = order.scales or (1.0,) * len(contributors)
-    parts = _unpacked(order.owners, 2 * OWNER_RUNS_MAX)
-    owners = _peers(peer_of, _sums(parts[::2]))
+    parts = read_numbers(order.owners, 2 * OWNER_RUNS_MAX)
+    owners = _peers(peer_of, sum_differences(parts[::2]))
     if len(weights) != len(contributors) or len(scales) != len(contributors) or len(parts) % 2:
         raise RemoteProtocolError("the order's contributors, weights and scales differ in number")
     return Reduce(
@@ -225,7 +225,7 @@ def _runs(numbers: Sequence[int]) -> Iterator[int]:
 
 
 def _numbers_of_runs(data: bytes) -> list[int]:
-    parts = _unpacked(data, 2 * MEMBERS_MAX)
+    parts = read_numbers(data, 2 * MEMBERS_MAX)
     if len(parts) % 2 or sum(parts[1::2]) > MEMBERS_MAX:
         raise RemoteProtocolError("the order names too many members, or half a run of them")
     numbers: list[int] = []
@@ -244,7 +244,8 @@ def _differences(numbers: Iterable[int]) -> Iterator[int]:
         before = number
 
 
-def _sums(differences: Iterable[int]) -> list[int]:
+def sum_differences(differences: Iterable[int]) -> list[int]:
+    """Return the numbers of which these are the zigzag differences."""
     numbers, number = [], 0
     for each in differences:
         number += each // 2 if each % 2 == 0 else -(each // 2) - 1
@@ -262,7 +263,7 @@ def _packed(numbers: Iterable[int]) -> bytes:
     return bytes(data)
 
 
-def _unpacked(data: bytes, count_max: int) -> list[int]:
+def read_numbers(data: bytes, count_max: int) -> list[int]:
     """Read LEB128 integers; each fits a difference of two counts."""
     numbers: list[int] = []
     number = shift = 0
