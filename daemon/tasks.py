@@ -10,9 +10,16 @@ import trio
 from ..protocol.errors import HoldfastError
 
 
-async def wait_for_signals(on_signal: Callable[[], None]) -> None:
-    """Call ``on_signal`` at every SIGINT and SIGTERM, until cancelled."""
+async def wait_for_signals(
+    on_signal: Callable[[], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Call ``on_signal`` at every SIGINT and SIGTERM, until cancelled.
+
+    Args:
+      task_status: says when no signal ends the process any more.
+    """
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
         async for _ in signals:
             on_signal()
 

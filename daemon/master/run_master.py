@@ -262,7 +262,13 @@ class Master:
 
     async def run(self) -> None:
         """Serve until a signal or the command ``stop`` comes."""
-        self._tell_what_it_is()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(wait_for_signals, self._scope.cancel)  # before anything is told
+            self._tell_what_it_is()
+            await self._record_and_serve()
+            nursery.cancel_scope.cancel()
+
+    async def _record_and_serve(self) -> None:
         live = LiveStream(partial(self.status, past=False), self._stamp)
         recorder = self.recorder = await self.network.run_sync(
             lambda: RunRecorder.open(self.service, self.options.state, live=live)
@@ -294,7 +300,6 @@ class Master:
         with side as (serve_http, url), self._scope:
             self.url = url
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait_for_signals, self._scope.cancel)
                 bound = await nursery.start(self.service.run)
                 self._note_start()
                 nursery.start_soon(recorder.run)

@@ -13,6 +13,9 @@ spent by the commit, if that update is in any chunk of the mean. With several fr
 update of each of them, and the first commit spends it. From ``Ready`` until the round is over these positions
 are given to nobody else, even if the contributor dies meanwhile.
 
+*Who left while a reduction adds up its update* has dropped that round, and if it is back it does not hear of
+the commit: it is told what it holds then, or it would draw those samples again.
+
 *Who is believed.* A peer spends only positions that it holds. An update that was trained on any others is not
 taken: ``Leased`` tells the peer what it holds, and it drops that update.
 
@@ -69,6 +72,7 @@ class Leases:
       held: by peer, what it holds.
       kept: by peer, what it held when it left.
       posted: by round and peer, what its update was trained on.
+      left: by round whose reduction was ordered, whose members left the roster since they posted.
     """
 
     def __init__(self, context: Context) -> None:
@@ -79,7 +83,7 @@ class Leases:
         self.held: dict[str, RangeSet] = {}
         self.kept: dict[str, KeptLeases] = {}
         self.posted: dict[int, dict[str, RangeSet]] = {}
-        self._ordered: set[int] = set()  # rounds whose reduction was ordered
+        self.left: dict[int, set[str]] = {}
         self._wanted: dict[str, LeasesWanted] = {}
         self._recent: dict[str, deque[RangeSet]] = {}
         self._expect_adoption(context.history.orders.values())
@@ -89,7 +93,7 @@ class Leases:
         unspent = RangeSet(self.free)
         for record in orders:
             posted = self.posted.setdefault(record.order.round, {})
-            self._ordered.add(record.order.round)
+            self.left[record.order.round] = set()
             for ready, contributor in zip(record.ready, record.order.contributors, strict=True):
                 trained = RangeSet.of(ready.trained) & unspent
                 posted[contributor.peer] = trained
@@ -142,7 +146,7 @@ class Leases:
         """Note whose updates the reduction of a round adds up; again, if it is run again."""
         posted = self.posted.get(number, {})
         self.posted[number] = {peer: posted[peer] for peer in peers if peer in posted}
-        self._ordered.add(number)
+        self.left.setdefault(number, set())
 
     def spend(self, number: int, peers: Iterable[str]) -> tuple[LeaseRange, ...]:
         """Spend what these contributors to a round were trained on.
@@ -163,21 +167,26 @@ class Leases:
                 lost = trained & kept.ranges
                 kept.ranges.subtract(lost)
                 mine.update(lost)
-            self._recent.setdefault(peer, deque(maxlen=RECENT_COMMITS)).append(mine)
+            if peer not in self.left.get(number, ()):
+                self._recent.setdefault(peer, deque(maxlen=RECENT_COMMITS)).append(mine)
+            elif held is not None:
+                self._tell_all(peer)
             spent.update(mine)
         return spent.leases()
 
     def ended(self, number: int) -> None:
         """Note that a round is over."""
         self.posted.pop(number, None)
-        self._ordered.discard(number)
+        self.left.pop(number, None)
 
     def removed(self, peer: str) -> None:
         """Keep the leases of a member that left the roster, until it had the time to come back."""
         self._wanted.pop(peer, None)
         self._recent.pop(peer, None)
         for number, posted in self.posted.items():
-            if number not in self._ordered:
+            if number in self.left:
+                self.left[number].add(peer)
+            else:
                 posted.pop(peer, None)
         held = self.held.pop(peer, None)
         if held:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from functools import partial
 
 import pytest
@@ -18,7 +19,14 @@ from holdfast.membership.master.state.master_effects import RecordDurably, SendM
 from holdfast.membership.master.state.roster import Grant, Member
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.errors import LocalProtocolError
-from holdfast.protocol.messages import Leased, LeasesHeld, LeasesWanted, ModelLayout, Role
+from holdfast.protocol.messages import (
+    Leased,
+    LeaseRange,
+    LeasesHeld,
+    LeasesWanted,
+    ModelLayout,
+    Role,
+)
 from tests.planting import Bugs, Note, Patch, first_that_shows, what_shows
 
 LENGTH = 40
@@ -34,12 +42,12 @@ class Trainer:
     """What a peer knows: the leases that it was told of, and those that it has trained on.
 
     Attributes:
-      life: grows when it loses all it knew.
+      sessions: it has left so many times; rounds under way are over for it then.
     """
 
     def __init__(self) -> None:
         self.held, self.trained = RangeSet(), RangeSet()
-        self.life = 0
+        self.sessions = 0
 
     def heard(self, message: Leased) -> None:
         told = RangeSet.of(message.ranges)
@@ -109,10 +117,10 @@ class Desk:
     def leave(self, peer: str, *, forgets: bool = False) -> None:
         self.leases.removed(peer)
         del self.context.roster.members[peer]
+        sessions = self.trainers[peer].sessions
         if forgets:
-            life = self.trainers[peer].life
             self.trainers[peer] = Trainer()
-            self.trainers[peer].life = life + 1
+        self.trainers[peer].sessions = sessions + 1
         self.settle()
 
     def back(self, peer: str) -> None:
@@ -131,7 +139,7 @@ class Desk:
     # ------------------------------------------------------------ rounds
 
     def open(self, *peers: str) -> dict[str, tuple[int, RangeSet]]:
-        """Open a round with the updates of these; by peer its life and what was taken of it."""
+        """Open a round with the updates of these; by peer its session and what was taken of it."""
         self.round += 1
         posted = {}
         for peer in peers:
@@ -139,19 +147,22 @@ class Desk:
             trained = trainer.trained.leases()
             if self.leases.may_post(peer, trained):
                 self.leases.ready(self.round, peer, trained)
-                posted[peer] = trainer.life, RangeSet(trainer.trained)
+                posted[peer] = trainer.sessions, RangeSet(trainer.trained)
         self.settle()
         return posted
 
     def commit(self, posted: dict[str, tuple[int, RangeSet]], *peers: str) -> RangeSet:
-        """Commit the mean of these updates; returns what is spent by it."""
+        """Commit the mean of these updates; returns what is spent by it.
+
+        Who has left since it posted does not hear of the commit.
+        """
         spent = self.leases.spend(self.round, peers)
         self.history.data.spend(spent)
         self.commits.append([posted[peer][1] for peer in peers])
         self.count(self.commits[-1], 1)
         for peer in peers:
-            life, trained = posted[peer]
-            if (trainer := self.trainers[peer]).life == life:
+            sessions, trained = posted[peer]
+            if (trainer := self.trainers[peer]).sessions == sessions:
                 trainer.held.subtract(trained)
                 trainer.trained.subtract(trained)
         self.leases.ended(self.round)
@@ -293,6 +304,27 @@ def test_what_an_ordered_reduction_may_spend_is_nobodys_until_it_is_over(commits
     else:
         desk.abort()
         assert desk.want("c", 2) == ranges((0, 2))
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_who_is_back_during_its_reduction_does_not_train_again_on_what_that_spends(
+    commits: bool,
+) -> None:
+    """It dropped the round as its session ended, so it would draw those samples again."""
+    desk = Desk()
+    desk.want("a", 8)
+    desk.trainers["a"].train(4)
+    posted = desk.open("a")
+    desk.leases.ordered(desk.round, ["a"])
+    desk.leave("a")
+    desk.back("a")
+    if commits:
+        assert desk.commit(posted, "a") == ranges((0, 4))
+        assert desk.trainers["a"].held == ranges((4, 8))
+        assert not desk.leases.may_post("a", (LeaseRange(0, 8),))
+    else:
+        desk.abort()
+        assert desk.trainers["a"].held == ranges((0, 8))
 
 
 def test_an_update_of_given_away_leases_is_refused_and_its_peer_told() -> None:
@@ -458,6 +490,17 @@ def _(patch: Patch) -> None:
         self._tell_all(member.peer)
 
     patch.setattr(Leases, "claimed", claimed)
+
+
+@bug("who left is thought to hear of commits", seed=1)
+def _(patch: Patch) -> None:
+    original = Leases.spend
+
+    def spend(self: Leases, number: int, peers: Iterable[str]) -> tuple[LeaseRange, ...]:
+        self.left[number] = set()
+        return original(self, number, peers)
+
+    patch.setattr(Leases, "spend", spend)
 
 
 @bug("leases are not reserved", seed=0)
