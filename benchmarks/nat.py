@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
 from benchmarks.commands import BenchError
@@ -31,6 +31,7 @@ from benchmarks.report import Table
 from benchmarks.sections import Measured
 
 SETTLE_S = 150.0  # for all pairs to have tried their routes, on a busy machine
+STEADY_S = 25.0  # more than one attempt of a pair to do without its relay takes
 MASTER_ROUTER = 0
 
 SPEC = """
@@ -120,6 +121,17 @@ ROUTERS = (
     Router(),
     Router(),
     Router(keeps_ports=False),
+    Router(shuts_6=True),
+    Router(shuts_6=True),
+)
+# The same, with routers that map ports for those who ask, each by other protocols.
+MAPPING = tuple(
+    evolve(router, maps=maps)
+    for router, maps in zip(
+        ROUTERS,
+        (("pcp", "upnp"), ("upnp",), ("pcp",), ("upnp",), ("pcp",), ("pcp", "upnp")),
+        strict=True,
+    )
 )
 KINDS = (
     Kind("public", "a public address", Place()),
@@ -130,48 +142,60 @@ KINDS = (
     Kind("carrier", "behind a router that draws ports at random", Place(router=3)),
     Kind("shut", "a public address, and a firewall that lets nothing in", Place(shut=True)),
     Kind("six", "IPv6 only", Place(ipv4=False, ipv6=True)),
+    Kind("dual1", "IPv6 behind a router that shuts it, and IPv4", Place(router=4, ipv6=True)),
+    Kind("dual2", "the same behind another router", Place(router=5, ipv6=True)),
 )
-RELAY_HOST = len(KINDS) + 1
 Pairs = dict[tuple[str, str], str]
 
 
-def pairs_lab() -> NatLab:
-    places = [Place(router=MASTER_ROUTER, ipv6=True), *(kind.place for kind in KINDS)]
-    return NatLab(ROUTERS, [*places, Place(ipv6=True)])
+def pairs_lab(routers: Sequence[Router] = ROUTERS, kinds: Sequence[Kind] = KINDS) -> NatLab:
+    places = [Place(router=MASTER_ROUTER, ipv6=True), *(kind.place for kind in kinds)]
+    return NatLab(routers, [*places, Place(ipv6=True)])
 
 
-def measure_pairs(lab: NatLab, folder: Path, *, relay: bool = True) -> tuple[Pairs, dict[str, str]]:
+def measure_pairs(
+    lab: NatLab, folder: Path, *, relay: bool = True, steady_s: float = 0.0
+) -> tuple[Pairs, dict[str, str]]:
     """Start one peer of each kind, and wait until every pair has a link or nobody tries any more.
+
+    Args:
+      steady_s: for so long no link changes: routers map ports only once a relay was needed.
 
     Returns:
       How each pair is linked, and how the master classed each.
     """
     with NatRun(lab, folder, ()) as run:
-        run.start_master(SPEC)
-        if relay:
-            run.start_relay("relay", RELAY_HOST, rate=50.0)
-            run.until(lambda s: any(m["relay"] for m in s["members"]), "the relay", SETTLE_S)
-        for number, kind in enumerate(KINDS):
-            run.start_peer(kind.name, number + 1)
-        everybody = {kind.name for kind in KINDS}
-        status = run.until(
-            lambda s: everybody <= {m["name"] for m in s["members"]}, "all are here", SETTLE_S
-        )
+        start_kinds(run, KINDS, relay=relay)
         until_s = time.monotonic() + SETTLE_S
+        before: Pairs = {}
         while True:
-            status = run.master()
-            found = linked(run, status)
-            if "none" not in found.values() or time.monotonic() > until_s:
+            status, now_s = run.master(), time.monotonic()
+            found = linked(run, status, KINDS)
+            if found != before or "none" in found.values():
+                before, since_s = found, now_s
+            if now_s > until_s or (now_s >= since_s + steady_s and "none" not in found.values()):
                 return found, {m["name"]: m["reach"] for m in status["members"]}
             time.sleep(0.5)
 
 
-def linked(run: NatRun, status: Status) -> Pairs:
+def start_kinds(run: NatRun, kinds: Sequence[Kind], *, relay: bool) -> None:
+    """Start the master, a relay, and one peer of each kind; wait until all are here."""
+    run.start_master(SPEC)
+    if relay:
+        run.start_relay("relay", len(kinds) + 1, rate=50.0)
+        run.until(lambda s: any(m["relay"] for m in s["members"]), "the relay", SETTLE_S)
+    for number, kind in enumerate(kinds, 1):
+        run.start_peer(kind.name, number, both=kind.place.ipv4 and kind.place.ipv6)
+    everybody = {kind.name for kind in kinds}
+    run.until(lambda s: everybody <= {m["name"] for m in s["members"]}, "all are here", SETTLE_S)
+
+
+def linked(run: NatRun, status: Status, kinds: Sequence[Kind]) -> Pairs:
     """By pair: how it is linked at this moment; "none": it is not."""
     names = {m["peer"]: m["name"] for m in status["members"]}
     links = {
         kind.name: {names.get(link["peer"]) for link in run.peer(kind.name)["links"]}
-        for kind in KINDS
+        for kind in kinds
     }
     arranged = {
         frozenset(names[peer] for peer in row["peers"]): row["route"]
@@ -179,7 +203,7 @@ def linked(run: NatRun, status: Status) -> Pairs:
         if all(peer in names for peer in row["peers"])
     }
     found = {}
-    for one, other in itertools.combinations([kind.name for kind in KINDS], 2):
+    for one, other in itertools.combinations([kind.name for kind in kinds], 2):
         up = other in links[one] and one in links[other]
         route = arranged.get(frozenset((one, other)), "direct").partition(",")[0]
         found[one, other] = route if up else "none"
@@ -358,14 +382,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=["pairs", "run"])
     parser.add_argument("--without-relay", action="store_true", help="of pairs: with none")
+    parser.add_argument("--mapping", action="store_true", help="of pairs: routers map ports")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     stop_on_signals()
     try:
         with tempfile.TemporaryDirectory() as folder:
             if options.what == "pairs":
-                with pairs_lab() as lab:
-                    found = measure_pairs(lab, Path(folder), relay=not options.without_relay)
+                routers, steady_s = (MAPPING, STEADY_S) if options.mapping else (ROUTERS, 0.0)
+                with pairs_lab(routers) as lab:
+                    relay = not options.without_relay
+                    found = measure_pairs(lab, Path(folder), relay=relay, steady_s=steady_s)
                     print(table(*found))
             else:
                 with run_lab() as lab:

@@ -2,8 +2,9 @@
 
 Every host and every router is a network namespace; a namespace called ``net`` is the internet between
 them, one bridge. Routers are nftables: they masquerade (and keep ports, or draw others), forward what
-they are told to, and drop whatever else comes from outside. All addresses are of ranges reserved for
-benchmarks and documentation; nothing leaves the machine.
+they are told to, and drop whatever else comes from outside. Some map ports for those who ask, by the
+real miniupnpd. All addresses are of ranges reserved for benchmarks, tests and documentation; nothing
+leaves the machine.
 
     with NatLab([Router(), Router(keeps_ports=False)], [Place(), Place(router=0), Place(router=1)]) as lab:
         lab.popen(1, ["nc", lab.address(0), "29700"])
@@ -13,8 +14,12 @@ Hosts are numbered as they are given; see ``Namespaces`` for how processes run o
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself 
 from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, why_none
 
 PUBLIC = "198.18.0"  # and the host's number, from 1 on
+# Of routers that map ports, which miniupnpd does only at an address that it takes for public: a range that
+# was once reserved for tests (TEST-B), and is used by nobody.
+PUBLIC_MAPPING = "128.66.0"
 PUBLIC_6 = "2001:db8:1:"
 ROUTER_FIRST = 200  # the last byte of the first router's public address
 HOSTS_MAX = 100
@@ -42,12 +50,16 @@ class Router:
       forwards: host number by public port: what comes there from outside goes to that host.
       idle_cut_s: it forgets connections that are idle for so long; None: as the kernel does.
       hairpin: what hosts behind it send to its public address is forwarded, too, and back.
+      maps: the protocols by which hosts behind it may have ports mapped: "pcp" (NAT-PMP, too), "upnp".
+      shuts_6: no IPv6 connection comes in that it was not asked to let in.
     """
 
     keeps_ports: bool = True
     forwards: Mapping[int, int] = Factory(dict)
     idle_cut_s: int | None = None
     hairpin: bool = True
+    maps: tuple[str, ...] = ()
+    shuts_6: bool = False
 
 
 @frozen
@@ -73,7 +85,7 @@ def why_not() -> str:
 
 def missing() -> str:
     """Which command has to be installed first; empty if none."""
-    return missing_tool("ip", "nft", "nsenter")
+    return missing_tool("ip", "nft", "nsenter", "miniupnpd")
 
 
 def _try(name: str) -> None:
@@ -103,6 +115,8 @@ class NatLab(Namespaces):
         super().__init__()
         self._routers = list(routers)
         self._places = list(places)
+        self._folders: list[Path] = []
+        self._logs: dict[int, Path] = {}  # of miniupnpd, by router
 
     # ------------------------------------------------------------ for users
 
@@ -126,7 +140,17 @@ class NatLab(Namespaces):
 
     def outside(self, router: int) -> str:
         """The public address of a router."""
-        return f"{PUBLIC}.{ROUTER_FIRST + router}"
+        network = PUBLIC_MAPPING if self._routers[router].maps else PUBLIC
+        return f"{network}.{ROUTER_FIRST + router}"
+
+    def until_mapping(self, router: int, seconds: float = 30.0) -> None:
+        """Wait until a router answers those who ask for ports."""
+        until_s = time.monotonic() + seconds
+        log = self._logs[router]
+        while "port" not in log.read_text():
+            if time.monotonic() > until_s:
+                raise LabError(f"miniupnpd does not begin: {log.read_text()[-500:]}")
+            time.sleep(0.05)
 
     def move(self, number: int, last_byte: int) -> None:
         """A host gets another address in its network: a lease that ends, a laptop that roams."""
@@ -155,12 +179,14 @@ class NatLab(Namespaces):
         name = self.host(number)
         inside = ("-n", name)
         ip(*inside, "link", "set", "lo", "up")
-        where = self._net if place.router is None else self._router_name(place.router)
+        where = self._net if place.router is None else self.router_name(place.router)
         self._cable(where, f"h{number}", name, "eth0")
         if place.ipv4:
             ip(*inside, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
         if place.ipv6:
             ip(*inside, "addr", "add", f"{self.address_6(number)}/64", "dev", "eth0", "nodad")
+        if place.router is None and place.ipv4:
+            ip(*inside, "route", "add", f"{PUBLIC_MAPPING}.0/24", "dev", "eth0")
         if place.router is not None:
             if place.ipv4:
                 ip(*inside, "route", "add", "default", "via", f"10.77.{place.router}.1")
@@ -186,6 +212,8 @@ class NatLab(Namespaces):
         ip(*inside, "addr", "add", lan_6, "dev", "br0", "nodad")
         self._cable(self._net, f"r{number}", name, "wan")
         ip(*inside, "addr", "add", f"{self.outside(number)}/24", "dev", "wan")
+        other = PUBLIC if router.maps else PUBLIC_MAPPING
+        ip(*inside, "route", "add", f"{other}.0/24", "dev", "wan")
         wan_6 = f"{PUBLIC_6}:{ROUTER_FIRST + number:x}/64"
         ip(*inside, "addr", "add", wan_6, "dev", "wan", "nodad")
         self._set(name, "net.ipv4.ip_forward", "1")
@@ -206,8 +234,40 @@ class NatLab(Namespaces):
             name,
             ROUTER.format(drawn=drawn, forwards=forwards, lan=f"10.77.{number}.0/24"),
         )
+        if router.maps or router.shuts_6:
+            nft(name, MAPPED.format(rest_6="drop" if router.shuts_6 else "accept"))
+        if router.maps:
+            self._logs[number] = self._start_mapping(name, router.maps)
 
-    def _router_name(self, number: int) -> str:
+    def _start_mapping(self, name: str, protocols: tuple[str, ...]) -> Path:
+        """Start miniupnpd on a router; return its log."""
+        settings = Path(tempfile.mkdtemp(prefix="holdfast-miniupnpd-")) / "miniupnpd.conf"
+        self._folders.append(settings.parent)
+        settings.write_text(
+            MINIUPNPD.format(
+                pcp="yes" if "pcp" in protocols else "no",
+                upnp="yes" if "upnp" in protocols else "no",
+                uuid=uuid.uuid4(),
+            )
+        )
+        log = settings.with_name("log")
+        with log.open("w") as output:
+            self.popen(
+                self.names.index(name),
+                ["miniupnpd", "-d", "-f", str(settings), "-P", str(settings.with_name("pid"))],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        return log
+
+    def _remove(self) -> None:
+        super()._remove()
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def router_name(self, number: int) -> str:
+        """The name of a router's namespace."""
         return next(name for name in self.names if name.endswith(f"-r{number}"))
 
     def _bridge(self, namespace: str, device: str) -> None:
@@ -269,4 +329,46 @@ table ip filter {{
   iifname "wan" drop
  }}
 }}
+"""
+
+# What miniupnpd changes, and what it does not let in. Its chains must be in one table of the family inet.
+MAPPED = """
+table inet mapped {{
+ chain miniupnpd {{
+ }}
+ chain before_miniupnpd {{
+ }}
+ chain after_miniupnpd {{
+ }}
+ chain through {{
+  type filter hook forward priority 0; policy accept;
+  ct state established,related accept
+  jump miniupnpd
+  iifname "wan" meta nfproto ipv6 meta l4proto != ipv6-icmp {rest_6}
+ }}
+ chain before {{
+  type nat hook prerouting priority -100;
+  jump before_miniupnpd
+ }}
+ chain after {{
+  type nat hook postrouting priority 100;
+  jump after_miniupnpd
+ }}
+}}
+"""
+MINIUPNPD = """
+ext_ifname=wan
+listening_ip=br0
+enable_natpmp={pcp}
+enable_upnp={upnp}
+upnp_table_name=mapped
+upnp_nat_table_name=mapped
+upnp_forward_chain=miniupnpd
+upnp_nat_chain=before_miniupnpd
+upnp_nat_postrouting_chain=after_miniupnpd
+secure_mode=yes
+min_lifetime=2
+uuid={uuid}
+allow 1024-65535 10.77.0.0/16 1024-65535
+deny 0-65535 0.0.0.0/0 0-65535
 """

@@ -174,6 +174,10 @@ class PeerStatus:
     waited_s: float = 0.0
     stepped_s: float = 0.0
     limits: Annotated[dict[str, Any], about("Limits that the machine's owner has set.")]
+    mapped_port: Annotated[
+        str,
+        about('"203.0.113.7:29701 by PCP": asked of the router; or why not; empty: not needed.'),
+    ] = ""
 
 
 @frozen(kw_only=True)

@@ -29,8 +29,8 @@ from .handshake import Connect, dial_lane, dial_link
 from .hole_punching import HolePuncher, answer, meet
 from .lane_pool import FIRST_LANE, DialLane
 from .link import Link
+from .staggered_dial import DIAL_S, dial_first
 
-DIAL_S = 5.0  # per address of a member: longer than any round trip, short enough to try the next
 HANDSHAKE_S = (
     15.0  # from the control stream to an open lane; later the other side gave up or is stuck
 )
@@ -259,22 +259,20 @@ class PeerLink:
         """Connect to the relay and show it the ticket; raise OSError if no address answers."""
         route = self.route
         assert route is not None
-        error: OSError = OSError("the relay has no address")
-        for text in route.addresses:
+
+        async def dial(address: Address) -> trio.abc.Stream:
+            return await self._network.dial_relay(address)
+
+        try:
+            _address, stream = await dial_first(route.addresses, dial, trio.aclose_forcefully)
             try:
-                with trio.fail_after(DIAL_S):
-                    stream = await self._network.dial_relay(Address.parse(text))
-                    try:
-                        await stream.send_all(RelayPreamble(role, route.ticket).pack())
-                    except BaseException:
-                        await trio.aclose_forcefully(stream)
-                        raise
-                    return stream
-            except trio.TooSlowError:
-                error = TimeoutError(f"the relay at {text} did not answer within {DIAL_S:g} s")
-            except (OSError, trio.BrokenResourceError) as failure:
-                error = OSError(f"the relay at {text}: {failure}")
-        raise error
+                await stream.send_all(RelayPreamble(role, route.ticket).pack())
+            except BaseException:
+                await trio.aclose_forcefully(stream)
+                raise
+        except (OSError, trio.BrokenResourceError) as failure:
+            raise OSError(f"the relay {route.relay[:8]}: {failure}") from None
+        return stream
 
     def _describe_route(self) -> str:
         by = f" by relay {self.route.relay[:8]}" if self.route and self.route.relay else ""
@@ -302,16 +300,14 @@ class PeerLink:
     # ------------------------------------------------------------ directly
 
     async def _dial(self) -> tuple[Channel, Connect]:
-        """Dial the member's addresses in order; raise the last error if none answers."""
-        error: Exception = OSError("it has no address")
+        """Dial the member; raise the last error if no address answers."""
         peer = self._member.peer
-        for text in self._member.addresses:
-            try:
-                address = Address.parse(text)
-                with trio.move_on_after(DIAL_S):
-                    channel = await self._network.dial(address, party=Party.PEER, peer=peer)
-                    return channel, partial(self._network.dial_lane, address)
-                error = TimeoutError(f"{text} did not answer within {DIAL_S:g} s")
-            except (OSError, UserError, RemoteProtocolError) as failure:
-                error = failure
-        raise error
+
+        async def dial(address: Address) -> Channel:
+            return await self._network.dial(address, party=Party.PEER, peer=peer)
+
+        async def close(channel: Channel) -> None:
+            await trio.aclose_forcefully(channel.stream)
+
+        address, channel = await dial_first(self._member.addresses, dial, close)
+        return channel, partial(self._network.dial_lane, address)

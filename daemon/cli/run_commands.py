@@ -277,6 +277,11 @@ def _shared_master(
     metavar="MB/S",
     help="Forward up to this rate between machines that cannot reach each other.",
 )
+@click.option(
+    "--map-port/--no-map-port",
+    default=True,
+    help="Ask the router for a port (PCP, NAT-PMP or UPnP) if other machines cannot dial this one.",
+)
 @patience_option
 @click.option(
     "--site",
@@ -322,6 +327,7 @@ def join(
     nice: int,
     ionice: str | None,
     relay: float | None,
+    map_port: bool,
     patience: float,
     site: str,
     checkpoints: str | None,
@@ -362,6 +368,7 @@ def join(
         state=folder,
         listen=listen,
         advertise=advertise,
+        map_ports=map_port and not advertise,
         http=http,
         http_names=http_host,
         upload_bytes_per_s=None if max_upload is None else max_upload * 1e6,

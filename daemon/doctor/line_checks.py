@@ -20,13 +20,16 @@ from ...protocol.messages import CHECKED_ADDRESSES_MAX, CheckAnswer, RefusalCode
 from ...protocol.network.sockets import bind_all
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import dialable
+from ..port_mapping.gateway_search import find_gateways
+from ..port_mapping.port_mapper import PortMapper
 from ..web.http_server import bind_http
-from .findings import Finding, fault, ok, skipped, warning
+from .findings import Finding, Verdict, fault, ok, skipped, warning
 
 MASTER_S = 30.0  # for one address of the master: dial, dial back, measure
 CLOCK_WARN_S = 30.0  # beyond this, logs of two machines cannot be compared
 CLOCK_FAULT_S = 3_600.0  # certificates last a day; their renewal tolerates a slowly drifting clock
 LINE_SLOW_BYTES_PER_S = 125_000.0  # 1 Mbit/s
+MAPPED_LOOK_S = 0.05  # between two looks at whether routers have answered
 NO_INVITE = "give the invite: holdfast doctor INVITE"
 BAD_INVITE = "the invite is not usable"
 NO_MASTER = "the master did not check this machine"
@@ -70,7 +73,33 @@ async def check_line(
             ]
             return line
         await _ask_masters(line, invite, advertised, nonce)
+        if not advertise and not isinstance(bound, UserError) and _is_unreachable(line):
+            line.findings.append(await _ask_routers(bound))
     return line
+
+
+def _is_unreachable(line: LineReport) -> bool:
+    return any(
+        each.check == "reachable" and each.verdict is Verdict.WARNING for each in line.findings
+    )
+
+
+async def _ask_routers(bound: Sequence[Address]) -> Finding:
+    """Have a router map a port, and give it back."""
+    mapper = PortMapper(lambda: find_gateways(bound), changed=lambda: None)
+    mapper.need()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mapper.run)
+        while not mapper.said:
+            await trio.sleep(MAPPED_LOOK_S)
+        nursery.cancel_scope.cancel()
+    if mapper.mappings:
+        return ok("router", f"`holdfast join` will have the router map a port: {mapper.said}")
+    return warning(
+        "router",
+        f"no router maps a port to this machine: {mapper.why_not}",
+        "switch on UPnP, NAT-PMP or PCP in the router's settings, and `holdfast join` will ask for a port",
+    )
 
 
 def check_http(address: Address) -> Iterator[Finding]:

@@ -182,12 +182,17 @@ class MasterSession:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._message_queue = None
 
+    def tell_addresses(self) -> None:
+        """Tell the master where this peer can be dialled now: the session goes on over a new connection."""
+        if self._message_queue is not None:
+            self._message_queue.close()
+            self._message_queue = None
+
     def _hang_up(self, why: str) -> None:
         """End the connection, if there is one, by closing the writer's queue."""
         if self._message_queue is not None:
             log.warning("%s: dropping the session", why)
-            self._message_queue.close()
-            self._message_queue = None
+            self.tell_addresses()
 
     # ------------------------------------------------------------ sessions
 

@@ -29,6 +29,7 @@ class PeerConfig:
     masters: Sequence[Address]
     bind: Sequence[Address]
     advertise: Sequence[Address] = ()  # port 0: the bound one; empty: guessed from ``bind``
+    map_ports: bool = False  # ask the router for a port if other machines cannot dial this one
     incarnation: int = 0
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None

@@ -78,6 +78,7 @@ from ...protocol.messages import (
     Release,
     Repair,
     Route,
+    RouteKind,
     StopRelayingPair,
     SupplyWeights,
     TrainerAttached,
@@ -89,7 +90,9 @@ from ...protocol.messages import (
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
-from ..advertised_hosts import dialable
+from ..advertised_hosts import DIALABLE_MAX, dialable
+from ..port_mapping.gateway_search import find_gateways
+from ..port_mapping.port_mapper import PortMapper
 from .auditor import Auditor
 from .checkpointer import Checkpointer
 from .data_service import DataService
@@ -217,6 +220,7 @@ class PeerService:
         self.relay: RelayWork | None = None
         if config.relay is not None:
             self.relay = RelayWork(make_forwarder(config.relay, network, spec), tell)
+        self.ports = PortMapper(lambda: find_gateways(self._bound), self.session.tell_addresses)
         self.number = 0
         self.finished = trio.Event()
         self._bound: Sequence[Address] = ()
@@ -260,6 +264,8 @@ class PeerService:
                 nursery.start_soon(self.data.run)
                 nursery.start_soon(self._report_progress)
                 nursery.start_soon(self._keep_session)
+                if self.config.map_ports:
+                    nursery.start_soon(self.ports.run)
                 if self.relay is not None:
                     nursery.start_soon(self.relay.report)
         if self._refusal is not None:
@@ -331,6 +337,12 @@ class PeerService:
 
     # ------------------------------------------------------------ the master's messages
 
+    def _addresses(self, master_host: str) -> tuple[str, ...]:
+        """Return where other machines may dial this one: neighbours first, who need not go by the router."""
+        own = dialable(self._bound, self.config.advertise, master_host)
+        mapped = tuple(str(each) for each in self.ports.addresses if str(each) not in own)
+        return (own[: DIALABLE_MAX - len(mapped)] + mapped)[:DIALABLE_MAX]
+
     def _hello(self, master_host: str, local_port: int) -> Hello:
         config, replica = self.config, self.replica
         return Hello(
@@ -338,7 +350,7 @@ class PeerService:
             VERSION_MAX,
             config.run_id,
             config.name,
-            dialable(self._bound, config.advertise, master_host),
+            self._addresses(master_host),
             config.incarnation,
             self.training.layout,
             replica.heads(),
@@ -403,6 +415,8 @@ class PeerService:
                 first, self._session_begins = self._session_begins, False
                 self._view_term = self.replica.term
                 self.hub.set_members(message.members, back=first and same, new_master=not same)
+                if any(m.peer == self.config.me and not m.reachable for m in message.members):
+                    self.ports.need()
                 self._perform(self.replica.receive(message))
                 if self.replica.trainer.in_sync:
                     self.state_service.clear_partial()
@@ -417,6 +431,8 @@ class PeerService:
                 self.data.leased(message)
             case Route():
                 self.hub.set_route(message)
+                if message.kind is not RouteKind.DIRECT:
+                    self.ports.need()
             case RelayPair() | StopRelayingPair() if self.relay is not None:
                 self.relay.hear(message)
             case Verify() | VerifyBlocks():

@@ -110,6 +110,7 @@ class PeerOptions:
     listen: Sequence[Address]
     advertise: Sequence[Address]
     http: Address
+    map_ports: bool = False  # ask the router for a port if other machines cannot dial this one
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0
@@ -132,6 +133,7 @@ class PeerOptions:
             masters=self.invite.addresses,
             bind=self.listen,
             advertise=self.advertise,
+            map_ports=self.map_ports,
             incarnation=secrets.randbits(62),
             patience_s=self.patience_s,
             site=self.site,
@@ -545,6 +547,7 @@ class Peer:
             trainer_restarts=0 if self.supervisor is None else self.supervisor.restarts,
             trainer_state=self._trainer_state(),
             limits=self.options.limits,
+            mapped_port=service.ports.said,
             **{name: getattr(progress, name) for name in PROGRESS_SHOWN},
         )
 

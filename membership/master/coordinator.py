@@ -440,6 +440,14 @@ class Coordinator:
         self.leases.removed(member.peer)
         self.scheduler.removed(member.peer, f"{format_member(member)} is gone: {quoted(why)}")
 
+    def _receiving(self) -> set[str]:
+        """Return the members that receive something over their links, which must stay as they are."""
+        roster = self.context.roster
+        busy = {m.peer for m in roster if any(copy.fetch is not None for copy in m.copies)}
+        for round_ in self.scheduler.round_table.reducing():
+            busy.update(round_.running().receivers)
+        return busy
+
     def _settle(self) -> None:
         for _pass in range(SETTLE_PASSES_MAX):
             changed = self.departures.give_up_missing()
@@ -452,6 +460,7 @@ class Coordinator:
             self._publish_view()
             self.routes.arrange_again()
             changed |= self.founding.ask()
+            self.routes.go_direct(self._receiving)
             if not self.adoption.waiting:
                 changed |= self.state_sync.transfer(self.scheduler.excluded)
             changed |= self._evict_hopeless()

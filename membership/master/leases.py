@@ -50,6 +50,9 @@ GRANTS_RESERVED = 64
 # Of a peer: what its last commits spent. Updates of other fragments that were on their way name them again;
 # more rounds than this are never in flight.
 RECENT_COMMITS = 8
+# Of one peer. A trainer that has trained on all that its peer holds while there was no master posts that after
+# its next step only, for which it needs samples: one epoch would be too few.
+HELD_EPOCHS_MAX = 8
 GRANT_RANGES_MAX = (
     LEASE_RANGES_MAX // 8
 )  # of one grant, so that all that a peer holds fits a message
@@ -256,9 +259,10 @@ class Leases:
             self._tell_length(member.peer)
             return
         held = self.held.setdefault(member.peer, RangeSet())
-        count = min(message.count, self._data.length - held.count)  # at most an epoch at once
+        length = self._data.length
+        count = min(message.count, length, HELD_EPOCHS_MAX * length - held.count)
         if count <= 0:
-            return  # later, when it has trained on what it holds
+            return  # later, when a round has spent some of what it holds
         del self._wanted[member.peer]
         granted = RangeSet(() if waiting else self.free.take(count, GRANT_RANGES_MAX))
         if not granted:

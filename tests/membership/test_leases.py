@@ -12,7 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.membership.lease_ranges import RangeSet
-from holdfast.membership.master.leases import GRANT_RANGES_MAX, GRANTS_RESERVED, Leases
+from holdfast.membership.master.leases import (
+    GRANT_RANGES_MAX,
+    GRANTS_RESERVED,
+    HELD_EPOCHS_MAX,
+    Leases,
+)
 from holdfast.membership.master.state.context import Context
 from holdfast.membership.master.state.journal import JournalRecord, LeasesReserved, RunHistory
 from holdfast.membership.master.state.master_effects import RecordDurably, SendMessage
@@ -227,14 +232,17 @@ def test_a_record_reserves_many_grants_before_the_first_of_them_is_told() -> Non
     assert len(desk.records) == count
 
 
-def test_nobody_holds_more_than_an_epoch() -> None:
+def test_nobody_gets_more_than_an_epoch_at_once_or_holds_more_than_some() -> None:
     desk = Desk()
     assert desk.want("a", 3 * LENGTH).count == LENGTH
-    assert desk.want("a", 5).count == LENGTH
+    for _ in range(HELD_EPOCHS_MAX):
+        desk.want("a", LENGTH)
+    assert desk.trainers["a"].held.count == HELD_EPOCHS_MAX * LENGTH
+    assert desk.want("a", 5).count == HELD_EPOCHS_MAX * LENGTH
     desk.trainers["a"].train(10)
     desk.commit(desk.open("a"), "a")
     desk.settle()
-    assert desk.trainers["a"].held.count == LENGTH - 10 + 5  # the wish was kept
+    assert desk.trainers["a"].held.count == HELD_EPOCHS_MAX * LENGTH - 10 + 5  # the wish was kept
 
 
 def test_a_commit_spends_what_was_trained_and_not_what_was_drawn() -> None:

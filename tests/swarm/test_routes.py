@@ -14,6 +14,7 @@ from holdfast.daemon.master import reachability
 from holdfast.daemon.master.journal_base import GrantRow
 from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.relay_service import RelayService
+from holdfast.daemon.port_mapping.gateway import Mapping
 from holdfast.daemon.simulation.frozen_hosts import on_host
 from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, RUN_ID, Swarm
 from holdfast.protocol.addresses import Address
@@ -309,6 +310,46 @@ async def test_a_relay_whose_quota_is_spent_gives_way_to_another() -> None:
         swarm.crash_relay("r")
         swarm.add_relay("large")
         await see(swarm, lambda: [relay_of(swarm, p) for p in ("ab", "ac", "bc")] == ["large"] * 3)
+        await settled(swarm, "abc")
+
+
+@pytest.mark.fault(
+    "a peer that needs a relay can be dialled after all",
+    "the master dials it back",
+    "between two rounds its pairs go on without the relay",
+)
+async def test_a_relayed_pair_goes_direct_when_it_can() -> None:
+    with mock.patch.object(reachability, "RECLASS_S", 3.0):
+        async with a_relayed_swarm() as swarm:
+            await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
+            assert swarm.master is not None
+            table = swarm.master.coordinator.scheduler.round_table
+            before = table.repair_count, table.rerun_count, table.abort_count
+            swarm.world.unreachable.discard("a")
+            await see(swarm, lambda: reach(swarm)["a"] == "reachable")
+
+            def direct() -> bool:
+                found = routes(swarm)
+                return all(found[p][0].startswith("direct") and found[p][1] for p in ("ab", "ac"))
+
+            await see(swarm, direct)
+            assert routes(swarm)["bc"] == ("relayed", True)
+            assert (table.repair_count, table.rerun_count, table.abort_count) == before
+            await settled(swarm, "abc", more=3)
+            assert swarm.world.sent_bytes["b", "a"] > 0
+
+
+async def test_a_member_whose_router_maps_a_port_tells_its_address_in_the_same_session() -> None:
+    async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
+        assert swarm.master is not None
+        member = swarm.master.coordinator.context.roster.members[swarm.peers["b"].peer]
+        service = swarm.peers["b"].service
+        service.ports.mappings = [Mapping(Address("203.0.113.7", 40_000), 60.0, "PCP")]
+        service.session.tell_addresses()
+        await swarm.until(lambda: member.addresses == ("b:29701", "203.0.113.7:40000"))
+        target = swarm.committed + 2
+        await swarm.until(lambda: swarm.committed >= target and contributed(swarm, "abc"))
+        assert swarm.master.coordinator.context.roster.members[member.peer] is member
         await settled(swarm, "abc")
 
 

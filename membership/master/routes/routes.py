@@ -30,7 +30,7 @@ import hashlib
 import hmac
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from attrs import Factory, define, frozen
 
@@ -114,6 +114,9 @@ class Routes:
         # Pairs that had no link when one of them was removed: the time of that, and their last route.
         self._apart: dict[Ends, tuple[float, int]] = {}
         self._returned: dict[Ends, int] = {}  # such pairs whose both ends are members again
+        self._hopeful: set[Ends] = (
+            set()
+        )  # pairs with a relay of which one end has become easier to dial
 
     # ------------------------------------------------------------ facts
 
@@ -177,6 +180,7 @@ class Routes:
 
     def removed(self, peer: str) -> None:
         """Forget the routes of a removed member, and replace those that it relayed."""
+        self._hopeful = {ends for ends in self._hopeful if peer not in ends}
         for ends in [ends for ends in self._pairs if peer in ends]:
             pair = self._pairs.pop(ends)
             self._leave(pair)
@@ -194,10 +198,32 @@ class Routes:
         member.relayed = message
 
     def classed(self, member: Member) -> None:
-        """Drop what was tried for a member that can be dialled now, or no longer."""
+        """Drop what was tried for a member that can be dialled now, or no longer, or elsewhere."""
         for ends in [ends for ends, pair in self._pairs.items() if member.peer in ends]:
-            if not self._pairs[ends].works:
-                self._pairs[ends].since_s, self._pairs[ends].failed = -math.inf, []
+            pair = self._pairs[ends]
+            if not pair.works:
+                pair.since_s, pair.failed = -math.inf, []
+            elif pair.route is not None and pair.route.kind is RouteKind.RELAYED:
+                self._hopeful.add(ends)
+
+    def go_direct(self, busy: Callable[[], Collection[str]]) -> None:
+        """Let pairs try to do without their relay, since an end may be dialled now.
+
+        Args:
+          busy: returns the members that use their links now; their pairs wait.
+        """
+        if not self._hopeful:
+            return
+        using = set(busy())
+        for ends in [ends for ends in self._hopeful if not using & set(ends)]:
+            self._hopeful.discard(ends)
+            one, other = (self._context.roster.get(peer) for peer in ends)
+            pair = self._pairs.get(ends)
+            if one is None or other is None or pair is None or pair.route is None:
+                continue
+            if self._candidates(one, other, pair)[0].kind is RouteKind.DIRECT and pair.works:
+                pair.works, pair.broken_s, pair.failed = False, self._context.now_s, []
+                self._arrange(one, other, pair, pair.number + 1)
 
     # ------------------------------------------------------------ questions
 

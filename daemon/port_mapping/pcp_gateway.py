@@ -1,0 +1,125 @@
+"""A router that speaks PCP or NAT-PMP, over UDP."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import trio
+
+from ...protocol.addresses import Address
+from .gateway import Gateway, Mapping, MappingError, check_public
+from .pcp_messages import (
+    ANSWER_BYTES_MAX,
+    NONCE_BYTES,
+    PORT,
+    Kind,
+    MapAnswer,
+    MapRequest,
+    NotUnderstoodError,
+    RefusedError,
+    nat_pmp_address_request,
+    nat_pmp_request,
+    pcp_request,
+    read_nat_pmp_answer,
+    read_pcp_answer,
+)
+
+LIFETIME_S = 7_200  # as RFC 6886 recommends; it is renewed at its half
+# From a request to its repetition, doubled each time: RFC 6886, section 3.1, but given up sooner.
+WAITS_S = (0.25, 0.5, 1.0, 2.0)
+
+Answer = TypeVar("Answer")
+
+
+class PcpGateway(Gateway):
+    """A router at an address, asked by PCP first and by NAT-PMP if it does not speak that.
+
+    Args:
+      router: its address in this network.
+      own: this machine's address towards it, and the port to be mapped.
+      port: the router's UDP port for both protocols.
+    """
+
+    def __init__(self, router: str, own: Address, port: int = PORT) -> None:
+        self._router = router
+        self._own = own
+        self._port = port
+        self._nonce = os.urandom(NONCE_BYTES)
+        self._given: Address | None = None
+        self._is_old = False  # it speaks NAT-PMP only
+
+    async def map(self) -> Mapping:
+        if not self._is_old:
+            try:
+                return self._note(await self._ask_pcp(LIFETIME_S), "PCP")
+            except NotUnderstoodError as error:
+                if ":" in self._own.host:
+                    raise MappingError(str(error)) from None
+                self._is_old = True
+            except RefusedError as error:
+                raise MappingError(str(error)) from None
+        try:
+            return self._note(await self._ask_nat_pmp(LIFETIME_S), "NAT-PMP")
+        except RefusedError as error:
+            raise MappingError(str(error)) from None
+
+    async def unmap(self) -> None:
+        if self._given is None:
+            return
+        ask = self._ask_nat_pmp if self._is_old else self._ask_pcp
+        with suppress(MappingError, RefusedError):  # it ends by itself, too
+            await ask(0)
+        self._given = None
+
+    def _note(self, answer: MapAnswer, protocol: str) -> Mapping:
+        self._given = Address(answer.host, answer.port)
+        check_public(answer.host)
+        return Mapping(self._given, answer.lifetime_s, protocol)
+
+    async def _ask_pcp(self, lifetime_s: int) -> MapAnswer:
+        request = MapRequest(self._own, self._nonce, lifetime_s, self._given)
+        return await self._exchange(
+            pcp_request(request), lambda data: read_pcp_answer(data, request)
+        )
+
+    async def _ask_nat_pmp(self, lifetime_s: int) -> MapAnswer:
+        request = MapRequest(self._own, self._nonce, lifetime_s, self._given)
+        port = self._own.port
+        mapped = await self._exchange(
+            nat_pmp_request(request), lambda data: _of_kind(Kind.MAPPED, data, port)
+        )
+        if not lifetime_s:
+            return mapped
+        where = await self._exchange(
+            nat_pmp_address_request(), lambda data: _of_kind(Kind.ADDRESS, data, port)
+        )
+        return MapAnswer(Kind.MAPPED, where.host, mapped.port, mapped.lifetime_s, mapped.epoch)
+
+    async def _exchange(self, data: bytes, read: Callable[[bytes], Answer | None]) -> Answer:
+        """Send a request until it is answered; raises MappingError if it is not."""
+        family = socket.AF_INET6 if ":" in self._own.host else socket.AF_INET
+        with trio.socket.socket(family, socket.SOCK_DGRAM) as udp:
+            try:
+                await udp.bind((self._own.host, 0))
+                await udp.connect((self._router, self._port))  # others' datagrams do not come in
+                for wait_s in WAITS_S:
+                    await udp.send(data)
+                    with trio.move_on_after(wait_s):
+                        while True:
+                            answer = read(await udp.recv(ANSWER_BYTES_MAX))
+                            if answer is not None:
+                                return answer
+            except OSError as error:
+                raise MappingError(
+                    f"the router {self._router} speaks neither PCP nor NAT-PMP ({error.strerror})"
+                ) from None
+        raise MappingError(f"the router {self._router} answers neither PCP nor NAT-PMP")
+
+
+def _of_kind(kind: Kind, data: bytes, port: int) -> MapAnswer | None:
+    answer = read_nat_pmp_answer(data, port)
+    return answer if answer is not None and answer.kind is kind else None

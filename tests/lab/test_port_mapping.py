@@ -1,0 +1,127 @@
+"""Routers that map ports, by the real miniupnpd: each protocol, and peers that no longer need a relay."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.test_nat import MASTER_PORT, PATIENCE_S, nat, nat_lab, needs_lab
+
+PORT = 29_701
+INSIDE = """
+import sys, trio
+from holdfast.daemon.port_mapping.pcp_gateway import PcpGateway
+from holdfast.daemon.port_mapping.upnp_gateway import UpnpGateway
+from holdfast.protocol.addresses import Address
+
+def gateway(protocol, host, router):
+    own = Address(host, 29701)
+    if protocol == "UPnP":
+        return UpnpGateway(own)
+    asked = PcpGateway(router, own)
+    asked._is_old = protocol == "NAT-PMP"
+    return asked
+
+async def main():
+    asked = gateway(*sys.argv[1:])
+    listeners = await trio.open_tcp_listeners(29701, host=sys.argv[2])  # the kernel accepts
+    for line in sys.stdin:
+        if line == "map\\n":
+            mapping = await asked.map()
+            print(mapping.address.host, mapping.address.port, mapping.protocol, flush=True)
+        else:
+            await asked.unmap()
+            print("unmapped", flush=True)
+
+trio.run(main)
+"""
+DIAL = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+
+
+def dials(lab: nat_lab.NatLab, host: str, port: str) -> bool:
+    """Whether a host outside can connect."""
+    command = [sys.executable, "-c", DIAL, host, port]
+    with lab.popen(0, command, stderr=subprocess.DEVNULL) as dialled:
+        return bool(dialled.wait() == 0)
+
+
+@pytest.mark.fault("a machine is behind a home's router", "", "the router maps a port to it")
+@needs_lab
+@pytest.mark.parametrize(
+    ("protocol", "family"),
+    [("PCP", 4), ("NAT-PMP", 4), ("UPnP", 4), ("PCP", 6)],
+    ids=["PCP", "NAT-PMP", "UPnP", "PCP, IPv6"],
+)
+def test_a_real_router_lets_others_in_for_as_long_as_it_is_asked(
+    protocol: str, family: int
+) -> None:
+    router = nat_lab.Router(maps=("pcp", "upnp"), shuts_6=True)
+    places = [nat_lab.Place(ipv6=True), nat_lab.Place(router=0, ipv6=True)]
+    with nat_lab.NatLab([router], places) as lab:
+        own, gate, outside = lab.address(1), "10.77.0.1", lab.outside(0)
+        if family == 6:
+            own = outside = lab.address_6(1)
+            gate = "2001:db8:77:1::1"
+        lab.until_mapping(0)
+        with lab.popen(
+            1,
+            [sys.executable, "-c", INSIDE, protocol, own, gate],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as inside:
+            assert inside.stdin is not None
+            assert inside.stdout is not None
+
+            def say(what: str) -> str:
+                print(what, file=inside.stdin, flush=True)
+                return inside.stdout.readline()
+
+            assert not dials(lab, outside, str(PORT))
+            host, port, by = say("map").split()
+            assert (host, by) == (outside, protocol)
+            assert dials(lab, host, port)
+            assert say("map").split() == [host, port, by], "renewed"
+            assert say("unmap") == "unmapped\n"
+            # miniupnpd 2.3.1 opens its IPv6 firewall for a lifetime, and does not shut it before.
+            assert dials(lab, host, port) == (family == 6)
+
+
+KINDS = [kind for kind in nat.KINDS if kind.name in ("beside", "home2", "carrier", "dual1")]
+
+
+@pytest.mark.fault("a machine is behind a home's router")
+@needs_lab
+@pytest.mark.timeout(600)
+def test_homes_whose_routers_map_ports_leave_the_relay(tmp_path: Path) -> None:
+    with nat.pairs_lab(nat.MAPPING, KINDS) as lab, nat.NatRun(lab, tmp_path, ()) as run:
+        nat.start_kinds(run, KINDS, relay=True)
+        run.until(
+            lambda s: set(nat.linked(run, s, KINDS).values()) <= {"direct", "punched"},
+            "all pairs are direct",
+            PATIENCE_S,
+        )
+        mapped = {kind.name: run.peer(kind.name)["mapped_port"] for kind in KINDS}
+        assert mapped["carrier"] == f"{lab.outside(3)}:{MASTER_PORT + 1} by UPnP"
+        assert mapped["beside"].endswith("by PCP")
+        status = run.master()
+        assert all(m["reach"] == "reachable" for m in status["members"] if not m["relay"])
+        rules = [
+            "ip",
+            "netns",
+            "exec",
+            lab.router_name(3),
+            "nft",
+            "list",
+            "table",
+            "inet",
+            "mapped",
+        ]
+        before = subprocess.run(rules, capture_output=True, text=True, check=True).stdout
+        assert f"dnat ip to {lab.address(3)}:" in before
+        run.stop("carrier")
+        after = subprocess.run(rules, capture_output=True, text=True, check=True).stdout
+        assert "dnat" not in after, "the port is given back"
