@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
-from benchmarks.commands import BenchError
+from benchmarks.commands import HOLDFAST, BenchError
 from benchmarks.lab_run import MASTER_PORT, LabRun, Status, stop_on_signals
 from benchmarks.namespaces import LabError
 from benchmarks.nat_lab import NatLab, Place, Router
@@ -91,6 +92,15 @@ class NatRun(LabRun):
         command = [sys.executable, *script] if script else None
         arguments = ["join", self._invites[name], "--name", name, *listen, *more]
         self._spawn(name, host, *arguments, command=command)
+
+    def doctor(self, name: str, host: int) -> dict[str, str]:
+        """What ``holdfast doctor`` finds with a peer's invite and address, by check."""
+        listen = f"{self._nat.address(host)}:{MASTER_PORT + 1}"
+        more = ["--state", str(self._folder / f"{name}-doctor"), "--listen", listen, "--json"]
+        command = [*HOLDFAST, "doctor", self._invites[name], *more]
+        asked = self._nat.popen(host, command, stdout=subprocess.PIPE, text=True)
+        report = json.loads(asked.communicate(timeout=SETTLE_S)[0])
+        return {each["check"]: each["text"] for each in report["findings"]}
 
     def start_relay(self, name: str, host: int, *, rate: float) -> None:
         self.invite(name, role="relay")

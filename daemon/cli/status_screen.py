@@ -171,6 +171,8 @@ def _show_peer(console: Console, status: PeerStatus) -> None:
         f"loss {format_loss(status.loss)}"
     )
     console.print(f"trainer: {status.trainer_state}")
+    if status.mapped_port:
+        console.print(f"port of the router: {status.mapped_port}")
     limits = {name: value for name, value in status.limits.items() if value}
     if limits:
         console.print(

@@ -178,13 +178,14 @@ def _peer(status: PeerStatus, height: int) -> list[RenderableType]:
         ),
         _line(status.why, "yellow"),
         _line(f"trainer: {status.trainer_state}"),
+        *([_line(f"port of the router: {status.mapped_port}")] if status.mapped_port else []),
         _line(
             f"{format_bytes(status.bulk_sent_bytes)} sent "
             f"({format_retransmitted(status.bulk_sent_bytes, status.bulk_retransmitted_bytes)} "
             f"retransmitted), {format_bytes(status.bulk_received_bytes)} received, {len(status.links)} links"
         ),
     ]
-    lines += [_line(f"! {text}") for text in status.notices[-max(0, height - 6) :]]
+    lines += [_line(f"! {text}") for text in status.notices[-max(0, height - len(lines)) :]]
     return lines
 
 

@@ -34,7 +34,7 @@ class MappingError(Exception):
 
 
 @frozen
-class Mapping:
+class PortMapping:
     """A port of the router that leads to this machine.
 
     Attributes:
@@ -52,7 +52,7 @@ class Gateway(ABC):
     """A router that may be asked for mappings of one port of this machine."""
 
     @abstractmethod
-    async def map(self) -> Mapping:
+    async def map(self) -> PortMapping:
         """Ask for the mapping, or for a longer life of it.
 
         Raises:

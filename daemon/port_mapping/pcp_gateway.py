@@ -11,12 +11,12 @@ from typing import TypeVar
 import trio
 
 from ...protocol.addresses import Address
-from .gateway import Gateway, Mapping, MappingError, check_public
+from .gateway import Gateway, MappingError, PortMapping, check_public
 from .pcp_messages import (
     ANSWER_BYTES_MAX,
     NONCE_BYTES,
     PORT,
-    Kind,
+    AnswerKind,
     MapAnswer,
     MapRequest,
     NotUnderstoodError,
@@ -52,7 +52,7 @@ class PcpGateway(Gateway):
         self._given: Address | None = None
         self._is_old = False  # it speaks NAT-PMP only
 
-    async def map(self) -> Mapping:
+    async def map(self) -> PortMapping:
         if not self._is_old:
             try:
                 return self._note(await self._ask_pcp(LIFETIME_S), "PCP")
@@ -75,10 +75,10 @@ class PcpGateway(Gateway):
             await ask(0)
         self._given = None
 
-    def _note(self, answer: MapAnswer, protocol: str) -> Mapping:
+    def _note(self, answer: MapAnswer, protocol: str) -> PortMapping:
         self._given = Address(answer.host, answer.port)
         check_public(answer.host)
-        return Mapping(self._given, answer.lifetime_s, protocol)
+        return PortMapping(self._given, answer.lifetime_s, protocol)
 
     async def _ask_pcp(self, lifetime_s: int) -> MapAnswer:
         request = MapRequest(self._own, self._nonce, lifetime_s, self._given)
@@ -90,14 +90,16 @@ class PcpGateway(Gateway):
         request = MapRequest(self._own, self._nonce, lifetime_s, self._given)
         port = self._own.port
         mapped = await self._exchange(
-            nat_pmp_request(request), lambda data: _of_kind(Kind.MAPPED, data, port)
+            nat_pmp_request(request), lambda data: _of_kind(AnswerKind.MAPPED, data, port)
         )
         if not lifetime_s:
             return mapped
         where = await self._exchange(
-            nat_pmp_address_request(), lambda data: _of_kind(Kind.ADDRESS, data, port)
+            nat_pmp_address_request(), lambda data: _of_kind(AnswerKind.ADDRESS, data, port)
         )
-        return MapAnswer(Kind.MAPPED, where.host, mapped.port, mapped.lifetime_s, mapped.epoch)
+        return MapAnswer(
+            AnswerKind.MAPPED, where.host, mapped.port, mapped.lifetime_s, mapped.epoch
+        )
 
     async def _exchange(self, data: bytes, read: Callable[[bytes], Answer | None]) -> Answer:
         """Send a request until it is answered; raises MappingError if it is not."""
@@ -120,6 +122,6 @@ class PcpGateway(Gateway):
         raise MappingError(f"the router {self._router} answers neither PCP nor NAT-PMP")
 
 
-def _of_kind(kind: Kind, data: bytes, port: int) -> MapAnswer | None:
+def _of_kind(kind: AnswerKind, data: bytes, port: int) -> MapAnswer | None:
     answer = read_nat_pmp_answer(data, port)
     return answer if answer is not None and answer.kind is kind else None

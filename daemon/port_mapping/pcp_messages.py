@@ -59,7 +59,7 @@ NAT_PMP_RESULTS = {2: RESULTS[2], 3: RESULTS[7], 4: RESULTS[8], 5: RESULTS[4]}
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Kind(IntEnum):
+class AnswerKind(IntEnum):
     """What an answer is about."""
 
     MAPPED = 1
@@ -104,7 +104,7 @@ class MapAnswer:
       epoch: seconds since the router lost its mappings.
     """
 
-    kind: Kind
+    kind: AnswerKind
     host: str
     port: int
     lifetime_s: int
@@ -151,7 +151,7 @@ def read_pcp_answer(data: bytes, request: MapRequest) -> MapAnswer | None:
     if result:
         raise RefusedError(_why(result, RESULTS))
     host = ipaddress.IPv6Address(packed)
-    return MapAnswer(Kind.MAPPED, str(host.ipv4_mapped or host), port, lifetime_s, epoch)
+    return MapAnswer(AnswerKind.MAPPED, str(host.ipv4_mapped or host), port, lifetime_s, epoch)
 
 
 def nat_pmp_request(request: MapRequest) -> bytes:
@@ -182,11 +182,11 @@ def read_nat_pmp_answer(data: bytes, own_port: int) -> MapAnswer | None:
         raise RefusedError(_why(result, NAT_PMP_RESULTS))
     rest = data[_NAT_PMP_ANSWER.size :]
     if opcode == _RESPONSE | _NAT_PMP_ADDRESS and len(rest) >= 4:
-        return MapAnswer(Kind.ADDRESS, str(ipaddress.IPv4Address(rest[:4])), 0, 0, epoch)
+        return MapAnswer(AnswerKind.ADDRESS, str(ipaddress.IPv4Address(rest[:4])), 0, 0, epoch)
     if opcode == _RESPONSE | _NAT_PMP_MAP_TCP and len(rest) >= _NAT_PMP_MAPPED.size:
         mapped_port, port, lifetime_s = _NAT_PMP_MAPPED.unpack_from(rest)
         if mapped_port == own_port:
-            return MapAnswer(Kind.MAPPED, "", port, lifetime_s, epoch)
+            return MapAnswer(AnswerKind.MAPPED, "", port, lifetime_s, epoch)
     return None
 
 

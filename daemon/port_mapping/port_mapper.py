@@ -1,6 +1,6 @@
 """A port of the router for this machine, asked for when it is needed, renewed, and given back.
 
-    idle --other machines cannot dial this one--> asking --Mapping--> mapped --half its life--> asking
+    idle --other machines cannot dial this one--> asking --PortMapping--> mapped --half its life--> asking
                                                     |  ^
                                                     '--'  no router maps the port: again, later
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from ...protocol.addresses import Address
-from .gateway import Gateway, Mapping, MappingError
+from .gateway import Gateway, MappingError, PortMapping
 
 log = logging.getLogger("holdfast.peer")
 
@@ -42,7 +42,7 @@ class PortMapper:
     """
 
     def __init__(self, find: FindGateways, changed: Callable[[], None]) -> None:
-        self.mappings: list[Mapping] = []
+        self.mappings: list[PortMapping] = []
         self.why_not = ""
         self._find = find
         self._changed = changed
@@ -83,7 +83,7 @@ class PortMapper:
         before, reasons, wait_s = self.addresses, [], math.inf
         if not self.mappings:
             self._gateways = self._find()
-        found: list[Mapping] = []
+        found: list[PortMapping] = []
         kept: list[list[Gateway]] = []
         for gateways in self._gateways:
             mapping, gateway, why = await self._first_of(gateways)
@@ -104,7 +104,7 @@ class PortMapper:
 
     async def _first_of(
         self, gateways: Sequence[Gateway]
-    ) -> tuple[Mapping | None, Gateway | None, str]:
+    ) -> tuple[PortMapping | None, Gateway | None, str]:
         """Return the first mapping that a gateway gives, and its gateway; or why none does."""
         reasons: list[str] = []
         for gateway in gateways:

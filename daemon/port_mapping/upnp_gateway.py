@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from ...protocol.addresses import PORT_MAX, Address
-from .gateway import Gateway, Mapping, MappingError, check_public
+from .gateway import Gateway, MappingError, PortMapping, check_public
 
 DISCOVER_MS = 2_000  # routers answer a search within this
 LIFETIME_S = 3_600
@@ -34,7 +34,7 @@ class UpnpGateway(Gateway):
         self._given: Address | None = None
         self._lifetime_s = LIFETIME_S
 
-    async def map(self) -> Mapping:
+    async def map(self) -> PortMapping:
         return await trio.to_thread.run_sync(self._map, abandon_on_cancel=True)
 
     async def unmap(self) -> None:
@@ -42,7 +42,7 @@ class UpnpGateway(Gateway):
             await trio.to_thread.run_sync(self._unmap, abandon_on_cancel=True)
             self._given = None
 
-    def _map(self) -> Mapping:
+    def _map(self) -> PortMapping:
         client = self._client = self._client or self._find()
         try:
             self._given = Address(client.externalipaddress(), self._add(client))
@@ -52,7 +52,7 @@ class UpnpGateway(Gateway):
             self._client = None  # look for the router again
             raise MappingError(f"the router refuses by UPnP: {error}") from None
         check_public(self._given.host)
-        return Mapping(self._given, self._lifetime_s or FOREVER_S, "UPnP")
+        return PortMapping(self._given, self._lifetime_s or FOREVER_S, "UPnP")
 
     def _find(self) -> Any:
         try:

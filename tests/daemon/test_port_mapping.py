@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.daemon.port_mapping import gateway_search, port_mapper
-from holdfast.daemon.port_mapping.gateway import Gateway, Mapping, MappingError, is_public
+from holdfast.daemon.port_mapping.gateway import Gateway, MappingError, PortMapping, is_public
 from holdfast.daemon.port_mapping.pcp_gateway import LIFETIME_S, WAITS_S, PcpGateway
 from holdfast.daemon.port_mapping.pcp_messages import (
     NONCE_BYTES,
-    Kind,
+    AnswerKind,
     MapAnswer,
     MapRequest,
     NotUnderstoodError,
@@ -83,7 +83,7 @@ def test_requests_of_nat_pmp_have_the_bytes_of_the_rfc() -> None:
 
 
 def test_an_answer_of_pcp_is_read() -> None:
-    expected = MapAnswer(Kind.MAPPED, GIVEN.host, GIVEN.port, 3_600, 77)
+    expected = MapAnswer(AnswerKind.MAPPED, GIVEN.host, GIVEN.port, 3_600, 77)
     assert read_pcp_answer(pcp_answer(), REQUEST) == expected
 
 
@@ -115,25 +115,27 @@ def test_a_refusal_of_pcp_says_why(data: bytes, error: type[Exception], text: st
 def test_answers_of_nat_pmp_are_read() -> None:
     mapped = bytes([0, 130, 0, 0, 0, 0, 0, 5]) + OWN.port.to_bytes(2, "big")
     mapped += GIVEN.port.to_bytes(2, "big") + (60).to_bytes(4, "big")
-    assert read_nat_pmp_answer(mapped, OWN.port) == MapAnswer(Kind.MAPPED, "", GIVEN.port, 60, 5)
+    assert read_nat_pmp_answer(mapped, OWN.port) == MapAnswer(
+        AnswerKind.MAPPED, "", GIVEN.port, 60, 5
+    )
     assert read_nat_pmp_answer(mapped, 1) is None
     where = bytes([0, 128, 0, 0, 0, 0, 0, 5, 203, 0, 113, 9])
-    assert read_nat_pmp_answer(where, OWN.port) == MapAnswer(Kind.ADDRESS, GIVEN.host, 0, 0, 5)
+    assert read_nat_pmp_answer(where, OWN.port) == MapAnswer(
+        AnswerKind.ADDRESS, GIVEN.host, 0, 0, 5
+    )
     with pytest.raises(RefusedError, match="allow nobody"):
         read_nat_pmp_answer(bytes([0, 130, 0, 2, 0, 0, 0, 5]), OWN.port)
 
 
 @given(st.binary(max_size=80))
 def test_no_datagram_does_more_than_refuse(data: bytes) -> None:
-    for read in (
+    reads: list[Callable[[], MapAnswer | None]] = [
         lambda: read_pcp_answer(data, REQUEST),
         lambda: read_nat_pmp_answer(data, OWN.port),
-    ):
-        try:
-            answer = read()
-        except RefusedError:
-            continue
-        assert answer is None or isinstance(answer, MapAnswer)
+    ]
+    for read in reads:
+        with suppress(RefusedError):
+            assert isinstance(read(), MapAnswer | None)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +216,9 @@ async def test_a_router_maps_the_port_and_takes_it_back(
 ) -> None:
     async with a_router(*answers) as (port, heard):
         router = gateway(port)
-        assert await router.map() == Mapping(GIVEN, lifetime_s, protocol)
+        assert await router.map() == PortMapping(GIVEN, lifetime_s, protocol)
         count = len(heard)
-        assert await router.map() == Mapping(GIVEN, lifetime_s, protocol), "renewed"
+        assert await router.map() == PortMapping(GIVEN, lifetime_s, protocol), "renewed"
         assert heard[count][-16:] != heard[0][-16:] or protocol == "NAT-PMP", "suggests what it has"
         await router.unmap()
         assert heard[-1][8:12] == bytes(4) if protocol == "NAT-PMP" else heard[-1][4:8] == bytes(4)
@@ -298,12 +300,12 @@ class Router(Gateway):
         self.asked_s: list[float] = []
         self.given_back = 0
 
-    async def map(self) -> Mapping:
+    async def map(self) -> PortMapping:
         self.asked_s.append(trio.current_time())
         await trio.sleep(0)
         if self.fault:
             raise MappingError(self.fault)
-        return Mapping(self.address, self.lifetime_s, "PCP")
+        return PortMapping(self.address, self.lifetime_s, "PCP")
 
     async def unmap(self) -> None:
         self.given_back += 1

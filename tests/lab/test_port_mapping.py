@@ -5,10 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab.test_nat import MASTER_PORT, PATIENCE_S, nat, nat_lab, needs_lab
+from tests.lab.test_nat import PATIENCE_S, needs_lab
+
+if TYPE_CHECKING:
+    from benchmarks import nat, nat_lab
+    from benchmarks.lab_run import MASTER_PORT
+else:
+    from tests.lab.test_nat import MASTER_PORT, nat, nat_lab
 
 PORT = 29_701
 INSIDE = """
@@ -73,12 +80,13 @@ def test_a_real_router_lets_others_in_for_as_long_as_it_is_asked(
             stdout=subprocess.PIPE,
             text=True,
         ) as inside:
-            assert inside.stdin is not None
-            assert inside.stdout is not None
+            heard, said = inside.stdout, inside.stdin
+            assert heard is not None
+            assert said is not None
 
             def say(what: str) -> str:
-                print(what, file=inside.stdin, flush=True)
-                return inside.stdout.readline()
+                print(what, file=said, flush=True)
+                return str(heard.readline())
 
             assert not dials(lab, outside, str(PORT))
             host, port, by = say("map").split()
@@ -125,3 +133,9 @@ def test_homes_whose_routers_map_ports_leave_the_relay(tmp_path: Path) -> None:
         run.stop("carrier")
         after = subprocess.run(rules, capture_output=True, text=True, check=True).stdout
         assert "dnat" not in after, "the port is given back"
+        run.invite("guest")
+        found = run.doctor("guest", 3)
+        assert found["reachable"].startswith("the master cannot reach this machine at 10.77.3.")
+        assert found["router"].endswith(f"map a port: {mapped['carrier']}")
+        after = subprocess.run(rules, capture_output=True, text=True, check=True).stdout
+        assert "dnat" not in after, "this one, too"

@@ -14,7 +14,7 @@ from holdfast.daemon.master import reachability
 from holdfast.daemon.master.journal_base import GrantRow
 from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.relay_service import RelayService
-from holdfast.daemon.port_mapping.gateway import Mapping
+from holdfast.daemon.port_mapping.gateway import PortMapping
 from holdfast.daemon.simulation.frozen_hosts import on_host
 from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, RUN_ID, Swarm
 from holdfast.protocol.addresses import Address
@@ -344,7 +344,7 @@ async def test_a_member_whose_router_maps_a_port_tells_its_address_in_the_same_s
         assert swarm.master is not None
         member = swarm.master.coordinator.context.roster.members[swarm.peers["b"].peer]
         service = swarm.peers["b"].service
-        service.ports.mappings = [Mapping(Address("203.0.113.7", 40_000), 60.0, "PCP")]
+        service.ports.mappings = [PortMapping(Address("203.0.113.7", 40_000), 60.0, "PCP")]
         service.session.tell_addresses()
         await swarm.until(lambda: member.addresses == ("b:29701", "203.0.113.7:40000"))
         target = swarm.committed + 2

@@ -84,7 +84,7 @@ export class Peer {
     figures.set("Tokens", format.large(status.tokens), "since the start");
     figures.set("Tokens/s", format.large(status.tokens_per_s), status.accelerators);
     figures.set("Utilisation", format.percent(all ? status.stepped_s / all : null), "of the trainer's time");
-    figures.set("Role", status.role, status.in_sync ? "in sync" : "not in sync");
+    figures.set("Role", status.role, [status.in_sync ? "in sync" : "not in sync", status.mapped_port && `router's port: ${status.mapped_port}`].filter(Boolean).join("; "));
     const again = retransmitted(status.bulk_sent_bytes, status.bulk_retransmitted_bytes);
     figures.set("Sent", format.bytes(status.bulk_sent_bytes), again === format.UNKNOWN ? "" : `${again} retransmitted`);
     figures.set("Received", format.bytes(status.bulk_received_bytes), status.state_received_bytes ? `${format.bytes(status.state_received_bytes)} of them state` : "");
