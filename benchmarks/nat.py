@@ -322,13 +322,28 @@ def nat() -> Measured:
         six = measure_run(lab, Path(folder), ROUNDS)
     say(f"a peer of each of {len(KINDS)} kinds, every pair")
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, pairs_lab() as lab:
-        pairs, reach = measure_pairs(lab, Path(folder))
+        found = measure_pairs(lab, Path(folder))
+    say("the same with routers that map ports")
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, pairs_lab(MAPPING) as lab:
+        mapped = measure_pairs(lab, Path(folder), steady_s=STEADY_S)
     raw = {
         "run": six,
-        "pairs": {" and ".join(pair): route for pair, route in pairs.items()},
-        "reach": reach,
+        "pairs": {" and ".join(pair): route for pair, route in found[0].items()},
+        "reach": found[1],
+        "pairs_mapped": {" and ".join(pair): route for pair, route in mapped[0].items()},
+        "reach_mapped": mapped[1],
     }
-    return [_run_table(six), _pairs_table(pairs, reach)], raw
+    plain = "How each pair of machines is linked, through real routers in namespaces"
+    tables = [
+        _run_table(six),
+        _pairs_table(found, plain, "python -m benchmarks.nat pairs"),
+        _pairs_table(
+            mapped,
+            "The same, with miniupnpd in every router",
+            "python -m benchmarks.nat pairs --mapping",
+        ),
+    ]
+    return tables, raw
 
 
 def _run_table(six: dict[str, Any]) -> Table:
@@ -369,7 +384,8 @@ def _routes(routes: dict[str, str]) -> str:
     )
 
 
-def _pairs_table(pairs: Pairs, reach: dict[str, str]) -> Table:
+def _pairs_table(found: tuple[Pairs, dict[str, str]], title: str, command: str) -> Table:
+    pairs, reach = found
     names = [kind.name for kind in KINDS]
     rows = [
         [
@@ -380,8 +396,8 @@ def _pairs_table(pairs: Pairs, reach: dict[str, str]) -> Table:
         for at, one in enumerate(names[:-1])
     ]
     return Table(
-        "How each pair of machines is linked, through real routers in namespaces",
-        ["python -m benchmarks.nat pairs"],
+        title,
+        [command],
         ["", *names[1:]],
         rows,
         [f"*{kind.name}*: {kind.said}." for kind in KINDS],

@@ -26,10 +26,14 @@ FORBIDDEN = nat_lab.why_not()
 needs_lab = pytest.mark.skipif(bool(FORBIDDEN), reason=f"no routers here: {FORBIDDEN}")
 
 # What the table in docs/internet.md says. Of a pair that is not named one dials the other.
-PUNCHED = {("home1", "home2"), ("home1b", "home2")}
-PUNCHED |= {(home, "shut") for home in ("home1", "home1b", "home2")}
-RELAYED = {("public", "six"), *((other, "six") for other in ("home1", "home1b", "home2"))}
-RELAYED |= {("beside", other) for other in ("home1", "home1b", "home2", "carrier", "shut", "six")}
+HOMES = ("home1", "home1b", "home2")
+DUALS = ("dual1", "dual2")
+PUNCHED = {("home1", "home2"), ("home1b", "home2"), DUALS}
+PUNCHED |= {(home, "shut") for home in HOMES}
+PUNCHED |= {(home, dual) for home in (*HOMES, "shut") for dual in DUALS}
+RELAYED = {("public", "six"), *((other, "six") for other in HOMES)}
+RELAYED |= {("beside", other) for other in (*HOMES, "carrier", "shut", "six")}
+RELAYED |= {(other, dual) for other in ("beside", "carrier") for dual in DUALS}
 RELAYED |= {("home1", "carrier"), ("home1b", "carrier"), ("home2", "carrier")}
 RELAYED |= {("carrier", "shut"), ("carrier", "six"), ("shut", "six")}
 
@@ -71,7 +75,7 @@ def test_every_pair_of_machines_has_a_route(tmp_path: Path) -> None:
     expected.update(dict.fromkeys(RELAYED, "relayed"))
     assert found == expected
     outbound = {name for name, how in reach.items() if how == "outbound"}
-    assert outbound == {"home1", "home1b", "home2", "carrier", "shut"}
+    assert outbound == {*HOMES, *DUALS, "carrier", "shut"}
 
 
 @pytest.mark.fault(
