@@ -35,7 +35,9 @@ from benchmarks.sections import Measured
 from holdfast.daemon.master.journal_base import GrantRow
 from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
+from holdfast.daemon.peer.announced_messages import SOURCE_S
 from holdfast.daemon.peer.line_report import LINKS_REPORTED_MAX
+from holdfast.daemon.peer.peer_service import PROGRESS_S, progress_every_s
 from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.master.coordinator import Coordinator
@@ -45,6 +47,7 @@ from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
+from holdfast.protocol.digests import body_digest
 from holdfast.protocol.messages import (
     MEMBERS_MAX,
     VERSION_MAX,
@@ -83,6 +86,7 @@ sync_every = 100
 LAYOUT = ModelLayout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
 SIZE = FragmentSize(VALUE_COUNT, VALUE_COUNT, 0)
 CURVE_CHARS = 40
+PASSED_ON = ("BriefReduce", "ViewChange")
 PARTS = ("decide", "decode", "encode", "journal")
 _LENGTH = struct.Struct(">I")
 
@@ -161,9 +165,22 @@ def root_of(version: int) -> bytes:
 
 
 class LightPeer:
-    """The control side of one peer."""
+    """The control side of one peer.
 
-    def __init__(self, name: str, peer: str, network: Network, chance: random.Random) -> None:
+    Args:
+      passed_on: by digest, what members have of what they pass on; one for all of them.
+      progress_s: from one report of progress to the next.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        peer: str,
+        network: Network,
+        chance: random.Random,
+        passed_on: dict[bytes, bytes],
+        progress_s: float = PROGRESS_S,
+    ) -> None:
         self.name = name
         self.peer = peer
         self.network = network
@@ -173,16 +190,19 @@ class LightPeer:
         self._stream: trio.abc.Stream | None = None
         self._lock = trio.StrictFIFOLock()
         self._tokens = 0
+        self._progress_s = progress_s
+        self._passed_on = passed_on  # by digest: what members have, of all members
+        self._nursery: trio.Nursery | None = None
 
     async def run(self, heartbeat_s: float) -> None:
         """Take part until cancelled."""
         async with trio.open_nursery() as nursery:
             (self.at,) = await nursery.start(self.network.serve, [self.at], _ignore, None)
             channel = await self.network.dial(self.master, party=Party.MASTER)
-            self._stream = channel.stream
+            self._stream, self._nursery = channel.stream, nursery
             await self._say("Hello", wire.to_plain(self._hello()))
             nursery.start_soon(self._every, heartbeat_s, "Heartbeat", lambda: {"sequence": 0})
-            nursery.start_soon(self._every, 1.0, "Progress", self._progress)
+            nursery.start_soon(self._every, self._progress_s, "Progress", self._progress)
             await self._listen(nursery)
 
     def _hello(self) -> Hello:
@@ -239,11 +259,34 @@ class LightPeer:
                     break
                 body = bytes(buffer[_LENGTH.size : end])
                 del buffer[:end]
-                # [name, fields]: an array of two, then a string shorter than 32.
-                name = body[2 : 2 + (body[1] & 0x1F)].decode()
-                answer = getattr(self, f"_on_{name.lower()}", None)
-                if answer is not None:
-                    nursery.start_soon(answer, msgpack.unpackb(body)[1])
+                self._hear(body, nursery)
+
+    def _hear(self, body: bytes, nursery: trio.Nursery) -> None:
+        # [name, fields]: an array of two, then a string shorter than 32.
+        name = body[2 : 2 + (body[1] & 0x1F)].decode()
+        if name in PASSED_ON:
+            self._passed_on.setdefault(body_digest(body), body)
+        if name == "MessageAnnounced":
+            nursery.start_soon(self._on_announced, msgpack.unpackb(body)[1]["digest"], nursery)
+            return
+        answer = getattr(self, f"_on_{name.lower()}", None)
+        if answer is not None:
+            nursery.start_soon(answer, msgpack.unpackb(body)[1])
+
+    async def _on_announced(self, digest: bytes, nursery: trio.Nursery) -> None:
+        """Get a message from the member that has it, or from the master if nobody sends it."""
+        with trio.move_on_after(SOURCE_S):
+            await trio.sleep(2 * DELAY_S)
+            while digest not in self._passed_on:
+                await trio.sleep(DELAY_S)
+            self._hear(self._passed_on[digest], nursery)
+            return
+        await self._say("MessageWanted", {"digest": digest})
+
+    async def _on_messagebody(self, message: dict[str, Any]) -> None:
+        self._passed_on.setdefault(body_digest(message["body"]), message["body"])
+        if self._nursery is not None:
+            self._hear(message["body"], self._nursery)
 
     async def _wait(self, seconds: float) -> None:
         await trio.sleep(seconds + self._chance.uniform(0, JITTER_S))
@@ -350,6 +393,7 @@ async def _measured(peers: int) -> Scale:
         store.append(record)
     coordinator = Coordinator.restore(RunSpec.parse(SPEC), RUN_ID, records, 1)
     meter.watch(coordinator, store)
+    passed_on: dict[bytes, bytes] = {}
     network = world.host("master", MASTER_ID, Party.MASTER)
     master = MasterService(coordinator, store, network, [Address("master", PORT)])
     heartbeat_s = coordinator.context.spec.heartbeat_s
@@ -362,7 +406,9 @@ async def _measured(peers: int) -> Scale:
             def join(number: int) -> trio.CancelScope:
                 name, peer = f"n{number}", peer_of(number + 1)
                 store.admit(peer, GrantRow(Role.CONTRIBUTOR, number == 0, name))
-                light = LightPeer(name, peer, world.host(name, peer), random.Random(number))
+                host, lot = world.host(name, peer), random.Random(number)
+                every_s = progress_every_s(peers)
+                light = LightPeer(name, peer, host, lot, passed_on, every_s)
                 scope = trio.CancelScope()
 
                 async def live() -> None:

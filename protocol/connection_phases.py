@@ -80,6 +80,7 @@ MEMBER = ConnectionPhase(
             messages.LinkBroken,
             messages.LogTail,
             messages.Measured,
+            messages.MessageWanted,
             messages.NotReady,
             messages.Progress,
             messages.ProofPiece,
@@ -120,6 +121,8 @@ LINK = ConnectionPhase(
             messages.IndexRequest,
             messages.LanesReceived,
             messages.LanesWanted,
+            messages.MessageBody,
+            messages.MessageWanted,
         }
     ),
     LINK_FRAME_BYTES_MAX,

@@ -48,6 +48,7 @@ JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line
 METRICS_MAX = 32  # named figures that a trainer reports beside its loss
 LEASE_RANGES_MAX = 4_096  # ranges of leased positions in one message; a peer holds a few
 SAMPLES_MAX = 2**40  # of a data set: so that positions of many epochs are numbers of a message
+ANNOUNCED_BYTES_MAX = 2 * 2**20  # of a message that members pass on
 LEASED_MAX = 2**32  # positions that a peer asks for at once
 SAMPLES_AHEAD = 64  # samples that are leased to a peer before its trainer's speed is known
 ORDER_KEY_BYTES = 16  # of the order of a run's samples
@@ -1011,6 +1012,31 @@ class BriefCommit(Message):
     at_step: int = field(validator=_count)
     digest: bytes = field(validator=_digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
+
+
+@frozen
+class MessageAnnounced(Message):
+    """Master: the member ``source`` has a message for you, which many members get. It counts as sent here.
+
+    ``digest`` is its encoding's BLAKE3 hash. What comes after this one is handled after that message.
+    """
+
+    digest: bytes = field(validator=_digest)
+    source: int = field(validator=_count)  # by number, in the view of this connection
+
+
+@frozen
+class MessageWanted(Message):
+    """A member, to the source of an announced message, or to the master if that has not sent it."""
+
+    digest: bytes = field(validator=_digest)
+
+
+@frozen
+class MessageBody(Message):
+    """The encoding of an announced message."""
+
+    body: bytes = field(validator=max_len(ANNOUNCED_BYTES_MAX))
 
 
 @frozen

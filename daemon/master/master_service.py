@@ -74,7 +74,8 @@ log = logging.getLogger("holdfast.master")
 TICK_S_MIN = 0.005  # the shortest wait for the coordinator's next deadline
 RECORDED_S = 5.0  # for an operator's command; after that the answer is that it is not on disk yet
 CROWD_MIN = 64  # peers; with fewer, conclusions are drawn from each message by itself
-CROWD_WAIT_S = 100e-6  # per peer, from the first message to the conclusions: 100 ms for 1,000
+CROWD_WAIT_S = 300e-6  # per peer, from the first message to the conclusions: 300 ms for 1,000
+CROWD_WAIT_MAX_S = 0.5
 LEASE_OVER = "this master's lease of the journal is over"
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # no decision follows from these
 
@@ -319,7 +320,7 @@ class MasterService:
         while True:
             await self._noted.wait()
             self._noted = trio.Event()
-            await trio.sleep(CROWD_WAIT_S * len(self.sessions))
+            await trio.sleep(min(CROWD_WAIT_S * len(self.sessions), CROWD_WAIT_MAX_S))
             self.decide(self.coordinator.settle)
 
     def _renew(self, peer: str, message: Renew) -> None:

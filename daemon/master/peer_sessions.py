@@ -26,6 +26,7 @@ from ...protocol.messages import (
     Heartbeat,
     LinkBroken,
     Message,
+    MessageWanted,
     Reduce,
     RefusalCode,
     Refused,
@@ -38,6 +39,7 @@ from ...protocol.network.interface import Channel
 from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
 from ...protocol.text import plain
+from .crowd_messages import CrowdMessages
 from .decisions import Decide
 from .peer_greeting import GreetedPeer, PeerGreeting
 
@@ -104,6 +106,7 @@ class PeerSessions:
         self._sessions: dict[str, PeerSession] = {}
         self._views = ViewWriter()
         self._orders = OrderWriter()
+        self._crowd = CrowdMessages(self._source_number, coordinator.routes.linked, now)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -147,6 +150,8 @@ class PeerSessions:
             if before is not None:
                 message = self._views.difference(before, message)
         message = self._orders.brief(message, session.view, session.orders)
+        if not session.away:
+            message = self._crowd.instead_of(message, session.peer, len(self._sessions))
         if not session.conversation.sends(message):
             log.warning("peer %s confirms no message: dropped", session.peer[:8])
             session.scope.cancel()
@@ -159,6 +164,22 @@ class PeerSessions:
             session.scope.cancel()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # its session is ending and will be detached
+
+    def _source_number(self, peer: str) -> int | None:
+        """Return the number of a member that can pass messages on; None for any other one."""
+        member, session = self._coordinator.context.roster.get(peer), self._sessions.get(peer)
+        if member is None or member.relay or session is None or session.away:
+            return None
+        return member.number
+
+    def _send_body(self, session: PeerSession, wanted: MessageWanted) -> None:
+        """Send an announced message that the member did not get from its source."""
+        body = self._crowd.wanted(session.peer, wanted.digest)
+        if body is not None:
+            self.send(session, body)
+        else:
+            log.warning("peer %s wants a message that is not kept: dropped", session.peer[:8])
+            session.scope.cancel()
 
     def dismiss(self, session: PeerSession, crash_report: Refused) -> None:
         """End a session: what is queued is sent first, for ``CLOSE_S`` at most, then the reason."""
@@ -286,6 +307,9 @@ class PeerSessions:
                 session.conversation.hears(message)
                 if self._sessions.get(session.peer) is not session:
                     continue  # it was dropped, and will be told so
+                if isinstance(message, MessageWanted):
+                    self._send_body(session, message)
+                    continue
                 if isinstance(message, LinkBroken):
                     self._link_broken(session.peer, message.peer)
                 self._handle(session.peer, message)

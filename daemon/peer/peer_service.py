@@ -33,6 +33,7 @@ A part tells the replica what happened, the replica decides, ``_perform`` carrie
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
@@ -69,6 +70,8 @@ from ...protocol.messages import (
     Load,
     LogRequest,
     Message,
+    MessageBody,
+    MessageWanted,
     ModelLayout,
     NewSpec,
     Notice,
@@ -93,6 +96,7 @@ from ...protocol.trust.authority import Party
 from ..advertised_hosts import DIALABLE_MAX, dialable
 from ..port_mapping.gateway_search import find_gateways
 from ..port_mapping.port_mapper import PortMapper
+from .announced_messages import AnnouncedMessages
 from .auditor import Auditor
 from .checkpointer import Checkpointer
 from .data_service import DataService
@@ -108,6 +112,9 @@ from .trainer_service import TrainerService
 log = logging.getLogger("holdfast.peer")
 
 PROGRESS_S = 1.0
+# From one report of progress to the next, per member of the run: with a thousand members each reports every ten
+# seconds, so that the master hears no more than some hundred reports a second.
+PROGRESS_PER_MEMBER_S = 0.01
 # After the run's end, for the master to order a copy of weights that are not here.
 LAST_WEIGHTS_S = 10.0
 
@@ -163,6 +170,9 @@ class PeerService:
             tell_master=tell,
             upload=_cap(config.upload_bytes_per_s),
             download=_cap(config.download_bytes_per_s),
+        )
+        self.announced = self.session.announced = AnnouncedMessages(
+            hub, start=start, tell=tell, came=self.session.announced_came
         )
         self.state_service = StateService(
             config,
@@ -323,16 +333,24 @@ class PeerService:
         """Pass a message from a link's control stream to the part that it is for."""
         if isinstance(message, EvidenceRequest | EvidenceRefused):
             self.auditor.receive(peer, message)
+        elif isinstance(message, MessageWanted):
+            self.announced.asked(peer, message)
+        elif isinstance(message, MessageBody):
+            self.announced.receive(message)
         else:
             await self.state_service.on_link_message(peer, message)
 
     async def _report_progress(self) -> None:
+        sent_s = -math.inf
         while True:
             await trio.sleep(PROGRESS_S)
             self.training.check_alive()
             progress = self.training.progress()
-            if progress != self._progress_sent and self.session.connected:
-                self._progress_sent = progress
+            members = () if self.replica.view is None else self.replica.view.members
+            due = trio.current_time() >= sent_s + progress_every_s(len(members))
+            due |= bool(progress.copies)  # by which the master sees that they go on
+            if due and progress != self._progress_sent and self.session.connected:
+                sent_s, self._progress_sent = trio.current_time(), progress
                 self.session.tell(progress)
 
     # ------------------------------------------------------------ the master's messages
@@ -536,6 +554,11 @@ class PeerService:
         self._trainer.tell(Finished())
         self.session.finished = True
         self.finished.set()
+
+
+def progress_every_s(member_count: int) -> float:
+    """Return the seconds from one report of progress to the next in a run of so many members."""
+    return max(PROGRESS_S, PROGRESS_PER_MEMBER_S * member_count)
 
 
 def _cap(bytes_per_s: float | None) -> RateLimiter | None:
