@@ -495,9 +495,9 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             "CPU is the master's thread in its rules, journal, encoding and decoding; TLS and the "
             f"kernel are not in it. A round trains {TRAIN_S:g} s, reduces {REDUCE_S:g} s and applies "
             f"{APPLY_S:g} s, each up to {JITTER_S:g} s longer; one way takes {DELAY_S * 1e3:g} ms. "
-            "The plan has 1,024 chunks (1 GiB of float32). Bytes are of whole messages before TLS; "
-            "an order takes some 4 bytes for each member, to each of them, so they still grow with the square, as "
-            "do the views that all get while all join."
+            "The plan has 1,024 chunks (1 GiB of float32). Bytes are of whole messages before TLS. "
+            "Orders and changes of the view go to 16 members, which pass them on; what they send is not in it. "
+            "A newcomer gets the whole view from the master, so bytes while all join grow with the square."
         ],
     )
     return [table, _curve(found)], {"runs": [asdict(each) for each in found]}

@@ -31,7 +31,9 @@ from ...protocol.messages import (
     ViewChange,
 )
 
-CROWD_MIN = 64  # members; fewer get everything from the master
+CROWD_MIN = (
+    64  # members; fewer get everything from the master, which concludes from each message by itself
+)
 ROOTS = 16  # members that get a message from the master
 FAN = 16  # members that a source serves
 BODY_BYTES_MIN = 256  # a shorter message costs little more than its digest

@@ -73,8 +73,8 @@ log = logging.getLogger("holdfast.master")
 
 TICK_S_MIN = 0.005  # the shortest wait for the coordinator's next deadline
 RECORDED_S = 5.0  # for an operator's command; after that the answer is that it is not on disk yet
-CROWD_MIN = 64  # peers; with fewer, conclusions are drawn from each message by itself
-CROWD_WAIT_S = 300e-6  # per peer, from the first message to the conclusions: 300 ms for 1,000
+# Of a crowd, per peer, from the first message to the conclusions: 300 ms for 1,000.
+CROWD_WAIT_S = 300e-6
 CROWD_WAIT_MAX_S = 0.5
 LEASE_OVER = "this master's lease of the journal is over"
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # no decision follows from these
@@ -144,6 +144,7 @@ class MasterService:
             greeting,
             decide=self.decide,
             handle=self._handle,
+            noted=self._note_for_crowd,
             resumed=self._reachability.look_soon,
             now=self.now,
             superseded=self._superseded,
@@ -307,13 +308,16 @@ class MasterService:
     def _hear(self, peer: str, message: Message) -> None:
         """Let the coordinator decide what follows from a message; in a crowd, from many at once."""
         decisive = not isinstance(message, SIGNS_OF_LIFE)
-        alone = len(self.sessions) < CROWD_MIN
+        alone = not self.sessions.crowded
         self.decide(
             partial(self.coordinator.receive, peer, message, settle=alone),
             sooner=decisive and alone,
         )
         if decisive and not alone:
-            self._noted.set()
+            self._note_for_crowd()
+
+    def _note_for_crowd(self) -> None:
+        self._noted.set()
 
     async def _settle_crowd(self) -> None:
         """Draw conclusions shortly after the first message that was only noted."""

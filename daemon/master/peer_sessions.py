@@ -39,7 +39,7 @@ from ...protocol.network.interface import Channel
 from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
 from ...protocol.text import plain
-from .crowd_messages import CrowdMessages
+from .crowd_messages import CROWD_MIN, CrowdMessages
 from .decisions import Decide
 from .peer_greeting import GreetedPeer, PeerGreeting
 
@@ -80,6 +80,7 @@ class PeerSessions:
     Args:
       decide: lets the coordinator decide something.
       handle: called with a peer's id and each message that it sends.
+      noted: called when a crowd's master has noted something from which nothing was concluded yet.
       resumed: called after a peer has come back over another connection.
       now: the clock of decisions.
       superseded: set when another master is obeyed; no session begins after that.
@@ -92,6 +93,7 @@ class PeerSessions:
         *,
         decide: Decide,
         handle: Callable[[str, Message], None],
+        noted: Callable[[], None],
         resumed: Callable[[], None],
         now: Callable[[], float],
         superseded: trio.Event,
@@ -100,6 +102,7 @@ class PeerSessions:
         self._greeting = greeting
         self._decide = decide
         self._handle = handle
+        self._noted = noted
         self._resumed = resumed
         self._now = now
         self._superseded = superseded
@@ -113,6 +116,11 @@ class PeerSessions:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sessions)
+
+    @property
+    def crowded(self) -> bool:
+        """There are so many members that conclusions are drawn from many messages at once."""
+        return len(self._sessions) >= CROWD_MIN
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._sessions
@@ -232,8 +240,11 @@ class PeerSessions:
                 host=host_of(channel.remote_address),
                 port=port_of(channel.remote_address),
                 reachable=greeted.reachable,
+                settle=not self.crowded,
             )
         )
+        if self.crowded:
+            self._noted()
         await self._hold(session, queue)
 
     async def _resume(self, channel: Channel, stream: MessageStream, resume: Resume) -> None:

@@ -27,7 +27,6 @@ from ...protocol.errors import EvictedError, UserError
 from ...protocol.messages import ModelLayout, Role
 from ...protocol.trust.authority import Party
 from ..master.journal_base import GrantRow, JournalAwayError
-from ..master.master_service import CROWD_MIN
 from ..peer.peer_config import PeerConfig
 from ..tasks import only_error
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
@@ -213,7 +212,7 @@ class Swarm:
             return
         assert self.master is not None
         coordinator = self.master.coordinator
-        if len(self.master.sessions) < CROWD_MIN:  # a larger crowd's decisions are batched
+        if not self.master.sessions.crowded:  # a larger crowd's decisions are batched
             check_invariants(coordinator)
         check_honesty(effects, [self.peers[name].peer for name in self.liars])
         for peer in promoted(effects):

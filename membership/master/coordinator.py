@@ -192,16 +192,21 @@ class Coordinator:
         *,
         port: int = 0,
         reachable: bool = True,
+        settle: bool = True,
     ) -> list[Effect]:
         """Handle the ``Hello`` of an authenticated peer (see ``attachment``).
 
         Args:
           host, port: the address it comes from; empty and 0 if it is not known.
           reachable: the master could dial one of its addresses.
+          settle: as of ``receive``.
         """
-        return self._event(
-            now_s, self._attach, peer, hello, grant, host, port=port, reachable=reachable
-        )
+
+        def attach() -> bool:
+            came = self._attach(peer, hello, grant, host, port=port, reachable=reachable)
+            return came and settle
+
+        return self._event(now_s, attach)
 
     def _attach(
         self, peer: str, hello: Hello, grant: Grant, host: str, *, port: int, reachable: bool
