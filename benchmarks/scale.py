@@ -193,17 +193,21 @@ class LightPeer:
         self._progress_s = progress_s
         self._passed_on = passed_on  # by digest: what members have, of all members
         self._nursery: trio.Nursery | None = None
+        self.received_bytes = 0
 
     async def run(self, heartbeat_s: float) -> None:
         """Take part until cancelled."""
         async with trio.open_nursery() as nursery:
             (self.at,) = await nursery.start(self.network.serve, [self.at], _ignore, None)
-            channel = await self.network.dial(self.master, party=Party.MASTER)
+            channel = await self._dial()
             self._stream, self._nursery = channel.stream, nursery
             await self._say("Hello", wire.to_plain(self._hello()))
             nursery.start_soon(self._every, heartbeat_s, "Heartbeat", lambda: {"sequence": 0})
             nursery.start_soon(self._every, self._progress_s, "Progress", self._progress)
             await self._listen(nursery)
+
+    async def _dial(self) -> Channel:
+        return await self.network.dial(self.master, party=Party.MASTER)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -253,6 +257,7 @@ class LightPeer:
             if not data:
                 return
             buffer += data
+            self.received_bytes += len(data)
             while len(buffer) >= _LENGTH.size:
                 end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
                 if len(buffer) < end:
