@@ -108,11 +108,13 @@ class CrowdMessages:
         return MessageAnnounced(sent.digest, number)
 
     def wanted(self, peer: str, digest: bytes) -> MessageBody | None:
-        """Return a message whose source has not sent it to this member; None if it is not kept any more."""
+        """Return a message whose source has not sent it to this member.
+
+        None: it is not kept any more, or was not announced to this member, or it has had it already.
+        """
         for sent in self._kept:
-            if sent.digest == digest:
-                if (source := sent.source_of.pop(peer, None)) is not None:
-                    self._reports.setdefault(source, {})[peer] = self._now()
+            if sent.digest == digest and (source := sent.source_of.pop(peer, None)) is not None:
+                self._reports.setdefault(source, {})[peer] = self._now()
                 return MessageBody(sent.body)
         return None
 

@@ -13,6 +13,7 @@ TO_THE_DAEMON = {  # what it hears itself
     messages.Heartbeat,
     messages.LinkBroken,
     messages.LogTail,
+    messages.MessageWanted,
     messages.Renew,
     messages.Verified,
 }

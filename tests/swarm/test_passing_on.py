@@ -124,8 +124,8 @@ def test_a_source_of_which_two_say_that_it_is_silent_serves_nobody_for_a_while()
     digest = body_digest(wire.encode(change))
     served = [peer for peer, source in sources.items() if source == "0"]
     assert crowd.messages.wanted(served[0], digest) == MessageBody(wire.encode(change))
-    crowd.messages.wanted(served[0], digest)
-    crowd.messages.wanted("0", digest)  # nobody was told to it
+    assert crowd.messages.wanted(served[0], digest) is None, "once is enough"
+    assert crowd.messages.wanted("0", digest) is None, "it has got it from the master"
     assert "0" in crowd.send(a_change(3)).values(), "one alone may lie"
     crowd.messages.wanted(served[1], digest)
     assert "0" not in crowd.send(a_change(4)).values()
