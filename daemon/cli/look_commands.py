@@ -139,20 +139,21 @@ def events(
                 tell(format_event(row))
         return
     fresh, first = NewRows(), True
-    for rows in _snapshots(Poller(state, "master", lambda control: see(control, EVENTS_SEEN))):
-        new = fresh.of(rows)
-        for row in new[max(0, len(new) - limit) :] if first else new:
-            tell(json.dumps(msgspec.to_builtins(row)) if as_json else format_event(row))
-        first = False
+    poller = Poller(state, "master", lambda control: see(control, EVENTS_SEEN))
+    with contextlib.suppress(KeyboardInterrupt):
+        for rows in _snapshots(poller):
+            new = fresh.of(rows)
+            for row in new[max(0, len(new) - limit) :] if first else new:
+                tell(json.dumps(msgspec.to_builtins(row)) if as_json else format_event(row))
+            first = False
 
 
 def _snapshots(poller: Poller[T]) -> Iterator[T]:
-    """Poll every second and yield each snapshot, until Ctrl+C."""
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            if (seen := poller.look()) is not None:
-                yield seen
-            time.sleep(LOOK_S)
+    """Poll every second and yield each snapshot; Ctrl+C interrupts whichever side runs just then."""
+    while True:
+        if (seen := poller.look()) is not None:
+            yield seen
+        time.sleep(LOOK_S)
 
 
 @click.command()
@@ -174,18 +175,18 @@ def watch(state: Path | None, as_json: bool) -> None:
     from . import watch as watching
     from .run_client import RunSnapshot
 
-    if as_json:
-        last = ""
-        for status in _snapshots(Poller(state, None, see_json)):
-            if (essence := watching.essence(status)) != last:
-                tell(json.dumps(status))
-            last = essence
+    if sys.stdout.isatty() and sys.stdin.isatty() and not as_json:
+        watching.watch_screen(Poller(state, None, RunSnapshot()))
         return
-    poller = Poller(state, None, RunSnapshot())
-    if sys.stdout.isatty() and sys.stdin.isatty():
-        watching.watch_screen(poller)
-    else:
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json:
+            last = ""
+            for status in _snapshots(Poller(state, None, see_json)):
+                if (essence := watching.essence(status)) != last:
+                    tell(json.dumps(status))
+                last = essence
+            return
         lines = watching.ChangeLines()
-        for snapshot in _snapshots(poller):
+        for snapshot in _snapshots(Poller(state, None, RunSnapshot())):
             for line in lines.of(snapshot):
                 tell(line)

@@ -108,13 +108,14 @@ def test_homes_whose_routers_map_ports_leave_the_relay(tmp_path: Path) -> None:
     with nat.pairs_lab(nat.MAPPING, KINDS) as lab, nat.NatRun(lab, tmp_path, ()) as run:
         nat.start_kinds(run, KINDS, relay=True)
         run.until(
-            lambda s: set(nat.linked(run, s, KINDS).values()) <= {"direct", "punched"},
-            "all pairs are direct",
+            lambda s: set(nat.linked(run, s, KINDS).values()) <= {"direct", "punched"}
+            and all(run.peer(name)["mapped_port"] for name in ("home2", "carrier")),
+            "all pairs are direct, and both ports mapped",
             PATIENCE_S,
         )
         mapped = {kind.name: run.peer(kind.name)["mapped_port"] for kind in KINDS}
         assert mapped["carrier"] == f"{lab.outside(3)}:{MASTER_PORT + 1} by UPnP"
-        assert mapped["beside"].endswith("by PCP")
+        assert mapped["home2"] == f"{lab.outside(2)}:{MASTER_PORT + 1} by PCP"
         status = run.master()
         assert all(m["reach"] == "reachable" for m in status["members"] if not m["relay"])
         rules = [
