@@ -31,7 +31,8 @@ MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room f
 NAME_CHARS_MAX = 64  # in a peer's name, so that tables and logs stay readable
 WORD_CHARS_MAX = 64  # in the name of a dtype, a codec, a phase or a metric
 NORM_SUMS_BYTES = 12  # three float32 for each contributor in ``Reduced.norm_sums``
-MEMBERS_MAX = 1_024  # members of a view
+MEMBERS_MAX = 16_384  # members of a view
+LINK_LOADS_MAX = 1_024  # links in a report of what was measured
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 KEPT_STATES_MAX = 16  # checkpoints that a peer reports, the newest ones
 FRAGMENTS_MAX = 1_024  # fragments of a model
@@ -48,7 +49,7 @@ JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line
 METRICS_MAX = 32  # named figures that a trainer reports beside its loss
 LEASE_RANGES_MAX = 4_096  # ranges of leased positions in one message; a peer holds a few
 SAMPLES_MAX = 2**40  # of a data set: so that positions of many epochs are numbers of a message
-ANNOUNCED_BYTES_MAX = 2 * 2**20  # of a message that members pass on
+ANNOUNCED_BYTES_MAX = 4 * 2**20  # of a message that members pass on; a view of all members is one
 LEASED_MAX = 2**32  # positions that a peer asks for at once
 SAMPLES_AHEAD = 64  # samples that are leased to a peer before its trainer's speed is known
 ORDER_KEY_BYTES = 16  # of the order of a run's samples
@@ -234,6 +235,21 @@ class MemberInfo:
     role: Role
     in_sync: bool
     reachable: bool = True  # False: it can dial, but cannot be dialled (it is behind a router)
+
+
+@frozen
+class FirstView:
+    """What a newcomer must know to get its first view from another member.
+
+    Attributes:
+      number: of the view.
+      source: the member that has it.
+      you: the newcomer.
+    """
+
+    number: int = field(validator=_count)
+    source: MemberInfo
+    you: MemberInfo
 
 
 @frozen
@@ -566,7 +582,7 @@ class Measured(Message):
     sending_s: float = field(validator=_finite)
     received_bytes: int = field(validator=_count)
     receiving_s: float = field(validator=_finite)
-    links: tuple[LinkLoad, ...] = field(validator=max_len(MEMBERS_MAX))  # links that sent bytes
+    links: tuple[LinkLoad, ...] = field(validator=max_len(LINK_LOADS_MAX))  # that sent bytes
     best_bytes_per_s: float = field(default=0.0, validator=_finite)
 
 
@@ -1023,6 +1039,7 @@ class MessageAnnounced(Message):
 
     digest: bytes = field(validator=_digest)
     source: int = field(validator=_count)  # by number, in the view of this connection
+    first_view: FirstView | None = None  # the message is this connection's first view
 
 
 @frozen
@@ -1030,6 +1047,7 @@ class MessageWanted(Message):
     """A member, to the source of an announced message, or to the master if that has not sent it."""
 
     digest: bytes = field(validator=_digest)
+    view: int = field(default=0, validator=_count)  # it is this whole view; 0: it is none
 
 
 @frozen

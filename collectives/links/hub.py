@@ -176,6 +176,11 @@ class LinkHub:
             self._update_peer_link(member)
         self._wake()
 
+    def introduce(self, members: Sequence[MemberInfo]) -> None:
+        """Know some members, this node among them, until its first view comes; one of them has that view."""
+        if self.me not in self._members:
+            self.set_members(members)
+
     async def link(self, peer: str, deadline_s: float = LINK_WAIT_S) -> Link:
         """Wait for the link to a member to come up, and return it.
 

@@ -73,9 +73,10 @@ log = logging.getLogger("holdfast.master")
 
 TICK_S_MIN = 0.005  # the shortest wait for the coordinator's next deadline
 RECORDED_S = 5.0  # for an operator's command; after that the answer is that it is not on disk yet
-# Of a crowd, per peer, from the first message to the conclusions: 300 ms for 1,000.
-CROWD_WAIT_S = 300e-6
-CROWD_WAIT_MAX_S = 0.5
+# Of a crowd, per peer, from the first message to the conclusions: half a second for 1,000. Conclusions look at every
+# member, so this bounds what they take of the processor.
+CROWD_WAIT_S = 500e-6
+CROWD_WAIT_MAX_S = 2.0
 LEASE_OVER = "this master's lease of the journal is over"
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # no decision follows from these
 

@@ -109,7 +109,9 @@ class PeerSessions:
         self._sessions: dict[str, PeerSession] = {}
         self._views = ViewWriter()
         self._orders = OrderWriter()
-        self._crowd = CrowdMessages(self._source_number, coordinator.routes.linked, now)
+        self._crowd = CrowdMessages(
+            self._source_number, self._has_view, coordinator.routes.linked, now
+        )
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -179,6 +181,9 @@ class PeerSessions:
         if member is None or member.relay or session is None or session.away:
             return None
         return member.number
+
+    def _has_view(self, peer: str) -> bool:
+        return self._sessions[peer].view is not None
 
     def _send_body(self, session: PeerSession, wanted: MessageWanted) -> None:
         """Send an announced message that the member did not get from its source."""

@@ -10,6 +10,8 @@ from ...collectives.links.rate_meter import Reading
 from ...protocol.messages import LinkLoad, Measured
 
 LINKS_REPORTED_MAX = 64  # links in a report; those that carried most
+LINKS_REPORTED_MIN = 4
+LINKS_OF_ALL = 8_192  # about, in the reports of all members: what the master reads does not grow with their square
 
 
 def measured(hub: LinkHub) -> Measured:
@@ -22,7 +24,7 @@ def measured(hub: LinkHub) -> Measured:
         receiving_s=seen.received.busy_s,
         links=tuple(
             LinkLoad(peer, reading.carried_bytes, reading.busy_s, _round_trip_s(hub, peer))
-            for peer, reading in heaviest(seen.sent_to)
+            for peer, reading in heaviest(seen.sent_to, len(hub.links) + 1)
         ),
         best_bytes_per_s=seen.best_bytes_per_s,
     )
@@ -34,7 +36,12 @@ def _round_trip_s(hub: LinkHub, peer: str) -> float:
     return link.round_trip_s if link is not None and link.round_trip_s < math.inf else 0.0
 
 
-def heaviest(sent_to: Mapping[str, Reading]) -> list[tuple[str, Reading]]:
-    """Return the links that carried most: reports of all links would grow with the members' square."""
+def heaviest(sent_to: Mapping[str, Reading], members: int) -> list[tuple[str, Reading]]:
+    """Return the links that carried most, as many as a run of so many members reports."""
     links = sorted(sent_to.items(), key=lambda each: -each[1].carried_bytes)
-    return links[:LINKS_REPORTED_MAX]
+    return links[: links_reported(members)]
+
+
+def links_reported(members: int) -> int:
+    """Return how many links one of so many members reports."""
+    return max(LINKS_REPORTED_MIN, min(LINKS_REPORTED_MAX, LINKS_OF_ALL // members))

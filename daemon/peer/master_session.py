@@ -62,7 +62,7 @@ from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import doubt_of_loopback
 from ..exit_codes import ExitCode
-from .announced_messages import PASSED_ON, AnnouncedMessages
+from .announced_messages import ANNOUNCED, AnnouncedMessages
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
 log = logging.getLogger("holdfast.peer")
@@ -501,7 +501,7 @@ class MasterSession:
         if isinstance(message, MessageAnnounced):
             if announced is None:
                 raise RemoteProtocolError("a message was announced to who has no links")
-            announced.want(message.digest, self._peer_of(message.source))
+            announced.want(message, self._peer_of(message.source))
         elif announced is not None:
             announced.keep(message)
         self._inbox.append(message)
@@ -522,7 +522,7 @@ class MasterSession:
                 body = self.announced.body(message.digest)
                 if body is None:
                     return
-                message = wire.decode(body, PASSED_ON)
+                message = wire.decode(body, ANNOUNCED)
             self._inbox.popleft()
             if isinstance(message, ViewChange):
                 message = changed_view(self._view, message)
@@ -548,6 +548,8 @@ class MasterSession:
                 self._welcome(message)
             case View():
                 self._view = message
+                if self.announced is not None:
+                    self.announced.note_view(message)
                 self._handle(message)
             case _:
                 self._handle(message)

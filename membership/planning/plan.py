@@ -170,7 +170,7 @@ def make_plan(
 
 
 def _members(contributors: Sequence[str], receivers: Sequence[str]) -> list[str]:
-    return [*contributors, *(peer for peer in receivers if peer not in set(contributors))]
+    return list(dict.fromkeys((*contributors, *receivers)))
 
 
 def _workload(

@@ -84,6 +84,22 @@ async def test_a_dialler_that_the_view_does_not_name_yet_waits_for_it() -> None:
         assert len(a.dialled) == 1
 
 
+async def test_a_newcomer_links_to_the_member_that_has_its_first_view() -> None:
+    async with a_net() as net:
+        a = await net.node(0, view(0, 1, 2))
+        c = await net.node(2, [])
+        c.hub.introduce(view(0, 2))
+        link = await c.hub.link(peer_id(0), deadline_s=1)
+        c.hub.set_members(view(0, 1, 2))
+        await trio.sleep(1)
+        assert await c.hub.link(peer_id(0)) is link, "the view changes nothing of it"
+        c.hub.introduce(view(2))
+        assert await c.hub.link(peer_id(0)) is link, (
+            "who has a view needs nobody to introduce others"
+        )
+        assert a.hub.links.keys() == {peer_id(2)}
+
+
 async def test_a_peer_that_leaves_the_view_before_it_was_dialled_is_not_dialled() -> None:
     async with a_net() as net:
         b = await net.node(1, view(1))

@@ -108,8 +108,10 @@ def test_homes_whose_routers_map_ports_leave_the_relay(tmp_path: Path) -> None:
     with nat.pairs_lab(nat.MAPPING, KINDS) as lab, nat.NatRun(lab, tmp_path, ()) as run:
         nat.start_kinds(run, KINDS, relay=True)
         run.until(
-            lambda s: set(nat.linked(run, s, KINDS).values()) <= {"direct", "punched"}
-            and all(run.peer(name)["mapped_port"] for name in ("home2", "carrier")),
+            lambda s: (
+                set(nat.linked(run, s, KINDS).values()) <= {"direct", "punched"}
+                and all(run.peer(name)["mapped_port"] for name in ("home2", "carrier"))
+            ),
             "all pairs are direct, and both ports mapped",
             PATIENCE_S,
         )

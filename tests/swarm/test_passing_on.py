@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ from holdfast.daemon.master.crowd_messages import (
     FAN,
     ROOTS,
     SILENT_S,
+    TRIED_MAX,
     CrowdMessages,
 )
 from holdfast.daemon.peer.announced_messages import (
     ASKED_MAX,
     ASKERS_MAX,
+    FIRST_VIEW_S,
     KEPT_MAX,
     SOURCE_S,
+    VIEWS_MAX,
     AnnouncedMessages,
 )
 from holdfast.daemon.simulation.scenario import Scenario
@@ -29,6 +33,7 @@ from holdfast.protocol import wire
 from holdfast.protocol.digests import body_digest
 from holdfast.protocol.errors import PeerLostError
 from holdfast.protocol.messages import (
+    FirstView,
     Heartbeat,
     MemberInfo,
     Message,
@@ -36,18 +41,20 @@ from holdfast.protocol.messages import (
     MessageBody,
     MessageWanted,
     Role,
+    View,
     ViewChange,
 )
 from tests.swarm.test_swarm import a_swarm, settled
 
 
+def some_members(count: int, *, reachable: bool = True) -> tuple[MemberInfo, ...]:
+    place = ("10.0.0.7:29701",), Role.CONTRIBUTOR, True, reachable
+    return tuple(MemberInfo(f"{each:032x}", f"n{each}", each, *place) for each in range(count))
+
+
 def a_change(number: int = 2) -> ViewChange:
     """A change that is long enough to be announced."""
-    members = tuple(
-        MemberInfo(f"{each:032x}", f"n{each}", each, ("10.0.0.7:29701",), Role.CONTRIBUTOR, True)
-        for each in range(8)
-    )
-    return ViewChange(number, 1, members, (), 0)
+    return ViewChange(number, 1, some_members(8), (), 0)
 
 
 # ---------------------------------------------------------------- the master
@@ -60,9 +67,11 @@ class Crowd:
         self.count = count
         self.now_s = 0.0
         self.gone: set[str] = set()
+        self.new: set[str] = set()
         self.apart: set[tuple[str, str]] = set()
         self.messages = CrowdMessages(
-            lambda peer: None if peer in self.gone else int(peer),
+            lambda peer: None if peer in self.gone else int(peer, 16 if len(peer) == 32 else 10),
+            lambda peer: peer not in self.new,
             lambda one, other: (one, other) not in self.apart,
             lambda: self.now_s,
         )
@@ -133,6 +142,39 @@ def test_a_source_of_which_two_say_that_it_is_silent_serves_nobody_for_a_while()
     assert "0" in crowd.send(a_change(5)).values()
 
 
+def test_newcomers_get_their_first_view_from_members_in_turn() -> None:
+    crowd = Crowd()
+    view = View(7, some_members(200), 0)
+    crowd.new = {f"{each:032x}" for each in range(150, 200)}
+    crowd.gone = {f"{3:032x}"}
+    asked = Counter[str]()
+    for peer in sorted(crowd.new):
+        told = crowd.messages.instead_of(view, peer, 200)
+        assert isinstance(told, MessageAnnounced)
+        first = told.first_view
+        assert told.digest == body_digest(wire.encode(view))
+        assert first == FirstView(7, view.members[told.source], view.members[int(peer, 16)])
+        assert first.source.peer not in crowd.new | crowd.gone
+        asked[first.source.peer] += 1
+    assert max(asked.values()) == 1
+    body = wire.encode(view)
+    assert crowd.messages.wanted(peer, body_digest(body)) == MessageBody(body)
+    assert crowd.messages.wanted(peer, body_digest(body)) is None, "once is enough"
+
+
+@pytest.mark.parametrize("why", ["few", "all new", "not reachable", "a relay"])
+def test_a_newcomer_whom_no_member_can_serve_gets_its_view_from_the_master(why: str) -> None:
+    crowd = Crowd()
+    view = View(7, some_members(TRIED_MAX, reachable=why != "not reachable"), 0)
+    newcomer = view.members[-1].peer
+    if why == "all new":
+        crowd.new = {member.peer for member in view.members}
+    if why == "a relay":
+        crowd.gone = {newcomer}
+    count = CROWD_MIN - 1 if why == "few" else CROWD_MIN
+    assert crowd.messages.instead_of(view, newcomer, count) is view
+
+
 def test_a_message_that_is_long_over_is_not_kept() -> None:
     crowd = Crowd()
     change = a_change()
@@ -150,6 +192,7 @@ class Links:
 
     def __init__(self, *, lost: bool = False) -> None:
         self.sent: list[tuple[str, Message]] = []
+        self.introduced: list[MemberInfo] = []
         self._lost = lost
 
     async def link(self, peer: str, _deadline_s: float) -> Any:
@@ -162,6 +205,9 @@ class Links:
                 links.sent.append((peer, message))
 
         return Link()
+
+    def introduce(self, members: Sequence[MemberInfo]) -> None:
+        self.introduced = list(members)
 
 
 class Member:
@@ -181,14 +227,15 @@ class Member:
 
 BODY = wire.encode(a_change())
 DIGEST = body_digest(BODY)
+ANNOUNCED = MessageAnnounced(DIGEST, 0)
 
 
 async def test_the_source_is_asked_and_then_the_master() -> None:
     links = Links()
     async with trio.open_nursery() as nursery:
         member = Member(nursery, links)
-        member.messages.want(DIGEST, "a")
-        member.messages.want(DIGEST, "a")
+        member.messages.want(ANNOUNCED, "a")
+        member.messages.want(ANNOUNCED, "a")
         await trio.sleep(SOURCE_S / 2)
         assert links.sent == [("a", MessageWanted(DIGEST))]
         assert member.told == []
@@ -204,7 +251,7 @@ async def test_the_source_is_asked_and_then_the_master() -> None:
 async def test_without_a_source_the_master_is_asked_at_once(source: str | None) -> None:
     async with trio.open_nursery() as nursery:
         member = Member(nursery, Links(lost=True))
-        member.messages.want(DIGEST, source)
+        member.messages.want(ANNOUNCED, source)
         await trio.sleep(0.01)
         assert member.told == [MessageWanted(DIGEST)]
 
@@ -212,7 +259,7 @@ async def test_without_a_source_the_master_is_asked_at_once(source: str | None) 
 async def test_what_nobody_wants_is_dropped() -> None:
     async with trio.open_nursery() as nursery:
         member = Member(nursery, Links())
-        member.messages.want(DIGEST, "a")
+        member.messages.want(ANNOUNCED, "a")
         member.messages.receive(MessageBody(wire.encode(a_change(7))))
         member.messages.receive(MessageBody(b"anything"))
         assert (member.messages.body(DIGEST), member.came_count) == (None, 0)
@@ -232,13 +279,52 @@ async def test_others_are_served_at_once_or_when_it_comes(passed: bool) -> None:
         await trio.sleep(0.01)
         assert links.sent == []
         if passed:
-            member.messages.want(DIGEST, None)
+            member.messages.want(ANNOUNCED, None)
             member.messages.receive(MessageBody(BODY))
         else:
             member.messages.keep(a_change())
         member.messages.asked("late", MessageWanted(DIGEST))
         await trio.sleep(0.01)
         assert links.sent == [("early", MessageBody(BODY)), ("late", MessageBody(BODY))]
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["it has the view", "the view comes later"])
+async def test_a_newcomer_is_sent_the_view_that_it_asks_for(early: bool) -> None:
+    links, view = Links(), View(7, some_members(9), 0)
+    body = wire.encode(view)
+    wanted = MessageWanted(body_digest(body), 7)
+    async with trio.open_nursery() as nursery:
+        member = Member(nursery, links)
+        if early:
+            member.messages.asked("new", wanted)
+        for number in range(1, 8):
+            member.messages.note_view(View(number, view.members, 0))
+        if not early:
+            member.messages.asked("new", wanted)
+        member.messages.asked("another", wanted)
+        member.messages.asked("liar", MessageWanted(bytes(32), 7))
+        await trio.sleep(0.01)
+        assert Counter(links.sent) == Counter(
+            [("new", MessageBody(body)), ("another", MessageBody(body))]
+        )
+        for number in range(8, 8 + 3 * VIEWS_MAX):
+            member.messages.note_view(View(number, view.members, 0))
+        assert len(member.messages._views) == VIEWS_MAX
+
+
+async def test_a_newcomer_asks_for_its_first_view_longer() -> None:
+    links, members = Links(), some_members(3)
+    announced = MessageAnnounced(DIGEST, 0, FirstView(7, members[0], members[2]))
+    async with trio.open_nursery() as nursery:
+        member = Member(nursery, links)
+        member.messages.want(announced, None)
+        await trio.sleep(FIRST_VIEW_S - 0.1)
+        assert links.introduced == [members[0], members[2]]
+        assert links.sent == [(members[0].peer, MessageWanted(DIGEST, 7))]
+        assert member.told == []
+        await trio.sleep(0.2)
+        assert member.told == [MessageWanted(DIGEST, 7)]
+        member.messages.forget()
 
 
 async def test_neither_questions_nor_messages_pile_up() -> None:
@@ -272,6 +358,8 @@ def small_crowds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def counted(self: CrowdMessages, message: Message, peer: str, crowd: int) -> Message:
         told = instead_of(self, message, peer, crowd)
         sent[type(told).__name__] += 1
+        if isinstance(told, MessageAnnounced) and told.first_view is not None:
+            sent["FirstView"] += 1
         return told
 
     monkeypatch.setattr(CrowdMessages, "instead_of", counted)
@@ -288,6 +376,7 @@ def test_runs_survive_faults_when_members_pass_everything_on(
     for seed in range(first, first + 10):
         run_scenario(Scenario.of(seed))
     assert small_crowds["MessageAnnounced"] > small_crowds["BriefReduce"] > 0
+    assert small_crowds["FirstView"] > 5
 
 
 @pytest.mark.fault(
