@@ -72,6 +72,7 @@ REDUCE_S = 2.0
 APPLY_S = 0.1
 FETCH_S = 3.0
 JITTER_S = 0.5  # of each of these
+CHURN_SHARE = 0.01  # of the peers end within a minute, and as many others join
 WEIGHTS = (6_000, 7_000)  # tokens of a contribution: machines differ
 JOIN_EVERY_S = 0.05  # one peer after the other, as a crowd that was told to come
 DELAY_S = 0.02  # one way
@@ -359,7 +360,7 @@ class LightPeer:
     def _measured(self, message: dict[str, Any]) -> dict[str, Any]:
         """As if it had sent its share to every owner."""
         owners = {run["peer"] for run in message["plan"]["owners"]} - {self.peer}
-        told = sorted(owners)[: links_reported(len(message["contributors"]))]
+        told = sorted(owners)[: links_reported(len(owners) + 1)]
         links = [{"peer": p, "sent_bytes": 2**20, "sending_s": 0.01} for p in told]
         carried = 2**20 * len(links)
         fields = {"sent_bytes": carried, "sending_s": REDUCE_S, "received_bytes": carried}
@@ -389,6 +390,9 @@ class Scale:
       commit_s: from the order to reduce to the commit, virtual; ``REDUCE_S`` of it are the peers'.
       one_join: metered while one more peer came, rounds going on; and how long it took.
       death: metered for two seconds after one peer's end.
+      churn: metered over a minute in which ``CHURN_SHARE`` of the peers end and as many new ones join, rounds
+        going on.
+      churned_rounds: committed in that minute.
       status_s: processor time of one status, as a dashboard asks for.
     """
 
@@ -399,6 +403,8 @@ class Scale:
     commit_s: float
     one_join: dict[str, Any]
     death: dict[str, Any]
+    churn: dict[str, Any]
+    churned_rounds: int
     status_s: float
     took_s: float
 
@@ -477,6 +483,13 @@ async def _measured(peers: int) -> Scale:
             scopes[1].cancel()
             await trio.sleep(2.0)
             death = meter.take()
+            count, rounds_before = max(1, round(CHURN_SHARE * peers)), history.commit_count
+            for number in range(count):  # a minute in which so many leave and so many come
+                scopes.append(join(peers + 1 + number))
+                scopes[2 + number].cancel()
+                await trio.sleep(60.0 / count)
+            churn = meter.take()
+            churned_rounds = history.commit_count - rounds_before
             before_s = time.thread_time()
             msgspec.json.encode(describe(coordinator, trio.current_time()))
             status_s = time.thread_time() - before_s
@@ -490,6 +503,8 @@ async def _measured(peers: int) -> Scale:
         commit_s=max(each.ended_s - each.closed_s for each in past),
         one_join=one,
         death=death,
+        churn=churn,
+        churned_rounds=churned_rounds,
         status_s=status_s,
         took_s=time.monotonic() - began_s,
     )
@@ -514,6 +529,9 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             "one more joins: CPU, s",
             "bytes sent",
             "one dies: CPU, s",
+            "a minute's churn: CPU, s",
+            "bytes sent",
+            "rounds",
             "all join: CPU, s",
             "bytes sent",
             "a status, s",
@@ -523,6 +541,7 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             "CPU is the master's thread in its rules, journal, encoding and decoding; TLS and the "
             f"kernel are not in it. A round trains {TRAIN_S:g} s, reduces {REDUCE_S:g} s and applies "
             f"{APPLY_S:g} s, each up to {JITTER_S:g} s longer; one way takes {DELAY_S * 1e3:g} ms. "
+            f"Churn: {CHURN_SHARE:.0%} of the peers end within a minute, and as many others join. "
             "The plan has 1,024 chunks (1 GiB of float32). Bytes are of whole messages before TLS. "
             "Orders and changes of the view go to 16 members, which pass them on; what they send is not in it. "
             "A newcomer gets its first view from a member. While all join, everybody hears of each batch of "
@@ -543,6 +562,9 @@ def _row(each: Scale) -> list[str]:
         f"{one['cpu_total_s']:.2f}",
         _mb(one["sent_bytes_total"]),
         f"{each.death['cpu_total_s']:.2f}",
+        f"{each.churn['cpu_total_s']:.1f}",
+        _mb(each.churn["sent_bytes_total"]),
+        str(each.churned_rounds),
         f"{each.join['cpu_total_s']:.1f}",
         _mb(each.join["sent_bytes_total"]),
         f"{each.status_s:.2f}",

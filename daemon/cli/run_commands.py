@@ -75,6 +75,13 @@ LIMITS = (
     "is gone.",
 )
 @click.option(
+    "--standby-of",
+    multiple=True,
+    type=ADDRESS,
+    metavar="HOST:PORT",
+    help="With --journal DIR: do not lead the run, but keep the copy up to date from its master there; repeatable.",
+)
+@click.option(
     "--key-file",
     type=FILE,
     help="With a journal in PostgreSQL: the file whose content seals the run's key there, the same for all "
@@ -119,6 +126,7 @@ def master(
     state: Path | None,
     journal: str | None,
     standby: bool,
+    standby_of: tuple[Address, ...],
     key_file: Path | None,
     lease: float,
     also: tuple[Address, ...],
@@ -139,7 +147,8 @@ def master(
 
     Without a database another machine takes the run over by hand, with a copy of the state: --journal DIR.
     The new master opens no round before more than half of the contributors have connected to it. The old
-    master stops as soon as it learns of the new one.
+    master stops as soon as it learns of the new one. With --standby-of such a copy is kept up to date: the
+    master then acknowledges nothing that is not on disk there.
 
     \b
     Examples:
@@ -147,6 +156,7 @@ def master(
       holdfast master run.toml --journal postgresql://holdfast@db.example.org/runs --key-file run.key --standby
       holdfast master run.toml --also spare.example.org:29700
       holdfast master --journal /backup/run
+      holdfast master --journal /backup/run --standby-of train.example.org:29700
       holdfast master run.toml --advertise train.example.org:29700
     """
     from ..master.run_master import Master, MasterOptions
@@ -165,6 +175,10 @@ def master(
     if database is not None and run is None:
         raise click.UsageError(
             "a journal in a database is found by the run's name: give a RUN_TOML"
+        )
+    if standby_of and copy is None:
+        raise click.UsageError(
+            "--standby-of is for a copy of the run's state (`holdfast backup`): --journal DIR"
         )
     if state is not None and copy is not None:
         raise click.UsageError("--journal DIR is the state directory: omit --state")
@@ -189,7 +203,11 @@ def master(
     with locked(folder), screen(quiet=quiet) as shown:
         gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
-        if database is None or run is None:
+        if standby_of:
+            from ..master.standby_copy import StandbyCopy
+
+            trio.run(StandbyCopy(options, standby_of, shown.tell).run)
+        elif database is None or run is None:
             trio.run(Master(options, shown.tell, shown).run)
         else:
             name = run.name

@@ -136,7 +136,7 @@ class Master:
         if options.spec_path is not None:
             note_source(options.state, options.spec_path)
         self.run_id = self.authority.run_id
-        self.credentials = self._credentials()
+        self.credentials = certify(self.authority, options.state)
         self.network = SocketNetwork(self.credentials, newcomers=True)
         self.service = MasterService(
             self.coordinator,
@@ -165,17 +165,9 @@ class Master:
                 hint="name the database with --journal, or under [run] in run.toml",
             )
         if not exists and (options.takes_over or options.spec_path is None):
-            raise UserError(
-                f"there is no journal in {options.state}",
-                exit_code=ExitCode.CONFIG,
-                hint="copy the run's state there first: `holdfast backup DIR` at its master",
-            )
-        if exists and not (options.state / "authority" / "authority.key").exists():
-            raise UserError(
-                f"{options.state} has the journal, but not the key of the run's authority",
-                exit_code=ExitCode.CONFIG,
-                hint="copy the folder authority/ as well: `holdfast backup DIR` does",
-            )
+            raise _no_journal(options.state)
+        if exists:
+            _check_key(options.state)
 
     def _restore(self, given: RunSpec | None) -> tuple[Authority, RunSpec, Coordinator]:
         """Continue the journal's run in a new term; begin a new run if there is no journal."""
@@ -251,12 +243,6 @@ class Master:
                     exit_code=ExitCode.CONFIG,
                     hint="a new run needs another name, or its own --state DIR",
                 )
-
-    def _credentials(self) -> Credentials:
-        folder = self.options.state / "master"
-        identity = Identity.load_or_create(make_private(folder) / "identity.key")
-        certificate = self.authority.issue(identity.request_pem("master"), "master", Party.MASTER)
-        return Credentials(folder, identity, certificate, self.authority.certificate_pem)
 
     # ------------------------------------------------------------ life
 
@@ -429,6 +415,7 @@ class Master:
             value_count=sum(size.value_count for size in sizes),
             addresses=tuple(self.addresses()),
             pending=self.service.admission.rows(),
+            standbys=self.service.copies.rows(),
             ending=self.recorder.ending(),
         )
 
@@ -487,3 +474,35 @@ class Master:
             role=role,
             expires_s=int(expires_s),
         ).encode()
+
+
+def certify(authority: Authority, state: Path) -> Credentials:
+    """Return what a master with this state shows to others: its key, and a certificate of the run's authority."""
+    folder = state / "master"
+    identity = Identity.load_or_create(make_private(folder) / "identity.key")
+    certificate = authority.issue(identity.request_pem("master"), "master", Party.MASTER)
+    return Credentials(folder, identity, certificate, authority.certificate_pem)
+
+
+def check_copy(options: MasterOptions) -> None:
+    """Raise UserError if the state is no copy that another master could continue."""
+    if not (options.state / JOURNAL_FILE).exists():
+        raise _no_journal(options.state)
+    _check_key(options.state)
+
+
+def _no_journal(state: Path) -> UserError:
+    return UserError(
+        f"there is no journal in {state}",
+        exit_code=ExitCode.CONFIG,
+        hint="copy the run's state there first: `holdfast backup DIR` at its master",
+    )
+
+
+def _check_key(state: Path) -> None:
+    if not (state / "authority" / "authority.key").exists():
+        raise UserError(
+            f"{state} has the journal, but not the key of the run's authority",
+            exit_code=ExitCode.CONFIG,
+            hint="copy the folder authority/ as well: `holdfast backup DIR` does",
+        )

@@ -8,7 +8,6 @@ While it waits it serves HTTP too: it says who leads, and sends readers and acti
 
 from __future__ import annotations
 
-import html
 import os
 import secrets
 import socket
@@ -21,8 +20,6 @@ from urllib.parse import urlsplit
 import trio
 from attrs import define
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
 
 from ...membership.master.state.journal import RunCreated
 from ...protocol.durable_files import write_private
@@ -33,15 +30,15 @@ from ..exit_codes import ExitCode
 from ..paths import JOURNAL_FILE, PLACE_FILE, STANDBY, make_private
 from ..screen import Screen
 from ..tasks import wait_for_signals
+from ..web.app import Json
 from ..web.http_server import control_side
-from ..web.json_answers import answer
-from ..web.prometheus import standby_metrics_route
 from .journal_base import JournalError
 from .journal_store import JournalStore
 from .leadership import Leader, Leadership, Lease
 from .postgres_journal import Database, PostgresJournal
 from .run_master import Master, MasterOptions
 from .shared_journal import HeldJournal
+from .standby_pages import standby_routes
 
 HOLDER_BYTES = 4
 T = TypeVar("T")
@@ -132,7 +129,7 @@ class SharedMaster:
             self._options.http,
             actions={},
             why_unready=self._why_unready,
-            routes=self._routes(),
+            routes=standby_routes(self._why_unready, self._facts, self._page_elsewhere),
             names=self._options.http_names,
             with_page=False,
         )
@@ -177,42 +174,16 @@ class SharedMaster:
 
     # ------------------------------------------------------------ HTTP of one that waits
 
-    def _routes(self) -> Sequence[BaseRoute]:
-        return [
-            Route("/", self._front, methods=["GET"]),
-            Route("/api/status", self._status, methods=["GET"]),
-            standby_metrics_route(),
-            Route("/{rest:path}", self._elsewhere, methods=["GET", "POST"]),
-        ]
-
-    async def _front(self, request: Request) -> Response:
-        if (url := self._page_elsewhere(request)) is not None:
-            return RedirectResponse(url)
-        text = html.escape(self._why_unready())
-        return HTMLResponse(
-            f"<!doctype html><meta charset=utf-8><title>standby</title><h1>Standby</h1><p>{text}</p>"
-        )
-
-    async def _status(self, _request: Request) -> Response:
+    def _facts(self) -> Json:
         leader = self._leadership.leader
-        return answer(
-            {
-                "kind": STANDBY,
-                "state": STANDBY,
-                "why_waiting": self._why_unready(),
-                "holder": self._leadership.holder,
-                "leader": None if leader is None else leader.holder,
-                "leader_page": None if leader is None else leader.page,
-                "leader_addresses": [] if leader is None else list(leader.addresses),
-                "lease_left_s": None if leader is None else leader.left_s,
-                "masters": [each.holder for each in self._leadership.known],
-            }
-        )
-
-    async def _elsewhere(self, request: Request) -> Response:
-        if (url := self._page_elsewhere(request)) is not None:
-            return RedirectResponse(url)  # 307: an action stays one
-        return answer({"error": self._why_unready()}, 503)
+        return {
+            "holder": self._leadership.holder,
+            "leader": None if leader is None else leader.holder,
+            "leader_page": None if leader is None else leader.page,
+            "leader_addresses": [] if leader is None else list(leader.addresses),
+            "lease_left_s": None if leader is None else leader.left_s,
+            "masters": [each.holder for each in self._leadership.known],
+        }
 
     def _page_elsewhere(self, request: Request) -> str | None:
         """Return the leader's URL for this request; None if no other machine can reach its page."""

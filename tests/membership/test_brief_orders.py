@@ -13,7 +13,7 @@ from holdfast.membership.master.state.brief_orders import OrderReader, OrderWrit
 from holdfast.protocol import wire
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import (
-    MEMBERS_MAX,
+    OWNER_RUNS_MAX,
     BriefCommit,
     BriefReduce,
     Commit,
@@ -93,7 +93,7 @@ def full(count: int) -> tuple[View, Reduce]:
 
 
 def test_a_member_takes_five_bytes_and_the_commit_none() -> None:
-    count = MEMBERS_MAX - 1
+    count = OWNER_RUNS_MAX - 1
     view, order = full(count)
     sent: dict[int, Reduce] = {}
     writer = OrderWriter()

@@ -109,7 +109,7 @@ from holdfast.membership.master.state.detector import Detector
 from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered, RunHistory
 from holdfast.membership.master.state.master_effects import Effect, RecordDurably, SendMessage
 from holdfast.membership.master.state.succession import Succession
-from holdfast.membership.master.sync import root_votes, state_sync
+from holdfast.membership.master.sync import donor_choice, root_votes, state_sync
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import Donate, Flush, Message, Repair, RouteWanted
 from tests.membership import (
@@ -221,10 +221,10 @@ def _(patch: Patch) -> None:
 
 @bug("donor without state")
 def _(patch: Patch) -> None:
-    def donors(everybody: roster.Roster, member: roster.Member, *_: Any) -> list[roster.Member]:
-        return [m for m in everybody if m is not member and m.copies]
+    def donors(choice: Any, member: roster.Member, _head: Any) -> list[roster.Member]:
+        return [m for m in choice._members if m is not member and m.copies]
 
-    patch.setattr(state_sync, "choose_donors", donors)
+    patch.setattr(donor_choice.DonorChoice, "choose", donors)
 
 
 @bug("first root wins")

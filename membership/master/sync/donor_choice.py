@@ -7,7 +7,8 @@ chosen before a slow one, and an idle slow line before a busy fast one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from ....protocol.messages import FragmentHead
 from ...planning.bandwidth import Bandwidths
@@ -17,45 +18,82 @@ from ..state.master_effects import EventKind
 from ..state.roster import CopyState, Fetch, Member, Roster, caps_of
 
 DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin
+CONSIDERED_MAX = 64  # members that are compared as donors of one transfer
 
 
-def choose_donors(
-    roster: Roster, member: Member, head: FragmentHead, bandwidths: Bandwidths, routes: Routes
-) -> list[Member]:
-    """Return the members that hold exactly this version or are about to, best first.
+class DonorChoice:
+    """Chooses donors for many receivers at one moment, one after the other.
 
-    The list is empty if no member that this one can reach holds it.
+    What depends on all members is found out once, and a receiver's choice is among ``CONSIDERED_MAX`` donors: the
+    donors of a crowd that joins would otherwise be compared as often as there are pairs.
     """
-    held = [other for other in roster if _holds(other, head, head.version)]
-    if not held:
-        return []
-    # A commit has just been sent to these; they keep the version that they are about to reach.
-    coming = [other for other in roster if other.in_sync and _holds(other, head, head.version - 1)]
-    able = [
-        other
-        for other in (*held, *coming)
-        if other is not member and routes.may_copy(other.peer, member.peer)
-    ]
-    trusted = [other for other in able if other.peer not in member.bad_donors]
-    if able and not trusted:
-        # A member to which all donors seem bad may be at fault itself; its failures count.
-        member.bad_donors.clear()
-        trusted = able
-    return rank_donors(roster, trusted, bandwidths)[:DONORS_MAX]
+
+    def __init__(self, roster: Roster, bandwidths: Bandwidths, routes: Routes) -> None:
+        self._members = list(roster)
+        self._bandwidths = bandwidths
+        self._routes = routes
+        self._receivers: Counter[str] = Counter()
+        for receiver in self._members:
+            fetches = [copy.fetch for copy in receiver.copies if copy.fetch is not None]
+            self._receivers.update({donor for fetch in fetches for donor in fetch.donors})
+
+    def choose(self, member: Member, head: FragmentHead) -> list[Member]:
+        """Return the members that hold exactly this version or are about to, best first.
+
+        The list is empty if no member that this one can reach holds it.
+        """
+        # A crowd's receivers begin with different donors.
+        start = 0 if len(self._members) <= CONSIDERED_MAX else _spread(member.number)
+        around = self._around(start % max(1, len(self._members)))
+        able: list[Member] = []
+        coming: list[Member] = []
+        held = False
+        for other in around:
+            copy = other.copies[head.fragment]
+            if copy.state is not CopyState.HELD:
+                continue
+            holds = copy.version == head.version
+            held |= holds
+            # A commit has just been sent to these; they keep the version that they are about to reach.
+            comes = other.in_sync and copy.version == head.version - 1
+            if not (holds or comes) or other is member:
+                continue
+            if self._routes.may_copy(other.peer, member.peer):
+                (able if holds else coming).append(other)
+                if len(able) >= CONSIDERED_MAX:
+                    break
+        if not held:
+            return []
+        able = [*able, *coming][:CONSIDERED_MAX]
+        trusted = [other for other in able if other.peer not in member.bad_donors]
+        if able and not trusted:
+            # A member to which all donors seem bad may be at fault itself; its failures count.
+            member.bad_donors.clear()
+            trusted = able
+        return self._ranked(trusted)[:DONORS_MAX]
+
+    def began(self, donors: Iterable[str]) -> None:
+        """Note that a transfer from these begins."""
+        self._receivers.update(donors)
+
+    def _around(self, start: int) -> Iterator[Member]:
+        """Yield all members, beginning with one of them."""
+        yield from islice(self._members, start, None)
+        yield from islice(self._members, start)
+
+    def _ranked(self, able: Sequence[Member]) -> list[Member]:
+        """Sort members by their uplink for one more receiver; members that are leaving come last."""
+        lines = self._bandwidths.lines([other.peer for other in able], caps_of(able))
+
+        def spare(other: Member) -> float:
+            return lines.rates[other.peer].up_bytes_per_s / (1 + self._receivers[other.peer])
+
+        return sorted(able, key=lambda other: (other.draining, -spare(other), other.number))
 
 
-def rank_donors(roster: Roster, able: Sequence[Member], bandwidths: Bandwidths) -> list[Member]:
-    """Sort members by their uplink for one more receiver; members that are leaving come last."""
-    lines = bandwidths.lines([other.peer for other in able], caps_of(able))
-    receivers: Counter[str] = Counter()
-    for receiver in roster:
-        fetches = [copy.fetch for copy in receiver.copies if copy.fetch is not None]
-        receivers.update({donor for fetch in fetches for donor in fetch.donors})
-
-    def spare(other: Member) -> float:
-        return lines.rates[other.peer].up_bytes_per_s / (1 + receivers[other.peer])
-
-    return sorted(able, key=lambda other: (other.draining, -spare(other), other.number))
+def _spread(number: int) -> int:
+    """Return a number of which neighbours are far apart (Knuth's multiplicative hash)."""
+    return number * 2_654_435_761 % 2**32
 
 
 def note_bad_donors(context: Context, member: Member, fetch: Fetch, bad: Iterable[str]) -> None:
@@ -73,8 +111,3 @@ def note_bad_donors(context: Context, member: Member, fetch: Fetch, bad: Iterabl
         else:
             text = f"{text}{format_member(member)}, which alone says so"
             context.announce(EventKind.SYNC, peer, text)
-
-
-def _holds(member: Member, head: FragmentHead, version: int) -> bool:
-    copy = member.copies[head.fragment]
-    return copy.state is CopyState.HELD and copy.version == version

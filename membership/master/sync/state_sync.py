@@ -33,7 +33,7 @@ from ..state.master_effects import EventKind
 from ..state.roster import RECEIVED_STATES, Copy, CopyState, Fetch, Member, holds_newest
 from ..state.succession import Succession
 from .catch_up import CatchUp
-from .donor_choice import choose_donors, note_bad_donors
+from .donor_choice import DonorChoice, note_bad_donors
 from .root_votes import RootVotes
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to start over
@@ -307,11 +307,14 @@ class StateSync:
         if not self.context.history.founded:
             return False
         stale = [m for m in self.context.roster.by_number() if self._may_fetch(m)]
-        in_line = self.context.in_line() if stale else ()
+        if not stale:
+            return False
+        in_line = self.context.in_line()
+        choice = DonorChoice(self.context.roster, self.bandwidths, self.routes)
         changed = False
         for member in stale:
             if member.peer not in in_line:
-                changed |= self._start_transfers(member, excluded)
+                changed |= self._start_transfers(member, excluded, choice)
         return changed
 
     def _may_fetch(self, member: Member) -> bool:
@@ -361,7 +364,7 @@ class StateSync:
                 changed = True
         return changed
 
-    def _start_transfers(self, member: Member, excluded: Excluded) -> bool:
+    def _start_transfers(self, member: Member, excluded: Excluded, choice: DonorChoice) -> bool:
         changed = False
         running = sum(copy.fetch is not None for copy in member.copies)
         for fragment, copy in enumerate(member.copies):
@@ -379,10 +382,11 @@ class StateSync:
                 continue  # its version may turn out to be the run's, see ``lineage``
             if not head.root:
                 continue
-            donors = choose_donors(self.context.roster, member, head, self.bandwidths, self.routes)
+            donors = choice.choose(member, head)
             if not (donors or member.has_on_disk(head)):
                 continue
             copy.fetch = Fetch(head, [donor.peer for donor in donors], self.context.now_s)
+            choice.began(copy.fetch.donors)
             self.catch_up.began(member, copy.fetch)
             self._move(member, fragment, CopyState.FETCHING)
             member.reported_heads.pop(fragment, None)  # it discards what it has
