@@ -6,6 +6,7 @@ Each run has a schema of its own in the database:
     lease                     one row: who holds the journal, until when by the database's clock, and its *fence*
     masters                   the master processes that may hold it, and where they are
     authority                 the certificate of the run's authority, and its key, sealed
+    rounds, events, points, member_points   the page's history, see ``shared_history``
 
 *Fencing.* Whoever takes the lease gets the next fence number. Every write of a master locks the lease's row, shared
 with its other writes, and writes only if the row still has its fence. Taking the lease changes the row. So the
@@ -50,7 +51,7 @@ from .leadership import Lease, MasterRow
 
 log = logging.getLogger("holdfast.master")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CONNECT_S = 5  # to reach the database's server
 ANSWER_S = 8.0  # for a statement; then the connection is given up
 NAME_CHARS_MAX = 40  # of a run's name in its schema's
@@ -80,6 +81,19 @@ MIGRATIONS = (
     create table authority (
         one boolean primary key default true check (one), certificate bytea not null, sealed_key bytea not null);
     """,
+    """
+    create table rounds (number bigint primary key, row json not null);
+    create table events (
+        id bigint primary key, at double precision not null, kind text not null, peer text,
+        name text not null, text text not null);
+    create table points (
+        id bigserial primary key, at double precision not null, figures json not null);
+    create index points_by_time on points (at);
+    create table member_points (
+        id bigserial primary key, at double precision not null, peer text not null, name text not null,
+        figures json not null);
+    create index member_points_by_time on member_points (at);
+    """,
 )
 
 
@@ -93,9 +107,14 @@ class Database:
 
     def __init__(self, url: str, run: str) -> None:
         self.url = url
+        self.run = run
         self.schema = schema_of(run)
         self._connection: psycopg.Connection[Any] | None = None
         self._using = threading.RLock()
+
+    def another(self) -> Database:
+        """Return the same one with a connection of its own."""
+        return Database(self.url, self.run)
 
     @property
     def place(self) -> str:

@@ -59,7 +59,7 @@ from .journal_base import Journal, JournalError, storing
 from .journal_store import JournalStore
 from .master_service import MasterService
 from .operator_commands import OperatorCommands
-from .run_recorder import RunRecorder
+from .run_recorder import RunRecorder, SharedRows
 
 # For the invite that a starting master prints: a few machines of the operator's. A person who finds it
 # cannot add enough machines to outvote a larger run.
@@ -81,6 +81,10 @@ class SharedJournal(Protocol):
 
     def authority(self, run_id: str) -> Authority:
         """Return the run's authority; make and keep it if there is none yet."""
+        ...
+
+    def history(self) -> SharedRows:
+        """Return the history that the masters share."""
         ...
 
 
@@ -257,7 +261,12 @@ class Master:
     async def _record_and_serve(self) -> None:
         live = LiveStream(partial(self.status, past=False), self._stamp)
         recorder = self.recorder = await self.network.run_sync(
-            lambda: RunRecorder.open(self.service, self.options.state, live=live)
+            lambda: RunRecorder.open(
+                self.service,
+                self.options.state,
+                live=live,
+                shared=None if self._shared is None else self._shared.history(),
+            )
         )
         try:
             await self._serve(recorder, live)

@@ -8,6 +8,7 @@ While it waits it serves HTTP too: it says who leads, and sends readers and acti
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -27,6 +28,7 @@ from ...protocol.errors import UserError
 from ...protocol.trust.authority import Authority
 from ..advertised_hosts import dialable
 from ..exit_codes import ExitCode
+from ..metrics_store import HISTORY_FILE, MetricsStore
 from ..paths import JOURNAL_FILE, PLACE_FILE, STANDBY, make_private
 from ..screen import Screen
 from ..tasks import wait_for_signals
@@ -37,10 +39,13 @@ from .journal_store import JournalStore
 from .leadership import Leader, Leadership, Lease
 from .postgres_journal import Database, PostgresJournal
 from .run_master import Master, MasterOptions
+from .shared_history import SharedHistory
 from .shared_journal import HeldJournal
 from .standby_pages import standby_routes
 
 HOLDER_BYTES = 4
+FILL_S = 10.0  # between two looks at the leader's history
+log = logging.getLogger("holdfast.master")
 T = TypeVar("T")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -137,9 +142,28 @@ class SharedMaster:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait_for_signals, nursery.cancel_scope.cancel)
                 nursery.start_soon(serve_http)
+                nursery.start_soon(self._fill_history)
                 found.append(await self._leadership.take(self._watch_leader()))
                 nursery.cancel_scope.cancel()
         return found[0] if found else None
+
+    async def _fill_history(self) -> None:
+        """Copy the leader's history, so that this one's page goes on with it."""
+        path = self._options.state / HISTORY_FILE
+        store = await trio.to_thread.run_sync(lambda: MetricsStore(path, log.warning))
+        history = SharedHistory(self._leases.another())
+        try:
+            while True:
+                try:
+                    more = await trio.to_thread.run_sync(history.fill, store)
+                except JournalError as error:
+                    log.info("no history for now: %s", error)
+                    more = False
+                if not more:
+                    await trio.sleep(FILL_S)
+        finally:
+            history.close()
+            store.close()
 
     def _watch_leader(self) -> Callable[[], None]:
         """Return what is called after each look at another master's lease."""
@@ -239,10 +263,15 @@ class SharedMaster:
                 "is not needed any more",
             )
         own.close()
-        moved = state / f"{JOURNAL_FILE}.moved"
+        moved, key = state / f"{JOURNAL_FILE}.moved", state / "authority.moved"
+        if (state / "authority").exists():
+            (state / "authority").rename(key)
         path.rename(moved)
         self._tell(
             f"moved {len(records)} records into {held.journal.place}; the old file is {moved}"
+        )
+        self._tell(
+            f"{key} has the run's key as it was, not sealed: delete it once you trust the database"
         )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from holdfast.membership.master.sync import donor_choice
 from holdfast.protocol.messages import Measured, Synced, SyncFragment
 from tests.membership.table import Table, head_of
 
@@ -50,3 +53,16 @@ def test_a_member_that_leaves_is_chosen_last() -> None:
     assert leaver is not None
     leaver.draining_s = table.now_s  # as after Leaving, while the run still needs it
     assert donors_of(table, LATE) == (B, C, A)
+
+
+def test_a_crowd_of_receivers_is_spread_over_a_crowd_of_donors() -> None:
+    crowd = [f"{number:032x}" for number in range(1, 3 * donor_choice.CONSIDERED_MAX)]
+    table = Table()
+    table.start(*crowd)
+    given: Counter[str] = Counter()
+    for number in range(len(crowd)):
+        donors = donors_of(table, f"{number:08x}{'f' * 24}")
+        assert len(set(donors)) == donor_choice.DONORS_MAX
+        given.update(donors)
+    assert len(given) > 0.8 * len(crowd)
+    assert max(given.values()) <= 3 * donor_choice.DONORS_MAX

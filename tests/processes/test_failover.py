@@ -116,10 +116,27 @@ def test_a_standby_leads_when_the_master_is_killed_and_another_one_after_it(
     assert page.status_code == 307
     assert page.headers["location"].startswith(fleet.nodes["m1"].control()["url"])
 
+    known = (
+        "select (select min(at) from holdfast_test.points), (select min(id) from holdfast_test.events),"
+        " (select min(number) from holdfast_test.rounds where row->>'marks' <> '{}')"
+    )
+    fleet.until(lambda _: all(server.query(known)[0]), "the first master's history is shared")
+    at, event_id, number = server.query(known)[0]
     fleet.nodes["m1"].process.kill()
     fleet.nodes["m1"].wait()
     masters.lead("m2")
     check_same(fleet, before)
+    url = fleet.nodes["m2"].control()["url"]
+    curve = httpx.get(f"{url}/api/history").json()
+    assert curve["columns"]["at"][0] == at
+    rounds = httpx.get(f"{url}/api/rounds", params={"limit": 1, "before": number + 1}).json()[
+        "rounds"
+    ]
+    assert number in {row["round"] for row in rounds if row["marks"]}
+    events = httpx.get(f"{url}/api/events", params={"limit": 1, "before": event_id + 1}).json()[
+        "events"
+    ]
+    assert event_id in {row["id"] for row in events}
 
     masters.start("m3")  # on another machine, after the first one was lost
     before = fleet.master()
@@ -204,6 +221,10 @@ def test_a_run_with_a_file_is_moved_into_the_database(fleet: Fleet, server: Post
     masters.start("master", "--listen", listen)
     masters.lead("master")
     assert "records into postgresql://" in fleet.nodes["master"].log
+    assert "delete it once you trust the database" in fleet.nodes["master"].log
+    state = fleet.folder / "master"
+    assert (state / "authority.moved" / "authority.key").exists()
+    assert not (state / "authority").exists()
     after = fleet.until(lambda s: s["committed"] > before["committed"] + 2, "rounds go on")
     assert after["run_id"] == before["run_id"]
     fleet.nodes["master"].signal(signal.SIGINT)
