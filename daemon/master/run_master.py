@@ -432,7 +432,8 @@ class Master:
         """Return a value that changes when the status may have changed in more than ages."""
         context, service = self.coordinator.context, self.service
         changes = context.change_count, service.admission.change_count
-        return *changes, service.why_stuck(), self.recorder.ending()
+        standbys = tuple((row.where, row.in_step) for row in service.copies.rows())
+        return *changes, standbys, service.why_stuck(), self.recorder.ending()
 
     def why_unready(self) -> str:
         """Return why no round can be committed here, or an empty string."""
