@@ -106,6 +106,13 @@ class Place:
         except (UserError, RemoteProtocolError, JournalBrokenError, *ENDS) as error:
             self.failed.append(error)
 
+    async def ask(self, name: str) -> MessageStream:
+        """Ask for the journal from a new host, which then does what the test wants."""
+        channel = await self.host(name).dial(MASTER_ADDRESS, party=Party.MASTER)
+        stream = MessageStream(channel.stream, COPIED)
+        await stream.send(JournalWanted(RUN_ID, 0, b"", SCHEMA_VERSION))
+        return stream
+
     async def write(self, *records: JournalRecord) -> float:
         """Append records as the master does; return how long it took."""
         began_s = trio.current_time()
@@ -184,9 +191,7 @@ async def test_a_standby_that_stores_nothing_is_waited_for_once() -> None:
     async with trio.open_nursery() as nursery:
         place = Place(nursery, journal())
         await place.start()
-        channel = await place.host("frozen").dial(MASTER_ADDRESS, party=Party.MASTER)
-        stream = MessageStream(channel.stream, COPIED)
-        await stream.send(JournalWanted(RUN_ID, 0, b"", SCHEMA_VERSION))
+        stream = await place.ask("frozen")
         part = await stream.receive_expected(JournalPart)
         assert await place.write(known(1)) < 0.01, "nobody waits for one that is not in step"
         await stream.send(JournalStored(part.serial))
@@ -216,9 +221,7 @@ async def test_a_standby_that_stops_while_it_copies_ends() -> None:
     async with trio.open_nursery() as nursery:
         place = Place(nursery, journal(":memory:", *map(known, range(20_000))))
         await place.start()
-        channel = await place.host("frozen").dial(MASTER_ADDRESS, party=Party.MASTER)
-        stream = MessageStream(channel.stream, COPIED)
-        await stream.send(JournalWanted(RUN_ID, 0, b"", SCHEMA_VERSION))
+        await place.ask("frozen")
         await trio.sleep(COPYING_S + 5)
         assert place.copies.rows() == ()
         assert place.notes == [], "it was never in step"
