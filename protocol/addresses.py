@@ -13,6 +13,26 @@ from .errors import UserError
 HOST_CHARS_MAX = 255  # the longest name that DNS can carry
 PORT_MAX = 65_535
 
+# Nobody outside can dial these: of private networks, and of a carrier's own translation (RFC 6598). Python's
+# ``is_private`` counts networks of documentation, too, in which this project's laboratory lies.
+NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+            "::/127",
+            "fc00::/7",
+            "fe80::/10",
+        ),
+    )
+)
+
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 _HINT = "write host:port, for example 203.0.113.7:7700, [2001:db8::7]:7700 or node.example:7700"
 
@@ -95,3 +115,14 @@ def host_of(remote_address: str) -> str:
     host, colon, _port = remote_address.rpartition(":")
     host = host.strip("[]").partition("%")[0] if colon else ""
     return host.removeprefix("::ffff:") if "." in host else host
+
+
+def is_public(host: str) -> bool:
+    """Return whether an IP address can be one that machines everywhere dial."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return not any(
+        address in network for network in NOT_PUBLIC if network.version == address.version
+    )

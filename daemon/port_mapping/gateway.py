@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from abc import ABC, abstractmethod
 
 from attrs import frozen
 
-from ...protocol.addresses import Address
-
-# Nobody outside can dial these: of private networks, and of a carrier's own translation (RFC 6598).
-NOT_PUBLIC = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            "0.0.0.0/8",
-            "10.0.0.0/8",
-            "100.64.0.0/10",
-            "127.0.0.0/8",
-            "169.254.0.0/16",
-            "172.16.0.0/12",
-            "192.168.0.0/16",
-            "::/127",
-            "fc00::/7",
-            "fe80::/10",
-        ),
-    )
-)
+from ...protocol.addresses import Address, is_public
 
 
 class MappingError(Exception):
@@ -62,17 +42,6 @@ class Gateway(ABC):
     @abstractmethod
     async def unmap(self) -> None:
         """Give the mapping back, as far as the router listens."""
-
-
-def is_public(host: str) -> bool:
-    """Return whether an IP address can be one that machines everywhere dial."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return not any(
-        address in network for network in NOT_PUBLIC if network.version == address.version
-    )
 
 
 def check_public(host: str) -> None:

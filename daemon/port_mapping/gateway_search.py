@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...protocol.addresses import Address
+from ...protocol.addresses import Address, is_public
 from ..advertised_hosts import OUTSIDE, WILDCARDS, only_loopback
-from .gateway import Gateway, is_public
+from .gateway import Gateway
 from .pcp_gateway import PcpGateway
 from .upnp_gateway import UpnpGateway
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.daemon.port_mapping import gateway_search, port_mapper
-from holdfast.daemon.port_mapping.gateway import Gateway, MappingError, PortMapping, is_public
+from holdfast.daemon.port_mapping.gateway import Gateway, MappingError, PortMapping
 from holdfast.daemon.port_mapping.pcp_gateway import LIFETIME_S, WAITS_S, PcpGateway
 from holdfast.daemon.port_mapping.pcp_messages import (
     NONCE_BYTES,
@@ -34,7 +34,7 @@ from holdfast.daemon.port_mapping.port_mapper import (
     GIVE_BACK_S,
     PortMapper,
 )
-from holdfast.protocol.addresses import Address
+from holdfast.protocol.addresses import Address, is_public
 
 NONCE = bytes(range(NONCE_BYTES))
 OWN = Address("192.168.1.7", 29_701)

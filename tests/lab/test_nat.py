@@ -30,10 +30,11 @@ HOMES = ("home1", "home1b", "home2")
 DUALS = ("dual1", "dual2")
 PUNCHED = {("home1", "home2"), ("home1b", "home2"), DUALS}
 PUNCHED |= {(home, "shut") for home in HOMES}
+PUNCHED |= {("beside", other) for other in (*HOMES, "shut", *DUALS)}
 PUNCHED |= {(home, dual) for home in (*HOMES, "shut") for dual in DUALS}
 RELAYED = {("public", "six"), *((other, "six") for other in HOMES)}
-RELAYED |= {("beside", other) for other in (*HOMES, "carrier", "shut", "six")}
-RELAYED |= {(other, dual) for other in ("beside", "carrier") for dual in DUALS}
+RELAYED |= {("beside", other) for other in ("carrier", "six")}
+RELAYED |= {("carrier", dual) for dual in DUALS}
 RELAYED |= {("home1", "carrier"), ("home1b", "carrier"), ("home2", "carrier")}
 RELAYED |= {("carrier", "shut"), ("carrier", "six"), ("shut", "six")}
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from holdfast.membership.master.routes.routes import APART_S
-from holdfast.protocol.messages import LinkBroken, Reduce, Route, RouteWanted, RouteWorks, View
+from holdfast.protocol.messages import (
+    LinkBroken,
+    Reduce,
+    Route,
+    RouteKind,
+    RouteWanted,
+    RouteWorks,
+    View,
+)
 from tests.membership.table import A, B, C, D, Table
 
 
@@ -99,3 +107,28 @@ def test_a_pair_that_returns_while_the_other_is_away_waits_for_it() -> None:
     table.join_in_sync(A)
     assert table.hear(A, Route).peer == B
     assert table.hear(B, Route).peer == A
+
+
+@pytest.mark.parametrize(
+    ("masters", "met_at"),
+    [
+        (("203.0.113.9:29700", "[2001:db8::1]:29700"), "203.0.113.9:40001"),
+        (("[2001:db8::1]:29700", "192.168.0.2:29700", "203.0.113.9:29700"), "203.0.113.9:40001"),
+        (("192.168.0.2:29700",), "192.168.0.3:40001"),
+    ],
+    ids=["at the master's address", "at its public one", "nothing better is known"],
+)
+def test_who_is_behind_the_masters_router_is_met_at_that_routers_address(
+    masters: tuple[str, ...], met_at: str
+) -> None:
+    table = a_table()
+    table.take(table.master.know_masters(masters, table.now_s))
+    hosts = {A: ("192.168.0.3", 40_001), B: ("198.51.100.7", 40_002)}
+    for peer, (host, port) in hosts.items():
+        member = table.master.context.roster.members[peer]
+        member.host, member.port, member.reachable = host, port, peer == A
+    table.say(B, RouteWanted(A, 0, True, "no answer"))
+    routes = {peer: table.hear(peer, Route) for peer in (A, B)}
+    assert {route.kind for route in routes.values()} == {RouteKind.PUNCHED}
+    assert routes[A].addresses == ("198.51.100.7:40002",)
+    assert routes[B].addresses == (met_at,)

@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from attrs import Factory, define, frozen
 
-from ....protocol.addresses import Address
+from ....protocol.addresses import Address, is_public
 from ....protocol.messages import (
     LinkBroken,
     Relayed,
@@ -377,7 +377,7 @@ class Routes:
                     pair.route.kind,
                     pair.route.dials == end.peer,
                     pair.route.relay,
-                    (str(Address(far.host, far.port)),) if punched else relays,
+                    (str(Address(self._seen_by(end, far), far.port)),) if punched else relays,
                     pair.ticket,
                     end.port if punched else 0,
                 ),
@@ -426,7 +426,7 @@ class Routes:
         else:
             caller = later if first.reachable else first
             found.append(CandidateRoute(RouteKind.DIRECT, caller.peer))
-        same_family = (":" in first.host) == (":" in later.host)
+        same_family = (":" in self._seen_by(later, first)) == (":" in self._seen_by(first, later))
         if first.port and later.port and first.host and later.host and same_family:
             found.append(CandidateRoute(RouteKind.PUNCHED, later.peer))
         found += [
@@ -434,6 +434,17 @@ class Routes:
             for relay in self._relays(one, other, pair)
         ]
         return found
+
+    def _seen_by(self, near: Member, far: Member) -> str:
+        """Return the address that one member dials to meet another one.
+
+        A member behind this master's own router comes from a private address. Machines outside see it at that
+        router's, which is the one at which they dial this master.
+        """
+        if is_public(far.host) or not is_public(near.host):
+            return far.host
+        hosts = (Address.parse(text).host for text in self._context.history.masters)
+        return next((host for host in hosts if ":" not in host and is_public(host)), far.host)
 
     def _default(self, one: Member, other: Member) -> CandidateRoute:
         first, later = sorted((one, other), key=lambda member: member.number)
