@@ -383,8 +383,13 @@ class PeerSessions:
                 self._detach(session, "its connections broke")
 
     def _detach(self, session: PeerSession, reason: str) -> None:
+        crowded = self.crowded  # many may be lost at once
         del self._sessions[session.peer]
-        self._decide(lambda now_s: self._coordinator.detach(session.peer, reason, now_s))
+        self._decide(
+            lambda now_s: self._coordinator.detach(session.peer, reason, now_s, settle=not crowded)
+        )
+        if crowded:
+            self._noted()
 
 
 async def _write(

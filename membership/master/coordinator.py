@@ -258,11 +258,15 @@ class Coordinator:
         """Draw the conclusions of messages that were only noted."""
         return self._event(now_s, lambda: True)
 
-    def detach(self, peer: str, reason: str, now_s: float) -> list[Effect]:
-        """Handle the end of a peer's connection."""
-        return self._event(now_s, self._detach, peer, reason)
+    def detach(self, peer: str, reason: str, now_s: float, *, settle: bool = True) -> list[Effect]:
+        """Handle the end of a peer's connection.
 
-    def _detach(self, peer: str, reason: str) -> bool:
+        Args:
+          settle: as of ``receive``.
+        """
+        return self._event(now_s, self._detach, peer, reason, settle)
+
+    def _detach(self, peer: str, reason: str, settle: bool) -> bool:
         member = self.context.roster.get(peer)
         if member is None:
             return False
@@ -270,7 +274,7 @@ class Coordinator:
             EventKind.LEAVE, peer, f"{format_member(member)} is gone: {quoted(reason)}"
         )
         self.removal.remove(member, reason)
-        return True
+        return settle
 
     def moved(
         self, peer: str, addresses: tuple[str, ...], now_s: float, host: str = "", port: int = 0
