@@ -51,9 +51,7 @@ LEASE_RANGES_MAX = 4_096  # ranges of leased positions in one message; a peer ho
 SAMPLES_MAX = 2**40  # of a data set: so that positions of many epochs are numbers of a message
 JOURNAL_ROW_BYTES_MAX = 4 * 2**20  # a commit of 16,384 contributors takes 1 MB
 JOURNAL_ROWS_MAX = 1_024  # in one message
-ANNOUNCED_BYTES_MAX = (
-    2 * 2**20
-)  # of a message that members pass on; a longer view comes from the master
+ANNOUNCED_BYTES_MAX = 2 * 2**20  # of a message that members pass on
 LEASED_MAX = 2**32  # positions that a peer asks for at once
 SAMPLES_AHEAD = 64  # samples that are leased to a peer before its trainer's speed is known
 ORDER_KEY_BYTES = 16  # of the order of a run's samples

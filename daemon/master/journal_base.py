@@ -453,11 +453,12 @@ class Journal(ABC):
         Tokens and grants that come before their use are copied before the records that show it.
         """
         rows: list[tuple[str, tuple[Any, ...]]] = []
-        changes = [item for item in list(self._changes.items()) if item[1] > position.changes]
-        for (table, key), _number in changes[:COPIED_ROWS_MAX]:
-            rows.append((table, self._row_of(table, key)))
-        if rows:
-            return rows, JournalPosition(position.records, changes[:COPIED_ROWS_MAX][-1][1])
+        if position.changes < self._change_count:
+            new = [item for item in list(self._changes.items()) if item[1] > position.changes]
+            for (table, key), number in new[:COPIED_ROWS_MAX]:
+                rows.append((table, self._row_of(table, key)))
+                position = JournalPosition(position.records, number)
+            return rows, position
         size_bytes = 0
         for row in self._read(
             "select id, kind, body, at_s, chk from records where id > ? order by id limit ?",

@@ -65,8 +65,6 @@ class Standby:
     where: str
     position: JournalPosition
     in_step: bool = False
-    told_in_step: bool = False
-    serial: int = 0
     sent: deque[tuple[int, JournalPosition, bool]] = field(factory=deque)
     stored: trio.Event = field(factory=trio.Event)
     scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -162,7 +160,7 @@ class JournalCopies:
 
     async def _send(self, standby: Standby, stream: MessageStream) -> str:
         """Send what is new; return why that ends."""
-        position = standby.position
+        position, serial = standby.position, 0
         while True:
             written = self._written
             try:
@@ -171,22 +169,21 @@ class JournalCopies:
                 )
             except JournalError as error:
                 return f"the journal cannot be read: {error}"
-            standby.serial += 1
+            serial += 1
             copied = tuple(CopiedRow(table, msgpack.packb(row)) for table, row in rows)
             is_all = position.reaches(self._store.position)
-            standby.sent.append((standby.serial, position, is_all))
+            standby.sent.append((serial, position, is_all))
             try:
-                part = JournalPart(standby.serial, copied, is_all, standby.in_step)
+                part = JournalPart(serial, copied, is_all, standby.in_step)
                 await stream.send(part)
             except (*STREAM_ENDS, OSError):
                 return "its connection ended"
-            standby.told_in_step = part.in_step
             with trio.move_on_after(COPYING_S) as in_time:
                 while len(standby.sent) >= PARTS_WAITING_MAX:
                     await standby.stored.wait()
             if in_time.cancelled_caught:
                 return f"it has stored nothing for {COPYING_S:g} s"
-            if is_all and standby.told_in_step == standby.in_step:
+            if is_all and part.in_step == standby.in_step:  # else it is told at once
                 with trio.move_on_after(BEAT_S):
                     await written.wait()
 

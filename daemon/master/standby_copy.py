@@ -113,14 +113,14 @@ class StandbyCopy:
                     await nursery.start(wait_for_signals, nursery.cancel_scope.cancel)
                     nursery.start_soon(serve_http)
                     self._tell(f"state at {url}; the copy is in {self._options.state}")
-                    await self._keep(nursery)
+                    nursery.start_soon(self._tell_changes)
+                    await self._keep()
         finally:
             self.store.close()
             self._tell(f"this copy ends with record {self.store.position.records}; {self._hint()}")
 
-    async def _keep(self, nursery: trio.Nursery) -> None:
+    async def _keep(self) -> None:
         """Connect again and again, and copy."""
-        nursery.start_soon(self._tell_changes)
         wait_s = AGAIN_S
         while True:
             for address in self._masters:
