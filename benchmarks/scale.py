@@ -13,13 +13,14 @@ none of theirs is in it. What is not in it is what TLS and the kernel would add 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import random
 import struct
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from blake3 import blake3
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
+from holdfast.collectives.links.break_reports import REPORT_LATER_S, reports_at_once
 from holdfast.daemon.master.journal_base import GrantRow
 from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
@@ -66,12 +68,14 @@ from holdfast.protocol.trust.authority import Party
 
 COUNTS = (100, 200, 500, 1_000)
 ROUNDS = 3  # measured, after one that is not
-VALUE_COUNT = 2**28  # 1 GiB of float32: a plan of 1,024 chunks
+VALUE_COUNT = 2**28  # 1 GiB of float32
 TRAIN_S = 4.0  # from Open to Ready
 REDUCE_S = 2.0
+REPAIR_S = 0.5  # of the rest of a reduction
 APPLY_S = 0.1
 FETCH_S = 3.0
 JITTER_S = 0.5  # of each of these
+DEATH_S = 5.0  # metered after one peer's end
 CHURN_SHARE = 0.01  # of the peers end within a minute, and as many others join
 WEIGHTS = (6_000, 7_000)  # tokens of a contribution: machines differ
 JOIN_EVERY_S = 0.05  # one peer after the other, as a crowd that was told to come
@@ -210,6 +214,9 @@ class LightPeer:
         self._lock = trio.StrictFIFOLock()
         self._tokens = 0
         self._progress_s = progress_s
+        self._attempts: dict[int, int] = {}  # of the round that was flushed last
+        self._chunk_count = 0
+        self._reduced = 0  # the last round that it has the result of
         self._passed_on = passed_on  # by digest: what members have, of all members
         self._nursery: trio.Nursery | None = None
         self.received_bytes = 0
@@ -220,7 +227,7 @@ class LightPeer:
             (self.at,) = await nursery.start(self.network.serve, [self.at], _ignore, None)
             channel = await self._dial()
             self._stream, self._nursery = channel.stream, nursery
-            await self._say("Hello", wire.to_plain(self._hello()))
+            await self.say("Hello", wire.to_plain(self._hello()))
             nursery.start_soon(self._every, heartbeat_s, "Heartbeat", lambda: {"sequence": 0})
             nursery.start_soon(self._every, self._progress_s, "Progress", self._progress)
             await self._listen(nursery)
@@ -259,10 +266,11 @@ class LightPeer:
     async def _every(self, seconds: float, name: str, fields: Callable[[], dict[str, Any]]) -> None:
         await trio.sleep(self._chance.uniform(0, seconds))
         while True:
-            await self._say(name, fields())
+            await self.say(name, fields())
             await trio.sleep(seconds)
 
-    async def _say(self, name: str, fields: dict[str, Any]) -> None:
+    async def say(self, name: str, fields: dict[str, Any]) -> None:
+        """Send a message to the master."""
         body = msgpack.packb([name, fields])
         assert self._stream is not None
         async with self._lock:
@@ -308,7 +316,7 @@ class LightPeer:
                 await trio.sleep(DELAY_S)
             self._hear(self._passed_on[digest], nursery)
             return
-        await self._say("MessageWanted", {"digest": digest})
+        await self.say("MessageWanted", {"digest": digest})
 
     async def _on_messagebody(self, message: dict[str, Any]) -> None:
         self._passed_on.setdefault(body_digest(message["body"]), message["body"])
@@ -324,44 +332,67 @@ class LightPeer:
         self.version = 0
         heads = [{"fragment": 0, "version": 0, "root": root_of(0)}]
         fields = {"layout": wire.to_plain(LAYOUT), "sizes": [wire.to_plain(SIZE)]}
-        await self._say("WeightsSupplied", {**fields, "heads": heads, "lineage": root_of(0)})
+        await self.say("WeightsSupplied", {**fields, "heads": heads, "lineage": root_of(0)})
 
     async def _on_syncfragment(self, message: dict[str, Any]) -> None:
         await self._wait(FETCH_S)
         self.version = max(self.version, message["head"]["version"])
         fields = {"head": self._head(), "received_bytes": 0, "bad_donors": []}
-        await self._say("Synced", fields)
+        await self.say("Synced", fields)
 
     async def _on_open(self, message: dict[str, Any]) -> None:
         await self._wait(TRAIN_S)
         weight = self._chance.randint(*WEIGHTS)
         fields = {"round": message["round"], "weight": weight, "norm": 1.0, "step": 0}
-        await self._say("Ready", {**fields, "state_root": root_of(message["version"])})
+        await self.say("Ready", {**fields, "state_root": root_of(message["version"])})
 
     async def _on_briefreduce(self, message: dict[str, Any]) -> None:
         # Members joined in the order of their ids, so a number gives the id; all of them contribute.
-        owners = [
-            {"peer": peer_of(each)}
-            for each in sum_differences(read_numbers(message["owners"], 10**6)[::2])
-        ]
-        known = {"contributors": [{"peer": self.peer}], "plan": {"owners": owners}}
-        await self._on_reduce({**message, **known})
+        owners, self._chunk_count = _plan_of(message["owners"])
+        await self._reduce(message, owners)
 
     async def _on_briefcommit(self, message: dict[str, Any]) -> None:
         await self._on_commit(message)
 
     async def _on_reduce(self, message: dict[str, Any]) -> None:
+        contributes = any(each["peer"] == self.peer for each in message["contributors"])
+        runs = message["plan"]["owners"]
+        owners = sorted({run["peer"] for run in runs})
+        self._chunk_count = sum(run["chunk_count"] for run in runs)
+        await self._reduce(message, owners if contributes else None)
+
+    async def _reduce(self, message: dict[str, Any], owners: Sequence[str] | None) -> None:
+        """Report a result, and what it carried if it contributes: then ``owners`` is not None."""
         await self._wait(REDUCE_S)
         digest = root_of(message["round"])
+        if message["attempt"] < self._attempts.get(message["round"], 0):
+            return  # it is flushed, and repaired or about to be
+        self._reduced = message["round"]
         fields = {"round": message["round"], "attempt": message["attempt"]}
-        await self._say("Reduced", {**fields, "digest": digest, "manifest": []})
-        if any(each["peer"] == self.peer for each in message["contributors"]):
-            await self._say("Measured", self._measured(message))
+        await self.say("Reduced", {**fields, "digest": digest, "manifest": []})
+        if owners is not None:
+            await self.say("Measured", self._measured(owners))
 
-    def _measured(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_flush(self, message: dict[str, Any]) -> None:
+        """Answer that it holds all chunks, or none."""
+        self._attempts = {message["round"]: message["attempt"]}
+        bits = b"\xff" if self._reduced == message["round"] else b"\0"
+        results = bits * ((self._chunk_count + 7) // 8)
+        fields = {"round": message["round"], "attempt": message["attempt"]}
+        await self.say("Held", {**fields, "results": results})
+
+    async def _on_repair(self, message: dict[str, Any]) -> None:
+        await self._wait(REPAIR_S)
+        if message["attempt"] == self._attempts.get(message["round"]):
+            self._reduced = message["round"]
+            fields = {"round": message["round"], "attempt": message["attempt"]}
+            fields["digest"] = root_of(message["round"])
+            await self.say("Reduced", {**fields, "manifest": []})
+
+    def _measured(self, owners: Sequence[str]) -> dict[str, Any]:
         """As if it had sent its share to every owner."""
-        owners = {run["peer"] for run in message["plan"]["owners"]} - {self.peer}
-        told = sorted(owners)[: links_reported(len(owners) + 1)]
+        count = links_reported(len(owners))
+        told = [each for each in owners[: count + 1] if each != self.peer][:count]
         links = [{"peer": p, "sent_bytes": 2**20, "sending_s": 0.01} for p in told]
         carried = 2**20 * len(links)
         fields = {"sent_bytes": carried, "sending_s": REDUCE_S, "received_bytes": carried}
@@ -371,10 +402,17 @@ class LightPeer:
         await self._wait(APPLY_S)
         if self.version == message["version"]:
             self.version += 1
-            await self._say("Applied", {"round": message["round"], "head": self._head()})
+            await self.say("Applied", {"round": message["round"], "head": self._head()})
 
     def _head(self) -> dict[str, Any]:
         return {"fragment": 0, "version": self.version, "root": root_of(self.version)}
+
+
+@functools.lru_cache(maxsize=4)  # all of them read the same order, and would each keep a list
+def _plan_of(numbers: bytes) -> tuple[Sequence[str], int]:
+    """Return the owners' ids, ascending, and how many chunks they have, out of a brief order."""
+    runs = read_numbers(numbers, 10**6)
+    return sorted(peer_of(each) for each in sum_differences(runs[::2])), sum(runs[1::2])
 
 
 def _name_of(body: bytes) -> str:
@@ -395,7 +433,7 @@ class Scale:
       round: metered over ``ROUNDS`` rounds, divided by them.
       commit_s: from the order to reduce to the commit, virtual; ``REDUCE_S`` of it are the peers'.
       one_join: metered while one more peer came, rounds going on; and how long it took.
-      death: metered for two seconds after one peer's end.
+      death: metered for ``DEATH_S`` after one peer's end, of which its links' other ends tell.
       churn: metered over a minute in which ``CHURN_SHARE`` of the peers end and as many new ones join, rounds
         going on.
       churned_rounds: committed in that minute.
@@ -448,6 +486,8 @@ async def _measured(peers: int) -> Scale:
         with meter.on_the_wire():
             await nursery.start(master.run)
 
+            lights: dict[str, LightPeer] = {}
+
             def join(number: int) -> trio.CancelScope:
                 name, peer = f"n{number}", peer_of(number + 1)
                 store.admit(peer, GrantRow(Role.CONTRIBUTOR, number == 0, name))
@@ -459,8 +499,16 @@ async def _measured(peers: int) -> Scale:
                 async def live() -> None:
                     with scope:
                         await light.run(heartbeat_s)
+                    del lights[peer]
                     world.crash(name)
+                    await trio.sleep(2 * DELAY_S)
+                    for other in list(lights.values()):
+                        if reports_at_once(other.peer, peer, len(lights)):
+                            await other.say("LinkBroken", {"peer": peer})
+                    await trio.sleep(REPORT_LATER_S)
+                    assert peer not in coordinator.context.roster  # or all others would report
 
+                lights[peer] = light
                 nursery.start_soon(live)
                 return scope
 
@@ -493,7 +541,7 @@ async def _measured(peers: int) -> Scale:
             await until(lambda: in_sync() == peers + 1)
             one = meter.take()
             scopes[1].cancel()
-            await trio.sleep(2.0)
+            await trio.sleep(DEATH_S)
             death = meter.take()
             count, rounds_before = max(1, round(CHURN_SHARE * peers)), history.commit_count
             for number in range(count):  # a minute in which so many leave and so many come
@@ -553,7 +601,7 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             f"kernel are not in it. A round trains {TRAIN_S:g} s, reduces {REDUCE_S:g} s and applies "
             f"{APPLY_S:g} s, each up to {JITTER_S:g} s longer; one way takes {DELAY_S * 1e3:g} ms. "
             f"Churn: {CHURN_SHARE:.0%} of the peers end within a minute, and as many others join. "
-            "The plan has 1,024 chunks (1 GiB of float32). Bytes are of whole messages before TLS. "
+            "The plan has some 4,200 chunks (1 GiB of float32). Bytes are of whole messages before TLS. "
             "Orders and changes of the view go to 16 members, which pass them on; what they send is not in it. "
             "A newcomer gets its first view from a member. While all join, everybody hears of each batch of "
             "newcomers: these bytes grow with the members times the seconds that joining takes.",

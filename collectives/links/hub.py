@@ -36,6 +36,7 @@ from ...protocol.messages import (
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
+from .break_reports import REPORT_LATER_S, reports_at_once
 from .buffer_pool import BufferPool
 from .frame_routing import EARLY_WAIT_S, FrameRouter, Key, Sink
 from .handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
@@ -439,8 +440,17 @@ class LinkHub:
                 peer_link.error = f"the last link was lost: {link.reason}"
                 if peer in self._members and self._nursery is not None:
                     self._unconfirmed.add(peer)
-                    self.tell_master(LinkBroken(peer))
+                    if reports_at_once(self.me, peer, len(self._members)):
+                        self.tell_master(LinkBroken(peer))
+                    else:
+                        self._nursery.start_soon(self._report_later, peer, peer_link)
             self._wake()
+
+    async def _report_later(self, peer: str, broken: PeerLink) -> None:
+        """Report a broken link, unless the peer has left the view or the link is there again."""
+        await trio.sleep(REPORT_LATER_S)
+        if self._peer_links.get(peer) is broken and peer in self._unconfirmed:
+            self.tell_master(LinkBroken(peer))
 
     def _cut_off(self, peer: str, reason: str) -> None:
         if (link := self._links.get(peer)) is not None:

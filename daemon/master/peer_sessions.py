@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 import trio
 from attrs import define, field
@@ -355,19 +356,23 @@ class PeerSessions:
         reports are needed, because a single member may lie; if fewer than two members have a link,
         all of them must report. Old reports do not count.
         """
-        routes, since_s = self._coordinator.routes, self._now() - BROKEN_S
+        since_s = self._now() - BROKEN_S
         if not session.away:
             session.broken = {p: at_s for p, at_s in session.broken.items() if at_s >= since_s}
-        reported = session.broken.keys()
-        able = {
-            peer
-            for peer, other in self._sessions.items()
-            if other is not session
-            and not other.away
-            and (peer in reported or routes.linked(session.peer, peer))
-        }
-        enough = min(BROKEN_REPORTS_MIN, len(able))
-        return session.welcomed and bool(able) and len(reported & able) < enough
+        if not session.welcomed:
+            return False
+        reports = sum(self._could_tell(session, peer) for peer in session.broken)
+        if reports >= BROKEN_REPORTS_MIN:
+            return False
+        able = (peer for peer in self._sessions if self._could_tell(session, peer))
+        return reports < sum(1 for _ in islice(able, BROKEN_REPORTS_MIN))
+
+    def _could_tell(self, session: PeerSession, peer: str) -> bool:
+        """Return whether a member is here whose link to that of the session would break with it."""
+        other = self._sessions.get(peer)
+        if other is None or other is session or other.away:
+            return False
+        return peer in session.broken or self._coordinator.routes.linked(session.peer, peer)
 
     def _link_broken(self, member: str, peer: str) -> None:
         """Note a member's report that its link to a peer broke."""

@@ -9,9 +9,14 @@ time is over: a view that names only some of them would close their links.
 
 A contributor must return as the same process; its reports are kept meanwhile. An attempt that was repaired
 or run again after the recorded order has another number, and is not continued.
+
+Listeners of the order (spares) get ``LISTENERS_WAIT_S`` more: one that returned after the view would have
+lost its links, and with them the result, and would copy the whole state instead.
 """
 
 from __future__ import annotations
+
+import math
 
 from ...protocol.messages import Abort, Hello, Reduced, ReduceFailed
 from ...protocol.text import plain
@@ -25,6 +30,8 @@ from .state.journal import RoundOrdered
 from .state.master_effects import EventKind
 from .state.roster import Member
 
+# After the last contributor. Peers try to reach their master every 2 s.
+LISTENERS_WAIT_S = 3.0
 UNKNOWN = PlanEstimate(None, 0.0, 0.0, 0)  # the plan's estimate is not in the journal
 
 
@@ -40,6 +47,8 @@ class Adoption:
         }
         self._back: dict[int, set[str]] = {number: set() for number in self._orders}
         self._reports: list[tuple[Member, Reduced | ReduceFailed]] = []
+        self._heard: set[str] = set()  # who has returned since the restart
+        self._until_s = math.inf  # listeners are waited for until then
 
     @property
     def undecided_count(self) -> int:
@@ -55,6 +64,7 @@ class Adoption:
 
     def came(self, member: Member, hello: Hello) -> tuple[int, ...]:
         """Note which reductions an attaching member still runs. Returns the rounds that it is to go on with."""
+        self._heard.add(member.peer)
         held = {(reduced.round, reduced.attempt) for reduced in hello.undecided}
         going_on = []
         for number, record in list(self._orders.items()):
@@ -84,6 +94,17 @@ class Adoption:
         if peer in _needed(self._orders[number]):
             self._void(number, f"{self.context.name(peer)} does not have it any more")
 
+    def awaited_listeners(self) -> set[str]:
+        """Return the listeners that may still return to a reduction that will go on."""
+        goes_on = [
+            each for number, each in self._orders.items() if _needed(each) <= self._back[number]
+        ]
+        return {peer for each in goes_on for peer in each.order.receivers} - self._heard
+
+    def next_deadline_s(self) -> float:
+        """Return when listeners are no longer waited for; infinity if none is."""
+        return self._until_s if self._orders else math.inf
+
     # ------------------------------------------------------------ conclusions
 
     def settle(self, missing: bool) -> bool:
@@ -97,6 +118,12 @@ class Adoption:
         """
         if missing or not self._orders:
             return False
+        if self.awaited_listeners():
+            now_s = self.context.now_s
+            if self._until_s == math.inf:
+                self._until_s = now_s + LISTENERS_WAIT_S
+            if now_s < self._until_s:
+                return False
         for number, record in list(self._orders.items()):
             absent = sorted(_needed(record) - self._back[number])
             if absent:

@@ -433,6 +433,7 @@ class Coordinator:
             self.state_sync.next_deadline_s(),
             trainers.next_deadline_s(self.context),
             self.lineage.due_s,
+            self.adoption.next_deadline_s(),
             self.leases.next_deadline_s(),
             self._finish_due_s if not self._finish_sent else math.inf,
             self.departures.next_deadline_s(),
@@ -470,18 +471,24 @@ class Coordinator:
             self.routes.arrange_again()
             changed |= self.founding.ask()
             self.routes.go_direct(self._receiving)
-            if not self.adoption.waiting:
-                changed |= self.state_sync.transfer(self.scheduler.excluded)
-            changed |= self._evict_hopeless()
-            changed |= self.scheduler.advance()
-            changed |= self.lineage.call_back()
-            changed |= self._rewind()
+            if self.adoption.waiting:
+                changed |= self._evict_hopeless()
+            else:
+                changed |= self._go_on()
             changed |= self.departures.release()
-            changed |= self._finish()
             if not changed:
                 self.context.settled_s = self.context.now_s
                 return
         raise LocalProtocolError("the master's rules do not come to rest")
+
+    def _go_on(self) -> bool:
+        """Let copies and rounds begin and end: all that changes the versions which members hold."""
+        changed = self.state_sync.transfer(self.scheduler.excluded)
+        changed |= self._evict_hopeless()
+        changed |= self.scheduler.advance()
+        changed |= self.lineage.call_back()
+        changed |= self._rewind()
+        return changed | self._finish()
 
     def _publish_view(self) -> None:
         if self.adoption.waiting:

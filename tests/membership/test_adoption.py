@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from holdfast.membership.master.adoption import LISTENERS_WAIT_S
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.protocol.messages import (
     NO_DIGEST,
@@ -15,10 +16,23 @@ from holdfast.protocol.messages import (
     Reduced,
     ReduceFailed,
     Repair,
+    SyncFragment,
     View,
     Welcome,
 )
-from tests.membership.table import DIGEST, LINEAGE, A, B, C, Table, head_of, hello_of
+from tests.membership.table import (
+    CONTRIBUTOR,
+    DIGEST,
+    LINEAGE,
+    SPARE,
+    A,
+    B,
+    C,
+    Grant,
+    Table,
+    head_of,
+    hello_of,
+)
 
 
 def under_way(table: Table) -> Reduce:
@@ -29,9 +43,16 @@ def under_way(table: Table) -> Reduce:
     return order
 
 
-def come_back(table: Table, order: Reduce, peer: str, digest: bytes = NO_DIGEST) -> Welcome:
+def come_back(
+    table: Table,
+    order: Reduce,
+    peer: str,
+    digest: bytes = NO_DIGEST,
+    grant: Grant = CONTRIBUTOR,
+) -> Welcome:
     held = Reduced(order.round, order.attempt, digest)
-    table.join(peer, hello=hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held]))
+    hello = hello_of(peer, heads=[head_of(0, 0)], lineage=LINEAGE, undecided=[held])
+    table.join(peer, grant, hello)
     return table.hear(peer, Welcome)
 
 
@@ -112,3 +133,37 @@ def test_an_attempt_that_the_journal_does_not_know_is_void_after_a_restart() -> 
         assert come_back(table, again, peer, DIGEST).going_on == ()
     assert table.hear(A, Open).round == order.round + 1
     assert not table.records(RoundCommitted)
+
+
+def with_a_spare(table: Table) -> Reduce:
+    """A and B reduce, and the spare C receives the result, when the master ends."""
+    table.start(A, B, spares=[C])
+    order = table.reduce(A, B)
+    assert order.receivers == (A, B, C)
+    table.restart()
+    return order
+
+
+def test_a_spare_that_returns_last_gets_the_result_and_copies_nothing() -> None:
+    table = Table()
+    order = with_a_spare(table)
+    for peer in (A, B):
+        come_back(table, order, peer, DIGEST)
+        table.reduced(order, peer)
+    table.wait(LISTENERS_WAIT_S - 0.1, A, B)
+    table.hears_no(A, View)  # it would cut the spare's links
+    assert come_back(table, order, C, grant=SPARE).going_on == (order.round,)
+    for peer in (A, B, C):
+        assert table.hear(peer, Commit).round == order.round
+    table.hears_no(C, SyncFragment)
+
+
+def test_a_spare_that_does_not_return_holds_nobody_up_for_long() -> None:
+    table = Table()
+    order = with_a_spare(table)
+    for peer in (A, B):
+        come_back(table, order, peer, DIGEST)
+        table.reduced(order, peer)
+    table.hears_no(A, Commit)
+    table.wait(LISTENERS_WAIT_S, A, B)
+    assert table.hear(A, Commit).round == order.round

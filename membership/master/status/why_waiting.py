@@ -47,8 +47,11 @@ class WaitReasons:
             return "training", self._of_round(round_)
         if history.paused:
             return "paused", "paused by the operator; `holdfast resume` lets the run go on"
-        if self._coordinator.state_sync.missing:
-            names = ", ".join(sorted(context.name(p) for p in self._coordinator.state_sync.missing))
+        awaited = (
+            self._coordinator.state_sync.missing or self._coordinator.adoption.awaited_listeners()
+        )
+        if awaited:
+            names = ", ".join(sorted(map(context.name, awaited)))
             return "waiting for members", f"the master has restarted and waits for {names}"
         needed = context.spec.membership.min_members
         here = len(scheduler.contributors())
