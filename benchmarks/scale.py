@@ -528,11 +528,16 @@ async def _measured(peers: int) -> Scale:
             await until(lambda: in_sync() == peers)
             join_s = trio.current_time() - joining_s
             joined = meter.take()
+            say(
+                f"  all have joined: {joined['cpu_total_s']:.1f} s, {_mb(joined['sent_bytes_total'])}"
+            )
             master.decide(coordinator.resume)
             await until(lambda: history.commit_count >= 1)
             meter.take()
             await until(lambda: history.commit_count >= 1 + ROUNDS)
             rounds = meter.take()
+            mean_s, mean_bytes = rounds["cpu_total_s"] / ROUNDS, rounds["sent_bytes_total"] / ROUNDS
+            say(f"  a round takes the master {mean_s:.2f} s and {_mb(mean_bytes)} sent")
             past = list(coordinator.scheduler.round_table.past)[-ROUNDS:]
             assert all(len(each.running().contributors) == peers for each in past)
             await trio.sleep(TRAIN_S / 2)  # in the quiet of the next round

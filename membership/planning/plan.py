@@ -14,7 +14,14 @@ from itertools import groupby
 
 from attrs import evolve, frozen
 
-from ...protocol.messages import FragmentSize, OwnerRun, Plan, Reduce, SiteLeaders
+from ...protocol.messages import (
+    OWNER_RUNS_MAX,
+    FragmentSize,
+    OwnerRun,
+    Plan,
+    Reduce,
+    SiteLeaders,
+)
 from ..spec.spec import MEAN, TOPK_CODECS, RunSpec
 from .bandwidth import LineCapacities, SiteLine
 from .shares import (
@@ -159,11 +166,13 @@ def make_plan(
         )
         if possible and sited.best.pays:
             owners, leads, needed_s = sited.deal()
-            return (
-                evolve(bare, owners=owners, sites=leads),
-                evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
-            )
-    owned = _apportion(cut.chunk_count, _without_barred(shares, contributors, barred))
+            if max(len(owners), *(len(site.leaders) for site in leads)) <= OWNER_RUNS_MAX:
+                return (
+                    evolve(bare, owners=owners, sites=leads),
+                    evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
+                )
+    shares = _largest(_without_barred(shares, contributors, barred), OWNER_RUNS_MAX)
+    owned = _apportion(cut.chunk_count, shares)
     if not lines.guessed.intersection(contributors):
         estimate = evolve(estimate, predicted_s=_star_s(cut, work, owned))
     return evolve(bare, owners=_runs(_owners_by_chunk(contributors, owned))), estimate
@@ -216,6 +225,15 @@ def _without_barred(
     left = [0.0 if p in barred else s for p, s in zip(contributors, shares, strict=True)]
     total = sum(left)
     return [share / total for share in left] if barred and total > 0 else shares
+
+
+def _largest(shares: Sequence[float], count: int) -> Sequence[float]:
+    """Return the shares when only so many of the largest are kept, in proportion; of equals the first."""
+    if len(shares) <= count:
+        return shares
+    kept = set(sorted(range(len(shares)), key=lambda index: -shares[index])[:count])
+    total = sum(shares[index] for index in kept)
+    return [share / total if index in kept else 0.0 for index, share in enumerate(shares)]
 
 
 def _star_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:

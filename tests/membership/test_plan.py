@@ -19,12 +19,13 @@ from holdfast.membership.planning.plan import (
     CHUNK_ALIGNMENT,
     CHUNKS_FINE_MAX,
     PlanEstimate,
+    _largest,
     make_plan,
     wire_bytes_per_value,
 )
 from holdfast.membership.planning.shares import NoReachableOwnerError
 from holdfast.membership.spec.spec import CODECS, RunSpec
-from holdfast.protocol.messages import FragmentSize, Plan
+from holdfast.protocol.messages import OWNER_RUNS_MAX, FragmentSize, Plan
 from tests.membership.sited import Sited, sited
 
 PEERS = [f"{i:032x}" for i in range(24)]
@@ -315,3 +316,18 @@ def test_shares_of_a_tree_are_those_of_the_sites_and_of_their_members() -> None:
     for limited in ({}, {(PEERS[4], PEERS[5]): 1e6}):
         again, _ = make_plan(size, PEERS[:8], PEERS[:8], evolve(lines, pair_limits=limited), SPEC)
         assert bool(again.sites) == (not limited)
+
+
+def test_a_plan_names_no_more_owners_than_a_message_may() -> None:
+    peers = [f"{n:032x}" for n in range(OWNER_RUNS_MAX + 100)]
+    lines = LineCapacities({peer: Bandwidth(1e8, 1e8) for peer in peers})
+    size = FragmentSize(2**28, 2**28, 0)
+    plan, _estimate = make_plan(size, peers, peers, lines, SPEC)
+    assert len(plan.owners) <= OWNER_RUNS_MAX
+    owned_values = sum(run.chunk_count for run in plan.owners) * plan.chunk_elements
+    assert 0 <= owned_values - 2**28 < plan.chunk_elements
+
+
+def test_the_largest_shares_are_kept_in_proportion() -> None:
+    assert list(_largest([0.1, 0.3, 0.2, 0.3, 0.1], 3)) == pytest.approx([0, 0.375, 0.25, 0.375, 0])
+    assert list(_largest([0.4, 0.6], 2)) == [0.4, 0.6]
