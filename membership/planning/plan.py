@@ -166,7 +166,7 @@ def make_plan(
         )
         if possible and sited.best.pays:
             owners, leads, needed_s = sited.deal()
-            if max(len(owners), *(len(site.leaders) for site in leads)) <= OWNER_RUNS_MAX:
+            if max(len(owners), *(len(site.leaders) for site in leads), 0) <= OWNER_RUNS_MAX:
                 return (
                     evolve(bare, owners=owners, sites=leads),
                     evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
