@@ -171,8 +171,8 @@ def make_plan(
                     evolve(bare, owners=owners, sites=leads),
                     evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
                 )
-    shares = _largest(_without_barred(shares, contributors, barred), OWNER_RUNS_MAX)
-    owned = _apportion(cut.chunk_count, shares)
+    owning = _largest(_without_barred(shares, contributors, barred), OWNER_RUNS_MAX)
+    owned = _apportion(cut.chunk_count, owning)
     if not lines.guessed.intersection(contributors):
         estimate = evolve(estimate, predicted_s=_star_s(cut, work, owned))
     return evolve(bare, owners=_runs(_owners_by_chunk(contributors, owned))), estimate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from holdfast.membership.master.adoption import LISTENERS_WAIT_S
+from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.state.journal import RoundCommitted
 from holdfast.protocol.messages import (
     NO_DIGEST,
@@ -28,7 +29,6 @@ from tests.membership.table import (
     A,
     B,
     C,
-    Grant,
     Table,
     head_of,
     hello_of,
