@@ -222,18 +222,22 @@ def _without_barred(
     shares: Sequence[float], contributors: Sequence[str], barred: Collection[str]
 ) -> Sequence[float]:
     """Return the shares when barred contributors own nothing and the others more, in proportion."""
-    left = [0.0 if p in barred else s for p, s in zip(contributors, shares, strict=True)]
-    total = sum(left)
-    return [share / total for share in left] if barred and total > 0 else shares
+    kept = {index for index, peer in enumerate(contributors) if peer not in barred}
+    return _only(shares, kept) if barred and any(shares[index] > 0 for index in kept) else shares
 
 
 def _largest(shares: Sequence[float], count: int) -> Sequence[float]:
     """Return the shares when only so many of the largest are kept, in proportion; of equals the first."""
     if len(shares) <= count:
         return shares
-    kept = set(sorted(range(len(shares)), key=lambda index: -shares[index])[:count])
-    total = sum(shares[index] for index in kept)
-    return [share / total if index in kept else 0.0 for index, share in enumerate(shares)]
+    return _only(shares, set(sorted(range(len(shares)), key=lambda index: -shares[index])[:count]))
+
+
+def _only(shares: Sequence[float], kept: Collection[int]) -> Sequence[float]:
+    """Return the shares when only these have one, in proportion."""
+    left = [share if index in kept else 0.0 for index, share in enumerate(shares)]
+    total = sum(left)
+    return [share / total for share in left]
 
 
 def _star_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
