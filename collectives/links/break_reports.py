@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import zlib
 
-REPORTS_AT_ONCE = (
-    16  # expected; that fewer than two of a crowd are chosen happens once in half a million times
-)
-REPORT_LATER_S = (
-    4.0  # a master of a crowd publishes a change of the view within 2 s, see ``crowd_messages``
-)
+# Expected; that fewer than two of a crowd are chosen happens once in half a million times.
+REPORTS_AT_ONCE = 16
+REPORT_LATER_S = 4.0  # a master of a crowd publishes a view within 2 s, see ``crowd_messages``
 
 
 def reports_at_once(me: str, peer: str, members: int) -> bool:
