@@ -15,6 +15,7 @@ import trio
 from hypothesis import HealthCheck, settings
 
 from holdfast.daemon.simulation.virtual_time import run_virtually
+from tests import fork_server
 from tests.planting import told_to_record
 
 REAL_SECONDS_MAX = 280.0  # for what hangs: it is told by name before pytest's own timeout
@@ -31,6 +32,7 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+fork_server.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,6 +53,15 @@ def signal_handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start new interpreters where the test is marked so; leave no process that has ended."""
+    if request.node.get_closest_marker("new_interpreter") is not None:
+        monkeypatch.setattr(fork_server.ForkedPopen, "enabled", False)
+    yield
+    fork_server.reap_orphans()
 
 
 async def _bounded(test: Callable[[], Awaitable[None]], seconds: float) -> None:

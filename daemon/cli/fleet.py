@@ -1,0 +1,353 @@
+"""A run on this machine: a master and its peers as processes, each with its folder and its log.
+
+It uses only the ``holdfast`` commands and what daemons say over HTTP, as any operator would. ``holdfast
+demo`` is such a run; tests and benchmarks start theirs in the same way, with hosts of their own
+(``_popen``, ``_inside``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from attrs import define, field
+
+from ...protocol.errors import UserError
+from ..paths import CONTROL_FILE, DaemonAddress, read_control
+
+MASTER = "master"
+LOOPBACK = "127.0.0.1:0"
+START_S = 60.0  # of one daemon, on a busy machine; it does not import torch
+HTTP_S = 60.0
+EXIT_S = 60.0
+POLL_FIRST_S = 0.02  # between two looks at a status; twice as long after each, since a look costs some
+POLL_MAX_S = 0.16  # milliseconds of the processor that the run needs
+LOG_TAIL_CHARS = 3_000
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # several trainers share a machine
+
+Status = dict[str, Any]
+
+
+class FleetError(UserError):
+    """A process of the run failed, or something did not happen in time; the hint quotes its log."""
+
+
+@define(eq=False)
+class Node:
+    """One ``holdfast`` process.
+
+    Attributes:
+      folder: its state.
+      trainer_pids: of trainers that it is known to have started; each leads a group of its own.
+      awaited: its end is expected.
+    """
+
+    name: str
+    folder: Path
+    log_path: Path
+    process: subprocess.Popen[Any]
+    trainer_pids: set[int] = field(factory=set)
+    awaited: bool = False
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def log_tail(self) -> str:
+        return f"its log ends with:\n{self.log[-LOG_TAIL_CHARS:].strip()}"
+
+    def ended_badly(self) -> bool:
+        """Return whether it ended by itself with a failure that nobody awaited."""
+        return not self.awaited and (self.process.poll() or 0) > 0
+
+    def address(self) -> DaemonAddress | None:
+        """Return where it serves, and its token; None if it does not serve yet."""
+        found = read_control(self.folder / CONTROL_FILE)
+        return found if found is not None and found.pid == self.process.pid else None
+
+    def control(self) -> DaemonAddress:
+        """Wait until it serves.
+
+        Raises:
+          FleetError: it has ended, or did not start in time.
+        """
+        polls = Polls(START_S)
+        while self.process.poll() is None:
+            if (found := self.address()) is not None:
+                return found
+            if not polls.wait():
+                break
+        raise FleetError(f"{self.name} does not serve", hint=self.log_tail)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = EXIT_S) -> int:
+        """Wait for its end, and return its exit status."""
+        self.awaited = True
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise FleetError(f"{self.name} still runs", hint=self.log_tail) from None
+
+
+class Polls:
+    """The pauses between looks at something that changes, until ``seconds`` are over."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until_s = time.monotonic() + seconds
+        self._pause_s = POLL_FIRST_S
+
+    def wait(self) -> bool:
+        """Pause; return False without a pause if the time is over."""
+        if time.monotonic() > self._until_s:
+            return False
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, POLL_MAX_S)
+        return True
+
+
+class Fleet:
+    """The processes of one run; those that still live when the ``with`` block ends are killed.
+
+    Args:
+      folder: each process has ``NAME/`` for its state and ``NAME.log`` in it.
+
+    Attributes:
+      nodes: the processes by name; the master's is ``master``.
+      ended: earlier lives of nodes that were started again.
+      invites: by the name of the peer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: dict[str, Node] = {}
+        self.ended: list[Node] = []
+        self.invites: dict[str, str] = {}
+        # By name: daemons on different hosts may have the same address and port.
+        self._clients: dict[str, httpx.Client] = {}
+        self._master_arguments: list[str] = []
+        self._master_addresses: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill_all()
+
+    # ------------------------------------------------------------ hosts
+
+    def _popen(self, name: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a node's process on its host; ``options`` are ``subprocess.Popen``'s."""
+        return subprocess.Popen(argv, **options)
+
+    def _inside(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A block in which this thread opens connections from a node's host."""
+        return contextlib.nullcontext()
+
+    # ------------------------------------------------------------ processes
+
+    def spawn(
+        self,
+        name: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+        program: Sequence[str] = (sys.executable, "-m", "holdfast"),
+    ) -> Node:
+        """Start ``holdfast ARGUMENTS`` in a session of its own.
+
+        Args:
+          env: variables beside this process's, without those that configure holdfast.
+          before: a command that executes that one.
+        """
+        log_path = self.folder / f"{name}.log"
+        with log_path.open("ab") as log:
+            process = self._popen(
+                name,
+                [*before, *program, "--log-level", "info", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(env),
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        if name in self.nodes:
+            self.ended.append(self.nodes[name])
+        node = self.nodes[name] = Node(name, self.folder / name, log_path, process)
+        return node
+
+    def start_master(
+        self, toml: str, *, listen: str = LOOPBACK, http: str = LOOPBACK, more: Sequence[str] = ()
+    ) -> Node:
+        """Start a master with this text as run.toml, and wait until it serves."""
+        path = self.folder / "run.toml"
+        path.write_text(toml)
+        self._master_arguments = [str(path), "--http", http, "--no-invite", *more]
+        return self._start_master(listen)
+
+    def restart_master(self) -> Node:
+        """Start the master again, at the address that its peers know."""
+        return self._start_master(self._master_addresses[0])
+
+    def _start_master(self, listen: str) -> Node:
+        where = ("--state", str(self.folder / MASTER), "--listen", listen)
+        node = self.spawn(MASTER, MASTER, *self._master_arguments, *where)
+        node.control()
+        self._master_addresses = [str(each) for each in self.master()["addresses"]]
+        return node
+
+    def invite(self, name: str, *, role: str = "contributor", founder: bool = False) -> str:
+        """Return the invite of a peer; the first call asks the master for it."""
+        if name not in self.invites:
+            body = {"role": role, "uses": 1, "hours": 24, "founder": founder}
+            self.invites[name] = str(self.act("invite", body)["invite"])
+        return self.invites[name]
+
+    def join(
+        self,
+        name: str,
+        *script: str,
+        command: Sequence[str],
+        role: str = "contributor",
+        founder: bool = False,
+        listen: str = LOOPBACK,
+        patience_s: float = 30.0,
+        more: Sequence[str] = (),
+        **how: Any,
+    ) -> Node:
+        """Start a peer; a name that was there before returns with its identity and its old invite.
+
+        Args:
+          command: the training command.
+          script: further arguments of it.
+          patience_s: for how long it looks for a master.
+          more: further options of ``join``.
+          how: see ``spawn``.
+        """
+        return self.spawn(
+            name,
+            "join",
+            self.invite(name, role=role, founder=founder),
+            f"--name={name}",
+            f"--state={self.folder / name}",
+            f"--listen={listen}",
+            f"--http={LOOPBACK}",
+            f"--patience={patience_s:g}",
+            *more,
+            "--",
+            *command,
+            *script,
+            **how,
+        )
+
+    def kill(self, name: str) -> None:
+        """Kill a daemon and its trainer as a power cut does: neither sees the other die."""
+        node = self.nodes[name]
+        if name != MASTER and node.process.poll() is None:
+            self.peer(name)
+            node.signal(signal.SIGSTOP)
+        self._kill(node)
+
+    def kill_all(self) -> None:
+        """Kill all processes that still run."""
+        for node in self.nodes.values():
+            if node.process.poll() is None and node.address() is not None:
+                node.signal(signal.SIGCONT)  # one that is stopped answers nobody
+                with contextlib.suppress(httpx.HTTPError, ValueError, UserError):
+                    self.peer(node.name)  # its trainer's process id
+        for node in [*self.ended, *self.nodes.values()]:
+            self._kill(node)
+        for client in self._clients.values():
+            client.close()
+
+    @staticmethod
+    def _kill(node: Node) -> None:
+        node.awaited = True
+        for pid in node.trainer_pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        node.process.kill()
+        node.process.wait()
+
+    # ------------------------------------------------------------ status and actions
+
+    def peer(self, name: str) -> Status:
+        """Return a daemon's own status."""
+        status = self.ask(name, "status")
+        if status.get("command_pid"):
+            self.nodes[name].trainer_pids.add(int(status["command_pid"]))
+        return status
+
+    def master(self) -> Status:
+        """Return the master's status."""
+        return self.ask(MASTER, "status")
+
+    def act(self, what: str, body: Mapping[str, object]) -> Status:
+        """Ask the master to do something."""
+        return self.ask(MASTER, what, body)
+
+    def ask(self, name: str, what: str, body: Mapping[str, object] | None = None) -> Status:
+        """Return a daemon's answer: to a GET, or to a POST with this body.
+
+        Raises:
+          FleetError: the daemon does not serve, or refuses.
+        """
+        control = self.nodes[name].control()
+        client = self._clients.setdefault(name, httpx.Client(timeout=HTTP_S))
+        headers = {"authorization": f"Bearer {control.token}"}
+        with self._inside(name):
+            response = client.request(
+                "GET" if body is None else "POST",
+                f"{control.url}/api/{what}",
+                json=None if body is None else dict(body),
+                headers=headers,
+            )
+        if response.status_code != httpx.codes.OK:
+            raise FleetError(f"{name} refuses {what}: {response.text}")
+        answer: Status = response.json()
+        return answer
+
+    def until(self, condition: Callable[[Status], object], what: str, seconds: float) -> Status:
+        """Look at the master's status until the condition holds, and return it.
+
+        Raises:
+          FleetError: it does not hold in time, or a process has failed meanwhile.
+        """
+        polls = Polls(seconds)
+        while True:
+            status = self.master()
+            if condition(status):
+                return status
+            self.check_alive(what)
+            if not polls.wait():
+                raise FleetError(
+                    f"not within {seconds:g} s: {what}; {status['state']}: {status['why_waiting']}",
+                    hint=self.nodes[MASTER].log_tail,
+                )
+
+    def check_alive(self, what: str = "the end") -> None:
+        """Raise FleetError if a process has failed, with the end of its log."""
+        for node in self.nodes.values():
+            if node.ended_badly():
+                raise FleetError(
+                    f"{node.name} ended with exit status {node.process.returncode}, waiting for: {what}",
+                    hint=node.log_tail,
+                )
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's environment without what configures holdfast, for one of many daemons here."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    kept.pop("COLUMNS", None)  # the width of this terminal
+    return {**kept, **ONE_THREAD, **(extra or {})}
