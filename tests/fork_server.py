@@ -138,9 +138,8 @@ def become(request: Mapping[str, Any]) -> Callable[[], object]:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-        handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGPIPE: signal.SIG_IGN}
-        signal.signal(number, handlers.get(number, signal.SIG_DFL))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _open_streams(unbuffered=bool(os.environ.get(UNBUFFERED)))
     arguments: list[str] = request["arguments"]
     if arguments[:2] == ["-m", "holdfast"]:
@@ -148,7 +147,8 @@ def become(request: Mapping[str, Any]) -> Callable[[], object]:
         sys.path[0] = os.getcwd()
         if "join" in arguments:
             serve_trainers()
-        return importlib.import_module("holdfast.__main__").main
+        run: Callable[[], object] = importlib.import_module("holdfast.__main__").main
+        return run
     script = arguments[0]
     sys.argv = arguments
     sys.path[0] = str(Path(script).parent.absolute())
@@ -159,7 +159,7 @@ def run_script(path: str) -> None:
     """Run a script; its errors are shown as an interpreter shows them, without the lines of this file."""
     try:
         runpy.run_path(path, run_name="__main__")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, RUNPY):
             trace = trace.tb_next
@@ -283,7 +283,9 @@ class ForkedPopen(subprocess.Popen[Any]):
             self.owned.add(self.pid)
             return
         p2cread, _, _, c2pwrite, _, errwrite = pipes
-        files = [given if given >= 0 else n for n, given in enumerate((p2cread, c2pwrite, errwrite))]
+        files = [
+            given if given >= 0 else n for n, given in enumerate((p2cread, c2pwrite, errwrite))
+        ]
         folder = os.path.abspath(os.fspath(cwd or "."))
         words = [os.fspath(each) for each in args[1:]]
         self.pid = server.fork(words, environment, folder, files, session=bool(session))

@@ -28,7 +28,9 @@ LOOPBACK = "127.0.0.1:0"
 START_S = 60.0  # of one daemon, on a busy machine; it does not import torch
 HTTP_S = 60.0
 EXIT_S = 60.0
-POLL_FIRST_S = 0.02  # between two looks at a status; twice as long after each, since a look costs some
+POLL_FIRST_S = (
+    0.02  # between two looks at a status; twice as long after each, since a look costs some
+)
 POLL_MAX_S = 0.16  # milliseconds of the processor that the run needs
 LOG_TAIL_CHARS = 3_000
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # several trainers share a machine
@@ -261,11 +263,11 @@ class Fleet:
 
     def kill_all(self) -> None:
         """Kill all processes that still run."""
-        for node in self.nodes.values():
+        for name, node in self.nodes.items():
             if node.process.poll() is None and node.address() is not None:
                 node.signal(signal.SIGCONT)  # one that is stopped answers nobody
                 with contextlib.suppress(httpx.HTTPError, ValueError, UserError):
-                    self.peer(node.name)  # its trainer's process id
+                    self.peer(name)  # its trainer's process id
         for node in [*self.ended, *self.nodes.values()]:
             self._kill(node)
         for client in self._clients.values():

@@ -70,6 +70,7 @@ class UnixBridge:
     Attributes:
       attached_pid: of the trainer that is attached, or None.
       was_attached: a trainer has attached, now or earlier.
+      listening: a trainer can connect.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class UnixBridge:
         self._ends = ends
         self.attached_pid: int | None = None
         self.was_attached = False
+        self.listening = trio.Event()
         self._files: tuple[int, int] | None = None
         self._shared: Arena | None = None
         self._posted: Arena | None = None
@@ -152,6 +154,7 @@ class UnixBridge:
                 await listener.bind(str(self.path))
                 os.chmod(self.path, 0o600)
                 listener.listen(4)
+                self.listening.set()
                 async with trio.open_nursery() as nursery:
                     while True:
                         connection, _ = await listener.accept()

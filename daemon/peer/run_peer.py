@@ -224,6 +224,7 @@ class Peer:
                     output=self.screen.output,
                     gpus_min=options.gpus_min,
                     show_gpus=self._show_gpus,
+                    ready=self.bridge.listening,
                 )
             config = options.config(
                 credentials,

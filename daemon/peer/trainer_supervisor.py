@@ -76,6 +76,7 @@ class TrainerSupervisor:
       output: takes the command's output, see ``OutputPipe``; None: it goes where the daemon's goes.
       gpus_min: the command waits for so many healthy GPUs; 0: one, if the command has ``{gpus}``.
       show_gpus: takes what is known of the GPUs, for people.
+      ready: the first start waits for it: the daemon listens at the socket.
 
     Attributes:
       pid: of the process that runs, or None.
@@ -96,6 +97,7 @@ class TrainerSupervisor:
         output: Take | None = None,
         gpus_min: int = 0,
         show_gpus: Callable[[str], None] = lambda _text: None,
+        ready: trio.Event | None = None,
     ) -> None:
         self.command = list(command)
         self.socket_path = socket_path
@@ -111,6 +113,7 @@ class TrainerSupervisor:
         counted = any(COUNT_PLACEHOLDER in each for each in command)
         self._gpus_min = max(gpus_min, int(counted))  # 0: the GPUs do not matter
         self._show_gpus = show_gpus
+        self._ready = ready
         self._gpus = Gpus()  # all that were seen, as they were last
         self.why_waiting = ""
         self._renewal = ""  # why the running process makes way for one with other GPUs
@@ -145,6 +148,8 @@ class TrainerSupervisor:
         """
         try:
             with self._scope:
+                if self._ready is not None:
+                    await self._ready.wait()
                 await self._keep_running()
                 return TrainerEnd.DONE
             return TrainerEnd.STOPPED

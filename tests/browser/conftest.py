@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import (
@@ -22,10 +23,10 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tests.processes.harness import Fleet, Status, in_sync, spec
+from tests.processes.harness import Fleet, Status, in_sync, own_host, spec
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-WAIT_MS = 25_000.0  # for what a page is to show: two cores may be busy with other tests
+WAIT_MS = 120_000.0  # for what a page is to show: two cores may be busy with other tests
 STRANGE = "<i>cedar"  # a name that would be markup if anything took it for it
 
 MEMBERS = ("alder", "birch", STRANGE)
@@ -43,24 +44,16 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _in_sync(names: Sequence[str], status: Status) -> bool:
     return in_sync(status, *names)
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+@contextmanager
+def training_run(folder: Path) -> Iterator[Fleet]:
     """A master at a fixed URL, two contributors that train without end, and a spare."""
-    made = Fleet(tmp_path_factory.mktemp("run"), strict=False)
+    made = Fleet(folder, strict=False)
     try:
-        http = f"127.0.0.1:{_free_port()}"
-        made.start_master(spec(contributors=2), more=["--http", http])
+        made.start_master(spec(contributors=2), http=f"{own_host()}:29780")
         for rank, name in enumerate(MEMBERS):
             script = ("--rank", str(rank), "--pause", "0.02", "--figures")
             made.join(name, *script, founder=rank == 0)
@@ -69,6 +62,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield made
     finally:
         made.stop_all()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A run for tests that leave it as it is."""
+    with training_run(tmp_path_factory.mktemp("run")) as made:
+        yield made
 
 
 class Watched:
@@ -118,4 +118,4 @@ def page(browser: Browser, fleet: Fleet) -> Iterator[Page]:
 
 
 def url(fleet: Fleet, name: str) -> str:
-    return str(fleet.nodes[name].control()["url"])
+    return str(fleet.nodes[name].control().url)

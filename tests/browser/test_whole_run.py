@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import url, watch
 from tests.browser.test_page import figure, give_token, token_of
-from tests.processes.harness import TRAINER, Fleet, spec
+from tests.processes.harness import Fleet, spec
 
 pytestmark = pytest.mark.slow
 
 ROUNDS = 12
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Fleet]:
     """A master that no machine has joined yet."""
-    made = Fleet(tmp_path_factory.mktemp("alone"), strict=False)
+    made = Fleet(tmp_path, strict=False)
     try:
         made.start_master(spec(rounds=ROUNDS, min_members=1, sync_every=50))
         yield made
@@ -74,8 +74,10 @@ def test_an_empty_chart_has_no_axes(page: Page, alone: Fleet) -> None:
     alone.nodes["alder"].wait()
 
 
-def test_a_finished_run_has_an_ending(page: Page, alone: Fleet) -> None:
-    alone.join("alder", "--pause", "0.01", "--figures", command=(sys.executable, str(TRAINER)))
+def test_a_finished_run_has_an_ending_that_a_restart_of_the_master_keeps(
+    page: Page, alone: Fleet
+) -> None:
+    alone.join("alder", "--pause", "0.01", "--figures", founder=True)
     expect(page.locator("#state")).to_contain_text("training")
     expect(page.locator("#state")).to_contain_text("finished", timeout=120_000)
     assert alone.nodes["alder"].wait() == 0
@@ -102,10 +104,6 @@ def test_a_finished_run_has_an_ending(page: Page, alone: Fleet) -> None:
         expect(page.locator("#actions")).to_be_hidden()
         expect(page.locator("#loss-chart canvas")).to_be_visible()
         page.reload()
-
-
-def test_what_was_logged_is_there_after_a_restart_of_the_master(page: Page, alone: Fleet) -> None:
-    alone.master()
     alone.nodes["master"].process.terminate()
     alone.nodes["master"].wait()
     alone.restart_master()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.peer import trainer_supervisor as module
@@ -62,6 +63,28 @@ async def test_status_0_is_the_end(tmp_path: Path) -> None:
     supervisor = shell("exit 0", tmp_path)
     assert await supervisor.run() is TrainerEnd.DONE
     assert (supervisor.restarts, supervisor.pid) == (0, None)
+
+
+async def test_the_command_is_not_started_before_the_daemon_listens(tmp_path: Path) -> None:
+    listens = trio.Event()
+    touch = ["touch", str(tmp_path / "started")]
+    supervisor = TrainerSupervisor(touch, tmp_path / "sock", member="me", ready=listens)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (supervisor.pid, (tmp_path / "started").exists()) == (None, False)
+        listens.set()
+    assert (tmp_path / "started").exists()
+
+
+async def test_one_that_never_listens_can_be_stopped(tmp_path: Path) -> None:
+    command = ["touch", str(tmp_path / "started")]
+    supervisor = TrainerSupervisor(command, tmp_path / "sock", member="me", ready=trio.Event())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        await trio.testing.wait_all_tasks_blocked()
+        await supervisor.stop()
+    assert not (tmp_path / "started").exists()
 
 
 async def test_it_is_told_where_the_daemon_is(tmp_path: Path) -> None:

@@ -191,8 +191,7 @@ def test_a_machine_that_is_fine_is_told_so_and_uses_nothing_up(
     assert report["congestion"][0]["text"].startswith(f"lanes use {used}")
     assert report["congestion"][0]["verdict"] == ("ok" if used == "bbr" else "warning")
     assert not (tmp_path / "state").exists(), "nothing is left behind"
-    control = fleet.nodes["master"].control()
-    left = fleet._client.get(f"{control['url']}/api/invites").json()["invites"]
+    left = fleet.ask("master", "invites")["invites"]
     assert [each["uses_left"] for each in left if each["id"]] == [2]
     assert fleet.master()["members"] == []
 
@@ -357,8 +356,7 @@ def test_invites_that_are_none(fleet: Fleet, invite: str, tmp_path: Path) -> Non
     late = doctor(changed(invite, expires_s=1_000_000_000), state=tmp_path).only("invite")
     assert "expired at 2001-09-09" in late["text"]
     fresh = str(fleet.act("invite", {"uses": 1, "hours": 1})["invite"])
-    control = fleet.nodes["master"].control()
-    invites = fleet._client.get(f"{control['url']}/api/invites").json()["invites"]
+    invites = fleet.ask("master", "invites")["invites"]
     fleet.act("withdraw", {"id": invites[-1]["id"]})
     gone = doctor(fresh, state=tmp_path).only("invite")
     assert gone["text"] == "this invite was withdrawn"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sqlite3
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.processes.harness import (
     contributing,
     in_sync,
     member,
+    own_host,
     role,
     spec,
     why_gone,
@@ -89,22 +89,6 @@ def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fle
         assert "Traceback" not in fleet.nodes[name].log, name
 
 
-@pytest.mark.fault("a peer freezes")
-def test_a_frozen_daemon_is_out_within_the_deadline_and_thaws_as_a_spare(fleet: Fleet) -> None:
-    start_three_and_a_spare(fleet)
-    fleet.nodes["b"].signal(signal.SIGSTOP)
-    status = fleet.until(
-        lambda s: role(s, "d") == "contributor" and contributing(s, "d"), "d steps in"
-    )
-    assert "no sign of life" in why_gone(status, "b")
-    fleet.until_committed(3)
-    fleet.nodes["b"].signal(signal.SIGCONT)
-    status = fleet.until(lambda s: in_sync(s, "b"), "b is back")
-    assert role(status, "b") == "spare"
-    found = fleet.settle(*"abcd")
-    assert len(set(found.values())) == 1, found
-
-
 @pytest.mark.fault("the master dies")
 def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
     fleet: Fleet, tmp_path: Path
@@ -113,15 +97,13 @@ def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
     start_three_and_a_spare(fleet, b=("--crash", str(crash)))
     before = {name: fleet.peer(name)["state_received_bytes"] for name in "abcd"}
 
-    # The trainer dies: the spare's is warm and steps in. Its daemon starts it again and gives it
-    # the state out of memory.
+    # The trainer dies. Its daemon starts it again and gives it the state out of memory; it is back before
+    # the spare would take its place.
     trainer = fleet.peer("b")["command_pid"]
     crash.touch()
-    fleet.until(lambda s: contributing(s, *"acd"), "d steps in for b")
+    fleet.until(lambda _: fleet.peer("b")["trainer_restarts"] == 1, "b's daemon starts it again")
     assert not alive(trainer)
-    status = fleet.until(lambda s: (member(s, "b") or {})["trainer"], "b's new trainer is there")
-    assert fleet.peer("b")["trainer_restarts"] == 1
-    assert role(status, "b") == "spare", "it is the warm one now"
+    fleet.until(lambda s: contributing(s, *"abc"), "b's new trainer contributes")
 
     # The master dies; its successor goes on from the journal with the peers that come back.
     roles = {name: role(fleet.master(), name) for name in "abcd"}
@@ -144,8 +126,8 @@ def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
 def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     fleet: Fleet, tmp_path: Path
 ) -> None:
-    port = free_port()
-    standby = ("--also", f"127.0.0.1:{port}")
+    second = f"{own_host()}:29700"
+    standby = ("--also", second)
     fleet.start_master(spec(contributors=2, min_members=2), more=standby)
     for rank, name in enumerate("ab"):
         fleet.join(name, "--rank", str(rank), *PAUSE, founder=name == "a")
@@ -160,7 +142,7 @@ def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     first.process.wait()
 
     http = ("--http", "127.0.0.1:0", "--no-invite")
-    listen = ("--listen", f"127.0.0.1:{port}")
+    listen = ("--listen", second)
     fleet.nodes["first"] = fleet.nodes.pop("master")
     fleet.nodes["first"].awaited = True
     node = fleet.spawn("standby", "master", "--journal", str(copy), *listen, *http)
@@ -185,8 +167,8 @@ def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     "the copy leads the run on, with every round of which a peer heard",
 )
 def test_a_copy_that_is_kept_up_to_date_leads_the_run_on(fleet: Fleet) -> None:
-    port = free_port()
-    fleet.start_master(spec(contributors=2, min_members=2), more=("--also", f"127.0.0.1:{port}"))
+    second = f"{own_host()}:29700"
+    fleet.start_master(spec(contributors=2, min_members=2), more=("--also", second))
     for rank, name in enumerate("ab"):
         fleet.join(name, "--rank", str(rank), *PAUSE, founder=name == "a")
     fleet.until(lambda s: contributing(s, *"ab"), "a and b train")
@@ -215,7 +197,7 @@ def test_a_copy_that_is_kept_up_to_date_leads_the_run_on(fleet: Fleet) -> None:
     if "its copy lacks what follows" not in first.log:  # a busy machine may take 3 s for a write
         assert len(rows[own]) - len(rows[copy]) <= 1
 
-    listen = ("--listen", f"127.0.0.1:{port}", "--no-invite")
+    listen = ("--listen", second, "--no-invite")
     fleet.nodes["master"] = fleet.spawn("leads", "master", "--journal", str(copy), *listen, *http)
     del fleet.nodes["leads"]
     fleet.nodes["master"].folder = copy
@@ -229,9 +211,3 @@ def test_a_copy_that_is_kept_up_to_date_leads_the_run_on(fleet: Fleet) -> None:
 def records_of(path: Path) -> list[tuple[int, str, bytes]]:
     with contextlib.closing(sqlite3.connect(path)) as db:
         return db.execute("select id, kind, body from records order by id").fetchall()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

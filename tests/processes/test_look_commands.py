@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 
 from holdfast.protocol.network.socket_options import UNPACED
-from tests.processes.harness import WAIT_S, Fleet, environment, member, spec
+from tests.processes.harness import WAIT_S, Fleet, Polls, environment, member, spec
 
 COLUMNS, LINES = 80, 24
 NAME = "train.example.org"  # that the master's owner has given it
@@ -63,8 +64,8 @@ def test_a_daemon_is_read_under_its_own_names_only(fleet: Fleet) -> None:
         ("alder", "localhost:1", 200),
         ("alder", NAME, 421),
     ):
-        url = fleet.nodes[node].control()["url"]
-        told = fleet._client.get(f"{url}/api/status", headers={"host": host})
+        url = fleet.nodes[node].control().url
+        told = httpx.get(f"{url}/api/status", headers={"host": host})
         assert told.status_code == status, (node, host)
 
 
@@ -192,10 +193,9 @@ def test_a_watcher_sees_the_run_and_outlives_its_master(fleet: Fleet) -> None:
 
 
 def wait_for_line(path: Path, wanted: str) -> None:
-    until_s = time.monotonic() + WAIT_S
+    polls = Polls(WAIT_S)
     while wanted not in path.read_text():
-        assert time.monotonic() < until_s, path.read_text()
-        time.sleep(0.1)
+        assert polls.wait(), path.read_text()
 
 
 def test_a_peer_is_watched_too_until_ctrl_c(fleet: Fleet) -> None:

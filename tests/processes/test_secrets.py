@@ -40,13 +40,13 @@ def test_no_secret_is_anywhere_that_others_look(fleet: Fleet) -> None:
     printed = next(w for w in fleet.nodes["master"].log.split() if w.startswith("holdfast1."))
     found = secrets_of(fleet.folder, iter([*fleet.invites.values(), waiting]))
     nodes = {name: node.control() for name, node in fleet.nodes.items()}
-    found |= {f"control token of {name}": each["token"].encode() for name, each in nodes.items()}
+    found |= {f"control token of {name}": each.token.encode() for name, each in nodes.items()}
     assert len(found) >= 3 + 2 * 4 + 3, "tokens, keys of authority, master and peers, controls"
     texts = {f"{name}'s log": node.log.encode() for name, node in fleet.nodes.items()}
     for name, control in nodes.items():
         for read in READS:
-            texts[f"{name}: {read}"] = httpx.get(f"{control['url']}/{read}", timeout=WAIT_S).content
-        texts[f"{name}'s arguments"] = arguments_of(control["pid"])
+            texts[f"{name}: {read}"] = httpx.get(f"{control.url}/{read}", timeout=WAIT_S).content
+        texts[f"{name}'s arguments"] = arguments_of(control.pid)
     for name in ("alder", "birch"):
         texts[f"{name}'s trainer's"] = arguments_of(fleet.peer(name)["command_pid"])
     for path in fleet.folder.rglob("*"):

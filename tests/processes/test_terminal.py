@@ -234,6 +234,7 @@ def test_a_peers_log_is_read_at_the_peer_and_at_the_master(fleet: Fleet) -> None
     fleet.join("alder", founder=True, command=("sh", "-c", script))
     fleet.join("birch", "--rank", "1", more=("--private-log",))
     fleet.until(lambda s: s["committed"] >= 2 and len(s["members"]) == 2, "both train")
+    fleet.until_log("alder", "the trainer has attached")  # it looks once a second
 
     own = lines_of(fleet, name="alder")
     assert [line["text"] for line in own if line["source"] == "trainer"] == [
@@ -267,9 +268,9 @@ def test_the_log_needs_the_token(fleet: Fleet) -> None:
 
     def ask(name: str, query: str, token: str | None) -> tuple[int, dict[str, object]]:
         control = fleet.nodes[name].control()
-        request = urllib.request.Request(f"{control['url']}/api/logs{query}")
+        request = urllib.request.Request(f"{control.url}/api/logs{query}")
         if token is not None:
-            request.add_header("authorization", f"Bearer {token or control['token']}")
+            request.add_header("authorization", f"Bearer {token or control.token}")
         try:
             with urllib.request.urlopen(request) as answer:
                 return answer.status, json.loads(answer.read())
@@ -328,7 +329,7 @@ def test_new_lines_are_followed(fleet: Fleet, tmp_path: Path) -> None:
 def test_the_page_is_opened_signed_in(fleet: Fleet, tmp_path: Path) -> None:
     node = fleet.start_master(spec(min_members=1))
     control = node.control()
-    address = f"{control['url']}/#token={control['token']}"
+    address = f"{control.url}/#token={control.token}"
     state = str(node.folder)
     printed = holdfast("dashboard", "--print", "--state", state)
     assert printed.stdout == address + "\n"
@@ -350,7 +351,7 @@ def test_the_page_is_opened_signed_in(fleet: Fleet, tmp_path: Path) -> None:
     assert opened.read_text() == address
     over_ssh = run(**desktop, SSH_CONNECTION="10.0.0.2 50000 10.0.0.1 22", USER="ada")
     assert over_ssh.stdout == address + "\n"
-    port = control["url"].rpartition(":")[2]
+    port = control.url.rpartition(":")[2]
     assert f"ssh -N -L {port}:127.0.0.1:{port} ada@10.0.0.1" in over_ssh.stderr
     without = {k: v for k, v in os.environ.items() if k in ("DISPLAY", "WAYLAND_DISPLAY")}
     if not without:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +24,6 @@ from tests.processes.harness import (
 
 pytestmark = pytest.mark.slow
 
-STEP_DEADLINE_S = 6
-
 
 def events(status: Status) -> list[str]:
     return [str(event["text"]) for event in status["events"]]
@@ -38,8 +34,7 @@ def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     fault = tmp_path / "fault"
-    toml = spec(min_members=1) + f"[trainer]\nstep_deadline_s = {STEP_DEADLINE_S}\nnan_steps = 3\n"
-    fleet.start_master(toml)
+    fleet.start_master(spec(min_members=1) + "[trainer]\nnan_steps = 3\n")
     fleet.join("a", "--pause", "0.005", founder=True, command=WITH_TORCH)
     faulty = ("--rank", "1", "--pause", "0.005", "--fault", str(fault))
     fleet.join("b", *faulty, command=WITH_TORCH)
@@ -48,12 +43,9 @@ def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
 
     def fails(kind: str, text: str) -> None:
         pid = fleet.peer("b")["command_pid"]
-        if kind == "hang":
-            os.killpg(pid, signal.SIGSTOP)
-        else:
-            whole = fault.with_suffix(".new")  # a trainer may look at any moment
-            whole.write_text(kind)
-            whole.rename(fault)
+        whole = fault.with_suffix(".new")  # a trainer may look at any moment
+        whole.write_text(kind)
+        whole.rename(fault)
         fleet.until(lambda s: any(text in each for each in events(s)), f"b's trainer: {text}")
         if kind == "nan":
             assert fleet.peer("b")["command_pid"] == pid, "the process goes on"
@@ -64,10 +56,9 @@ def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
     fails("nan", "loss not finite: the loss was not finite 3 times in a row")
     fails("memory", "out of memory: MemoryError")
     fails("cuda", "CUDA error: RuntimeError: CUDA error: an illegal memory access")
-    fails("hang", f"hang: no step for {STEP_DEADLINE_S}")
 
     status = fleet.peer("b")
-    assert status["trainer_restarts"] == 3
+    assert status["trainer_restarts"] == 2
     assert status["state_received_bytes"] == moved, "its state came out of its daemon's memory"
     assert status["trainer_state"] == "running"
     assert status["stepped_s"] > 0

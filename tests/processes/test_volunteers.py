@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from holdfast.protocol.trust.credentials import CERTIFICATE_FILE
-from tests.processes.harness import POLL_S, WAIT_S, Fleet, Node, Status, member, spec
+from tests.processes.harness import WAIT_S, Fleet, Node, Polls, Status, member, spec
 
 
 def hours_that_are_not_now() -> str:
@@ -26,13 +26,12 @@ def hours_that_are_not_now() -> str:
 
 def until_peer(fleet: Fleet, name: str, condition: Callable[[Status], object]) -> Status:
     """Its own status, as soon as it is like that; between two stays it serves nothing for a moment."""
-    until_s, status = time.monotonic() + WAIT_S, Status()
-    while time.monotonic() < until_s:
+    polls, status = Polls(WAIT_S), Status()
+    while polls.wait():
         with contextlib.suppress(httpx.TransportError):
             status = fleet.peer(name)
             if condition(status):
                 return status
-        time.sleep(POLL_S)
     raise AssertionError(f"{name} is not like that: {status}")
 
 
