@@ -16,10 +16,7 @@ import contextlib
 import enum
 import importlib.util
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,9 +30,8 @@ from rich.console import Console
 from ...membership.master.status.records import MemberRow
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
-from ..paths import CONTROL_FILE, DaemonAddress, read_control
 from ..status_records import MasterStatus, read
-from .daemon_client import call
+from .fleet import MASTER, Fleet
 
 CONTRIBUTORS = ("alder", "birch", "cedar")
 SPARE = "spruce"
@@ -44,11 +40,7 @@ SYNC_EVERY = 20  # inner steps per round
 UPLOAD_MB_PER_S = 6.0  # a good home uplink; over unlimited loopback a reduction is too short to hit
 POLL_S = 0.02
 SECONDS_MAX = 175.0  # two cores need about two minutes
-START_S = 60.0
-EXIT_S = 20.0
 FLOAT_BYTES = 4
-LOG_END_CHARS = 2_000  # of a process that failed, shown
-HERE = ("--listen=127.0.0.1:0", "--http=127.0.0.1:0")
 
 RUN_TOML = """\
 [run]
@@ -101,101 +93,22 @@ class Demo:
     """The demo's processes and the observations made of them."""
 
     def __init__(self, folder: Path, rounds: int, console: Console) -> None:
-        self.folder = folder
         self.rounds = rounds
         self.console = console
         self.progress = DemoProgress()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.invites: dict[str, str] = {}
+        self.fleet = Fleet(folder)
         self.began_s = time.monotonic()
 
-    # ------------------------------------------------------------ processes
-
-    def spawn(self, name: str, *arguments: str) -> None:
-        """Start ``holdfast ARGUMENTS`` with a log file of its own."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        log = (self.folder / f"{name}.log").open("ab")
-        with log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "holdfast", "--log-level", "info", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-
-    def start_master(self) -> None:
-        spec = self.folder / "run.toml"
-        spec.write_text(RUN_TOML.format(rounds=self.rounds, sync_every=SYNC_EVERY))
-        self.spawn(
-            "master", "master", str(spec), f"--state={self.folder / 'master'}", "--no-invite", *HERE
-        )
-        self.await_control("master")
-
-    def start_peer(self, name: str) -> None:
+    def start_peer(self, name: str, *, role: str = "contributor", founder: bool = False) -> None:
         script = Path(__file__).resolve().parents[2] / "examples" / "train.py"
-        self.spawn(
+        self.fleet.join(
             name,
-            "join",
-            self.invites[name],
-            f"--name={name}",
-            f"--state={self.folder / name}",
-            f"--max-upload={UPLOAD_MB_PER_S}",
-            "--patience=30",
-            *HERE,
-            "--",
-            sys.executable,
-            str(script),
             "--validate-every=0",
+            role=role,
+            founder=founder,
+            more=(f"--max-upload={UPLOAD_MB_PER_S}",),
+            command=(sys.executable, str(script)),
         )
-
-    def await_control(self, name: str) -> DaemonAddress:
-        """Wait until a daemon runs and return its address.
-
-        Raises:
-          UserError: the daemon did not start in time; the hint quotes the end of its log.
-        """
-        until = time.monotonic() + START_S
-        path = self.folder / name / CONTROL_FILE
-        while time.monotonic() < until:
-            control = read_control(path)
-            if control is not None and control.pid == self.processes[name].pid:
-                return control
-            if self.processes[name].poll() is not None:
-                break
-            time.sleep(POLL_S)
-        raise UserError(f"{name} did not start", hint=self.log_end(name))
-
-    def log_end(self, name: str) -> str:
-        text = (self.folder / f"{name}.log").read_text(errors="replace")
-        return f"its log ends with:\n{text[-LOG_END_CHARS:].strip()}"
-
-    def ask(self, name: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return call(self.await_control(name), what, body)
-
-    def stop_all(self) -> None:
-        """Ask the remaining processes to exit, then kill those that have not."""
-        for name, process in self.processes.items():
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT if name != "master" else signal.SIGTERM)
-        until = time.monotonic() + EXIT_S
-        for process in self.processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, until - time.monotonic()))
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-    def kill(self, name: str) -> None:
-        """Kill a peer's daemon and trainer at once, as a power failure would."""
-        trainer = self.ask(name, "status").get("command_pid")
-        self.progress.killed_s = time.monotonic()
-        self.processes[name].kill()
-        if trainer:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(trainer, signal.SIGKILL)
-        self.processes[name].wait()
 
     # ------------------------------------------------------------ stages
 
@@ -204,7 +117,7 @@ class Demo:
         self.start()
         while True:
             status = self.poll()
-            self.check_alive()
+            self.fleet.check_alive()
             if status.state == "finished" and self.peers_exited():
                 return self.verdict(status)
             if time.monotonic() - self.began_s > SECONDS_MAX:
@@ -214,31 +127,22 @@ class Demo:
 
     def start(self) -> None:
         self.report("starting a master, three contributors and a spare ...")
-        self.start_master()
+        self.fleet.start_master(RUN_TOML.format(rounds=self.rounds, sync_every=SYNC_EVERY))
         for name in (*CONTRIBUTORS, SPARE):
             role = "spare" if name == SPARE else "contributor"
-            body = {"role": role, "uses": 1, "hours": 1, "founder": name == CONTRIBUTORS[0]}
-            self.invites[name] = str(self.ask("master", "invite", body)["invite"])
-            self.start_peer(name)
+            self.start_peer(name, role=role, founder=name == CONTRIBUTORS[0])
 
     def poll(self) -> MasterStatus:
         """Fetch the run's status, do what the current stage requires, and return the status."""
-        status = read(self.ask("master", "status"), MasterStatus)
+        status = read(self.fleet.master(), MasterStatus)
         self.record(status)
         self.advance(status)
         self.show(status)
         return status
 
-    def check_alive(self) -> None:
-        """Raise UserError if a process has failed, with the end of its log."""
-        for name, process in self.processes.items():
-            if (process.poll() or 0) > 0:  # the killed peer has a negative status
-                raise UserError(
-                    f"{name} ended with exit status {process.returncode}", hint=self.log_end(name)
-                )
-
     def peers_exited(self) -> bool:
-        return all(p.poll() is not None for n, p in self.processes.items() if n != "master")
+        nodes = self.fleet.nodes.items()
+        return all(node.process.poll() is not None for name, node in nodes if name != MASTER)
 
     def record(self, status: MasterStatus) -> None:
         """Record what the verdict needs, because members vanish from the status when they leave."""
@@ -282,7 +186,8 @@ class Demo:
         if spare is None or not spare.in_sync:
             return
         time.sleep(0.1)  # at this upload rate a reduction takes most of a second
-        self.kill(VICTIM)
+        progress.killed_s = time.monotonic()
+        self.fleet.kill(VICTIM)
         progress.stage, progress.kill_round = DemoStage.KILLED, reducing[0].round
         progress.kill_phase = reducing[0].phase
         progress.committed_at_kill = progress.committed
@@ -445,7 +350,7 @@ def run_demo(json_path: Path | None, rounds: int, keep: Path | None) -> int:
         try:
             verdict = demo.run()
         finally:
-            demo.stop_all()
+            demo.fleet.stop()
         demo.show_verdict(verdict)
         if json_path is not None:
             json_path.write_text(json.dumps(verdict, indent=2) + "\n")

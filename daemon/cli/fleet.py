@@ -28,6 +28,7 @@ LOOPBACK = "127.0.0.1:0"
 START_S = 60.0  # of one daemon, on a busy machine; it does not import torch
 HTTP_S = 60.0
 EXIT_S = 60.0
+STOP_S = 20.0  # for all to end in good order
 POLL_FIRST_S = (
     0.02  # between two looks at a status; twice as long after each, since a look costs some
 )
@@ -260,6 +261,17 @@ class Fleet:
             self.peer(name)
             node.signal(signal.SIGSTOP)
         self._kill(node)
+
+    def stop(self, seconds: float = STOP_S) -> None:
+        """Ask all processes to end, peers as Ctrl+C does, and kill those that have not in time."""
+        for name, node in self.nodes.items():
+            if node.process.poll() is None:
+                node.signal(signal.SIGTERM if name == MASTER else signal.SIGINT)
+        until_s = time.monotonic() + seconds
+        for node in self.nodes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.process.wait(max(0.1, until_s - time.monotonic()))
+        self.kill_all()
 
     def kill_all(self) -> None:
         """Kill all processes that still run."""
