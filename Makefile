@@ -13,8 +13,8 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages check test static lint types imports pytest quick soak gpu fuzz format demo llama \
-	bench docs reference screenshots recording constraints clean distclean
+.PHONY: help install packages check test nightly static lint types imports pytest seeds quick alltypes nightlytests \
+	loop soak durations gpu fuzz format demo llama bench docs reference screenshots recording constraints clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,40 +31,77 @@ $(INSTALLED): pyproject.toml constraints.txt
 packages:  ## What tests need of the system: Chromium, nft (instant when it is there)
 	tools/install-packages
 
-check: install  ## In 3 minutes: static checks, unit tests of all rooms, the fuzz corpus, 40 simulator seeds
+check: install  ## In 2 minutes: static checks, unit tests of all rooms, the fuzz corpus, 40 simulator seeds
 	@$(MAKE) --no-print-directory -j 2 static quick
 
-test: install  ## All that CI runs: static checks beside all tests
+# Every part writes into this folder what it costs; `make durations` keeps it.
+test: export DURATIONS := build/durations
+test: install  ## All that CI runs: static checks beside all tests but nightly ones, then rotating seeds
+	@rm -rf $(DURATIONS)
 	@$(MAKE) --no-print-directory -j 2 static pytest
+	@$(MAKE) --no-print-directory seeds
+
+# All parts run, whatever fails; the last line names those that did.
+NIGHTLY := alltypes nightlytests seeds soak loop fuzz images
+nightly: install packages  ## For hours: labs, recipes, the sharded matrix, 20,000 seeds, fuzzing, tests in a loop
+	@broken=; for part in $(NIGHTLY); do \
+		echo "==== make $$part"; $(MAKE) --no-print-directory $$part || broken="$$broken $$part"; \
+	done; \
+	test -z "$$broken" || { echo "failed:$$broken"; exit 1; }
 
 # Beside pytest, so what they say comes in one piece.
 static:
 	@said=$$($(MAKE) --no-print-directory -k lint types imports 2>&1); broken=$$?; \
 	echo "$$said"; exit $$broken
 
-lint: install  ## Formatting and lint rules
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+TIMED := $(BIN)/python tools/durations.py time
+STATIC := "static checks"
 
-types: install  ## Strict static types
+lint: install  ## Formatting and lint rules
+	$(TIMED) layout $(STATIC) $(BIN)/ruff format --check .
+	$(TIMED) lint $(STATIC) $(BIN)/ruff check .
+
+types: install  ## Strict static types of the package and of what tests share
+	$(TIMED) types $(STATIC) $(BIN)/mypy .import/holdfast $$(find tests -name '*.py' ! -name 'test_*.py')
+
+alltypes: install  ## Strict static types of everything
 	$(BIN)/mypy
 
 imports: install  ## Which room may import which
-	$(BIN)/lint-imports --no-logo
+	$(TIMED) imports $(STATIC) $(BIN)/lint-imports --no-logo
 
 # Tests start processes of their own, so each computes with one thread. Whoever has done its share takes
 # tests from others; a fixture of a module is then made twice at worst. Some images forbid compiled files:
 # then each of the hundreds of daemons would compile all rooms again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-pytest: install  ## All tests, also the wheel's; narrow down with ARGS='tests/protocol -k lane'
-	$(PYTEST) $(ARGS)
+pytest: install  ## All tests but nightly ones; narrow down with ARGS='tests/protocol -k lane'
+	$(PYTEST) -m "not nightly" $(ARGS)
+
+# Those of the commit that failed before it fail nothing: they are named, and kept in build/known-seeds.
+seeds: install  ## 300 simulated runs from seeds that follow from the commit, judged by what it is based on
+	$(TIMED) rotating seeds $(BIN)/python -m tests.swarm.rotating $(SEEDS)
+
+nightlytests: install
+	$(PYTEST) -m nightly $(ARGS)
+
+durations: install  ## Keep what the last `make test` took: tests/durations.json, the table in CONTRIBUTING.md
+	$(BIN)/python tools/durations.py keep
+
+# What fails once in a hundred runs: each must pass every time.
+LOOPS ?= 30
+loop: install  ## The tests of processes and of the page 30 times (hours)
+	@broken=0; for number in $$(seq $(LOOPS)); do \
+		$(PYTEST) -q -m "not nightly" tests/processes tests/browser $(ARGS) \
+			|| { broken=$$((broken + 1)); echo "failed in loop $$number"; }; \
+	done; \
+	echo "$$broken of $(LOOPS) loops failed"; test $$broken = 0
 
 ROOMS := protocol membership collectives checkpoint diloco daemon client
-QUICK := $(ROOMS:%=tests/%) tests/fuzz tests/test_planting.py
+QUICK := $(ROOMS:%=tests/%) tests/fuzz tests/test_planting.py tests/test_durations.py
 
 quick: install
-	$(PYTEST) -q -m "not slow and not planted" $(QUICK) $(ARGS)
+	$(PYTEST) -q -m "not slow and not planted and not nightly" $(QUICK) $(ARGS)
 	$(BIN)/holdfast simulate --seeds 40
 
 # 13,000 as the seeds have it and 7,000 with other numbers of peers; the line that it prints first
@@ -76,6 +113,7 @@ soak: install  ## 20,000 simulated runs from seeds that follow from the commit; 
 	for peers in 2 3 4 5 6 7 8; do \
 		$(BIN)/holdfast simulate --start $$start --seeds 1000 --peers $$peers $(ARGS) || broken=1; \
 	done; \
+	$(BIN)/python -m tests.swarm.rotating --known || broken=1; \
 	SEARCH=1 $(PYTEST) -m planted || broken=1; \
 	exit $$broken
 

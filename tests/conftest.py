@@ -8,7 +8,8 @@ import inspect
 import os
 import signal
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import pytest
 import trio
@@ -16,7 +17,9 @@ from hypothesis import HealthCheck, settings
 
 from holdfast.daemon.simulation.virtual_time import run_virtually
 from tests import fork_server
+from tests.durations import Durations
 from tests.planting import told_to_record
+from tools.durations import folder
 
 REAL_SECONDS_MAX = 280.0  # for what hangs: it is told by name before pytest's own timeout
 
@@ -33,6 +36,37 @@ settings.register_profile(
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 fork_server.enable()
+
+
+_left_out: Counter[str] = Counter()  # nightly tests that were not run, by file
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations(config, folder()), "durations")
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count the nightly tests that are not run; the end of the run says so."""
+    _left_out.update(item.path.name for item in items if item.get_closest_marker("nightly"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the count of a worker to the process that prints; all workers collect the same."""
+    output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left out"] = dict(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    for name, count in getattr(node, "workeroutput", {}).get("left out", {}).items():
+        _left_out[name] = count
+
+
+def nightly_line(left_out: Counter[str]) -> str:
+    """Say in one line what was left to the nightly run."""
+    files = ", ".join(f"{count} of {name}" for name, count in sorted(left_out.items()))
+    return f"Left to `make nightly`: {left_out.total()} tests ({files})"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -85,9 +119,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """End with the planted bugs that what is recorded shows no longer."""
+    """End with the planted bugs that what is recorded shows no longer, and with what was left out."""
     told = told_to_record(terminalreporter.getreports("passed"))
     if told:
         terminalreporter.section("searched for, since what is recorded does not show it any more")
         for line in told:
             terminalreporter.line(line)
+    if _left_out:
+        terminalreporter.line(nightly_line(_left_out))

@@ -186,7 +186,7 @@ def faults() -> str:
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                for fault, *more in _faults_of(node):
+                for fault, *more in faults_of(node):
                     place = f"`{path.relative_to(ROOT).as_posix()}::{node.name}`"
                     shown.setdefault(fault, []).append(place)
                     if more:
@@ -205,7 +205,7 @@ def faults() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _faults_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[list[str]]:
+def faults_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[list[str]]:
     for mark in node.decorator_list:
         if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
             yield [str(ast.literal_eval(argument)) for argument in mark.args]

@@ -45,6 +45,7 @@ from tests.collectives.swarm import (
 # ---------------------------------------------------------------- same bits everywhere
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_every_receiver_has_the_bits_of_the_plain_formula(data: st.DataObject) -> None:
@@ -168,6 +169,7 @@ class Outcomes:
         self.all_had_it = self.some_had_it = self.none_had_it = 0
 
 
+@pytest.mark.slow
 @pytest.mark.fault("it dies at any instant of a reduction")
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_a_kill_at_any_instant_leaves_exact_means(codec: str) -> None:
@@ -240,6 +242,7 @@ def test_a_kill_at_any_instant_leaves_exact_means(codec: str) -> None:
     assert min(outcomes.all_had_it, outcomes.some_had_it, outcomes.none_had_it) >= 5, vars(outcomes)
 
 
+@pytest.mark.slow
 def test_a_cancelled_attempt_harms_neither_links_nor_the_next_one() -> None:
     size = FragmentSize(2_000, 0, 1)
 

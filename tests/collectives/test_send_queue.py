@@ -269,6 +269,7 @@ def test_a_pool_keeps_what_was_lent_at_one_time() -> None:
     assert (alive(arrays), pool.lent_bytes) == (2, 0)
 
 
+@pytest.mark.slow
 def test_memory_that_some_periods_did_not_need_is_free_again() -> None:
     pool = BufferPool()
     buffers = [pool.take(1_000) for _ in range(5)]

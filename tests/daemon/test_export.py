@@ -178,6 +178,7 @@ def test_torchs_own_format(place: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path != place] == ["model.pt"]
 
 
+@pytest.mark.slow
 def test_no_holdfast_is_needed(place: Path, tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     manifest = saved(model, place, spec="")

@@ -161,6 +161,7 @@ def test_the_description_is_valid() -> None:
     assert DOCUMENT["components"]["schemas"]["EventKind"]["enum"] == kinds
 
 
+@pytest.mark.slow
 @pytest.mark.real_time
 async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with daemons(tmp_path, monkeypatch) as both:

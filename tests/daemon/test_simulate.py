@@ -25,6 +25,7 @@ def say(*arguments: str) -> Result:
     return CliRunner().invoke(simulate, list(arguments))
 
 
+@pytest.mark.slow
 def test_a_few_seeds_are_counted_and_written_as_json(tmp_path: Path) -> None:
     told = [tmp_path / "one.json", tmp_path / "two.json"]
     for jobs, path in zip(("1", "2"), told, strict=True):
@@ -39,12 +40,14 @@ def test_a_few_seeds_are_counted_and_written_as_json(tmp_path: Path) -> None:
     assert one == two, "the number of processes changes nothing"
 
 
+@pytest.mark.slow
 def test_json_can_go_to_stdout_alone() -> None:
     result = say("--start", "5", "--seeds", "1", "--json", "-")
     assert json.loads(result.stdout)["seeds"] == 1
     assert "happened" in result.stderr
 
 
+@pytest.mark.slow
 def test_one_seed_tells_its_story_the_same_one_each_time() -> None:
     once, again = (say("--start", "5", "--seeds", "1").output for _ in range(2))
     assert once.splitlines()[:-1] == again.splitlines()[:-1]
@@ -74,6 +77,7 @@ def test_a_violation_is_printed_with_its_faults_and_a_command_that_reproduces_it
         assert f"--start {violation['seed']} --seeds 1" in violation["reproduce"]
 
 
+@pytest.mark.slow
 def test_the_number_of_peers_can_be_fixed() -> None:
     said = say("--start", "5", "--seeds", "1", "--peers", "8")
     assert said.exit_code == 0, said.output

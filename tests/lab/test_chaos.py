@@ -122,6 +122,7 @@ with Switch(2) as lab:
 """
 
 
+@pytest.mark.nightly
 def test_a_host_can_be_cut_off_and_healed() -> None:
     reason = told(
         "from benchmarks.grounds import why_no_switch; print(json.dumps(why_no_switch()))"

@@ -30,6 +30,7 @@ print(json.dumps({**asdict(outcome), "paces": sorted(paces)}))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_four_real_models_learn_together_and_agree_though_one_is_killed() -> None:
     """``run_arm`` itself compares copies, roots and the trainers' weights, and fails on a difference."""
@@ -276,6 +277,7 @@ print(json.dumps(asdict(outcome)))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_real_liar_that_the_norm_check_sees_is_left_out_and_the_others_agree() -> None:
     found = told(LYING, seconds=140)

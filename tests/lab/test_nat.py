@@ -23,6 +23,7 @@ else:
     MASTER_PORT = sys.modules["benchmarks.lab_run"].MASTER_PORT
 
 FORBIDDEN = nat_lab.why_not()
+pytestmark = pytest.mark.nightly  # namespaces, and minutes on their clocks
 needs_lab = pytest.mark.skipif(bool(FORBIDDEN), reason=f"no routers here: {FORBIDDEN}")
 
 # What the table in docs/internet.md says. Of a pair that is not named one dials the other.

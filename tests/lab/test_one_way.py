@@ -6,6 +6,8 @@ import pytest
 
 from tests.lab.telling import told
 
+pytestmark = pytest.mark.nightly  # namespaces; in virtual time: tests/swarm/test_one_way.py
+
 CUT = """
 import tempfile
 from pathlib import Path

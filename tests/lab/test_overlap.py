@@ -93,6 +93,7 @@ else:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_real_peers_in_the_lab_account_for_all_of_their_time() -> None:
     found = told(TINY, seconds=140)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 else:
     from tests.lab.test_nat import MASTER_PORT, nat, nat_lab
 
+pytestmark = pytest.mark.nightly  # namespaces
+
 PORT = 29_701
 INSIDE = """
 import sys, trio

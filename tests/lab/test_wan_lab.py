@@ -91,6 +91,7 @@ def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+@pytest.mark.nightly
 @needs_lab
 def test_packets_take_both_delays_each_way() -> None:
     with WanLab([Host(delay_ms=10), Host(delay_ms=30)]) as lab:
@@ -101,6 +102,7 @@ def test_packets_take_both_delays_each_way() -> None:
     assert path["rtt_ms"] >= 80
 
 
+@pytest.mark.nightly
 @needs_lab
 def test_the_slower_end_decides_the_rate_also_after_a_change() -> None:
     with WanLab([Host(up_mbit=100, delay_ms=2), Host(down_mbit=20, delay_ms=2)]) as lab:
@@ -116,6 +118,7 @@ def test_the_slower_end_decides_the_rate_also_after_a_change() -> None:
     assert narrow < wide <= 44
 
 
+@pytest.mark.nightly
 @needs_lab
 def test_both_links_lose_packets_each_way() -> None:
     with WanLab([Host(loss=0.05), Host(loss=0.1)], seed=3) as lab:
@@ -129,6 +132,7 @@ def test_both_links_lose_packets_each_way() -> None:
     assert second["down"]["lost"] / second["down"]["packets"] == pytest.approx(0.1, abs=0.03)
 
 
+@pytest.mark.nightly
 @needs_lab
 def test_a_host_can_be_cut_off_and_come_back() -> None:
     with WanLab([Host(), Host()]) as lab:
@@ -141,6 +145,7 @@ def test_a_host_can_be_cut_off_and_come_back() -> None:
     assert back["lost"] == 0
 
 
+@pytest.mark.nightly
 @needs_lab
 @pytest.mark.parametrize(
     "hosts",
@@ -163,6 +168,7 @@ def test_tcp_arrives_intact_where_bundles_are_cut(hosts: list[wan_lab.Host]) -> 
     assert up["packets"] < 1.3 * count / 1_448
 
 
+@pytest.mark.nightly
 @needs_lab
 def test_nothing_leads_out_of_the_lab() -> None:
     with WanLab([Host()]) as lab:
@@ -174,6 +180,7 @@ def test_nothing_leads_out_of_the_lab() -> None:
     assert outside.returncode != 0
 
 
+@pytest.mark.nightly
 @needs_lab
 def test_an_error_leaves_neither_namespaces_nor_processes() -> None:
     lab = WanLab([Host(), Host()])
@@ -192,6 +199,7 @@ def test_an_error_leaves_neither_namespaces_nor_processes() -> None:
     assert sleepers[0].poll() is not None
 
 
+@pytest.mark.nightly
 @needs_lab
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_lab_cleans_up(stop: signal.Signals) -> None:
@@ -202,6 +210,7 @@ def test_a_stopped_lab_cleans_up(stop: signal.Signals) -> None:
     assert not made_by(lab.pid)
 
 
+@pytest.mark.nightly
 @needs_lab
 def test_the_next_lab_removes_what_a_killed_one_left() -> None:
     with started_lab() as lab:

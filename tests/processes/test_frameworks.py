@@ -177,6 +177,7 @@ def test_a_page_says_how_many_lines_holdfast_needs(page: str) -> None:
     assert f"The {numbers[marked]} lines with `(*)`" in (PAGES / page).read_text()
 
 
+@pytest.mark.nightly
 def test_the_trainer_of_transformers_goes_by_the_run(fleet: Fleet) -> None:
     script = leased("transformers.md", "TransformersCallback(", "TransformersCallback(leased=True")
     script = changed(script, '"checkpoints"', FOLDER)
@@ -234,6 +235,7 @@ def run_alone(folder: Path, env: dict[str, str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 def test_the_trainer_of_lightning_goes_by_the_run(fleet: Fleet) -> None:
     script = leased("lightning.md", "LightningCallback(", "LightningCallback(leased=True")
     script = changed(script, '"checkpoints"', FOLDER)
@@ -256,6 +258,7 @@ def test_the_trainer_of_lightning_goes_by_the_run(fleet: Fleet) -> None:
     assert "validation_loss" in figures(status)
 
 
+@pytest.mark.nightly
 def test_a_loop_of_accelerate_goes_by_the_run(fleet: Fleet) -> None:
     start_of_step = "        with accelerator.accumulate(model):"
     slow = changed(

@@ -14,7 +14,7 @@ import pytest
 from tests.packaging.test_docs import ROOT, blocks
 from tests.processes.harness import environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 ROUNDS = 9
 

@@ -107,6 +107,7 @@ def test_every_recipe_is_run_here() -> None:
     assert [page for page in pages if f'"{page}"' not in here] == []
 
 
+@pytest.mark.nightly
 def test_workers_of_two_peers_load_different_samples(fleet: Fleet) -> None:
     step = "inputs, targets = next(batches)"
     script = changed(script_of("data-loader.md"), step, f"{step}; print('got', targets.tolist())")
@@ -119,6 +120,7 @@ def test_workers_of_two_peers_load_different_samples(fleet: Fleet) -> None:
     assert set(batches[0]) & set(batches[1]) == set()
 
 
+@pytest.mark.nightly
 def test_accumulated_steps_weigh_what_they_average_over(fleet: Fleet) -> None:
     small = ("--batch", "32", "--micro-batch", "8")
 
@@ -129,12 +131,14 @@ def test_accumulated_steps_weigh_what_they_average_over(fleet: Fleet) -> None:
     assert set(steps) <= set(range(1, SYNC_EVERY + 1))
 
 
+@pytest.mark.nightly
 def test_bfloat16_on_a_cpu_needs_no_scaler(fleet: Fleet) -> None:
     status = train(fleet, script_of("mixed-precision.md"), "alder")
 
     assert weights(status) == [{"alder": BATCH * SYNC_EVERY}] * ROUNDS
 
 
+@pytest.mark.nightly
 def test_steps_that_the_scaler_skips_weigh_nothing(fleet: Fleet) -> None:
     script = changed(
         script_of("mixed-precision.md"),
@@ -150,6 +154,7 @@ def test_steps_that_the_scaler_skips_weigh_nothing(fleet: Fleet) -> None:
     assert last == {"alder": BATCH * SYNC_EVERY}
 
 
+@pytest.mark.nightly
 def test_a_compiled_model_is_saved_under_its_plain_names(fleet: Fleet) -> None:
     status = train(fleet, script_of("compile.md"), "alder")
 
@@ -157,6 +162,7 @@ def test_a_compiled_model_is_saved_under_its_plain_names(fleet: Fleet) -> None:
     assert set(loaded(fleet.folder / "final.pt")) == MODEL
 
 
+@pytest.mark.nightly
 def test_the_leader_alone_evaluates_and_saves_the_runs_weights(fleet: Fleet) -> None:
     status = train(fleet, script_of("evaluation.md"), *PEERS)
 
@@ -166,6 +172,7 @@ def test_the_leader_alone_evaluates_and_saves_the_runs_weights(fleet: Fleet) -> 
     assert all(equal(export(fleet, name), saved) for name in PEERS)
 
 
+@pytest.mark.nightly
 def test_all_peers_have_one_average(fleet: Fleet) -> None:
     train(fleet, script_of("ema.md"), *PEERS)
 
@@ -177,6 +184,7 @@ def test_all_peers_have_one_average(fleet: Fleet) -> None:
     assert set(loaded(fleet.folder / "average.pt")) == MODEL
 
 
+@pytest.mark.nightly
 def test_only_adapters_are_shared(fleet: Fleet) -> None:
     status = train(fleet, script_of("lora.md"), *PEERS)
 
@@ -188,6 +196,7 @@ def test_only_adapters_are_shared(fleet: Fleet) -> None:
     assert equal(exported, adapters)
 
 
+@pytest.mark.nightly
 def test_frozen_layers_that_are_attached_keep_their_bits(fleet: Fleet) -> None:
     script = changed(script_of("lora.md"), "attach(shared,", "attach(model,")
     script = changed(
@@ -201,6 +210,7 @@ def test_frozen_layers_that_are_attached_keep_their_bits(fleet: Fleet) -> None:
     assert printed(fleet, r"same (\w+)") == ["True"]
 
 
+@pytest.mark.nightly
 def test_all_peers_stop_at_the_same_step_after_the_leader_has_died(fleet: Fleet) -> None:
     """The best score so far is in the shared state, so the next leader goes on from it."""
     script = script_of("early-stopping.md")
@@ -225,12 +235,14 @@ def test_all_peers_stop_at_the_same_step_after_the_leader_has_died(fleet: Fleet)
     assert (stop, best_step > 0) == (1, True)
 
 
+@pytest.mark.nightly
 def test_the_rate_falls_to_a_tenth_by_the_runs_end(fleet: Fleet) -> None:
     train(fleet, script_of("schedules.md"), "alder")
 
     assert printed(fleet, r"the last rate is (\S+)") == ["1.0e-04"]
 
 
+@pytest.mark.nightly
 def test_a_notebook_attaches_from_two_cells(fleet: Fleet) -> None:
     notebook = RECIPES / "notebook.ipynb"
     cells = json.loads(notebook.read_text())["cells"]

@@ -128,6 +128,7 @@ def learned_alone(count: int) -> Tensors:
     return shared.state_dict()
 
 
+@pytest.mark.nightly
 def test_all_kinds_of_peers_learn_what_single_processes_learn(fleet: Fleet) -> None:
     """Inner steps are plain SGD: only the order of sums in them differs."""
     mixed = train(fleet, {kind: (kind, ranks) for kind, ranks in KINDS.items()})
@@ -157,6 +158,7 @@ class Roots:
             assert len(set(roots.values())) == 1, (version, roots)
 
 
+@pytest.mark.nightly
 def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
     """Twenty rounds of one process, FSDP2 over three, tensor parallel over two and copies in two."""
     roots = Roots()
@@ -268,6 +270,7 @@ def test_each_rank_keeps_its_part_of_the_optimizers_state_for_the_next_start(fle
     assert fleet.peer("fsdp")["trainer_restarts"] == 1
 
 
+@pytest.mark.nightly
 def test_a_gpu_that_fails_and_returns_changes_the_number_of_ranks(fleet: Fleet) -> None:
     """The peer stays in the run: its group is started again with fewer ranks, and with more."""
     gpus = fleet.folder / "gpus.txt"
@@ -370,6 +373,7 @@ def train_on_one_device(fleet: Fleet, kind: str, device: str) -> None:
             assert all(torch.equal(part[key], tensor) for part in parts), key
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["rows", "ddp"])
 def test_two_ranks_on_one_device_train_beside_a_single_process(
     fleet: Fleet, kind: str, tmp_path: Path

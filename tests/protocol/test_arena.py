@@ -69,6 +69,7 @@ def test_memory_never_written_holds_nothing_whole() -> None:
         arena.read(0, never, never)
 
 
+@pytest.mark.slow
 def test_a_reader_waits_for_its_writer_however_long_that_writes() -> None:
     arena, look_s, looks_s = memory_arena(), 0.001, [0.0]
     with arena.writing(0, 6):

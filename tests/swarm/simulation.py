@@ -1,8 +1,8 @@
-"""Shared code of test_simulation_*.py, each of which runs its share of the simulator's seeds.
+"""The simulator's seeds that tests run, and what each has to show.
 
-Half of the seeds are fixed and include all that ever failed. The others rotate: they follow from the
-commit, so that every change is tested with new seeds. A failing test prints the command that runs its
-seed again. The tests are in several files to use all cores.
+The fixed ones decide whether a change is good; all that ever failed are among them. Others follow from the
+commit, so that every change is tried with new ones: see ``rotating``. A failing test prints the command
+that runs its seed again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import pytest
 
 from holdfast.daemon.simulation.scenario import Instant, Kind, Scenario
 from holdfast.daemon.simulation.scenario_run import RunOutcome, run_scenario
-from tools.rotating_start import rotating_start
 
 BLOCK = 25
-SHARDS = 4
 HAPPEN_MIN = 0.7  # of a block's faults; the others find their target gone, or the run at its end
 # Seeds that once violated an invariant, with the cause.
 FAILED = {
@@ -29,16 +27,14 @@ FAILED = {
     8_004_034: "as 7000929, after one was alone",
     8_004_481: "as 7000929, after one was alone",
 }
-FIXED = (*range(300 - len(FAILED)), *FAILED)
+FIXED = (*range(200), *FAILED)
 # Seeds that still violate an invariant, with the cause: expected to fail, and listed after the tests.
 KNOWN: dict[int, str] = {}
-ROTATING_START = rotating_start()
-ROTATING = range(ROTATING_START, ROTATING_START + 300)
 
 
-def blocks(seeds: Sequence[int], shard: int) -> pytest.MarkDecorator:
-    """Parametrize a test with a shard's blocks of seeds; known failures are cases of their own."""
-    firsts = range(shard * BLOCK, len(seeds), SHARDS * BLOCK)
+def blocks(seeds: Sequence[int]) -> pytest.MarkDecorator:
+    """Parametrize a test with blocks of seeds; known failures are cases of their own."""
+    firsts = range(0, len(seeds), BLOCK)
     found = [seeds[first : first + BLOCK] for first in firsts]
     known = [seed for block in found for seed in block if seed in KNOWN]
     return pytest.mark.parametrize(

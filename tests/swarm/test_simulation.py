@@ -1,4 +1,4 @@
-"""Whole runs with faults, from seeds: one of four files, see ``simulation``.
+"""Whole runs with faults, from fixed seeds, in blocks: see ``simulation``.
 
 holdfast simulate --start SEED --seeds 1
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.swarm.simulation import FIXED, ROTATING, blocks, check_reruns, live_through
+from tests.swarm.simulation import FIXED, blocks, check_reruns, live_through
 
 
 @pytest.mark.fault(
@@ -18,13 +18,6 @@ from tests.swarm.simulation import FIXED, ROTATING, blocks, check_reruns, live_t
     "the run is whole again within a minute",
 )
 @pytest.mark.timeout(600)
-@blocks(FIXED, 0)
+@blocks(FIXED)
 def test_a_run_survives_faults_at_any_instant(seeds: Sequence[int]) -> None:
     check_reruns(seeds, live_through(seeds))
-
-
-@pytest.mark.fault("any of these and more, at any instant")
-@pytest.mark.timeout(600)
-@blocks(ROTATING, 0)
-def test_a_run_survives_faults_that_nobody_chose(seeds: Sequence[int]) -> None:
-    live_through(seeds)
