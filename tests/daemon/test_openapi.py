@@ -45,8 +45,8 @@ class Daemon:
     def __init__(self, kind: str, state: Path, routes: list[Route]) -> None:
         control = json.loads((state / "control.json").read_text())
         self.kind = kind
-        self.url: str = control.url
-        self.token: str = control.token
+        self.url: str = control["url"]
+        self.token: str = control["token"]
         self.routes = {
             (method, route.path.replace(":path", ""))
             for route in routes

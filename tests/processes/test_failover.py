@@ -68,10 +68,15 @@ class Masters:
 
     def lead(self, name: str) -> None:
         """Wait until this master leads; the fleet asks it from now on."""
+        self.lead_any(name)
+
+    def lead_any(self, *names: str) -> None:
+        """Wait until one of these masters leads; the fleet asks it from now on."""
         polls = Polls(WAIT_S)
-        while status(self.fleet.nodes[name]).get("kind") != "master":
-            assert polls.wait(), self.fleet.nodes[name].log
-        self.fleet.nodes["master"] = self.fleet.nodes[name]
+        nodes = [self.fleet.nodes[name] for name in names]
+        while not (leading := [n for n in nodes if status(n).get("kind") == "master"]):
+            assert polls.wait(), nodes[0].log
+        self.fleet.nodes["master"] = leading[0]
 
 
 def status(node: Node) -> Status:
@@ -200,7 +205,8 @@ def test_peers_train_on_while_the_database_is_away(fleet: Fleet, server: Postgre
             assert polls.wait(), fleet.nodes["a"].log
     finally:
         server.start()
-    check_same(fleet, {**before, "term": before["term"] - 1})  # the same one leads
+    masters.lead_any("m1", "m2")
+    check_same(fleet, {**before, "term": before["term"] - 1})  # the same one may lead
 
 
 def test_a_second_master_that_is_no_standby_ends_with_the_leaders_address(

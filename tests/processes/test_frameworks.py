@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 PAGES = ROOT / "docs" / "frameworks"
 SYNC_EVERY = 5
-ROUNDS = 400  # as planned; each test ends its run earlier
+ROUNDS = 600  # as planned; each test ends its run earlier
 STEP_S = 0.1  # or more, so that planned rounds outlast every wait for a trainer that was killed
 PAUSE = f"__import__('time').sleep({STEP_S})"
 LEARNING_RATE = 3e-3
