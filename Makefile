@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-WORKERS ?= 2# test processes; 0 runs the tests in one, as a debugger wants it
+WORKERS ?= 3# test processes: one more than cores, since tests of processes wait; 0 runs the tests in one, as a debugger wants it
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed

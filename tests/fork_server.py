@@ -260,11 +260,13 @@ class ForkedPopen(subprocess.Popen[Any]):
     Attributes:
       servers: by kind.
       may_start: a server that is missing is started.
+      forks: number of processes that were not started.
     """
 
     servers: ClassVar[dict[str, Server]] = {}
     may_start: ClassVar[bool] = True
     enabled: ClassVar[bool] = True
+    forks: ClassVar[int] = 0
     owned: ClassVar[set[int]] = set()  # processes that somebody waits for
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any,
@@ -290,6 +292,7 @@ class ForkedPopen(subprocess.Popen[Any]):
         words = [os.fspath(each) for each in args[1:]]
         self.pid = server.fork(words, environment, folder, files, session=bool(session))
         self.owned.add(self.pid)
+        ForkedPopen.forks += 1
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 

@@ -23,6 +23,7 @@ import pytest
 
 import holdfast
 from holdfast.daemon.cli.command_line import SECTIONS, commands, main
+from holdfast.daemon.cli.fleet import FleetError
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import Role
@@ -474,7 +475,7 @@ def test_a_withdrawn_invite(live: Fleet) -> None:
     ],
 )
 def test_a_bad_invite_over_http_is_refused_plainly(live: Fleet, body: dict[str, object]) -> None:
-    with pytest.raises(AssertionError, match='"exit_code":2'):
+    with pytest.raises(FleetError, match='"exit_code":2'):
         live.act("invite", body)
 
 

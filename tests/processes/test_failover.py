@@ -172,7 +172,6 @@ def test_a_standby_leads_when_the_master_is_killed_and_another_one_after_it(
 
 
 @pytest.mark.nightly  # peers leave a frozen master when it was silent, by the clock
-@pytest.mark.fault("the leading one of several masters is frozen, and goes on later")
 def test_a_master_that_was_frozen_stands_by_when_it_goes_on(
     fleet: Fleet, server: PostgresServer
 ) -> None:

@@ -46,6 +46,7 @@ def start_three_and_a_spare(fleet: Fleet, **scripts: tuple[str, ...]) -> None:
     )
 
 
+@pytest.mark.new_interpreter
 @pytest.mark.fault("a contributor dies, at any phase of a round")
 def test_a_killed_contributor_is_replaced_by_the_spare_and_comes_back(fleet: Fleet) -> None:
     start_three_and_a_spare(fleet)

@@ -94,6 +94,7 @@ def quickstart(page: Path, *names: str) -> list[str]:
     return [line for line in lines if line.split()[0] in names]
 
 
+@pytest.mark.new_interpreter
 def test_the_first_run_as_it_is_written(fleet: Fleet) -> None:
     """Only lengths are changed: short rounds, until the test stops the run."""
     names = ("init", "master", "join", "dashboard", "export")

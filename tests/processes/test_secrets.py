@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from holdfast.protocol.trust.identity import load_private_key
 from holdfast.protocol.trust.invite import Invite
@@ -31,6 +32,7 @@ def secrets_of(folder: Path, invites: Iterator[str]) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.new_interpreter  # its arguments are its own
 def test_no_secret_is_anywhere_that_others_look(fleet: Fleet) -> None:
     fleet.start_master(spec(min_members=2), more=["--invite"])
     for name in ("alder", "birch"):
