@@ -153,7 +153,7 @@ def table(costs: Sequence[Cost]) -> list[str]:
             tests = sum("::" in cost.id for cost in found)
             seconds = sum(cost.processor_s for cost in found)
             total += seconds
-            lines.append(f"| {group} | {tests or ''} | {seconds:,.0f} |")
+            lines.append(f"| {group} | {f'{tests:,}' if tests else ''} | {seconds:,.0f} |")
     return [*lines, f"| together | {len(of_tests(costs)):,} | {total:,.0f} |"]
 
 
