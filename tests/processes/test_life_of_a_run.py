@@ -7,10 +7,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 
 from holdfast.daemon.exit_codes import ExitCode
-from tests.processes.harness import Fleet, Status, environment, spec
+from tests.processes.harness import Fleet, Status, environment, member, spec
 
 
 def typed(fleet: Fleet, *arguments: str, state: str = "master") -> subprocess.CompletedProcess[str]:
@@ -120,10 +120,19 @@ def freeze_a_trainer_in_an_open_round(fleet: Fleet, name: str) -> int:
     while True:
         number = fleet.until(open_round, "an open round")["rounds"][0]["round"]
         os.kill(trainer, signal.SIGSTOP)
-        time.sleep(0.5)  # what it had posted before is at the master by then
+        fleet.until(partial(others_are_ready, name, number), "all others have posted")
+        fleet.peer(name)  # its daemon has handled what the trainer had posted before
         if open_round(fleet.master()) == number:
             return trainer
         os.kill(trainer, signal.SIGCONT)
+
+
+def others_are_ready(name: str, number: int, status: Status) -> bool:
+    """Return whether the round has the updates of all but this peer, or is not open any more."""
+    if open_round(status) != number:
+        return True
+    found, row = member(status, name), status["rounds"][0]
+    return found is not None and set(row["expected"]) - set(row["ready"]) == {found["peer"]}
 
 
 def open_round(status: Status) -> int | None:
