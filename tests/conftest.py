@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from holdfast.daemon.simulation.virtual_time import run_virtually
 from tests import fork_server
 from tests.durations import Durations
+from tests.needs import told_skipped
 from tests.planting import told_to_record
 from tools.durations import folder
 
@@ -119,7 +120,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """End with the planted bugs that what is recorded shows no longer, and with what was left out."""
+    """End with the planted bugs that what is recorded shows no longer, and with what was left out or skipped."""
     told = told_to_record(terminalreporter.getreports("passed"))
     if told:
         terminalreporter.section("searched for, since what is recorded does not show it any more")
@@ -127,3 +128,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(line)
     if _left_out:
         terminalreporter.line(nightly_line(_left_out))
+    if skipped := told_skipped(terminalreporter.getreports("skipped")):
+        terminalreporter.line(skipped)

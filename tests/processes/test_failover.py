@@ -13,6 +13,7 @@ import pytest
 from benchmarks.postgres_server import PostgresServer
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.trust.invite import Invite
+from tests import needs
 from tests.processes.harness import (
     WAIT_S,
     Fleet,
@@ -34,6 +35,7 @@ PEERS = "ab"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
+    needs.need(needs.postgres())
     with PostgresServer() as server:
         yield server
 
