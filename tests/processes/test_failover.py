@@ -29,7 +29,7 @@ from tests.processes.harness import (
 pytestmark = pytest.mark.slow
 
 PAUSE = ("--pause", "0.02")
-LEASE_S = 30.0  # tests end it by SQL
+LEASE_S = 60.0  # as the deadline, it cannot bind; tests end it by SQL
 PEERS = "ab"
 
 
