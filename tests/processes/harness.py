@@ -115,10 +115,11 @@ class Fleet(fleet.Fleet):
         name: str,
         *script: str,
         command: Sequence[str] = (sys.executable, str(TRAINER)),
+        patience_s: float = WAIT_S,
         **how: Any,
     ) -> Node:
         """Start a peer, by default with the trainer that needs no torch."""
-        return super().join(name, *script, command=command, **how)
+        return super().join(name, *script, command=command, patience_s=patience_s, **how)
 
     def stop_all(self) -> None:
         """Kill all processes that still run, and print all logs: pytest shows them if the test failed."""
