@@ -15,6 +15,7 @@ import trio
 from hypothesis import HealthCheck, settings
 
 from holdfast.daemon.simulation.virtual_time import run_virtually
+from tests.needs import told_skipped
 from tests.planting import told_to_record
 
 REAL_SECONDS_MAX = 280.0  # for what hangs: it is told by name before pytest's own timeout
@@ -74,9 +75,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """End with the planted bugs that what is recorded shows no longer."""
+    """End with the planted bugs that what is recorded shows no longer, and with what was skipped."""
     told = told_to_record(terminalreporter.getreports("passed"))
     if told:
         terminalreporter.section("searched for, since what is recorded does not show it any more")
         for line in told:
             terminalreporter.line(line)
+    if skipped := told_skipped(terminalreporter.getreports("skipped")):
+        terminalreporter.line(skipped)

@@ -22,9 +22,9 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from tests import needs
 from tests.processes.harness import Fleet, Status, in_sync, spec
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 WAIT_MS = 25_000.0  # for what a page is to show: two cores may be busy with other tests
 STRANGE = "<i>cedar"  # a name that would be markup if anything took it for it
 
@@ -33,9 +33,8 @@ MEMBERS = ("alder", "birch", STRANGE)
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.fail("there is no chromium here: install it with `make packages`")
+    needs.need(needs.browser())
+    found = next(filter(None, map(shutil.which, needs.BROWSERS)))
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])

@@ -45,6 +45,7 @@ from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
+from tests import needs
 from tests.processes.harness import environment
 
 STOCK = CongestionSettings(
@@ -206,8 +207,9 @@ def restricted() -> str:
         for kind in ("available", "allowed")
     }
     found = [name for name in names["available"] if name not in names["allowed"]]
-    if os.geteuid() != 0 or not found or shutil.which("setpriv") is None:
-        pytest.skip("needs root, setpriv, and a congestion control that not all may choose")
+    needs.need(needs.root("only root may give up a right"))
+    if not found or shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv, and a congestion control that not all may choose")
     return found[0]
 
 

@@ -26,6 +26,7 @@ from holdfast.membership.master.state.journal import (
 )
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Commit, Role
+from tests import needs
 from tests.daemon.test_journal_store import PEER, RECORDS, Clock
 
 LEASE_S = 0.5
@@ -36,6 +37,7 @@ Reopen = Callable[[], Journal]  # as the next master does: the earlier one's pro
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
+    needs.need(needs.postgres())
     with PostgresServer() as server:
         yield server
 

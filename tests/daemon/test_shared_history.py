@@ -20,6 +20,7 @@ from holdfast.daemon.master.shared_history import (
 )
 from holdfast.daemon.member_curves import MemberPoint
 from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, PastEvent, Point
+from tests import needs
 
 RUN = "history"
 PEER = "a" * 32
@@ -27,6 +28,7 @@ PEER = "a" * 32
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
+    needs.need(needs.postgres())
     with PostgresServer() as server:
         yield server
 

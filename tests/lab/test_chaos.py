@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests import needs
 from tests.lab.telling import told
 
 SCHEDULE = """
@@ -123,9 +122,5 @@ with Switch(2) as lab:
 
 
 def test_a_host_can_be_cut_off_and_healed() -> None:
-    reason = told(
-        "from benchmarks.grounds import why_no_switch; print(json.dumps(why_no_switch()))"
-    )
-    if reason:
-        pytest.skip(reason)
+    needs.need(needs.switch())
     assert told(CUT) == [True, False, True]

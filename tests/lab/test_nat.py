@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import needs
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 if TYPE_CHECKING:
@@ -22,8 +24,7 @@ else:
     nat_lab = sys.modules["benchmarks.nat_lab"]
     MASTER_PORT = sys.modules["benchmarks.lab_run"].MASTER_PORT
 
-FORBIDDEN = nat_lab.why_not()
-needs_lab = pytest.mark.skipif(bool(FORBIDDEN), reason=f"no routers here: {FORBIDDEN}")
+needs_lab = needs.needed(needs.namespaces(nat_lab.missing, nat_lab.why_not))
 
 # What the table in docs/internet.md says. Of a pair that is not named one dials the other.
 HOMES = ("home1", "home1b", "home2")

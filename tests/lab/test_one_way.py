@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import needs
 from tests.lab.telling import told
 
 CUT = """
@@ -55,9 +56,5 @@ with (
 )
 @pytest.mark.timeout(600)
 def test_two_that_are_apart_stay_members_and_have_a_link_again() -> None:
-    reason = told(
-        "from benchmarks.grounds import why_no_switch; print(json.dumps(why_no_switch()))"
-    )
-    if reason:
-        pytest.skip(reason)
+    needs.need(needs.switch())
     assert told(CUT, seconds=380) == {"left": [], "contributed": 3, "together": True}

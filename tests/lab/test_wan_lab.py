@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import needs
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "wan_lab.py"
 
 if TYPE_CHECKING:
@@ -26,10 +28,8 @@ else:
 
 Host, WanLab = wan_lab.Host, wan_lab.WanLab
 
-# A missing tool is no reason to skip: where a lab is allowed, its tests fail and say what to install.
-FORBIDDEN = wan_lab.why_not()
 HANGS_S = 120.0  # for what hangs
-needs_lab = pytest.mark.skipif(bool(FORBIDDEN), reason=f"no WAN lab here: {FORBIDDEN}")
+needs_lab = needs.needed(needs.namespaces(wan_lab.missing, wan_lab.why_not))
 
 # Sends a file's worth of bytes that the receiver can check, and hangs up.
 SENDER = """
@@ -86,6 +86,7 @@ def test_a_machine_without_the_tools_is_told_what_to_install(
 
 def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda command: command)
 
     with pytest.raises(namespaces.LabError, match="only root"), WanLab([Host()]):
         pass

@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.daemon.advertised_hosts import doubt_of_loopback, only_loopback
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.trust.invite import Invite
+from tests import needs
 from tests.processes.harness import START_S, environment, spec
 from tests.processes.test_doctor import doctor, two_hosts
 
@@ -34,6 +35,7 @@ def told(begin: list[str], *bound: str, towards: str = "") -> str:
 @contextmanager
 def alone() -> Iterator[list[str]]:
     """A network namespace with nothing but loopback; yields what a command there begins with."""
+    needs.need(needs.namespaces())
     name = f"holdfast-{os.getpid()}-alone"
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:

@@ -26,9 +26,10 @@ from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.socket_options import obtainable_congestion
 from holdfast.protocol.trust.invite import Invite
+from tests import needs
 from tests.processes.harness import Fleet, environment, spec
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+as_root = needs.needed(needs.root("only root may mount, limit memory and set up networks"))
 SKEW_S = 7_200
 CHECKS = {
     "versions", "torch", "invite", "ports", "master", "clock", "reachable", "bandwidth",
@@ -466,6 +467,7 @@ def test_a_firewall_before_this_machine(fleet: Fleet, tmp_path: Path) -> None:
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
     """Two network namespaces with a cable; yields what a command on each begins with."""
+    needs.need(needs.namespaces())
     names = [f"holdfast-{os.getpid()}-{name}" for name in ("home", "away")]
 
     def ip(*arguments: str) -> None:

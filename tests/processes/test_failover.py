@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.postgres_server import PostgresServer
 from holdfast.daemon.exit_codes import ExitCode
+from tests import needs
 from tests.processes.harness import Fleet, Node, Status, contributing, in_sync, spec
 
 pytestmark = pytest.mark.slow
@@ -26,6 +27,7 @@ PEERS = "ab"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
+    needs.need(needs.postgres())
     with PostgresServer() as server:
         yield server
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from holdfast.protocol.trust.credentials import CERTIFICATE_FILE
+from tests import needs
 from tests.processes.harness import POLL_S, WAIT_S, Fleet, Node, Status, member, spec
 
 
@@ -69,7 +70,7 @@ def shown(node: Node) -> str:
 
 
 @pytest.mark.fault("a machine's owner wants it back: its hours are over, it runs on battery")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may show a process other batteries")
+@needs.needed(needs.root("only root may show a process other batteries"))
 def test_on_battery_it_leaves_and_comes_back_by_itself(fleet: Fleet, tmp_path: Path) -> None:
     """The kernel's files about power are others for this one process; all else is as it is."""
     power = tmp_path / "power"
