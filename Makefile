@@ -9,32 +9,47 @@ WORKERS ?= 2# test processes; 0 runs the tests in one, as a debugger wants it
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DEV := .venv/.dev
+LLAMA := .venv/.llama
+PIP_INSTALL := $(BIN)/pip install -q -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Some images forbid compiled files: then each process of a demo or of the tests would compile all rooms again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages check test static lint types imports pytest quick soak gpu fuzz format demo llama \
+.PHONY: help install dev packages check test static lint types imports pytest quick soak gpu fuzz format demo llama \
 	bench docs reference screenshots recording constraints clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## Make .venv with pinned versions (instant when nothing changed)
+install: $(INSTALLED)  ## Make .venv with what a run needs, in pinned versions (instant when nothing changed)
 
 # The build tool is installed first and used without isolation: what makes the wheel is pinned too.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt setuptools
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[train,dev]"
+	$(PIP_INSTALL) setuptools
+	$(PIP_INSTALL) --no-build-isolation -e ".[train]"
+	touch $@
+
+dev: $(DEV)  ## The same, and what checks, tests and documentation need
+
+$(DEV): $(INSTALLED)
+	$(PIP_INSTALL) --no-build-isolation -e ".[train,dev]"
+	touch $@
+
+$(LLAMA): $(INSTALLED)
+	$(PIP_INSTALL) --no-build-isolation -e ".[train,transformers]"
 	touch $@
 
 packages:  ## What tests need of the system: Chromium, nft (instant when it is there)
 	tools/install-packages
 
-check: install  ## In 3 minutes: static checks, unit tests of all rooms, the fuzz corpus, 40 simulator seeds
+check: dev  ## In 3 minutes: static checks, unit tests of all rooms, the fuzz corpus, 40 simulator seeds
 	@$(MAKE) --no-print-directory -j 2 static quick
 
-test: install  ## All that CI runs: static checks beside all tests
+test: dev packages  ## All that CI runs: static checks beside all tests
 	@$(MAKE) --no-print-directory -j 2 static pytest
 
 # Beside pytest, so what they say comes in one piece.
@@ -42,34 +57,33 @@ static:
 	@said=$$($(MAKE) --no-print-directory -k lint types imports 2>&1); broken=$$?; \
 	echo "$$said"; exit $$broken
 
-lint: install  ## Formatting and lint rules
+lint: dev  ## Formatting and lint rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: install  ## Strict static types
+types: dev  ## Strict static types
 	$(BIN)/mypy
 
-imports: install  ## Which room may import which
+imports: dev  ## Which room may import which
 	$(BIN)/lint-imports --no-logo
 
 # Tests start processes of their own, so each computes with one thread. Whoever has done its share takes
-# tests from others; a fixture of a module is then made twice at worst. Some images forbid compiled files:
-# then each of the hundreds of daemons would compile all rooms again.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
+# tests from others; a fixture of a module is then made twice at worst.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-pytest: install  ## All tests, also the wheel's; narrow down with ARGS='tests/protocol -k lane'
+pytest: dev  ## All tests, also the wheel's; narrow down with ARGS='tests/protocol -k lane'
 	$(PYTEST) $(ARGS)
 
 ROOMS := protocol membership collectives checkpoint diloco daemon client
 QUICK := $(ROOMS:%=tests/%) tests/fuzz tests/test_planting.py
 
-quick: install
+quick: dev
 	$(PYTEST) -q -m "not slow and not planted" $(QUICK) $(ARGS)
 	$(BIN)/holdfast simulate --seeds 40
 
 # 13,000 as the seeds have it and 7,000 with other numbers of peers; the line that it prints first
 # repeats it, whatever the commit is then.
-soak: install  ## 20,000 simulated runs from seeds that follow from the commit; planted bugs searched for (hours)
+soak: dev  ## 20,000 simulated runs from seeds that follow from the commit; planted bugs searched for (hours)
 	@start=$${START:-$$($(BIN)/python tools/rotating_start.py)}; broken=0; \
 	echo "again: make soak START=$$start"; \
 	$(BIN)/holdfast simulate --start $$start --seeds 13000 $(ARGS) || broken=1; \
@@ -79,37 +93,37 @@ soak: install  ## 20,000 simulated runs from seeds that follow from the commit; 
 	SEARCH=1 $(PYTEST) -m planted || broken=1; \
 	exit $$broken
 
-gpu: install  ## What only a CUDA device can show of the hook; CI has none
+gpu: dev  ## What only a CUDA device can show of the hook; CI has none
 	$(BIN)/pytest -p no:cacheprovider tests/client/gpu_check.py $(ARGS)
 
-fuzz: install  ## Fuzz every parser, guided by coverage, and keep finds; ARGS='--seconds 600 message'
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[fuzz]"
+fuzz: dev  ## Fuzz every parser, guided by coverage, and keep finds; ARGS='--seconds 600 message'
+	$(PIP_INSTALL) --no-build-isolation -e ".[fuzz]"
 	$(BIN)/python -m tests.fuzz --keep $(ARGS)
 
-format: install  ## Format and fix in place
+format: dev  ## Format and fix in place
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 demo: install  ## A small run on this machine: master, peers, trainers
 	$(BIN)/holdfast demo $(ARGS)
 
-llama: install  ## A small Llama on this machine, from a tokenizer to a text that it writes (some minutes)
+llama: $(LLAMA)  ## A small Llama on this machine, from a tokenizer to a text that it writes (some minutes)
 	$(BIN)/python examples/llama/run.py $(ARGS)
 
-bench: install  ## Measure everything into benchmarks/RESULTS.md; as root, some with ARGS='--only lossy'
+bench: dev  ## Measure everything into benchmarks/RESULTS.md; as root, some with ARGS='--only lossy'
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
 docs: reference  ## The documentation as a site, build/docs/index.html; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-reference: install  ## Pages of docs/reference that are made from the code
+reference: dev  ## Pages of docs/reference that are made from the code
 	$(BIN)/python tools/reference.py
 
-screenshots: install  ## The pictures in docs/pictures/, from a small real run (about two minutes)
+screenshots: dev  ## The pictures in docs/pictures/, from a small real run (about two minutes)
 	$(BIN)/python tools/screenshots.py $(ARGS)
 
-recording: install  ## The recording docs/pictures/kill.svg, of a real demo (about two minutes)
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[recording]"
+recording: dev  ## The recording docs/pictures/kill.svg, of a real demo (about two minutes)
+	$(PIP_INSTALL) --no-build-isolation -e ".[recording]"
 	$(BIN)/python tools/record_demo.py $(ARGS)
 
 # A scratch environment, so that only what pyproject.toml asks for gets into the list.

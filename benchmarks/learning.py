@@ -261,7 +261,7 @@ def meets(arm: Arm, figures: dict[str, Any]) -> bool | None:
 
 
 def why_no_learning() -> str:
-    return "" if find_spec("matplotlib") else "matplotlib is not installed (`make install` does it)"
+    return "" if find_spec("matplotlib") else "matplotlib is not installed (`make dev` does it)"
 
 
 def learning() -> Measured:

@@ -330,7 +330,7 @@ MATRIX = (
 def why_no_lines() -> str:
     if reason := wan_lab.why_not() or wan_lab.missing():
         return reason
-    return "" if find_spec("matplotlib") else "matplotlib is not installed (`make install` does it)"
+    return "" if find_spec("matplotlib") else "matplotlib is not installed (`make dev` does it)"
 
 
 def figures_of(cases: Sequence[Case]) -> Measured:
