@@ -14,6 +14,8 @@ LLAMA := .venv/.llama
 PIP_INSTALL := $(BIN)/pip install -q -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Some images forbid compiled files: then each process of a demo or of the tests would compile all rooms again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install dev packages check test nightly static lint types imports pytest seeds quick alltypes nightlytests \
@@ -84,9 +86,8 @@ imports: dev  ## Which room may import which
 	$(TIMED) imports $(STATIC) $(BIN)/lint-imports --no-logo
 
 # Tests start processes of their own, so each computes with one thread. Whoever has done its share takes
-# tests from others; a fixture of a module is then made twice at worst. Some images forbid compiled files:
-# then each of the hundreds of daemons would compile all rooms again.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
+# tests from others; a fixture of a module is then made twice at worst.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 pytest: dev  ## All tests but nightly ones; narrow down with ARGS='tests/protocol -k lane'
 	$(PYTEST) -m "not nightly" $(ARGS)

@@ -86,6 +86,7 @@ def test_a_machine_without_the_tools_is_told_what_to_install(
 
 def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda command: command)
 
     with pytest.raises(namespaces.LabError, match="only root"), WanLab([Host()]):
         pass
