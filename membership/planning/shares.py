@@ -22,6 +22,7 @@ ring needs ``ring_s``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -353,41 +354,73 @@ def program_shares(work: Workload) -> list[float]:
     *Even*: the largest part that a member owns, of what its line could own in that time, is as small
     as possible. A solver's own choice would fill one line completely and leave others idle.
     """
-    from scipy.optimize import linprog  # slow to import; few masters have limited pairs
-
     count = work.contributor_count
     if count == 1:
         return [1.0]
     barred = work.barred()
     rows, limits = _program(work)
-    open_bounds = [(0.0, 0.0 if member in barred else 1.0) for member in range(count)]
-    # Variables: the shares, then the value to minimise: the time, in units of the bound.
-    last = [0.0] * count + [1.0]
-    whole = {"A_eq": [[1.0] * count + [0.0]], "b_eq": [1.0], "bounds": [*open_bounds, (0.0, None)]}
-    fastest = linprog(
-        c=last,
-        A_ub=[[*row, -1.0] for row in rows],
-        b_ub=limits,
-        method="highs",
-        **whole,
-    )
-    if fastest.status != 0:
-        raise LocalProtocolError(f"the plan's linear program has no solution: {fastest.message}")
-    units = float(fastest.x[count]) * (1 + PROGRAM_SLACK)
-    most = _largest_shares(work, units * (bound_s(work) - 2 * work.delay_s))
+    most = [0.0 if member in barred else 1.0 for member in range(count)]
+    # The value to minimise is the time, in units of the bound.
+    fastest = _least([[*row, -1.0] for row in rows], limits, most)
+    units = fastest[count] * (1 + PROGRAM_SLACK)
+    largest = _largest_shares(work, units * (bound_s(work) - 2 * work.delay_s))
     parts = [
-        [*(float(i == member) for i in range(count)), -high] for member, high in enumerate(most)
+        [*(float(i == member) for i in range(count)), -high] for member, high in enumerate(largest)
     ]
-    even = linprog(
-        c=last,
-        A_ub=[*([*row, 0.0] for row in rows), *parts],
-        b_ub=[*(limit + units for limit in limits), *([0.0] * count)],
-        method="highs",
-        **whole,
-    )
-    best = even if even.status == 0 else fastest
-    shares = [float(share) for share in best.x[:count]]
+    try:
+        best = _least(
+            [*([*row, 0.0] for row in rows), *parts],
+            [*(limit + units for limit in limits), *([0.0] * count)],
+            most,
+        )
+    except LocalProtocolError:  # a rounding error left no room within the time
+        best = fastest
+    shares = best[:count]
     return _normalise([0.0 if member in barred else share for member, share in enumerate(shares)])
+
+
+def _least(
+    rows: Sequence[Sequence[float]], limits: Sequence[float], most: Sequence[float]
+) -> list[float]:
+    """Return the shares with which a further variable, the last one, is least, and that variable.
+
+    Args:
+      rows, limits: ``row . variables <= limit``.
+      most: the largest share of each member; the shares add up to 1, and no variable is negative.
+
+    Raises:
+      LocalProtocolError: the solver finds none.
+    """
+    import highspy  # few masters have limited pairs or shared lines
+
+    count = len(most)
+    filled = [
+        [(variable, value) for variable, value in enumerate(row) if value]
+        for row in (*rows, [1.0] * count + [0.0])
+    ]
+    program = highspy.HighsLp()
+    program.num_row_, program.num_col_ = len(filled), count + 1
+    program.col_cost_ = [0.0] * count + [1.0]
+    program.col_lower_ = [0.0] * (count + 1)
+    program.col_upper_ = [*most, math.inf]
+    program.row_lower_ = [*([-math.inf] * len(rows)), 1.0]
+    program.row_upper_ = [*limits, 1.0]
+    matrix = program.a_matrix_
+    matrix.format_ = highspy.MatrixFormat.kRowwise
+    matrix.start_ = [0, *itertools.accumulate(map(len, filled))]
+    matrix.index_ = [variable for row in filled for variable, _value in row]
+    matrix.value_ = [value for row in filled for _variable, value in row]
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    solver.passModel(program)
+    solver.run()
+    status = solver.getModelStatus()
+    if status != highspy.HighsModelStatus.kOptimal:
+        raise LocalProtocolError(
+            f"the plan's linear program has no solution: {solver.modelStatusToString(status)}"
+        )
+    return [float(value) for value in solver.getSolution().col_value]
 
 
 def _program(work: Workload) -> tuple[list[list[float]], list[float]]:

@@ -225,7 +225,7 @@ def test_what_a_codec_takes_on_the_wire_is_known_for_all() -> None:
 
 
 def test_a_plan_without_limited_pairs_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setitem(sys.modules, "highspy", None)
     planned(FragmentSize(1_000_000, 0, 0), [Bandwidth(1e6, 2e6)] * 4, 1)
     with pytest.raises(ImportError):
         planned(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from attrs import evolve
 from hypothesis import assume, given, settings
@@ -194,6 +197,17 @@ def test_a_relayed_pair_gets_less_to_carry() -> None:
     assert shares_s(work, shares) < 1.5 * bound_s(work)
     assert 0.0 < shares[0] + shares[1] < 0.05
     assert shares[2:] == pytest.approx([shares[2]] * 4), "equal lines, equal shares"
+
+
+def test_the_solver_prints_nothing() -> None:
+    """Its banner would stand among what a daemon or a command prints, once in each process."""
+    solve = (
+        "from holdfast.membership.planning.bandwidth import Bandwidth\n"
+        "from holdfast.membership.planning.shares import Workload, program_shares\n"
+        "program_shares(Workload((Bandwidth(1e6, 1e6),) * 3, 3, 1e8, 1e8, {(0, 1): 1e4}))"
+    )
+    done = subprocess.run([sys.executable, "-c", solve], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
 
 
 def test_a_fast_enough_pair_changes_nothing() -> None:

@@ -73,7 +73,7 @@ def test_who_asks_the_command_line_for_little_waits_for_nothing_large() -> None:
     """Large packages are imported by the commands that need them."""
     done = run_guarded(
         "import holdfast.daemon.cli\n"
-        "print(sorted({'numpy', 'zstandard', 'fsspec', 'scipy'} & set(sys.modules)))"
+        "print(sorted({'numpy', 'zstandard', 'fsspec', 'highspy'} & set(sys.modules)))"
     )
 
     assert done.stdout == "[]\n", done.stderr
