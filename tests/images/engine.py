@@ -43,8 +43,7 @@ class Builder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         storage = [f"--root={folder / 'storage'}", f"--runroot={folder / 'runroot'}"]
-        # Copies of files instead of overlays: they work on every file system, and leave no mounts.
-        self._buildah = ["buildah", "--storage-driver=vfs", *storage]
+        self._buildah = ["buildah", *storage]
         os.environ["BUILDAH_ISOLATION"] = "chroot"
 
     def __call__(self, *arguments: str | Path) -> str:
@@ -129,7 +128,7 @@ class Network:
 
 
 class Container:
-    """A working copy of an image, and the process that runs in it.
+    """A working copy of an image, and the process that runs in it: the first of its namespace, as in an engine.
 
     Args:
       volumes: path inside to folder or file here, with ``:ro`` behind it where it may not be written.
@@ -145,38 +144,58 @@ class Container:
         tmpfs: Sequence[str] = (),
         read_only: bool = False,
     ) -> None:
-        self._builder = builder
         self._space = space
         self._log = log
-        self._mounts = [f"--volume={here}:{inside}" for inside, here in volumes.items()]
-        self._mounts += [f"--mount=type=tmpfs,destination={path}" for path in tmpfs]
-        self._read_only = read_only
-        self.id = builder("from", "--pull=never", image)
-        self.root = Path(builder("mount", self.id))
+        self._config = builder.config(image)
+        self.root = Path(builder("mount", builder("from", "--pull=never", image)))
+        self._mounts = [f"mount --bind {self.root} {self.root}"]
+        for inside, here in volumes.items():
+            self._bind(inside, Path(here))
+        for path in tmpfs:
+            self._mounts.append(f"mount -t tmpfs tmpfs {self.root}{path}")
+        if read_only:
+            self._mounts.append(f"mount -o remount,bind,ro {self.root}")
+        self._mounts += [
+            f"mount -t proc proc {self.root}/proc",
+            f"mount --rbind /dev {self.root}/dev",
+            f"mount --rbind -o ro /sys {self.root}/sys",
+        ]
         self._process: subprocess.Popen[bytes] | None = None
-        # Places to mount on are made now: what is read-only gets none later.
-        told(*builder.command("run", *self._mounts, self.id, "--", "true"))
+
+    def _bind(self, inside: str, here: Path) -> None:
+        path, _, option = inside.partition(":")
+        place = self.root / path.removeprefix("/")
+        if here.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+        self._mounts.append(f"mount --bind {here} {place}")
+        if option == "ro":
+            self._mounts.append(f"mount -o remount,bind,ro {place}")
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Run a command as the image's user, in a namespace of processes that ends with its first."""
-        variables = [f"--env={name}={value}" for name, value in environment.items()]
-        inside = self._builder.command(
-            "run", "--cap-drop=all", *self._mounts, *variables, self.id, "--", *command
-        )
-        if self._read_only:
-            root = f"mount --bind {self.root} {self.root} && mount -o remount,bind,ro {self.root}"
-            inside = ["sh", "-c", f'{root} && exec "$@"', "sh", *inside]
-        alone = [
-            "unshare",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-            "--propagation=private",
+        """Run a command as the image's user, without capabilities and ways to get them."""
+        user = self._config["User"]
+        variables = [
+            *self._config["Env"],
+            *(f"{name}={each}" for name, each in environment.items()),
         ]
+        alone = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
+        rights = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        rights += ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+        inside = [
+            *rights,
+            "env",
+            "-i",
+            f"--chdir={self._config['WorkingDir']}",
+            *variables,
+            *command,
+        ]
+        script = f'set -e; {"; ".join(self._mounts)}; exec chroot {self.root} "$@"'
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["ip", "netns", "exec", self._space, *alone, *inside],
+                ["ip", "netns", "exec", self._space, *alone, "sh", "-c", script, "sh", *inside],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -184,52 +203,50 @@ class Container:
             )
 
     def wait(self, seconds: float = WAIT_S) -> int:
+        """Wait for its end, and return its exit status."""
         assert self._process is not None
         return self._process.wait(seconds)
 
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def first_pid(self) -> int | None:
-        """Return the process id, here, of the command; none while it is not executed yet."""
+    def pid(self) -> int | None:
+        """Return its process id as seen here; none before the command is executed, and after its end."""
         assert self._process is not None
-        found = [self._process.pid]
-        for pid in found:  # grows meanwhile
-            with contextlib.suppress(OSError):
-                if (Path(f"/proc/{pid}/root")).readlink() == self.root:
-                    return pid
-                for task in Path(f"/proc/{pid}/task").iterdir():
-                    found += map(int, (task / "children").read_text().split())
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(
+                Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+            )
+            if Path(f"/proc/{pid}").stat().st_uid != 0:
+                return pid
         return None
 
     def execute(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a command in the running container, as ``docker exec`` does."""
-        pid = self.first_pid()
+        pid = self.pid()
         if pid is None:
             return subprocess.CompletedProcess(list(command), 1, "", "it does not run")
-        process = Path(f"/proc/{pid}")
-        environment = [word for word in (process / "environ").read_text().split("\0") if word]
-        ids = [f"--setuid={process.stat().st_uid}", f"--setgid={process.stat().st_gid}"]
-        spaces = ["--mount", "--net", "--pid", "--root", "--wd"]
-        return subprocess.run(
-            ["nsenter", f"--target={pid}", *spaces, *ids, "env", "-i", *environment, *command],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        variables = [word for word in environment if word]
+        user = self._config["User"]
+        spaces = ["--mount", "--net", "--pid", "--uts", "--ipc", "--root", "--wd"]
+        enter = ["nsenter", f"--target={pid}", *spaces, f"--setuid={user}", f"--setgid={user}"]
+        inside = [*enter, "env", "-i", *variables, *command]
+        return subprocess.run(inside, capture_output=True, text=True, check=False)
 
     def stop(self) -> int:
         """Ask it to stop as an engine does, and return its exit status."""
-        pid = self.first_pid()
+        pid = self.pid()
         assert pid is not None
         os.kill(pid, signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> None:
-        """Kill all its processes at once, as a power cut does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        """Kill all its processes at once, as a power cut does: its first one takes the others with it."""
+        if self._process is None:
+            return
+        if (pid := self.pid()) is not None:
+            os.kill(pid, signal.SIGKILL)
+        else:
+            self._process.kill()  # which takes a child with it that is root
+        self._process.wait()
 
     def log(self) -> str:
         return base.log_tail(self._log)

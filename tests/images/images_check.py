@@ -228,7 +228,7 @@ def _look_inside(composition: Composition) -> None:
     """Check what compose and the Dockerfile ask of running containers."""
     for name in ("master", "peer1"):
         container = composition.containers[name]
-        pid = container.first_pid()
+        pid = container.pid()
         assert pid is not None
         facts = dict(
             line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
