@@ -162,9 +162,10 @@ def test_the_images_are_small_and_hold_no_tools_of_their_build(builder: Builder)
         print(f"{tag}: {total} MB, of which /opt/holdfast has {ours}")
         (packages,) = (root / "opt/holdfast/lib").glob("python3*/site-packages")
         there = {path.name for path in packages.iterdir()}
-        assert not there & {"pip", "setuptools"}
+        assert "pip" not in there
         assert ("torch" in there) == (TARGETS[tag] == "peer")
         if TARGETS[tag] == "master":
+            assert "setuptools" not in there, "torch asks for it"
             assert ours <= HOLDFAST_MB_MAX
 
 
