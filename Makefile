@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages check test static lint types imports pytest quick soak gpu fuzz format demo llama \
+.PHONY: help install packages check test static lint types imports pytest quick soak gpu images fuzz format demo llama \
 	bench docs reference screenshots recording constraints clean distclean
 
 help:  ## Show this list
@@ -81,6 +81,10 @@ soak: install  ## 20,000 simulated runs from seeds that follow from the commit; 
 
 gpu: install  ## What only a CUDA device can show of the hook; CI has none
 	$(BIN)/pytest -p no:cacheprovider tests/client/gpu_check.py $(ARGS)
+
+images: install  ## Build both images and run compose's services, and README's commands on a bare Debian (as root)
+	tools/install-packages images
+	$(BIN)/pytest -p no:cacheprovider -s tests/images/images_check.py tests/images/bare_check.py $(ARGS)
 
 fuzz: install  ## Fuzz every parser, guided by coverage, and keep finds; ARGS='--seconds 600 message'
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[fuzz]"
