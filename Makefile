@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install dev packages check test nightly static lint types imports pytest seeds quick alltypes nightlytests \
-	loop soak durations gpu fuzz format demo llama bench docs reference screenshots recording constraints clean distclean
+	loop soak durations gpu images fuzz format demo llama bench docs reference screenshots recording constraints clean distclean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,6 +133,10 @@ soak: dev  ## 20,000 simulated runs from seeds that follow from the commit; plan
 
 gpu: dev  ## What only a CUDA device can show of the hook; CI has none
 	$(BIN)/pytest -p no:cacheprovider tests/client/gpu_check.py $(ARGS)
+
+images: dev  ## Build both images and run compose's services, and README's commands on a bare Debian (as root)
+	tools/install-packages images
+	$(BIN)/pytest -p no:cacheprovider -s tests/images/images_check.py tests/images/bare_check.py $(ARGS)
 
 fuzz: dev  ## Fuzz every parser, guided by coverage, and keep finds; ARGS='--seconds 600 message'
 	$(PIP_INSTALL) --no-build-isolation -e ".[fuzz]"
