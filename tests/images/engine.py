@@ -53,11 +53,18 @@ class Builder:
         return [*self._buildah, *arguments]
 
     def provide_base(self, dockerfile: Path) -> None:
-        """Commit the bare tree under the name of the image that the Dockerfile starts from."""
+        """Commit the bare tree under the name of the image that the Dockerfile starts from.
+
+        Like that one it has a ``python``, and no compiled files of the library.
+        """
         (name,) = {each for each in STAGES.findall(dockerfile.read_text()) if ":" in each}
         container = self("from", "scratch")
         self("add", "--quiet", container, base.bare_tree(), "/")
-        self("run", container, "--", "ln", "-s", "python3", "/usr/bin/python")
+        root = Path(self("mount", container))
+        (root / "usr/bin/python").symlink_to("python3")
+        for folder in root.glob("usr/lib/python3*/**/__pycache__"):
+            shutil.rmtree(folder)
+        self("umount", container)
         self("commit", "--quiet", "--rm", container, f"docker.io/library/{name}")
 
     def build(self, dockerfile: Path, context: Path, target: str, tag: str) -> None:

@@ -236,6 +236,8 @@ def _look_inside(composition: Composition) -> None:
         )
         assert facts["Uid"].split() == [str(UID)] * 4
         assert int(facts["CapEff"], 16) == int(facts["CapBnd"], 16) == 0
+        compiled = "import json, pathlib; assert pathlib.Path(json.__cached__).exists()"
+        assert container.execute(["python", "-c", compiled]).returncode == 0
         writable = container.execute(["touch", "/home/holdfast/new"]).returncode == 0
         assert writable == (not SERVICES[name].get("read_only", False))
         assert container.execute(["touch", "/state/new"]).returncode == 0
