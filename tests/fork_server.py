@@ -359,11 +359,11 @@ def reap_orphans(children: Iterable[int] | None = None) -> None:
 
 
 def _children() -> list[int]:
-    return [
-        int(pid)
-        for path in Path("/proc/self/task").glob("*/children")
-        for pid in path.read_text().split()
-    ]
+    found: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has just ended
+            found.extend(map(int, path.read_text().split()))
+    return found
 
 
 def main() -> None:

@@ -136,7 +136,9 @@ def test_a_standby_takes_the_run_over_and_the_old_master_gives_way(
     copy = fleet.folder / "standby"
     backup = fleet.spawn("backup", "backup", str(copy), "--state", str(fleet.folder / "master"))
     assert backup.wait() == 0, backup.log
-    status = fleet.until_committed(3)  # the copy lacks these
+    fleet.until_committed(3)  # the copy lacks these
+    fleet.settle(*"ab")  # which both hold; nor has the copy this pause
+    status = fleet.master()
     received = {name: fleet.peer(name)["state_received_bytes"] for name in "ab"}
     first = fleet.nodes["master"]
     first.process.kill()
