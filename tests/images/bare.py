@@ -100,17 +100,14 @@ class Machine:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
         )
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                say(line.rstrip())
+                say(line.decode(errors="replace").rstrip())
             return process.wait()
         finally:
-            process.kill()  # and with it, as it is the first of its namespace, all that it started
-            process.wait()
+            base.end_namespace(process)
 
     def _inside(self, user: str, home: str, command: str) -> list[str]:
         """Return a command that runs a shell's command as a user, in namespaces that end with it."""

@@ -7,8 +7,10 @@ apt's are the folders of this machine. A container or a chroot sees them read-on
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +113,26 @@ def _pip_file(settings: dict[str, str]) -> Path:
         "".join(f"[{name}]\n" + "\n".join(body) + "\n" for name, body in sections.items())
     )
     return path
+
+
+def children(process: subprocess.Popen[bytes]) -> list[int]:
+    """Return the process ids of its children; of ``unshare`` the first process of the new namespace."""
+    with contextlib.suppress(OSError):
+        path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        return [int(word) for word in path.read_text().split()]
+    return []
+
+
+def end_namespace(unshare: subprocess.Popen[bytes]) -> None:
+    """Kill all processes of the namespace that ``unshare`` has made: its first one takes the others with it.
+
+    The death of ``unshare`` alone ends no process that has become another user since.
+    """
+    for pid in children(unshare):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    unshare.kill()
+    unshare.wait()
 
 
 def log_tail(path: Path, characters: int = 4_000) -> str:

@@ -217,12 +217,10 @@ class Container:
     def pid(self) -> int | None:
         """Return its process id as seen here; none before the command is executed, and after its end."""
         assert self._process is not None
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(
-                Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
-            )
-            if Path(f"/proc/{pid}").stat().st_uid != 0:
-                return pid
+        with contextlib.suppress(OSError):
+            for pid in base.children(self._process):
+                if Path(f"/proc/{pid}").stat().st_uid != 0:
+                    return pid
         return None
 
     def execute(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -247,13 +245,8 @@ class Container:
 
     def kill(self) -> None:
         """Kill all its processes at once, as a power cut does: its first one takes the others with it."""
-        if self._process is None:
-            return
-        if (pid := self.pid()) is not None:
-            os.kill(pid, signal.SIGKILL)
-        else:
-            self._process.kill()  # which takes a child with it that is root
-        self._process.wait()
+        if self._process is not None:
+            base.end_namespace(self._process)
 
     def log(self) -> str:
         return base.log_tail(self._log)
