@@ -33,7 +33,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -195,7 +195,7 @@ def serve_trainers() -> None:
         sys.exit()  # a trainer's script has come to its end
     its.close()
     loaded = WITH_TORCH if "torch" in sys.modules else WITHOUT_TORCH
-    ForkedPopen.servers = {loaded.name: Server(loaded, ours)}
+    ForkedPopen.servers = {loaded.name: Server(ours)}
     ForkedPopen.may_start = False
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
@@ -213,7 +213,6 @@ def become_subreaper() -> None:
 class Server:
     """The asker's end of a server."""
 
-    kind: Kind
     _channel: socket.socket
     _lock: threading.Lock = field(factory=threading.Lock)
 
@@ -228,7 +227,7 @@ class Server:
                 pass_fds=[its.fileno()],
                 start_new_session=True,
             ).returncode = 0  # it ends with this process, which does not wait for it
-        return cls(kind, ours)
+        return cls(ours)
 
     def fork(
         self,
@@ -350,9 +349,9 @@ def enable() -> None:
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
 
-def reap_orphans(children: Iterable[int] | None = None) -> None:
+def reap_orphans() -> None:
     """Take note of the end of processes that became children of this one, for which nobody waits."""
-    for pid in _children() if children is None else children:
+    for pid in _children():
         if pid not in ForkedPopen.owned:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

@@ -5,6 +5,7 @@ Answers are plain JSON here, which every command can afford to import; ``run_cli
 
 from __future__ import annotations
 
+import atexit
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -73,7 +74,9 @@ def _client() -> httpx.Client:
     """
     import httpx
 
-    return httpx.Client(trust_env=False)
+    client = httpx.Client(trust_env=False)
+    atexit.register(client.close)
+    return client
 
 
 def _escaped(value: Any) -> Any:

@@ -1,8 +1,7 @@
 """A run on this machine: a master and its peers as processes, each with its folder and its log.
 
 It uses only the ``holdfast`` commands and what daemons say over HTTP, as any operator would. ``holdfast
-demo`` is such a run; tests and benchmarks start theirs in the same way, with hosts of their own
-(``_popen``, ``_inside``).
+demo`` is such a run; tests start theirs in the same way.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import httpx
 from attrs import define, field
 
 from ...protocol.errors import UserError
 from ..paths import CONTROL_FILE, DaemonAddress, read_control
+from .daemon_client import call
 
 MASTER = "master"
 LOOPBACK = "127.0.0.1:0"
@@ -120,7 +119,7 @@ class Polls:
 
 
 class Fleet:
-    """The processes of one run; those that still live when the ``with`` block ends are killed.
+    """The processes of one run; ``stop`` or ``kill_all`` ends them.
 
     Args:
       folder: each process has ``NAME/`` for its state and ``NAME.log`` in it.
@@ -136,26 +135,8 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self.ended: list[Node] = []
         self.invites: dict[str, str] = {}
-        # By name: daemons on different hosts may have the same address and port.
-        self._clients: dict[str, httpx.Client] = {}
         self._master_arguments: list[str] = []
         self._master_addresses: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill_all()
-
-    # ------------------------------------------------------------ hosts
-
-    def _popen(self, name: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a node's process on its host; ``options`` are ``subprocess.Popen``'s."""
-        return subprocess.Popen(argv, **options)
-
-    def _inside(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """A block in which this thread opens connections from a node's host."""
-        return contextlib.nullcontext()
 
     # ------------------------------------------------------------ processes
 
@@ -165,7 +146,6 @@ class Fleet:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
-        program: Sequence[str] = (sys.executable, "-m", "holdfast"),
     ) -> Node:
         """Start ``holdfast ARGUMENTS`` in a session of its own.
 
@@ -175,9 +155,8 @@ class Fleet:
         """
         log_path = self.folder / f"{name}.log"
         with log_path.open("ab") as log:
-            process = self._popen(
-                name,
-                [*before, *program, "--log-level", "info", *arguments],
+            process = subprocess.Popen(
+                [*before, sys.executable, "-m", "holdfast", "--log-level", "info", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -278,12 +257,10 @@ class Fleet:
         for name, node in self.nodes.items():
             if node.process.poll() is None and node.address() is not None:
                 node.signal(signal.SIGCONT)  # one that is stopped answers nobody
-                with contextlib.suppress(httpx.HTTPError, ValueError, UserError):
+                with contextlib.suppress(UserError):
                     self.peer(name)  # its trainer's process id
         for node in [*self.ended, *self.nodes.values()]:
             self._kill(node)
-        for client in self._clients.values():
-            client.close()
 
     @staticmethod
     def _kill(node: Node) -> None:
@@ -315,22 +292,9 @@ class Fleet:
         """Return a daemon's answer: to a GET, or to a POST with this body.
 
         Raises:
-          FleetError: the daemon does not serve, or refuses.
+          UserError: the daemon does not serve or answer, or it refuses.
         """
-        control = self.nodes[name].control()
-        client = self._clients.setdefault(name, httpx.Client(timeout=HTTP_S))
-        headers = {"authorization": f"Bearer {control.token}"}
-        with self._inside(name):
-            response = client.request(
-                "GET" if body is None else "POST",
-                f"{control.url}/api/{what}",
-                json=None if body is None else dict(body),
-                headers=headers,
-            )
-        if response.status_code != httpx.codes.OK:
-            raise FleetError(f"{name} refuses {what}: {response.text}")
-        answer: Status = response.json()
-        return answer
+        return call(self.nodes[name].control(), what, body, timeout_s=HTTP_S)
 
     def until(self, condition: Callable[[Status], object], what: str, seconds: float) -> Status:
         """Look at the master's status until the condition holds, and return it.

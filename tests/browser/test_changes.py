@@ -83,7 +83,7 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
 
 def test_a_restart_of_the_master_is_survived(page: Page, fleet: Fleet) -> None:
     page.evaluate("window.sameDocument = true")
-    fleet.kill_master()
+    fleet.kill("master")
     expect(page.locator("#away")).to_contain_text("The master has not answered since")
     expect(page.locator("#connection")).to_contain_text("disconnected")
     expect(row_named(page, "alder")).to_be_visible()  # what was known stays
@@ -120,7 +120,7 @@ def test_a_quarantined_member_is_cleared_from_the_page(page: Page, fleet: Fleet)
     fleet.kill("birch")
     status = fleet.until(lambda s: member(s, "birch") is None, "birch is gone")
     birch = next(each for each in status["departed"] if each["name"] == "birch")["peer"]
-    fleet.kill_master()
+    fleet.kill("master")
     store = JournalStore(fleet.folder / "master" / JOURNAL_FILE)
     store.append(PeerQuarantined(birch, "chunk 3 of round 7 is <i>not</i> what it was given"))
     store.close()

@@ -150,11 +150,6 @@ class Fleet(fleet.Fleet):
         goal = self.master()["committed"] + more
         return self.until(lambda s: s["committed"] >= goal, f"{more} more rounds")
 
-    def kill_master(self) -> None:
-        """Kill the master; ``restart_master`` starts it again."""
-        self.nodes["master"].signal(signal.SIGKILL)
-        self.nodes["master"].wait()
-
     def settle(self, *names: str) -> dict[str, str]:
         """Pause the run, wait until these peers hold its last version, and return their digests by name."""
         self.act("pause", {})

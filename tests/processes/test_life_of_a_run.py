@@ -163,7 +163,6 @@ def test_a_killed_master_leaves_a_row_for_the_round_that_was_open(fleet: Fleet) 
 
 def again(fleet: Fleet, term: int) -> None:
     """Stop the master, and start it in its next term."""
-    fleet.master()
     fleet.nodes["master"].signal(signal.SIGTERM)
     assert fleet.nodes["master"].wait() == 0
     fleet.restart_master()

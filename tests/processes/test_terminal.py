@@ -128,9 +128,7 @@ def test_a_lost_master_is_told_and_so_is_its_return(fleet: Fleet, terminal: Term
     shown = Shown(fleet, terminal, script=TRAIN)
     try:
         terminal.until(lambda: "contributor  round " in terminal.lines[-1], "it trains")
-        fleet.master()
-        fleet.nodes["master"].process.kill()
-        fleet.nodes["master"].process.wait()
+        fleet.kill("master")
         terminal.until_shown("the master is gone")
         terminal.until(lambda: "no master" in terminal.lines[-1] or "looking" in terminal.lines[-1],
                        "the living line says so")  # fmt: skip

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
+from holdfast.protocol.errors import UserError
 from holdfast.protocol.trust.credentials import CERTIFICATE_FILE
 from tests import needs
 from tests.processes.harness import WAIT_S, Fleet, Node, Polls, Status, member, spec
@@ -29,7 +29,7 @@ def until_peer(fleet: Fleet, name: str, condition: Callable[[Status], object]) -
     """Its own status, as soon as it is like that; between two stays it serves nothing for a moment."""
     polls, status = Polls(WAIT_S), Status()
     while polls.wait():
-        with contextlib.suppress(httpx.TransportError):
+        with contextlib.suppress(UserError):
             status = fleet.peer(name)
             if condition(status):
                 return status
