@@ -39,7 +39,7 @@ class Machine:
         self._mounts += [f"mount -t proc proc {folder}/proc", f"mount -t tmpfs tmpfs {folder}/tmp"]
         system = {Path(path): Path(path) for path in SYSTEM_FILES}
         for inside, here in {**base.mounts(), **system}.items():
-            self._bind(inside, here)
+            self._mounts += base.bind(folder, str(inside), here, read_only=True)
 
     @classmethod
     def make(cls, folder: Path, user: str) -> Machine:
@@ -70,15 +70,6 @@ class Machine:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target / name, follow_symlinks=False)
         self.run_as_root(f"chown -R {self.user}: {self.home}/{FOLDER}")
-
-    def _bind(self, inside: Path, here: Path) -> None:
-        place = self.root / str(inside).removeprefix("/")
-        if here.is_dir():
-            place.mkdir(parents=True, exist_ok=True)
-        else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch()
-        self._mounts += [f"mount --bind {here} {place}", f"mount -o remount,bind,ro {place}"]
 
     def run_as_root(self, command: str) -> None:
         done = subprocess.run(

@@ -115,6 +115,18 @@ def _pip_file(settings: dict[str, str]) -> Path:
     return path
 
 
+def bind(root: Path, inside: str, here: Path, *, read_only: bool) -> list[str]:
+    """Return the commands that show a file or folder of this machine in a tree; make the place for it."""
+    place = root / inside.removeprefix("/")
+    if here.is_dir():
+        place.mkdir(parents=True, exist_ok=True)
+    else:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    commands = [f"mount --bind {here} {place}"]
+    return [*commands, f"mount -o remount,bind,ro {place}"] if read_only else commands
+
+
 def children(process: subprocess.Popen[bytes]) -> list[int]:
     """Return the process ids of its children; of ``unshare`` the first process of the new namespace."""
     with contextlib.suppress(OSError):

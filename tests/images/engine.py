@@ -1,7 +1,7 @@
 """Images and containers without a container engine: buildah, network namespaces and process ids.
 
     Builder       builds images from a Dockerfile, in a storage of its own below ``build/images``
-    Network       one bridge; each container has an address on it, and a name that others look up
+    Network       one switch; each container has an address on it, and a name that others look up
     Container     a working copy of an image, with a command that runs in namespaces of its own
 
 Containers are chroots with their own processes, mounts and network. Not done here, but by an engine: limits of
@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.grounds import Switch
 from tests.images import base
 
 STAGES = re.compile(r"^FROM (\S+) AS", re.M)
@@ -88,50 +89,25 @@ class Builder:
         shutil.rmtree(self.folder / "storage")
 
 
-class Network:
-    """A bridge in a namespace, whose other inhabitants have a namespace and an address each."""
+class Network(Switch):
+    """A host of a switch for each name, and one more, ``outside``, for whoever is in no container."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._prefix = f"holdfast-{os.getpid()}"
-        self.addresses = {name: f"10.89.0.{2 + i}" for i, name in enumerate(names)}
-        self.host = f"{self._prefix}-host"
-        self._made: list[str] = []
-        try:
-            self._make()
-        except BaseException:
-            self.remove()
-            raise
+        super().__init__(len(names) + 1)
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self.addresses = {name: self.address(number) for name, number in self._numbers.items()}
 
     def namespace(self, name: str) -> str:
-        return f"{self._prefix}-{name}"
+        return self.host(self._numbers[name])
 
-    def _make(self) -> None:
-        self._add(self.host)
-        told("ip", "-n", self.host, "link", "add", "bridge", "type", "bridge")
-        told("ip", "-n", self.host, "addr", "add", "10.89.0.1/24", "dev", "bridge")
-        told("ip", "-n", self.host, "link", "set", "bridge", "up")
-        for i, (name, address) in enumerate(self.addresses.items()):
-            space = self.namespace(name)
-            self._add(space)
-            ends = ["link", "add", "eth0", "type", "veth", "peer", "name", f"port{i}"]
-            told("ip", "-n", space, *ends, "netns", self.host)
-            told("ip", "-n", self.host, "link", "set", f"port{i}", "master", "bridge", "up")
-            told("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
-            told("ip", "-n", space, "link", "set", "eth0", "up")
+    @property
+    def outside(self) -> str:
+        return self.host(len(self._numbers))
 
-    def _add(self, space: str) -> None:
-        told("ip", "netns", "add", space)
-        self._made.append(space)
-        told("ip", "-n", space, "link", "set", "lo", "up")
-
-    def hosts(self) -> str:
+    def table(self) -> str:
         """Return the table of names that an engine's name server would give out."""
         lines = [f"{address} {name}" for name, address in self.addresses.items()]
         return "\n".join(["127.0.0.1 localhost", *lines, ""])
-
-    def remove(self) -> None:
-        for space in self._made:
-            subprocess.run(["ip", "netns", "delete", space], check=False)
 
 
 class Container:
@@ -157,7 +133,8 @@ class Container:
         self.root = Path(builder("mount", builder("from", "--pull=never", image)))
         self._mounts = [f"mount --bind {self.root} {self.root}"]
         for inside, here in volumes.items():
-            self._bind(inside, Path(here))
+            path, _, option = inside.partition(":")
+            self._mounts += base.bind(self.root, path, Path(here), read_only=option == "ro")
         for path in tmpfs:
             self._mounts.append(f"mount -t tmpfs tmpfs {self.root}{path}")
         if read_only:
@@ -168,18 +145,6 @@ class Container:
             f"mount --rbind -o ro /sys {self.root}/sys",
         ]
         self._process: subprocess.Popen[bytes] | None = None
-
-    def _bind(self, inside: str, here: Path) -> None:
-        path, _, option = inside.partition(":")
-        place = self.root / path.removeprefix("/")
-        if here.is_dir():
-            place.mkdir(parents=True, exist_ok=True)
-        else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch()
-        self._mounts.append(f"mount --bind {here} {place}")
-        if option == "ro":
-            self._mounts.append(f"mount -o remount,bind,ro {place}")
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Run a command as the image's user, without capabilities and ways to get them."""

@@ -53,14 +53,13 @@ def builder() -> Iterator[Builder]:
 class Composition:
     """The services of compose.yaml as containers, each with an address, and its volumes as folders."""
 
-    def __init__(self, builder: Builder, folder: Path) -> None:
+    def __init__(self, builder: Builder, folder: Path, network: Network) -> None:
         self.folder = folder
         self.builder = builder
-        names = [name for name, each in SERVICES.items() if each["image"] in TARGETS]
-        self.network = Network([name for name in names if "network_mode" not in SERVICES[name]])
+        self.network = network
         self.containers: dict[str, Container] = {}
         self._hosts = folder / "hosts"
-        self._hosts.write_text(self.network.hosts())
+        self._hosts.write_text(self.network.table())
 
     def create(self, name: str) -> Container:
         """Make a container of a service; one that was there before is replaced, its volumes stay."""
@@ -135,22 +134,33 @@ class Composition:
             "there.request('GET', url.path, headers={'Host': sys.argv[2]});"
             "print(there.getresponse().status)"
         )
-        command = ["ip", "netns", "exec", self.network.host, sys.executable, "-c", code, url, host]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            self.network.outside,
+            sys.executable,
+            "-c",
+            code,
+            url,
+            host,
+        ]
         return int(told(*command))
 
     def down(self) -> None:
         for each in self.containers.values():
             each.kill()
-        self.network.remove()
 
 
 @pytest.fixture
 def composition(tmp_path: Path, builder: Builder) -> Iterator[Composition]:
-    made = Composition(builder, tmp_path)
-    try:
-        yield made
-    finally:
-        made.down()
+    ours = [name for name, each in SERVICES.items() if each["image"] in TARGETS]
+    with Network([name for name in ours if "network_mode" not in SERVICES[name]]) as network:
+        made = Composition(builder, tmp_path, network)
+        try:
+            yield made
+        finally:
+            made.down()
 
 
 def test_the_images_are_small_and_hold_no_tools_of_their_build(builder: Builder) -> None:
@@ -251,7 +261,7 @@ def _look_inside(composition: Composition) -> None:
 
     address = composition.network.addresses["master"]
     for port in (text.split(":")[-1] for text in SERVICES["master"]["ports"]):
-        reached = ["ip", "netns", "exec", composition.network.host, "bash", "-c"]
+        reached = ["ip", "netns", "exec", composition.network.outside, "bash", "-c"]
         subprocess.run([*reached, f"exec 3<>/dev/tcp/{address}/{port}"], check=True)
     scraped = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
     target: str = scraped[0]["static_configs"][0]["targets"][0]
