@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev packages check test nightly static lint types imports pytest seeds quick alltypes nightlytests \
+.PHONY: help install dev packages check test nightly static lint types imports pytest seeds quick simulate alltypes nightlytests \
 	loop soak durations gpu images fuzz format demo llama bench docs reference screenshots recording constraints clean distclean
 
 help:  ## Show this list
@@ -111,21 +111,26 @@ loop: dev  ## The tests of processes and of the page 30 times (hours)
 	done; \
 	echo "$$broken of $(LOOPS) loops failed"; test $$broken = 0
 
+SIMULATE := $(BIN)/python -m holdfast.simulation
+
 ROOMS := protocol membership collectives checkpoint diloco daemon client
 QUICK := $(ROOMS:%=tests/%) tests/fuzz tests/test_planting.py tests/test_durations.py
 
 quick: dev
 	$(PYTEST) -q -m "not slow and not planted and not nightly" $(QUICK) $(ARGS)
-	$(BIN)/holdfast simulate --seeds 40
+	$(SIMULATE) --seeds 40
+
+simulate: dev  ## Whole runs in virtual time, with faults from seeds; ARGS='--seeds 2000'
+	$(SIMULATE) $(ARGS)
 
 # 13,000 as the seeds have it and 7,000 with other numbers of peers; the line that it prints first
 # repeats it, whatever the commit is then.
 soak: dev  ## 20,000 simulated runs from seeds that follow from the commit; planted bugs searched for (hours)
 	@start=$${START:-$$($(BIN)/python tools/rotating_start.py)}; broken=0; \
 	echo "again: make soak START=$$start"; \
-	$(BIN)/holdfast simulate --start $$start --seeds 13000 $(ARGS) || broken=1; \
+	$(SIMULATE) --start $$start --seeds 13000 $(ARGS) || broken=1; \
 	for peers in 2 3 4 5 6 7 8; do \
-		$(BIN)/holdfast simulate --start $$start --seeds 1000 --peers $$peers $(ARGS) || broken=1; \
+		$(SIMULATE) --start $$start --seeds 1000 --peers $$peers $(ARGS) || broken=1; \
 	done; \
 	$(BIN)/python -m tests.swarm.rotating --known || broken=1; \
 	SEARCH=1 $(PYTEST) -m planted || broken=1; \

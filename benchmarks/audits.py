@@ -3,7 +3,7 @@
     python -m benchmarks.audits                     all of it; half an hour on two cores
     python -m benchmarks.audits --honest 200        fewer runs in which nobody lies
 
-Runs of production masters and peers in virtual time (``holdfast simulate``), some with a liar, most
+Runs of production masters and peers in virtual time (``python -m holdfast.simulation``), some with a liar, most
 without; then reductions on loopback with contributions signed and kept and without, in turns.
 """
 
@@ -17,13 +17,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import HOLDFAST, BenchError, allreduce, run
+from benchmarks.commands import BenchError, allreduce, run
 from benchmarks.lab_run import stop_on_signals
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
-from holdfast.daemon.simulation.liar_run import expected_rounds
-from holdfast.daemon.simulation.lying_peers import Lie
+from holdfast.simulation.liar_run import expected_rounds
+from holdfast.simulation.lying_peers import Lie
 
 SHARE = 0.05  # of chunks are audited, where somebody lies
 HONEST_SHARE = 0.2  # where nobody does: the more are looked at, the more could go wrong
@@ -40,14 +40,14 @@ BULK = ("--peers=4", "--codec=fp32", "--size=64MiB", "--repeat=5", "--warm-up=2"
 
 
 def simulated(*options: str) -> dict[str, Any]:
-    """The figures of ``holdfast simulate``.
+    """The figures of ``python -m holdfast.simulation``.
 
     Raises:
       BenchError: a promise was broken.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         path = Path(directory) / "report.json"
-        run([*HOLDFAST, "simulate", *options, "--quiet", f"--json={path}"])
+        run([sys.executable, "-m", "holdfast.simulation", *options, "--quiet", f"--json={path}"])
         figures: dict[str, Any] = json.loads(path.read_text())
     return figures
 
@@ -70,7 +70,7 @@ def liars() -> tuple[Table, Any]:
         )
     table = Table(
         f"One of four peers lies, in one chunk of each round; of all chunks {SHARE:.0%} are audited",
-        [f"holdfast simulate --seeds {SEEDS} --audit {SHARE} --liar owner"],
+        [f"python -m holdfast.simulation --seeds {SEEDS} --audit {SHARE} --liar owner"],
         ["who lies how", "found out", "after rounds, mean", "expected", "at most"],
         rows,
         [
@@ -88,7 +88,7 @@ def honest(seeds: int) -> tuple[Table, Any]:
     counted = ("seeds", "faults", "events", "committed", "reruns")
     table = Table(
         f"Nobody lies, machines and lines fail; of all chunks {HONEST_SHARE:.0%} are audited",
-        [f"holdfast simulate --seeds {seeds} --audit {HONEST_SHARE}"],
+        [f"python -m holdfast.simulation --seeds {seeds} --audit {HONEST_SHARE}"],
         ["runs", "faults", "events", "rounds committed", "run again", "convictions"],
         [[*(f"{figures[name]:,}" for name in counted), "0"]],
         ["A conviction ends the command with an error, and so does every other broken promise."],

@@ -35,7 +35,6 @@ from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.run_recorder import POINT_S, RunRecorder
 from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, PastEvent, Point
-from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.daemon.status_records import MasterStatus
 from holdfast.daemon.web.app import make_app
 from holdfast.daemon.web.http_server import bind_http, serve_http
@@ -66,6 +65,7 @@ from holdfast.protocol.messages import (
     WeightsSupplied,
 )
 from holdfast.protocol.trust.authority import Party
+from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
 
 RUN_ID = "5" * 32
 VALUE_COUNT = 2**20

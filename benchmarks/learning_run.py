@@ -1,7 +1,7 @@
 """One arm of ``learning`` with one seed: lives through the run and says what was learned.
 
 ``dp`` arms are one process (``learning_script`` says why that is data parallel). All others are runs of the
-production master and peers over the network in memory (``daemon.simulation``), in virtual time, with
+production master and peers over the network in memory (``holdfast.simulation``), in virtual time, with
 a real training script at each peer (``learning_trainer``).
 
 What is judged are the shared parameters: held by all peers with the same bits, which is checked
@@ -33,8 +33,8 @@ from benchmarks.learning_trainer import TorchTrainer
 from examples.train import CONTEXT, GPT, windows
 from holdfast.client.tensors import find_shared, layout_of
 from holdfast.daemon.fragment_layout import fragments_of
-from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.virtual_time import run_virtually
+from holdfast.simulation.swarm import Swarm
+from holdfast.simulation.virtual_time import run_virtually
 
 CURVE_WINDOWS = 512  # for the points before the last one
 CURVE_POINTS = 5

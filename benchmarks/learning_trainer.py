@@ -30,8 +30,6 @@ from holdfast.client.attach import attach_over
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import Run
 from holdfast.daemon.peer.trainer_port import TrainerEvents
-from holdfast.daemon.simulation.drifting_trainer import SimTrainer
-from holdfast.daemon.simulation.witness import Witness
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
 from holdfast.protocol.messages import (
@@ -49,6 +47,8 @@ from holdfast.protocol.messages import (
     Rejected,
     TrainerHello,
 )
+from holdfast.simulation.drifting_trainer import SimTrainer
+from holdfast.simulation.witness import Witness
 
 # ---------------------------------------------------------------- two threads, one at a time
 

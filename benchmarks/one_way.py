@@ -34,7 +34,7 @@ from benchmarks.one_way_run import RECOVER_S, SLOWER_MAX, OneWay, live_through
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json
 from benchmarks.sections import Measured
-from holdfast.daemon.simulation.witness import ViolationError
+from holdfast.simulation.witness import ViolationError
 
 MASTER = "master"
 HOSTS = {MASTER: 0, "alder": 1, "birch": 2, "cedar": 3, "doum": 4}

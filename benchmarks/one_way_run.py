@@ -17,13 +17,13 @@ from random import Random
 import trio
 from attrs import frozen
 
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.scenario import MASTER
-from holdfast.daemon.simulation.scenario_run import format_state
-from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.virtual_time import run_virtually
-from holdfast.daemon.simulation.witness import ViolationError
 from holdfast.membership.master.state.master_effects import EventKind
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.scenario import MASTER
+from holdfast.simulation.scenario_run import format_state
+from holdfast.simulation.swarm import Swarm
+from holdfast.simulation.virtual_time import run_virtually
+from holdfast.simulation.witness import ViolationError
 
 PEERS = ("p0", "p1", "p2", "p3")
 PAIRS = tuple(itertools.permutations((*PEERS, MASTER), 2))

@@ -41,8 +41,6 @@ from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.announced_messages import SOURCE_S
 from holdfast.daemon.peer.line_report import links_reported
 from holdfast.daemon.peer.peer_service import PROGRESS_S, progress_every_s
-from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.brief_orders import read_numbers, sum_differences
 from holdfast.membership.master.state.journal import RunCreated, TermStarted
@@ -65,6 +63,8 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.network.interface import Channel, Network
 from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Party
+from holdfast.simulation.memory_network import MemoryWorld
+from holdfast.simulation.virtual_time import run_virtually
 
 COUNTS = (100, 200, 500, 1_000)
 ROUNDS = 3  # measured, after one that is not

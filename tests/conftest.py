@@ -15,7 +15,7 @@ import pytest
 import trio
 from hypothesis import HealthCheck, settings
 
-from holdfast.daemon.simulation.virtual_time import run_virtually
+from holdfast.simulation.virtual_time import run_virtually
 from tests import fork_server
 from tests.durations import Durations
 from tests.needs import told_skipped

@@ -28,7 +28,16 @@ from holdfast.protocol.wire import MESSAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
-ROOMS = ("protocol", "diloco", "membership", "collectives", "checkpoint", "client", "daemon")
+ROOMS = (
+    "protocol",
+    "diloco",
+    "membership",
+    "collectives",
+    "checkpoint",
+    "client",
+    "daemon",
+    "simulation",
+)
 RECORDS = [MasterStatus, PeerStatus, RecordedRound, PastEvent, PeerLog]
 # Schemas that no record stands behind.
 BY_HAND = (

@@ -10,7 +10,6 @@
     doctor_command       check whether this machine can take part: doctor
     relay_command        forward traffic between peers: relay
     checkpoint_commands  read and manage checkpoints on disk: checkpoint, export
-    simulate_command     run whole runs in virtual time: simulate
 
 None of these modules imports anything slow at module level: ``holdfast status`` must not wait for
 what only ``holdfast export`` needs.
@@ -42,7 +41,6 @@ from .doctor_command import doctor
 from .plan_command import plan
 from .relay_command import relay
 from .service_commands import service
-from .simulate_command import simulate
 
 P = ParamSpec("P")
 
@@ -207,7 +205,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.verify,
     ),
     "Checkpoints": (checkpoint, export),
-    "Measure": (plan, run_commands.bench, simulate),
+    "Measure": (plan, run_commands.bench),
     "Shell": (completion,),
 }
 for section in SECTIONS.values():

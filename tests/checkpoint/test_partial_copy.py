@@ -17,7 +17,7 @@ from holdfast.checkpoint import blocks
 from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.partial_copy import FragmentPartialCopy, PartialCopies
 from holdfast.checkpoint.state_transfer import FetchReport
-from holdfast.daemon.simulation.drifting_trainer import small_layout
+from holdfast.simulation.drifting_trainer import small_layout
 from tests.checkpoint.test_state_transfer import (
     BLOCK_BYTES,
     BLOCK_COUNT,

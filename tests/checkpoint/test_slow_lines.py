@@ -20,7 +20,6 @@ from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.checkpoint.state_transfer import FetchFailedError, FetchReport
 from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.messages import (
     BlocksRefused,
     BlocksRequest,
@@ -29,6 +28,7 @@ from holdfast.protocol.messages import (
     Message,
     SyncFragment,
 )
+from holdfast.simulation.memory_network import MemoryWorld
 from tests.checkpoint.test_transfer_links import SIZE, make_state, peer_of, start
 from tests.collectives.test_lane_threads import nodes
 

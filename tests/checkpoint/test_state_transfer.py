@@ -28,8 +28,6 @@ from holdfast.checkpoint.state_transfer import FetchFailedError, FetchReport
 from holdfast.collectives.links.frame_routing import FrameRouter, Sink
 from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import FrameSource
-from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import (
@@ -43,6 +41,8 @@ from holdfast.protocol.messages import (
     SyncFragment,
 )
 from holdfast.protocol.network.lane import FrameHeader
+from holdfast.simulation.memory_network import MemoryWorld
+from holdfast.simulation.virtual_time import run_virtually
 
 BLOCK_BYTES = 64
 # 30 blocks of values, 20 of momentum, 2 of counters; the last of each is short.

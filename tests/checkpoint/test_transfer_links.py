@@ -15,7 +15,6 @@ from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.checkpoint.state_transfer import FetchFailedError
 from holdfast.collectives.links.hub import LinkHub
-from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import (
@@ -29,6 +28,7 @@ from holdfast.protocol.messages import (
     Role,
     SyncFragment,
 )
+from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
 
 BLOCK_ELEMENTS = BLOCK_BYTES // 4
 SIZE = FragmentSize(value_count=12 * BLOCK_ELEMENTS + 5, momentum_count=100, counter_count=3)

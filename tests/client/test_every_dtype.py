@@ -13,9 +13,9 @@ from torch import nn
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
-from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize, SyncFragment
+from holdfast.simulation.memory_network import MemoryWorld
 from tests.checkpoint.test_transfer_links import peer_of, start
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -15,10 +15,10 @@ from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Load
-from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import FragmentHead, IndexRequest, MemberInfo, Message, Role
 from holdfast.protocol.network.lane import Buffer, FrameHeader, FrameKind
+from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
 
 PORT = 7_700
 

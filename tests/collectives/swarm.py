@@ -21,8 +21,6 @@ from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.reduction import ReduceResult, Reduction
-from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.simulated_keys import SimulatedKeys
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import BadContributionError, HoldfastError, PeerLostError
 from holdfast.protocol.messages import (
@@ -40,6 +38,8 @@ from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.notary import Notary
+from holdfast.simulation.memory_network import MemoryWorld
+from holdfast.simulation.simulated_keys import SimulatedKeys
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.reduction import ReduceResult, Reduction
-from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.spec.spec import CODECS
 from holdfast.protocol.errors import (
     BadContributionError,
@@ -28,6 +26,8 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
+from holdfast.simulation.memory_network import MemoryWorld
+from holdfast.simulation.virtual_time import run_virtually
 from tests.collectives.net import send_frame
 from tests.collectives.swarm import (
     Counters,

@@ -23,10 +23,10 @@ from holdfast.collectives.arithmetic import ChunkLayout
 from holdfast.collectives.combine import Rule, combine_chunk, combined
 from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.robust_rules import CLIP_STEPS, exchanges, sum_of_squares, trim_count
-from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.protocol.errors import BadContributionError, RemoteProtocolError
 from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan, SiteLeaders
+from holdfast.simulation.memory_network import MemoryWorld
+from holdfast.simulation.virtual_time import run_virtually
 from tests.collectives.swarm import a_swarm, encode_all, give_input, make_order, peer_id
 
 Values = NDArray[np.float32]

@@ -29,9 +29,6 @@ from holdfast.collectives.evidence import (
     write_proof,
 )
 from holdfast.collectives.reduction import Reduction
-from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.simulated_keys import SimulatedKeys
-from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.protocol.errors import BadContributionError
 from holdfast.protocol.messages import (
     Contributor,
@@ -43,6 +40,9 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.notary import SEAL_BYTES, Notary
+from holdfast.simulation.memory_network import MemoryWorld
+from holdfast.simulation.simulated_keys import SimulatedKeys
+from holdfast.simulation.virtual_time import run_virtually
 from tests.collectives.swarm import Swarm, a_real_swarm, a_swarm, give_input, make_order
 from tests.collectives.test_repair import SIZE as REPAIRED
 from tests.collectives.test_repair import WEIGHTS, Round

@@ -15,12 +15,12 @@ from holdfast.collectives.links.line_watch import LineWatch
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
-from holdfast.daemon.simulation.memory_streams import MemoryStream, Pipe
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived
 from holdfast.protocol.network.interface import LaneFacts
+from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.simulation.memory_streams import MemoryStream, Pipe
 from tests.collectives.net import KEY, Node, Sink, a_net, frame, note, peer_id, send_frame, view
 
 CHUNK = 150_000  # three segments of the virtual network

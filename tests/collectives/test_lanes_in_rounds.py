@@ -7,9 +7,9 @@ import random
 import pytest
 import trio
 
-from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.memory_streams import MemoryStream
 from holdfast.protocol.messages import FragmentSize
+from holdfast.simulation.memory_network import MemoryWorld
+from holdfast.simulation.memory_streams import MemoryStream
 from tests.collectives.swarm import a_swarm, check_same_bits, give_input, make_order
 
 

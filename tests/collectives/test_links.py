@@ -12,7 +12,6 @@ from holdfast.collectives.links.break_reports import REPORT_LATER_S, reports_at_
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import (
@@ -37,6 +36,7 @@ from holdfast.protocol.network.lane import (
 )
 from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Party
+from holdfast.simulation.memory_network import MemoryWorld
 from tests.collectives.net import (
     KEY,
     PORT,

@@ -14,9 +14,9 @@ from attrs import evolve
 from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
 from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.squares import PIECE_VALUES, all_finite, product
-from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.membership.master.rounds.norms import NormsFound, found_in, makes_sense
 from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce, SiteLeaders
+from holdfast.simulation.memory_network import MemoryWorld
 from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order
 
 SIZE = FragmentSize(3_000, 2_500, 1)

@@ -10,10 +10,10 @@ import trio
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.collectives.links.rate_meter import Meter, Reading
-from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import MemberInfo, Role
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
+from holdfast.simulation.memory_network import MemoryWorld
 from tests.collectives.net import send_frame
 
 PORT = 7_700

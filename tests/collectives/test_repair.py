@@ -20,12 +20,12 @@ from holdfast.collectives import result
 from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.collectives.chunk_tracker import ChunkTracker
 from holdfast.collectives.reduction import ReduceResult, Reduction
-from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.virtual_time import run_virtually
 from holdfast.membership.master.rounds.repair import plan_repair
 from holdfast.protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import Assignment, Contributor, FragmentSize, Reduce, Repair
 from holdfast.protocol.network.lane import FrameKind
+from holdfast.simulation.memory_network import MemoryWorld
+from holdfast.simulation.virtual_time import run_virtually
 from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, make_order
 
 SIZE = FragmentSize(2_000, 0, 1)

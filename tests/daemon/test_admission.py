@@ -12,7 +12,6 @@ import trio
 from holdfast.daemon.master import admission
 from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
-from holdfast.daemon.simulation.swarm import RUN_ID
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import RunCreated
 from holdfast.membership.spec.spec import RunSpec
@@ -25,6 +24,7 @@ from holdfast.protocol.trust.authority import Authority, Party, holder_of, load_
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import Invite
+from holdfast.simulation.swarm import RUN_ID
 
 pytestmark = pytest.mark.real_time
 

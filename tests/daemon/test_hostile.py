@@ -16,9 +16,6 @@ from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.peer_service import PeerService
-from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
-from holdfast.daemon.simulation.swarm import RUN_ID
-from holdfast.daemon.simulation.witness import Witness
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import RunCreated
 from holdfast.membership.spec.spec import RunSpec
@@ -38,6 +35,9 @@ from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
+from holdfast.simulation.drifting_trainer import SimTrainer, small_layout
+from holdfast.simulation.swarm import RUN_ID
+from holdfast.simulation.witness import Witness
 
 pytestmark = pytest.mark.real_time
 

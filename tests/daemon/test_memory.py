@@ -10,9 +10,9 @@ import trio
 from holdfast.daemon import memory_check
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.memory_check import MEMORY_LEFT_BYTES, check_room, machine_bytes, state_bytes
-from holdfast.daemon.simulation.drifting_trainer import small_layout
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import FragmentSize
+from holdfast.simulation.drifting_trainer import small_layout
 from tests.swarm.test_swarm import a_swarm
 
 GIB = 2**30

@@ -17,8 +17,6 @@ from holdfast.daemon.master.journal_base import GrantRow
 from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.peer_greeting import GREETINGS_MAX, HELLO_S, PeerGreeting
-from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
-from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import RunCreated
 from holdfast.membership.master.state.master_effects import Effect
@@ -41,6 +39,8 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Party
+from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""``holdfast simulate`` from outside."""
+"""The simulator's command from outside."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast.collectives.arithmetic import MeanFactors
-from holdfast.daemon.cli.simulate_command import simulate
 from holdfast.daemon.exit_codes import ExitCode
+from holdfast.simulation.__main__ import simulate
 
 STARTED_S = 120.0
 
@@ -97,7 +97,7 @@ def test_wrong_options_are_refused(arguments: tuple[str, ...]) -> None:
 @pytest.mark.slow
 def test_ctrl_c_reports_what_was_done(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    command = [sys.executable, "-m", "holdfast", "simulate", "--seeds", "100000", "--jobs", "2"]
+    command = [sys.executable, "-m", "holdfast.simulation", "--seeds", "100000", "--jobs", "2"]
     process = subprocess.Popen(
         [*command, "--json", str(path)],
         stdout=subprocess.PIPE,

@@ -16,12 +16,12 @@ from holdfast.checkpoint.shared_state import SharedState
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
 from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig, PeerReport
 from holdfast.daemon.peer.state_service import StateService
-from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
-from holdfast.daemon.simulation.witness import Witness
 from holdfast.membership.peer.replica import Replica
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import ModelLayout
+from holdfast.simulation.drifting_trainer import SimTrainer, small_layout
+from holdfast.simulation.witness import Witness
 
 ME = "a" * 32
 LAYOUT = small_layout((5, 3))

@@ -15,7 +15,6 @@ from attrs import evolve
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol import enrolment
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.connection_phases import NEWCOMER
@@ -48,6 +47,7 @@ from holdfast.protocol.trust.authority import Authority, Party, holder_of, load_
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import Invite
+from holdfast.simulation.memory_network import MemoryWorld
 
 TOKEN = "the-token-of-the-invite"
 HANGS_S = 120.0  # for what hangs

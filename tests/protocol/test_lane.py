@@ -11,7 +11,6 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError
 from holdfast.protocol.network import lane as lanes
@@ -28,6 +27,7 @@ from holdfast.protocol.network.lane import (
     receive_preamble,
     send_preamble,
 )
+from holdfast.simulation.memory_network import MemoryWorld
 
 KEYS = derive_lane_keys(b"d" * 32, b"a" * 32, b"l" * 16, 3)
 RECORD_BYTES = HEADER_BYTES + TAG_BYTES

@@ -9,11 +9,11 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.daemon.simulation.memory_network import MemoryNetwork, MemoryWorld
-from holdfast.daemon.simulation.memory_streams import SEGMENT_BYTES
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.interface import Channel
 from holdfast.protocol.trust.authority import Party
+from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.simulation.memory_streams import SEGMENT_BYTES
 
 PEER_A, PEER_B = "a" * 32, "b" * 32
 PORT = 7_700

@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.daemon.simulation.memory_network import MemoryWorld
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import RemoteProtocolError, UserError
 from holdfast.protocol.messages import Heartbeat, Notice, RefusalCode, Refused
@@ -21,6 +20,7 @@ from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
+from holdfast.simulation.memory_network import MemoryWorld
 
 Maker = Callable[[Party], tuple[Network, str]]
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.daemon.simulation.virtual_time import Alarm, run_virtually
+from holdfast.simulation.virtual_time import Alarm, run_virtually
 
 
 def test_alarms_and_deadlines_come_in_the_order_of_their_time() -> None:

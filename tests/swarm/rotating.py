@@ -193,7 +193,7 @@ def run_given(seeds: Sequence[int]) -> int:
     for seed, error in failed.items():
         print(f"seed {seed} fails: {error}\n{again(seed)}")
         print(
-            f"  smaller, and traced: .venv/bin/holdfast simulate --start {seed} --seeds 1 --trace"
+            f"  smaller, and traced: .venv/bin/python -m holdfast.simulation --start {seed} --seeds 1 --trace"
         )
     print(f"{len(seeds)} seeds, {len(failed)} fail")
     return 1 if failed else 0

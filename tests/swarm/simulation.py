@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.daemon.simulation.scenario import Instant, Kind, Scenario
-from holdfast.daemon.simulation.scenario_run import RunOutcome, run_scenario
+from holdfast.simulation.scenario import Instant, Kind, Scenario
+from holdfast.simulation.scenario_run import RunOutcome, run_scenario
 
 BLOCK = 25
 HAPPEN_MIN = 0.7  # of a block's faults; the others find their target gone, or the run at its end
@@ -75,7 +75,7 @@ def outcome_of(seed: int) -> RunOutcome:
             if crash.instant is Instant.REDUCTION and not crash.after_s and crash.who != "master":
                 assert outcome.repairs or outcome.aborts, outcome
     except BaseException as error:
-        error.add_note(f"again: holdfast simulate --start {seed} --seeds 1")
+        error.add_note(f"again: python -m holdfast.simulation --start {seed} --seeds 1")
         raise
     return outcome
 

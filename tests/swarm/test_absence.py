@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.peer.trainer_control import WORTH_SHARE
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 STEP_S = 0.05

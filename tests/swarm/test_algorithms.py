@@ -8,10 +8,10 @@ import trio
 from numpy.typing import NDArray
 
 from holdfast.collectives.codecs.codecs import get_codec
-from holdfast.daemon.simulation.drifting_trainer import SimTrainer, small_layout
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.spec.algorithm import ALGORITHMS
 from holdfast.protocol.messages import ArenaOpened, Message
+from holdfast.simulation.drifting_trainer import SimTrainer, small_layout
+from holdfast.simulation.swarm import Swarm
 
 Values = NDArray[np.float32]
 

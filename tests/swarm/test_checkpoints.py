@@ -15,12 +15,12 @@ from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Checkpoint, manifest_of
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.daemon.peer.volunteer_limits import DiskQuota
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
-from holdfast.daemon.simulation.witnessed_services import WitnessedPeer
 from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Commit
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
+from holdfast.simulation.witnessed_services import WitnessedPeer
 from tests.checkpoint.pins import pinned
 from tests.swarm.test_swarm import a_swarm, settled, spec
 

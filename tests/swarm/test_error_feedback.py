@@ -7,9 +7,9 @@ import pytest
 import trio
 from numpy.typing import NDArray
 
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
 
 # The outer step adds the mean and nothing else: the state tells how much has arrived.
 SPEC = """

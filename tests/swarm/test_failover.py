@@ -14,9 +14,9 @@ from functools import partial
 import pytest
 
 from holdfast.daemon.master import leadership
-from holdfast.daemon.simulation.batch import BatchOptions, try_seed
-from holdfast.daemon.simulation.failover_run import live_with_failovers
-from holdfast.daemon.simulation.simulated_database import DatabaseClient, LeasedJournal
+from holdfast.simulation.batch import BatchOptions, try_seed
+from holdfast.simulation.failover_run import live_with_failovers
+from holdfast.simulation.simulated_database import DatabaseClient, LeasedJournal
 from tests.planting import Bugs, Note, Patch, first_that_shows, what_shows
 
 SEEDS_MAX = 600

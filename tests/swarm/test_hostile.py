@@ -22,9 +22,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.daemon.simulation.batch import BatchOptions, try_seed
-from holdfast.daemon.simulation.hostile_peer import Falsehood, Hostile
-from holdfast.daemon.simulation.hostile_run import live_with_hostile
 from holdfast.membership.master.rounds import accusations, contribution_checks, inquirer, norms
 from holdfast.membership.master.rounds.attempt import Attempt
 from holdfast.membership.master.rounds.inquiry import Findings
@@ -34,6 +31,9 @@ from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.membership.master.sync import donor_choice, state_sync
 from holdfast.membership.master.sync.root_votes import RootVotes
+from holdfast.simulation.batch import BatchOptions, try_seed
+from holdfast.simulation.hostile_peer import Falsehood, Hostile
+from holdfast.simulation.hostile_run import live_with_hostile
 from tests.planting import Bugs, Note, Patch, first_that_shows, spares_first, what_shows
 
 BLOCK = 10

@@ -27,9 +27,6 @@ from holdfast.daemon.master.journal_copies import (
 )
 from holdfast.daemon.master.journal_store import SCHEMA_VERSION, JournalStore
 from holdfast.daemon.master.standby_copy import ENDS, SILENT_S, StandbyState, keep_copy
-from holdfast.daemon.simulation.memory_network import MemoryWorld
-from holdfast.daemon.simulation.scenario import MASTER
-from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, RUN_ID
 from holdfast.membership.master.state.journal import (
     JournalRecord,
     MastersKnown,
@@ -49,6 +46,9 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.network.interface import Channel, Network
 from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Party
+from holdfast.simulation.memory_network import MemoryWorld
+from holdfast.simulation.scenario import MASTER
+from holdfast.simulation.swarm import MASTER_ADDRESS, RUN_ID
 from tests.swarm.test_swarm import a_swarm
 
 MASTER_ID, STANDBY_ID = "f" * 32, "e" * 32

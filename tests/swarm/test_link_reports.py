@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import trio
 
-from holdfast.daemon.simulation.scenario import MASTER
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.protocol.messages import LinkBroken
+from holdfast.simulation.scenario import MASTER
+from holdfast.simulation.swarm import Swarm
 from tests.swarm.test_swarm import a_swarm, settled
 
 

@@ -7,9 +7,9 @@ import trio
 
 from holdfast.daemon.log_ring import LogRing
 from holdfast.daemon.master import log_requests as module
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.web.log_reading import LogQuery, NoLogError, PeerLog
 from holdfast.protocol.messages import LogRequest, LogTail, Message, SentLine
+from holdfast.simulation.swarm import Swarm
 from tests.swarm.test_swarm import a_swarm
 
 

@@ -11,11 +11,11 @@ import pytest
 import trio
 from numpy.typing import NDArray
 
-from holdfast.daemon.simulation.drifting_trainer import Delta, small_layout
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.peer.peer_effects import PeerEffect
 from holdfast.membership.peer.replica import Replica
 from holdfast.protocol.messages import Posted
+from holdfast.simulation.drifting_trainer import Delta, small_layout
+from holdfast.simulation.swarm import Swarm
 from tests.plain import describe
 
 SPEC = """

@@ -1,18 +1,18 @@
 """Liars in runs of the production master and peers: only they are convicted, and in time.
 
-The statements about 50 and 2,000 seeds are checked with `holdfast simulate`; these tests run fewer.
+The statements about 50 and 2,000 seeds are checked with `python -m holdfast.simulation`; these tests run fewer.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast.daemon.simulation.batch import BatchOptions, try_seed
-from holdfast.daemon.simulation.liar_run import expected_rounds, live_with_a_liar
-from holdfast.daemon.simulation.lying_peers import Lie
-from holdfast.daemon.simulation.scenario import Scenario
-from holdfast.daemon.simulation.scenario_run import run_scenario
 from holdfast.membership.master.rounds.audits import FALSE_MAX, Auditing
+from holdfast.simulation.batch import BatchOptions, try_seed
+from holdfast.simulation.liar_run import expected_rounds, live_with_a_liar
+from holdfast.simulation.lying_peers import Lie
+from holdfast.simulation.scenario import Scenario
+from holdfast.simulation.scenario_run import run_scenario
 
 AUDIT = 0.5  # so that it does not take long
 
@@ -63,7 +63,7 @@ def test_without_audits_a_liar_lies_for_ever() -> None:
     """Without audits no liar is convicted, so the other tests show the effect of audits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Auditing, "_draw", lambda *_args: ())
-        patch.setattr("holdfast.daemon.simulation.liar_run.PATIENCE", 6)
+        patch.setattr("holdfast.simulation.liar_run.PATIENCE", 6)
         result = try_seed(0, BatchOptions(audit=1.0, liar=Lie.OWNER))
     assert result.violation is not None
     assert "the liar lied in" in result.violation.what

@@ -16,8 +16,6 @@ import trio
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.master.journal_base import JournalAwayError
 from holdfast.daemon.master.journal_store import JournalStore
-from holdfast.daemon.simulation.swarm import RUN_ID, Swarm
-from holdfast.daemon.simulation.witnessed_services import WitnessedMaster, WitnessedStore
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import (
     TERMS_SKIPPED,
@@ -31,6 +29,8 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.authority import Party
+from holdfast.simulation.swarm import RUN_ID, Swarm
+from holdfast.simulation.witnessed_services import WitnessedMaster, WitnessedStore
 from tests.plain import describe
 
 STANDBY = Address("standby", 29700)

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from benchmarks.one_way_run import CASES, OneWay, live_through
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
 from tests.swarm.test_routes import contributed, links, reach, routes, see
 from tests.swarm.test_swarm import a_swarm, settled, spec
 

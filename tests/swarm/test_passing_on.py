@@ -27,8 +27,6 @@ from holdfast.daemon.peer.announced_messages import (
     VIEWS_MAX,
     AnnouncedMessages,
 )
-from holdfast.daemon.simulation.scenario import Scenario
-from holdfast.daemon.simulation.scenario_run import run_scenario
 from holdfast.protocol import wire
 from holdfast.protocol.digests import body_digest
 from holdfast.protocol.errors import PeerLostError
@@ -44,6 +42,8 @@ from holdfast.protocol.messages import (
     View,
     ViewChange,
 )
+from holdfast.simulation.scenario import Scenario
+from holdfast.simulation.scenario_run import run_scenario
 from tests.swarm.test_swarm import a_swarm, settled
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.rounds.attempt import Attempt
 from holdfast.membership.planning.plan import PlanEstimate
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
 from tests.plain import describe
 
 SPEC = """

@@ -37,14 +37,14 @@ from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.result import RoundResult
 from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.journal_writer import JournalWriter
-from holdfast.daemon.simulation.batch import broken_by
-from holdfast.daemon.simulation.scenario import Scenario
 from holdfast.membership.master import places as places_rules
 from holdfast.membership.master.rounds.attempt import Attempt
 from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted
 from holdfast.membership.master.state.roster import Member, Roster
 from holdfast.protocol.messages import FragmentHead, Repair
+from holdfast.simulation.batch import broken_by
+from holdfast.simulation.scenario import Scenario
 from tests.planting import Bugs, Note, Patch, first_that_shows, what_shows
 
 SEEDS_MAX = 500

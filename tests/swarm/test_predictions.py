@@ -13,12 +13,12 @@ import pytest
 import trio
 from attrs import evolve, frozen
 
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
 from holdfast.membership.planning.bandwidth import Bandwidth
 from holdfast.membership.planning.predict import Conditions, Prediction, predict
 from holdfast.membership.spec.spec import RunSpec
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
 
 ROUNDS = 8  # that are measured; where two are in flight by turns, whole turns
 # Before those: shares do not follow the lines yet, and who trained first, some steps ahead of the

@@ -21,10 +21,10 @@ from holdfast.daemon.master.event_log import EVENT_LOG_FILE, EventLog, line_of
 from holdfast.daemon.master.run_recorder import LOOK_S, POINT_S, RunRecorder
 from holdfast.daemon.member_curves import EVERYBODY, member_columns
 from holdfast.daemon.metrics_store import HISTORY_FILE, PastEvent, as_columns
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.daemon.web.app import DESCRIPTION
 from holdfast.daemon.web.json_answers import compact
 from holdfast.protocol.messages import METRICS_MAX, Commit, Metrics, Role
+from holdfast.simulation.swarm import Swarm
 
 SPEC = """
 [run]

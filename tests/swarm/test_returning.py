@@ -8,7 +8,7 @@ import attrs
 import pytest
 import trio
 
-from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.simulation.swarm import Swarm
 from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon.simulation.scenario import Scenario
+from holdfast.simulation.scenario import Scenario
 from tests.swarm import rotating
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,12 +15,12 @@ from holdfast.daemon.master.journal_base import GrantRow
 from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.relay_service import RelayService
 from holdfast.daemon.port_mapping.gateway import PortMapping
-from holdfast.daemon.simulation.frozen_hosts import on_host
-from holdfast.daemon.simulation.swarm import MASTER_ADDRESS, RUN_ID, Swarm
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import RelayOffer, Role
 from holdfast.protocol.network.resumption import KEPT_MAX
 from holdfast.protocol.trust.authority import Party
+from holdfast.simulation.frozen_hosts import on_host
+from holdfast.simulation.swarm import MASTER_ADDRESS, RUN_ID, Swarm
 from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled, spec
 

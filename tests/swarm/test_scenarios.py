@@ -13,12 +13,12 @@ import trio
 from attrs import evolve
 
 from holdfast.collectives.arithmetic import MeanFactors
-from holdfast.daemon.simulation.batch import broken_by, try_seed
-from holdfast.daemon.simulation.frozen_hosts import FrozenHosts, on_host
-from holdfast.daemon.simulation.scenario import Fault, Instant, Kind, Scenario
-from holdfast.daemon.simulation.scenario_run import run_scenario
-from holdfast.daemon.simulation.shrink import RUNS_MAX, shrink
 from holdfast.membership.master.state.detector import Detector
+from holdfast.simulation.batch import broken_by, try_seed
+from holdfast.simulation.frozen_hosts import FrozenHosts, on_host
+from holdfast.simulation.scenario import Fault, Instant, Kind, Scenario
+from holdfast.simulation.scenario_run import run_scenario
+from holdfast.simulation.shrink import RUNS_MAX, shrink
 from tests.planting import Note, Patch, first_that_shows, what_shows
 
 QUIET = Scenario(seed=1, peers=3, bytes_per_s=1e5)
@@ -39,8 +39,8 @@ def test_five_hundred_seeds_have_every_kind_of_fault_at_every_instant() -> None:
 @pytest.mark.timeout(600)
 def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     code = (
-        "from holdfast.daemon.simulation.scenario_run import run_scenario\n"
-        "from holdfast.daemon.simulation.scenario import Scenario\n"
+        "from holdfast.simulation.scenario_run import run_scenario\n"
+        "from holdfast.simulation.scenario import Scenario\n"
         "for s in range(4): print(run_scenario(Scenario.of(s)))"
     )
     told = [
@@ -167,7 +167,7 @@ def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
     assert seed is not None
     violation = try_seed(seed).violation
     assert violation is not None
-    assert violation.reproduce == f"holdfast simulate --start {seed} --seeds 1"
+    assert violation.reproduce == f"python -m holdfast.simulation --start {seed} --seeds 1"
     assert len(violation.shrunk) == 1
     monkeypatch.undo()
     assert not broken_by(Scenario.of(seed))

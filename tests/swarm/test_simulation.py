@@ -1,6 +1,6 @@
 """Whole runs with faults, from fixed seeds, in blocks: see ``simulation``.
 
-holdfast simulate --start SEED --seeds 1
+python -m holdfast.simulation --start SEED --seeds 1
 """
 
 from __future__ import annotations

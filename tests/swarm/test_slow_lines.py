@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from holdfast.checkpoint import blocks
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
 from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, spec
 

@@ -17,12 +17,12 @@ import trio
 from numpy.typing import NDArray
 
 from holdfast.collectives.reduction import Reduction
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.state.master_effects import Effect
 from holdfast.membership.master.status.invariants import check_invariants
 from holdfast.membership.peer.local_round import RoundState
 from holdfast.protocol.messages import ModelLayout, Role, TensorSpec
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
 
 SPEC = """
 [run]

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from holdfast.daemon.peer import trainer_service
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.protocol.messages import FailureKind, Remedy, Role, TrainerFailed
+from holdfast.simulation.swarm import Swarm
 from tests.plain import describe
 from tests.swarm.test_swarm import a_swarm, settled, spec
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.membership.master.rounds.round import RoundPhase
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
 from tests.plain import describe
 
 SPEC = """

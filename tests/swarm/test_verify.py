@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from holdfast.checkpoint import blocks
-from holdfast.daemon.simulation.drifting_trainer import small_layout
-from holdfast.daemon.simulation.swarm import Swarm
 from holdfast.protocol.errors import UserError
+from holdfast.simulation.drifting_trainer import small_layout
+from holdfast.simulation.swarm import Swarm
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
 LAYOUT = small_layout((5_000,), counters=1)  # five blocks of values, five of momentum, one more

@@ -6,8 +6,8 @@ import hashlib
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from ...protocol.trust.identity import Identity
-from ...protocol.trust.notary import Notary
+from ..protocol.trust.identity import Identity
+from ..protocol.trust.notary import Notary
 
 
 class SimulatedKeys:

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from attrs import define, evolve, field
 
-from ...collectives.audit_log import AuditLog
-from ...collectives.evidence import ChunkEvidence, sealed, statement_of_sum
-from ...collectives.reduction import Reduction
-from ...protocol.network.lane import Buffer
-from ..peer.auditor import Auditor
-from ..peer.peer_service import PeerFactories, PeerService
+from ..collectives.audit_log import AuditLog
+from ..collectives.evidence import ChunkEvidence, sealed, statement_of_sum
+from ..collectives.reduction import Reduction
+from ..daemon.peer.auditor import Auditor
+from ..daemon.peer.peer_service import PeerFactories, PeerService
+from ..protocol.network.lane import Buffer
 
 
 class Corrupts(Protocol):

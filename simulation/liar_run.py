@@ -12,7 +12,7 @@ from functools import partial
 import trio
 from attrs import evolve, frozen
 
-from ...membership.master.rounds.audits import FALSE_MAX, WITHHELD_MAX
+from ..membership.master.rounds.audits import FALSE_MAX, WITHHELD_MAX
 from .lying_peers import Liar, Lie
 from .scenario import Scenario
 from .scenario_run import format_state, make_swarm, telling

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from attrs import define, field
 
-from ...membership.manifest import contents_of
-from ...membership.master.state.journal import RoundCommitted, RunRewound
-from ...protocol.messages import Commit
+from ..membership.manifest import contents_of
+from ..membership.master.state.journal import RoundCommitted, RunRewound
+from ..protocol.messages import Commit
 
 
 class ViolationError(AssertionError):

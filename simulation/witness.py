@@ -21,8 +21,8 @@ from attrs import define, field
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from ...membership.master.state.journal import JournalRecord, RoundCommitted, RunRewound
-from ...protocol.messages import Commit, Contributor, ContributorRun, FragmentHead
+from ..membership.master.state.journal import JournalRecord, RoundCommitted, RunRewound
+from ..protocol.messages import Commit, Contributor, ContributorRun, FragmentHead
 from .lease_witness import LeaseWitness
 from .lease_witness import ViolationError as ViolationError
 

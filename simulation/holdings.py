@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...membership.peer.local_round import RoundState
+from ..membership.peer.local_round import RoundState
 from .witness import Witness
 from .witnessed_services import SimPeer, WitnessedMaster
 

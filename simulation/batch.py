@@ -51,7 +51,7 @@ class BatchOptions:
 
     @property
     def options(self) -> str:
-        """The options as words of the ``holdfast simulate`` command line."""
+        """The options as words of the simulator's command line."""
         return "".join(
             [
                 f" --peers {self.peers}" if self.peers is not None else "",
@@ -178,7 +178,7 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     elif choice.liar is None and not choice.failover:
         smaller = shrink(scenario, lambda each: bool(broken_by(each)))
         faults, shrunk = ([str(fault) for fault in each.faults] for each in (scenario, smaller))
-    reproduce = f"holdfast simulate --start {seed} --seeds 1{choice.options}"
+    reproduce = f"python -m holdfast.simulation --start {seed} --seeds 1{choice.options}"
     return SeedResult(seed, violation=Violation(seed, what, faults, shrunk, reproduce))
 
 

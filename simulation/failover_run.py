@@ -17,13 +17,13 @@ from random import Random
 import trio
 from attrs import define, evolve, field
 
-from ...membership.master.coordinator import Coordinator
-from ...membership.master.state.journal import TermStarted
-from ...membership.master.state.master_effects import Effect
-from ...membership.master.status.invariants import check_invariants
-from ...protocol.addresses import Address
-from ...protocol.trust.authority import Party
-from ..master.leadership import Leader, Leadership, Lease
+from ..daemon.master.leadership import Leader, Leadership, Lease
+from ..membership.master.coordinator import Coordinator
+from ..membership.master.state.journal import TermStarted
+from ..membership.master.state.master_effects import Effect
+from ..membership.master.status.invariants import check_invariants
+from ..protocol.addresses import Address
+from ..protocol.trust.authority import Party
 from .drifting_trainer import small_layout
 from .frozen_hosts import on_host
 from .scenario import Scenario

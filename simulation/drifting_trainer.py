@@ -13,8 +13,9 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from ...client.boundary import BoundaryMachine
-from ...protocol.arena import (
+from ..client.boundary import BoundaryMachine
+from ..daemon.peer.trainer_port import TrainerEvents
+from ..protocol.arena import (
     LOSS_SLOT,
     SAMPLES_SLOT,
     STEP_SLOT,
@@ -23,7 +24,7 @@ from ...protocol.arena import (
     Arena,
     arena_bytes,
 )
-from ...protocol.messages import (
+from ..protocol.messages import (
     VERSION_MAX,
     ArenaOpened,
     Draw,
@@ -46,7 +47,6 @@ from ...protocol.messages import (
     TensorSpec,
     TrainerFailed,
 )
-from ..peer.trainer_port import TrainerEvents
 from .witness import ViolationError, Witness
 
 RESTART_S = 1.0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from attrs import define, evolve, field, frozen
 
-from ...protocol.network.lane import HEADER_BYTES, PREAMBLE_BYTES
+from ..protocol.network.lane import HEADER_BYTES, PREAMBLE_BYTES
 
 BUFFER_BYTES = 4 * 2**20  # of a pipe; a full buffer makes the sender wait, as a socket's does
 

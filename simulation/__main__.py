@@ -1,4 +1,4 @@
-"""``holdfast simulate``: whole runs in virtual time, with faults drawn from seeds."""
+"""``python -m holdfast.simulation``: whole runs in virtual time, with faults drawn from seeds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..exit_codes import ExitCode
-from .options import FILE
+from ..daemon.cli.options import FILE
+from ..daemon.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from ..simulation.batch import BatchOptions, BatchReport, SeedResult, Violation
+    from .batch import BatchOptions, BatchReport, SeedResult, Violation
 
 SEEDS_MAX = 10_000_000
 PEERS_MIN, PEERS_MAX = 2, 1_000
@@ -24,7 +24,7 @@ LIARS = ("owner", "forger", "silent", "accuser")  # see ``lying_peers.Lie``
 LIES_MAX = 8  # chunks that a liar is sure to own
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option(
     "--seeds", type=click.IntRange(1, SEEDS_MAX), default=100, help="Number of seeds, one run each."
 )
@@ -96,15 +96,15 @@ def simulate(
 
     \b
     Examples:
-      holdfast simulate --seeds 2000
-      holdfast simulate --seeds 2000 --audit 0.2
-      holdfast simulate --seeds 50 --audit 0.05 --liar owner
-      holdfast simulate --seeds 100 --hostile
-      holdfast simulate --seeds 2000 --failover
-      holdfast simulate --start 17 --seeds 1
+      python -m holdfast.simulation --seeds 2000
+      python -m holdfast.simulation --seeds 2000 --audit 0.2
+      python -m holdfast.simulation --seeds 50 --audit 0.05 --liar owner
+      python -m holdfast.simulation --seeds 100 --hostile
+      python -m holdfast.simulation --seeds 2000 --failover
+      python -m holdfast.simulation --start 17 --seeds 1
     """
-    from ..simulation.batch import BatchOptions, BatchReport
-    from ..simulation.lying_peers import Lie
+    from .batch import BatchOptions, BatchReport
+    from .lying_peers import Lie
 
     if liar and not audit:
         raise click.UsageError("only audits can convict a --liar: give --audit as well")
@@ -139,7 +139,7 @@ def simulate(
     if report.violations:
         sys.exit(ExitCode.VIOLATION)
     if interrupted:
-        click.echo(f"holdfast: stopped after {report.seeds} of {seeds} seeds", err=True)
+        click.echo(f"simulation: stopped after {report.seeds} of {seeds} seeds", err=True)
         sys.exit(ExitCode.INTERRUPTED)
 
 
@@ -149,7 +149,7 @@ def _run_all(
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ..simulation.batch import try_seeds
+    from .batch import try_seeds
 
     columns = (TextColumn("seeds"), MofNCompleteColumn(), TextColumn("{task.fields[broken]}"))
     console = Console(stderr=True)
@@ -172,8 +172,8 @@ def _run_all(
 def _run_one(
     report: BatchReport, seed: int, choice: BatchOptions, *, quiet: bool, trace: bool
 ) -> None:
-    from ..simulation.batch import try_seed
-    from ..simulation.scenario import Scenario
+    from .batch import try_seed
+    from .scenario import Scenario
 
     if not quiet and choice.liar is None and not (choice.hostile or choice.failover):
         scenario = Scenario.of(seed, choice.peers, choice.audit)
@@ -209,7 +209,7 @@ def summary(report: BatchReport, seconds: float) -> str:
 
 def about_liars(report: BatchReport, choice: BatchOptions) -> str:
     """Compare the rounds until the liars were convicted with the expectation."""
-    from ..simulation.liar_run import expected_rounds
+    from .liar_run import expected_rounds
 
     assert choice.liar is not None
     expected = expected_rounds(choice.liar, choice.audit, choice.lies)
@@ -225,3 +225,7 @@ def as_json(report: BatchReport, seconds: float, interrupted: bool) -> dict[str,
     from attrs import asdict
 
     return {**asdict(report), "seconds": seconds, "interrupted": interrupted}
+
+
+if __name__ == "__main__":
+    simulate(prog_name="python -m holdfast.simulation")

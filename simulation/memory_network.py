@@ -22,11 +22,11 @@ from typing import TypeVar
 import trio
 from attrs import define, field
 
-from ...protocol.addresses import Address
-from ...protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
-from ...protocol.network.interface import Channel, ChannelHandler, Hole, LaneFacts, LaneHandler
-from ...protocol.network.stream import run_handler
-from ...protocol.trust.authority import Party
+from ..protocol.addresses import Address
+from ..protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
+from ..protocol.network.interface import Channel, ChannelHandler, Hole, LaneFacts, LaneHandler
+from ..protocol.network.stream import run_handler
+from ..protocol.trust.authority import Party
 from .memory_lines import MemoryLines
 from .memory_streams import FIRST_FREE_PORT, Accepted, DialKind, Host, MemoryStream, Pipe
 

@@ -18,11 +18,13 @@ from typing import Any
 import trio
 from attrs import define, evolve, field
 
-from ...collectives.chunk_sender import OnBad, Send
-from ...collectives.gather_tree import ChunkRole
-from ...collectives.links.send_queue import Frame
-from ...collectives.reduction import Reduction
-from ...protocol.messages import (
+from ..collectives.chunk_sender import OnBad, Send
+from ..collectives.gather_tree import ChunkRole
+from ..collectives.links.send_queue import Frame
+from ..collectives.reduction import Reduction
+from ..daemon.peer.master_session import MasterSession
+from ..daemon.peer.peer_service import PeerFactories, PeerService
+from ..protocol.messages import (
     NORM_SUMS_BYTES,
     Applied,
     Audited,
@@ -49,8 +51,6 @@ from ...protocol.messages import (
     SyncFailed,
     TrainerFailed,
 )
-from ..peer.master_session import MasterSession
-from ..peer.peer_service import PeerFactories, PeerService
 
 LIES_MAX = 3  # kinds of lies of one peer
 PAUSE_S = 0.4  # mean time between two unrequested messages

@@ -20,12 +20,12 @@ import trio
 from attrs import define, evolve
 from numpy.typing import NDArray
 
-from ...membership.master.leases import Leases
-from ...membership.master.rounds.round import Round
-from ...membership.master.rounds.round_table import RoundTable
-from ...membership.master.state.master_effects import EventKind
-from ...membership.master.status.status import describe
-from ...protocol.messages import Role
+from ..membership.master.leases import Leases
+from ..membership.master.rounds.round import Round
+from ..membership.master.rounds.round_table import RoundTable
+from ..membership.master.state.master_effects import EventKind
+from ..membership.master.status.status import describe
+from ..protocol.messages import Role
 from .drifting_trainer import Delta, small_layout
 from .faults import carry_out
 from .scenario import MASTER, SPARE, SUCCESSOR, Fault, Instant, Kind, Scenario

@@ -9,16 +9,16 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from ...membership.master.state.journal import JournalRecord, PeerQuarantined, PlaceTaken
-from ...membership.master.state.master_effects import DropPeer, Effect, RecordDurably
-from ...membership.peer.peer_effects import PeerEffect, TellMaster
-from ...protocol.errors import HoldfastError
-from ...protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
-from ..master.journal_base import JournalAwayError
-from ..master.journal_store import JournalStore
-from ..master.master_service import MasterService
-from ..peer.checkpointer import Checkpointer
-from ..peer.peer_service import PeerFactories, PeerService
+from ..daemon.master.journal_base import JournalAwayError
+from ..daemon.master.journal_store import JournalStore
+from ..daemon.master.master_service import MasterService
+from ..daemon.peer.checkpointer import Checkpointer
+from ..daemon.peer.peer_service import PeerFactories, PeerService
+from ..membership.master.state.journal import JournalRecord, PeerQuarantined, PlaceTaken
+from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably
+from ..membership.peer.peer_effects import PeerEffect, TellMaster
+from ..protocol.errors import HoldfastError
+from ..protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
 from .drifting_trainer import SimTrainer
 from .lying_peers import Corrupts
 from .memory_network import MemoryNetwork

@@ -13,7 +13,7 @@ from collections import deque
 import trio
 from attrs import define, field
 
-from ...protocol.trust.authority import Party
+from ..protocol.trust.authority import Party
 from .memory_lines import MemoryHostLine, MemoryLines, MemoryLink, Sent
 from .virtual_time import Alarm
 

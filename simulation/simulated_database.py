@@ -13,16 +13,16 @@ from typing import TypeVar
 import trio
 from attrs import define, field
 
-from ...membership.master.state.journal import JournalRecord
-from ..master.journal_base import (
+from ..daemon.master.journal_base import (
     FencedError,
     GrantRow,
     Journal,
     JournalAwayError,
     Rows,
 )
-from ..master.journal_repair import RepairedJournal
-from ..master.leadership import Lease, MasterRow
+from ..daemon.master.journal_repair import RepairedJournal
+from ..daemon.master.leadership import Lease, MasterRow
+from ..membership.master.state.journal import JournalRecord
 from .witnessed_services import WitnessedStore
 
 ANSWER_S = 8.0  # for a statement of a host that is cut off; then the connection is given up

@@ -16,21 +16,21 @@ from random import Random
 import trio
 from attrs import define, evolve, field
 
-from ...membership.master.state.journal import (
+from ..membership.master.state.journal import (
     JournalRecord,
     PeerQuarantined,
     PlaceVacated,
     RootKnown,
     RoundCommitted,
 )
-from ...membership.master.state.master_effects import (
+from ..membership.master.state.master_effects import (
     AnnounceEvent,
     DropPeer,
     Effect,
     EventKind,
     RecordDurably,
 )
-from ...protocol.messages import Commit, Role
+from ..protocol.messages import Commit, Role
 from .hostile_peer import Falsehood, Hostile
 from .scenario import DEADLINE_S, SPARE, Scenario
 from .scenario_run import RunOutcome, format_state, make_swarm, telling

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import trio
 
-from ...checkpoint.checkpoint_store import FolderStore
-from ...membership.master.coordinator import Coordinator
-from ...membership.master.state.journal import RunCreated, TermStarted
-from ...membership.master.state.master_effects import Effect
-from ...membership.master.status.invariants import check_invariants
-from ...membership.spec.spec import TOPK_CODECS, RunSpec
-from ...protocol.addresses import Address
-from ...protocol.errors import EvictedError, UserError
-from ...protocol.messages import ModelLayout, Role
-from ...protocol.trust.authority import Party
-from ..master.journal_base import GrantRow, JournalAwayError
-from ..peer.peer_config import PeerConfig
-from ..tasks import only_error
+from ..checkpoint.checkpoint_store import FolderStore
+from ..daemon.master.journal_base import GrantRow, JournalAwayError
+from ..daemon.peer.peer_config import PeerConfig
+from ..daemon.tasks import only_error
+from ..membership.master.coordinator import Coordinator
+from ..membership.master.state.journal import RunCreated, TermStarted
+from ..membership.master.state.master_effects import Effect
+from ..membership.master.status.invariants import check_invariants
+from ..membership.spec.spec import TOPK_CODECS, RunSpec
+from ..protocol.addresses import Address
+from ..protocol.errors import EvictedError, UserError
+from ..protocol.messages import ModelLayout, Role
+from ..protocol.trust.authority import Party
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .frozen_hosts import FrozenHosts, on_host
 from .holdings import keeps_state
