@@ -90,7 +90,6 @@ MEMBER = ConnectionPhase(
             messages.MessageWanted,
             messages.NotReady,
             messages.Progress,
-            messages.ProofPiece,
             messages.Ready,
             messages.ReduceFailed,
             messages.Reduced,
@@ -121,8 +120,6 @@ LINK = ConnectionPhase(
         {
             messages.BlocksRefused,
             messages.BlocksRequest,
-            messages.EvidenceRefused,
-            messages.EvidenceRequest,
             messages.Heartbeat,
             messages.Index,
             messages.IndexRequest,

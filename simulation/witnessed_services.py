@@ -14,7 +14,8 @@ from ..daemon.master.journal_store import JournalStore
 from ..daemon.master.master_service import MasterService
 from ..daemon.peer.checkpointer import Checkpointer
 from ..daemon.peer.peer_service import PeerFactories, PeerService
-from ..membership.master.state.journal import JournalRecord, PeerQuarantined, PlaceTaken
+from ..membership.master.rounds.audits import CONTRADICTED, Auditing
+from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceTaken
 from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably
 from ..membership.peer.peer_effects import PeerEffect, TellMaster
 from ..protocol.errors import HoldfastError
@@ -142,11 +143,14 @@ class SimPeer:
         )
 
 
-def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
-    """Raise ViolationError if an honest peer is quarantined, or any peer dropped for its messages."""
+def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str]) -> None:
+    """Raise ViolationError if checks harm an honest peer, or any peer is dropped for its messages."""
+    if audits.contradictions and not liars:
+        raise ViolationError(f"nobody lies: {audits.contradictions[0]}")
     for effect in effects:
         record = effect.record if isinstance(effect, RecordDurably) else None
-        if isinstance(record, PeerQuarantined) and record.peer not in liars:
+        by_checks = isinstance(record, PeerRevoked) and CONTRADICTED in record.reason
+        if by_checks and record.peer not in liars:
             raise ViolationError(f"{record.peer[:8]} is honest: {record.reason}")
         if isinstance(effect, DropPeer) and effect.code is RefusalCode.PROTOCOL:
             raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")

@@ -92,7 +92,6 @@ def _per_rank(name: str, rates: tuple[float, ...], peers: int) -> tuple[float, .
 @click.option(
     "--congestion", metavar="NAME", default="bbr", help="TCP congestion control to ask for."
 )
-@click.option("--sealed", is_flag=True, help="Sign and keep contributions, as audits require.")
 def allreduce(
     start: RankStart,
     peers: int,
@@ -106,7 +105,6 @@ def allreduce(
     delay_ms: float,
     max_upload: tuple[float, ...],
     congestion: str,
-    sealed: bool,
 ) -> None:
     """Time the all-reduce between processes that run the code of peers.
 
@@ -144,7 +142,6 @@ def allreduce(
                 delay_ms=delay_ms,
                 max_upload_mbit=max_upload,
                 congestion=congestion,
-                sealed=sealed,
             )
         ),
     )

@@ -39,7 +39,6 @@ from ...protocol.network.interface import Channel, ChannelHandler, LaneHandler
 from ...protocol.network.sockets import SocketNetwork
 from ...protocol.trust.authority import Party
 from ...protocol.trust.credentials import Credentials
-from ...protocol.trust.notary import Notary
 from .rank_links import BenchRank, joined
 from .rank_processes import RankSeat, Report, free_port
 
@@ -73,7 +72,6 @@ class AllreduceOptions:
     delay_ms: float = 0.0
     max_upload_mbit: tuple[float, ...] = ()  # limits of the ranks; empty: none
     congestion: str = LaneRules().congestion  # TCP's, of lanes, where the kernel has it
-    sealed: bool = False  # contributions are signed and kept, as audits require
 
     @property
     def size(self) -> FragmentSize:
@@ -99,7 +97,6 @@ class CountedNetwork(SocketNetwork):
 
     def __init__(self, credentials: Credentials) -> None:
         super().__init__(credentials)
-        self.notary = Notary(credentials.run_id, credentials.identity)
         self._sockets: list[socket.socket | trio.socket.SocketType] = []
 
     def _note(self, stream: trio.abc.Stream) -> None:
@@ -259,8 +256,7 @@ class AllreduceBench:
 
     def plan(self) -> tuple[Plan, PlanEstimate]:
         peers = self.peers
-        codec, audit = self.options.codec, 1.0 if self.options.sealed else 0.0
-        table = ReduceTable(codec_up=codec, codec_down=codec, audit=audit)
+        table = ReduceTable(codec_up=self.options.codec, codec_down=self.options.codec)
         lines = self.options.lines(peers)
         return make_plan(self.options.size, peers, peers, lines, RunSpec(reduce=table))
 
@@ -294,7 +290,6 @@ class AllreduceBench:
             network,
             self.values,
             None,
-            notary=network.notary,
         ).run()
         took_s = trio.current_time() - started_s
         cpu_s = time.process_time() - cpu_before_s
@@ -356,7 +351,6 @@ class AllreduceBench:
             "peers": self.options.seat.count,
             "bytes": self.options.size.value_count * VALUE_BYTES,
             "codec": self.options.codec,
-            "sealed": self.options.sealed,
             "encoded_bytes": layout.down_bytes,
             "repeat": len(ours_s),
             "median_s": median_s,

@@ -193,7 +193,6 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.invites,
         ask_commands.approve,
         ask_commands.kick,
-        ask_commands.clear,
         ask_commands.leave,
         ask_commands.retry,
         relay,

@@ -141,10 +141,10 @@ def make_plan(
         ring_s=ring_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
     )
-    rule, audited = spec.reduce.combine, spec.reduce.audit > 0
-    # A leader's sum hides the values that a robust rule must see, and no contributor has sealed it.
-    star_only |= rule != MEAN or audited or bool(barred)
-    bare = Plan(cut.chunk_elements, (), up, down, combine=rule, sealed=audited)
+    rule = spec.reduce.combine
+    # A leader's sum hides the values that a robust rule, or a checker, must see.
+    star_only |= rule != MEAN or spec.reduce.audit > 0 or bool(barred)
+    bare = Plan(cut.chunk_elements, (), up, down, combine=rule)
     if cut.chunk_count == 0:
         return bare, evolve(estimate, predicted_s=bound_s(work))
     # Trees with limited pairs are neither modelled nor measured.
