@@ -103,7 +103,7 @@ class _LyingCheck(SpotCheck):
             return payload
         self._liar.lied_in.add(self._context.order.round)
         other = bytearray(payload)
-        other[0] ^= 1
+        other[2] ^= 0x20  # of the first float32: a smaller change is lost in rounding
         return other
 
     def examine(self, given: Any) -> ChunkFinding | None:

@@ -16,10 +16,10 @@ from ..daemon.peer.checkpointer import Checkpointer
 from ..daemon.peer.peer_service import PeerFactories, PeerService
 from ..membership.master.rounds.audits import CONTRADICTED, Auditing
 from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceTaken
-from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably
+from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably, SendMessage
 from ..membership.peer.peer_effects import PeerEffect, TellMaster
 from ..protocol.errors import HoldfastError
-from ..protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
+from ..protocol.messages import Applied, Commit, Reduce, RefusalCode, Synced, Welcome
 from .drifting_trainer import SimTrainer
 from .lying_peers import Corrupts
 from .memory_network import MemoryNetwork
@@ -148,12 +148,25 @@ def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str
     if audits.contradictions and not liars:
         raise ViolationError(f"nobody lies: {audits.contradictions[0]}")
     for effect in effects:
+        if isinstance(effect, SendMessage) and isinstance(effect.message, Reduce):
+            _check_owners(effect.message, audits)
         record = effect.record if isinstance(effect, RecordDurably) else None
         by_checks = isinstance(record, PeerRevoked) and CONTRADICTED in record.reason
         if by_checks and record.peer not in liars:
             raise ViolationError(f"{record.peer[:8]} is honest: {record.reason}")
         if isinstance(effect, DropPeer) and effect.code is RefusalCode.PROTOCOL:
             raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
+
+
+def _check_owners(order: Reduce, audits: Auditing) -> None:
+    """Raise ViolationError if suspects of a contradiction own chunks when the round is run again."""
+    contradicted = [each for each in audits.contradictions if each.round == order.round]
+    suspects = {peer for each in contradicted for peer in each.suspects}
+    if suspects.issuperset(each.peer for each in order.contributors):
+        return  # nobody else is left to own them
+    for run in order.plan.owners:
+        if run.peer in suspects:
+            raise ViolationError(f"{run.peer[:8]} owns chunks again in round {order.round}")
 
 
 def promoted(effects: list[Effect]) -> list[str]:

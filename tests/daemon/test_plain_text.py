@@ -79,8 +79,6 @@ def a_status(kind: str) -> dict[str, Any]:
         **status,
         "why_waiting": "x",
         "pending": [{**row, "role": "spare"}],
-        "quarantined": [{"peer": B, "name": "x", "why": "x"}],
-        "barred": [A],
         "routes": [{**route, "names": ["x", "x"], "works": False}],
         "departed": [{**status["members"][0], "name": "x", "why": "x"}],
     }

@@ -7,8 +7,8 @@
 //
 // `#member=NAME` shows one member's page in place of the run's (see fragment.js).
 
-import { Actions, admit, clear, kick } from "./actions.js";
-import { Pending, Quarantine, Standbys } from "./decisions.js";
+import { Actions, admit, kick } from "./actions.js";
+import { Pending, Standbys } from "./decisions.js";
 import { byId, mark, onceAFrame, say } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
@@ -36,7 +36,6 @@ class MasterView {
     this.members = new Members(kick);
     this.standbys = new Standbys();
     this.pending = new Pending(admit);
-    this.quarantine = new Quarantine(clear);
     this.rounds = new Rounds();
     this.matrix = new Matrix();
     this.routes = new Routes();
@@ -77,7 +76,6 @@ class MasterView {
     this.routes.show(now);
     this.standbys.show(now);
     this.pending.show(now);
-    this.quarantine.show(now);
     this.members.show(now, this.rounds.lastCommitted);
   }
 

@@ -69,6 +69,7 @@ class Contradiction:
       suspects: the owner, the checker, and a contributor if there is one; each with its voting bloc.
     """
 
+    round: int
     owner: str
     checker: str
     suspects: Mapping[str, Voice]
@@ -175,10 +176,8 @@ class Auditing:
             names = ", ".join(self.context.name(peer) for peer in gone)
             return f"{names} cannot send any more what its chunks are checked with"
         late = self.context.now_s >= audit.due_s
-        for chunk, check in list(audit.open.items()):
-            if _present(attempt, outcome, chunk) & attempt.lost.keys():
-                del audit.open[chunk]  # the lost cannot send it again
-            elif check is not None and (late or not attempt.serves(check.checker)):
+        for chunk, check in audit.open.items():
+            if check is not None and (late or not attempt.serves(check.checker)):
                 audit.tried.setdefault(chunk, set()).add(check.checker)
         self._assign(round_, audit)
         return ""
@@ -237,8 +236,9 @@ class Auditing:
                 for peer in able
                 if peer != maker and peer not in tried and not self._has_contradicted(peer, maker)
             ]
-            if not left or len(tried) >= CHECKERS_MAX:
-                del audit.open[chunk]  # not a verdict about any member
+            lost = _present(attempt, audit.outcome, chunk) & attempt.lost.keys()
+            if lost or not left or len(tried) >= CHECKERS_MAX:
+                del audit.open[chunk]  # it cannot be checked, which says nothing of any member
                 continue
             checker = left[audit.lots[chunk] % len(left)]
             orders.setdefault(checker, []).append(chunk)
@@ -321,7 +321,9 @@ class Auditing:
         if suspects & self.context.history.revoked.keys():
             return why  # a moment ago, for this
         before = self.muzzled()
-        self.contradictions.append(Contradiction(owner, checker, self._voices(attempt, suspects)))
+        self.contradictions.append(
+            Contradiction(round_.number, owner, checker, self._voices(attempt, suspects))
+        )
         common = next(
             (peer for peer in sorted(suspects - {checker}) if self._is_common(peer)), None
         )
