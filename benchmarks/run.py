@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from benchmarks import (
-    audits,
     beside_rounds,
     chaos,
     checkpoints,
@@ -113,7 +112,6 @@ SECTIONS = (
     Section("learning", "what is learned, arm by arm", why_no_learning, learning),
     Section(FOUND, FOUND_TITLE, why_no_learning, found),
     Section("poison", "what lying contributors do, and what bounds them", why_no_torch, poison),
-    Section("audits", "owners that lie, and who looks", _anywhere, audits.audits),
     Section("nat", "machines behind routers", _routers, nat.nat),
     Section("one-way", "lines that carry nothing in one direction", why_no_switch, one_way.one_way),
     Section("outages", "a master, and a line, that are away for seconds", _lab, outages.outages),

@@ -198,7 +198,6 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             ("invite", {"uses": 0}, 422),
             ("withdraw", {"id": "nobody"}, 422),
             ("kick", {"peer": "nobody"}, 422),
-            ("clear", {"peer": "nobody"}, 422),
             ("verify", {}, 422),  # the run has no weights
             ("checkpoint", {}, 422),
             ("pause", {}, 200),

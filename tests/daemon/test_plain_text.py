@@ -106,7 +106,6 @@ def answers(kind: str, text: str) -> dict[str, Any]:
         "events": {"events": [event]},
         "approve": {"approved": True, "name": "x", "peer": A},
         "kick": {"peer": A},
-        "clear": {"peer": A},
         "invites": {"invites": []},
         "verify": {
             "same": True,
@@ -129,7 +128,6 @@ COMMANDS: list[tuple[str, list[str]]] = [
     ("master", ["approve"]),
     ("master", ["approve", A]),
     ("master", ["kick", A]),
-    ("master", ["clear", A]),
     ("master", ["verify"]),
     ("master", ["checkpoint", "now"]),
 ]
