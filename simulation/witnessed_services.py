@@ -148,14 +148,14 @@ def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str
     if audits.contradictions and not liars:
         raise ViolationError(f"nobody lies: {audits.contradictions[0]}")
     for effect in effects:
-        if isinstance(effect, SendMessage) and isinstance(effect.message, Reduce):
-            _check_owners(effect.message, audits)
-        record = effect.record if isinstance(effect, RecordDurably) else None
-        by_checks = isinstance(record, PeerRevoked) and CONTRADICTED in record.reason
-        if by_checks and record.peer not in liars:
-            raise ViolationError(f"{record.peer[:8]} is honest: {record.reason}")
-        if isinstance(effect, DropPeer) and effect.code is RefusalCode.PROTOCOL:
-            raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
+        match effect:
+            case RecordDurably(record=PeerRevoked(peer=peer, reason=reason)) if peer not in liars:
+                if CONTRADICTED in reason:  # else the operator has removed it
+                    raise ViolationError(f"{peer[:8]} is honest: {reason}")
+            case SendMessage(message=Reduce() as order):
+                _check_owners(order, audits)
+            case DropPeer(code=RefusalCode.PROTOCOL):
+                raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
 
 
 def _check_owners(order: Reduce, audits: Auditing) -> None:
