@@ -122,7 +122,7 @@ def word(table: Table, owner: str, checker: str, contributor: str = "") -> None:
     auditing = table.master.scheduler.driver.audits
     attempt = next(iter(table.master.scheduler.rounds.values())).running()
     suspects = auditing._voices(attempt, {owner, checker, contributor} - {""})
-    auditing.contradictions.append(audits.Contradiction(0, owner, checker, suspects))
+    auditing.contradictions.append(audits.SumContradiction(0, owner, checker, suspects))
 
 
 def others(*than: str) -> list[str]:
@@ -329,10 +329,10 @@ def one_bloc() -> None:
 
 @bug("two bytes")
 def _(patch: Patch) -> None:
-    def beside(self: audits.Contradiction, peer: str) -> set[object]:
+    def beside(self: audits.SumContradiction, peer: str) -> set[object]:
         return {self.suspects[each] for each in {self.owner, self.checker} - {peer}}
 
-    patch.setattr(audits.Contradiction, "beside", beside)
+    patch.setattr(audits.SumContradiction, "beside", beside)
 
 
 def two_bytes() -> None:

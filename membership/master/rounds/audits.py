@@ -62,7 +62,7 @@ _TRANSFER = struct.Struct(">16sQQQ")
 
 
 @frozen
-class Contradiction:
+class SumContradiction:
     """A checker's word that an owner's sum is wrong.
 
     Attributes:
@@ -96,7 +96,7 @@ class Auditing:
         self.round_table = round_table
         self.routes = routes
         self.equal_count = 0
-        self.contradictions: deque[Contradiction] = deque(maxlen=CONTRADICTIONS_MAX)
+        self.contradictions: deque[SumContradiction] = deque(maxlen=CONTRADICTIONS_MAX)
 
     # ------------------------------------------------------------ facts
 
@@ -322,7 +322,7 @@ class Auditing:
             return why  # a moment ago, for this
         before = self.muzzled()
         self.contradictions.append(
-            Contradiction(round_.number, owner, checker, self._voices(attempt, suspects))
+            SumContradiction(round_.number, owner, checker, self._voices(attempt, suspects))
         )
         common = next(
             (peer for peer in sorted(suspects - {checker}) if self._is_common(peer)), None
