@@ -216,7 +216,7 @@ def about_liars(report: BatchReport, choice: BatchOptions) -> str:
     mean = sum(report.lied) / len(report.lied)
     return (
         f"{len(report.lied)} liars found out after {mean:.1f} rounds with a lie on average "
-        f"(expected: at least {expected:.1f}), at most {max(report.lied)}"
+        f"(expected: about {expected:.1f}), at most {max(report.lied)}"
     )
 
 

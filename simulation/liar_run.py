@@ -40,7 +40,7 @@ class FoundOut:
 
 
 def expected_rounds(lie: Lie, audit: float, chunks: int = 1) -> float:
-    """Return the least number of rounds with a lie that are expected until the liar is found out.
+    """Return about how many rounds with a lie are expected until the liar is found out.
 
     It takes two contradictions. Each lie of a checker or of a contributor is one; a false sum has to be
     checked first.
