@@ -3,7 +3,7 @@
 ``combine_chunk`` is all that an owner of a star's chunk does to its values (in a tree the site leaders add first:
 see ``chunk_adder``; counters take their maximum). It is a pure function of the encoded
 contributions, of the order (contributors, weights, clip factors) and of the plan. So every peer that
-has the same contributions gets the same bytes, on any machine, in whatever order they came. Auditors
+has the same contributions gets the same bytes, on any machine, in whatever order they came. Checkers
 call ``combined``, which does the same without an owner's buffers.
 
     mean          sum of c_i s_i x_i over sum of c_i; see ``arithmetic``

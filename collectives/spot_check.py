@@ -4,13 +4,14 @@
     owner --> checker           a digest of each contribution that it added
     checker --> master          whether the sum is the result that all hold
 
-The master draws the chunks and their checkers when all have reported one result. Contributors keep their
-inputs until the commit, as for a repair. A checker adds up as an owner does, so it gets the same bytes. If
-it does not, the owner's digests show whether one contributor has sent the two different things. No word of
-this is proof: ``membership.master.rounds.audits`` says what follows from it.
+The master draws the chunks and their checkers when all have reported one result. Contributors keep
+their inputs until the commit, as for a repair. A checker adds up as an owner does, so it gets the
+same bytes. If it does not, the owner's digests show whether one contributor has sent the two
+different things. No word of this is proof: ``membership.master.rounds.audits`` says what follows
+from it.
 
-All frames are BLOCK frames of the order's transfer. Contributions have their chunk's index, digests the
-index of the chunk plus the number of chunks.
+All frames are BLOCK frames of the order's transfer. Contributions have their chunk's index, digests
+the index of the chunk plus the number of chunks.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class SpotCheck:
             pass  # the checker reports what it did not get
 
     def contribution(self, chunk: int) -> Buffer | None:
-        """Return what this node sends a checker as its contribution; None if it cannot be encoded."""
+        """Return what a checker gets as this node's contribution; None if it cannot be encoded."""
         try:
             return self._context.own_chunk(chunk)
         except BadContributionError:  # the round is over, and the values have changed
@@ -231,7 +232,7 @@ class _Input:
         return next(lacking, None if self.digests else self.owner)
 
     def wants(self, peer: str, header: FrameHeader) -> bool:
-        """Return whether a frame brings something that is missing, and has a length that it can have."""
+        """Return whether a frame brings something that is missing, of a possible length."""
         if header.index == self.chunk:
             is_missing = peer in self.wanted and peer not in self.pieces
             return is_missing and header.payload_bytes <= self.piece_bytes_max

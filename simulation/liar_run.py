@@ -1,7 +1,7 @@
 """A run with one liar in it, until checks have made it harmless.
 
-An owner or a contributor that lies is removed, a checker that lies checks no more. The others are honest and
-there are no other faults; ``scenario_run`` shows that faults contradict no honest peer.
+An owner or a contributor that lies is removed, a checker that lies checks no more. The others are
+honest and there are no other faults; ``scenario_run`` shows that faults contradict no honest peer.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class FoundOut:
 def expected_rounds(lie: Lie, audit: float, chunks: int = 1) -> float:
     """Return about how many rounds with a lie are expected until the liar is found out.
 
-    It takes two contradictions. Each lie of a checker or of a contributor is one; a false sum has to be
-    checked first.
+    It takes two contradictions. Each lie of a checker or of a contributor is one; a false sum has
+    to be checked first.
     """
     return ALONE_MAX / (1 - (1 - audit) ** chunks) if lie is Lie.OWNER else ALONE_MAX
 
@@ -103,5 +103,5 @@ def _found_out(swarm: Swarm, name: str, liar: Liar) -> bool:
     assert swarm.master is not None
     coordinator, peer = swarm.master.coordinator, swarm.peers[name].peer
     if liar.lie is Lie.CHECKER:
-        return peer in coordinator.scheduler.driver.audits.muzzled()
+        return peer in coordinator.scheduler.driver.audits.distrusted()
     return peer in coordinator.context.history.revoked

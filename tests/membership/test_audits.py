@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.membership.master.coordinator import Coordinator, Grant
 from holdfast.membership.master.rounds import audits
@@ -384,12 +386,27 @@ def test_the_operator_hears_of_a_checker_that_checks_no_more() -> None:
     rerun(table, order)
 
 
+@given(st.data())
+def test_no_words_of_one_person_remove_another_member(data: st.DataObject) -> None:
+    """One of its two identities is among the suspects of each contradiction: so much it can do."""
+    mine, honest = [A, B], [C, D, E, "f" * 32]
+    voices = {peer: ("its own", peer) for peer in honest} | dict.fromkeys(mine, ("one", "line"))
+    auditing = Coordinator(RunSpec.parse(ALL), "5" * 32, 1, b"secret").scheduler.driver.audits
+    for number in range(data.draw(st.integers(2, 12))):
+        liar = data.draw(st.sampled_from(mine))
+        suspects = [liar, *data.draw(st.lists(st.sampled_from(honest), min_size=1, max_size=2))]
+        owner, checker, *_rest = data.draw(st.permutations(list(dict.fromkeys(suspects))))
+        among = {peer: voices[peer] for peer in suspects}
+        auditing.contradictions.append(audits.SumContradiction(number, owner, checker, among))
+        assert not any(auditing._is_common(peer) for peer in honest)
+
+
 # ---------------------------------------------------------------- what cannot be checked
 
 
 @bug("withheld")
 def _(patch: Patch) -> None:
-    patch.setattr(Auditing, "_mute", lambda *_: "")
+    patch.setattr(Auditing, "_leave_out_silent", lambda *_: "")
 
 
 def withheld() -> None:

@@ -1,21 +1,21 @@
 """Audits: before a result is committed, other members add some of its chunks up again.
 
-    all report one result --draw--> chunks with checkers --all equal, or cannot be checked--> commit
-                            |         |  '-- its checker is lost, silent or gets too little --> another
-                            |         '----- a sum differs, or two checkers get nothing of one member,
-                            '-- of an owner that is lost                        --> run again
+    all report one result --draw--> chunks with checkers --all equal, or none can check--> commit
+                                    |   |   '-- a checker is lost, silent or gets too little--> another
+                                    |   '-- a sum differs, or two checkers get nothing of a member
+                                    '-- of an owner that is lost                --> run again
 
-Chunks and checkers follow from a secret of this master and the number of the attempt, so an owner cannot
-know them before its results are out.
+Chunks and checkers follow from a secret of this master and the number of the attempt, so an owner
+cannot know them before its results are out.
 
-No word of a member is proof. If a checker's sum differs, one of a few *suspects* lies: the owner, the
-checker, or the contributor that has sent the two different bytes, as the owner says. The round is run again
-with other owners than these. The owner and the contributor are *named*. A member leaves the run if it is
-all that the suspects of at least two contradictions have in common in which it is named. So a
-single liar gets no other member removed: it is itself among the suspects of all of them. Members of one
-voting bloc count as one. Until then a member that two checkers have named owns no chunks. A checker that has
-contradicted ``ALONE_MAX`` owners alone checks no more, and no member checks an owner twice after it has
-contradicted it: so false words end.
+No word of a member is proof. If a checker's sum differs, one of a few *suspects* lies: the owner,
+the checker, or the contributor that has sent the two different bytes, as the owner says. The round
+is run again with other owners than these. The owner and the contributor are *named*. A member
+leaves the run if it is all that the suspects of at least two contradictions have in common in which
+it is named. So a single liar gets no other member removed: it is itself among the suspects of all
+of them. Members of one voting bloc count as one. Until then a member that two checkers have named
+owns no chunks. A checker that has contradicted ``ALONE_MAX`` owners alone checks no more, and no
+member checks an owner twice after it has contradicted it: so false words end.
 
 An owner that lies in ``m`` chunks of each of ``k`` rounds is not contradicted with probability
 ``(1 - p) ** (k m)``, and leaves after ``2 / (1 - (1 - p) ** m)`` rounds with a lie on average.
@@ -66,7 +66,8 @@ class SumContradiction:
     """A checker's word that an owner's sum is wrong.
 
     Attributes:
-      suspects: the owner, the checker, and a contributor if there is one; each with its voting bloc.
+      suspects: the owner, the checker, and a contributor if there is one; each with its voting
+      bloc.
     """
 
     round: int
@@ -78,9 +79,10 @@ class SumContradiction:
         """Return whether a member is a suspect for another reason than that it has checked."""
         return peer in self.suspects and peer != self.checker
 
-    def beside(self, peer: str) -> set[Voice]:
-        """Return the voting blocs of the other suspects."""
-        return {voice for other, voice in self.suspects.items() if other != peer}
+    def beside(self, peer: str) -> set[str | Voice]:
+        """Return the other suspects, and their voting blocs."""
+        others = [other for other in self.suspects if other != peer]
+        return {*others, *(self.suspects[other] for other in others)}
 
 
 class Auditing:
@@ -117,7 +119,7 @@ class Auditing:
             else:
                 audit.tried.setdefault(chunk, set()).add(member.peer)
                 if attempt.contributes(found.peer) and found.peer != member.peer:
-                    audit.mute.setdefault(found.peer, set()).add(member.peer)
+                    audit.silent.setdefault(found.peer, set()).add(member.peer)
                     self.routes.disputes.note(member.peer, found.peer, self.context.now_s)
 
     def moved(self, member: Member, audit: Audit) -> None:
@@ -135,7 +137,7 @@ class Auditing:
                 checkers.setdefault(peer, set()).add(each.suspects[each.checker])
         return {peer for peer, voices in checkers.items() if len(voices) > 1}
 
-    def muzzled(self) -> set[str]:
+    def distrusted(self) -> set[str]:
         """Return the members that check no more: they have contradicted several owners alone."""
         owners: dict[str, set[Voice]] = {}
         for each in self.contradictions:
@@ -169,7 +171,7 @@ class Auditing:
             return "; ".join(
                 [self._contradicted(round_, *pair, found) for pair, found in first.items()]
             )
-        if why := self._mute(round_, audit):
+        if why := self._leave_out_silent(round_, audit):
             return why
         gone = sorted({attempt.makers[chunk] for chunk in audit.open} & attempt.lost.keys())
         if gone:
@@ -224,7 +226,7 @@ class Auditing:
     def _assign(self, round_: Round, audit: Audit) -> None:
         """Assign chunks that have no checker, or whose checker could not check them."""
         attempt = round_.running()
-        able = self._able(round_, audit)
+        able = self._able(round_, audit) if audit.open else []
         orders: dict[str, list[int]] = {}
         for chunk, check in list(audit.open.items()):
             tried = audit.tried.get(chunk, set())
@@ -236,7 +238,7 @@ class Auditing:
                 for peer in able
                 if peer != maker and peer not in tried and not self._has_contradicted(peer, maker)
             ]
-            lost = _present(attempt, audit.outcome, chunk) & attempt.lost.keys()
+            lost = attempt.lost and _present(attempt, audit.outcome, chunk) & attempt.lost.keys()
             if lost or not left or len(tried) >= CHECKERS_MAX:
                 del audit.open[chunk]  # it cannot be checked, which says nothing of any member
                 continue
@@ -246,13 +248,13 @@ class Auditing:
             self._order(round_, audit, orders)
 
     def _able(self, round_: Round, audit: Audit) -> list[str]:
-        """Return the members that may check: those that others can send to, and that are believed."""
+        """Return the members that may check: that others can send to, and that are believed."""
         attempt = round_.running()
-        out = round_.barred | self.muzzled() | self.routes.apart(attempt.survivors())
+        out = round_.barred | self.distrusted() | self.routes.apart(attempt.survivors())
         return [
             peer
             for peer in attempt.survivors()
-            if peer not in out and attempt.outcomes[peer] == audit.outcome
+            if peer not in out and attempt.outcomes.get(peer) == audit.outcome
         ]
 
     def _has_contradicted(self, checker: str, owner: str) -> bool:
@@ -279,15 +281,15 @@ class Auditing:
     def _due_s(self) -> float:
         return self.context.now_s + self.context.spec.membership.deadline_s
 
-    # ------------------------------------------------------------ members that send checkers nothing
+    # ------------------------------------------------------------ members that send nothing
 
-    def _mute(self, round_: Round, audit: Audit) -> str:
-        """Leave out of the round a member of which two checkers got nothing; return why, or nothing.
+    def _leave_out_silent(self, round_: Round, audit: Audit) -> str:
+        """Leave out of the round a member of which two checkers got nothing; return why.
 
         Otherwise an owner would only have to withhold its own contribution from its checkers.
         """
         attempt = round_.running()
-        for peer, checkers in audit.mute.items():
+        for peer, checkers in audit.silent.items():
             voices = self._voices(attempt, checkers)
             if len(set(voices.values())) > 1 and peer not in attempt.lost:
                 why = f"{len(checkers)} checkers got nothing from {self.context.name(peer)}"
@@ -320,7 +322,7 @@ class Auditing:
             )
         if suspects & self.context.history.revoked.keys():
             return why  # a moment ago, for this
-        before = self.muzzled()
+        before = self.distrusted()
         self.contradictions.append(
             SumContradiction(round_.number, owner, checker, self._voices(attempt, suspects))
         )
@@ -329,7 +331,7 @@ class Auditing:
         )
         if common is not None:
             self._remove(common, f"round {round_.number}: {why}")
-        for peer in sorted(self.muzzled() - before):
+        for peer in sorted(self.distrusted() - before):
             name = self.context.name(peer)
             text = f"{name} has contradicted {ALONE_MAX} owners alone: it checks no more"
             self.context.announce(EventKind.ROLE, peer, text)
@@ -342,7 +344,7 @@ class Auditing:
         return {peer: ("", peer) if alike else voices.get(peer, ("", peer)) for peer in peers}
 
     def _is_common(self, peer: str) -> bool:
-        """Return whether a member is all that the contradictions in which it is named have in common."""
+        """Return whether a member is all that the contradictions that name it have in common."""
         beside = [each.beside(peer) for each in self.contradictions if each.names(peer)]
         return len(beside) > 1 and not set.intersection(*beside)
 

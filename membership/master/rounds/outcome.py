@@ -37,7 +37,7 @@ class Audit:
       until_s: limit of ``due_s``, even if bytes move.
       tried: by chunk, members that could not check it.
       different: findings of other sums, with their checkers.
-      mute: by member, the checkers that got nothing from it.
+      silent: by member, the checkers that got nothing from it.
       order_count: orders to checkers.
     """
 
@@ -49,7 +49,7 @@ class Audit:
     until_s: float = math.inf
     tried: dict[int, set[str]] = Factory(dict)
     different: list[tuple[str, ChunkFinding]] = Factory(list)
-    mute: dict[str, set[str]] = Factory(dict)
+    silent: dict[str, set[str]] = Factory(dict)
     order_count: int = 0
 
     @property
