@@ -66,7 +66,6 @@ LARGE = ("--width=1024", "--layers=24", "--heads=16", "--batch=16")
 CASES = (
     Case("diloco", "diloco", 50, "", SMALL),
     Case("streaming", "streaming", 60, "fragments = 4\noverlap = 10", SMALL),
-    Case("eager", "eager", 40, "", SMALL),
     Case("streaming, large", "streaming", 60, "fragments = 6\noverlap = 10", LARGE),
 )
 

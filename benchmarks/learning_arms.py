@@ -248,16 +248,7 @@ ARMS = (
         outer_momentum=0.0,
         ratio_max=1.015,
     ),
-    _arm("delta4", "overlap 4, merge delta", 2, "streaming2", **_LATE),
-    _arm(
-        "lerp4",
-        "overlap 4, merge lerp 0.5",
-        2,
-        "delta4",
-        **_LATE,
-        merge="lerp:0.5",
-        ratio_min=1.005,
-    ),
+    _arm("delta4", "overlap 4", 2, "streaming2", **_LATE),
     _arm(
         "churn4",
         "4 peers, one killed every five rounds",
@@ -363,9 +354,6 @@ ARMS = (
         leased=True,
     ),
     Arm("dp4", "data parallel, 4 replicas", 4, "dp4"),
-    _arm(
-        "lerp4-0", "overlap 4, merge lerp 0", 2, "delta4", **_LATE, merge="lerp:0", ratio_min=1.005
-    ),
 )
 BY_NAME = {arm.name: arm for arm in ARMS}
 

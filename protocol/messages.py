@@ -1527,14 +1527,8 @@ class ArenaOpened(Message):
     fragments: tuple[tuple[int, ...], ...] = field(validator=max_len(FRAGMENTS_MAX))
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
     overlap_steps: int = field(validator=_count)
-    merge: str = field(validator=_word)
     # The trainer sends ``Failing`` after this many losses in a row that are not finite; 0: never.
     nan_steps: int = field(default=0, validator=_count)
-    # While a round runs, train on from an estimate of its outcome; see ``diloco.eager``.
-    preview: bool = False
-    outer_lr: float = field(default=0.0, validator=_finite)  # of the outer step, as the next two
-    outer_momentum: float = field(default=0.0, validator=_finite)
-    nesterov: bool = False
     # The path that ``KeepState`` writes to; empty: the trainer writes none.
     local_checkpoint: str = field(default="", validator=_text)
 
@@ -1635,7 +1629,6 @@ class RoundEnded(Message):
     version: int = field(validator=_count)
     step: int = field(validator=_count)
     step_limit: int = field(validator=_count)
-    share: float = field(default=0.0, validator=_finite)  # this peer's part of all weights, up to 1
 
 
 @frozen

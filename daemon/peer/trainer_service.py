@@ -241,12 +241,7 @@ class TrainerService:
                 tuple(f.tensors for f in fragments_of(layout, diloco)),
                 state.sizes,
                 diloco.overlap_steps,
-                diloco.merge,
                 spec.trainer.nan_steps,
-                preview=diloco.preview,
-                outer_lr=diloco.outer_lr,
-                outer_momentum=diloco.outer_momentum,
-                nesterov=diloco.nesterov,
                 local_checkpoint=self._local_checkpoint if spec.checkpoint.trainer else "",
             )
         )

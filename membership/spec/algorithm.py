@@ -7,8 +7,6 @@ contradicts it. All other modules read the resulting settings and never the name
     streaming   fragments in turn, training goes on meanwhile (arXiv 2501.18512)
     delayed     the reduction runs beside the whole next phase, and its result is one phase late: the
                 asynchronous DiLoCo of PCCL's documentation, with the rate of its example
-    eager       as delayed, but each peer goes on from its estimate of the result: the shared state
-                plus the outer step of its own update alone (arXiv 2502.12996)
     allreduce   the change of every step is averaged; with plain SGD as inner optimizer this averages
                 gradients: data parallel training. The moments of an inner optimizer stay local
     sparse      the largest values with 2 bits each, and a decaying residual in place of outer
@@ -50,13 +48,11 @@ class Algorithm:
       fixed: other values are an error.
       presumed: defaults, which ``run.toml`` may change.
       fills_phase: the overlap may be as long as ``sync_every``; else it must be shorter.
-      preview: trainers go on from an estimate of a round's result until it arrives.
     """
 
     fixed: Mapping[str, Fixed] = Factory(dict)
     presumed: Mapping[str, object] = Factory(dict)
     fills_phase: bool = field(default=False, kw_only=True)
-    preview: bool = field(default=False, kw_only=True)
 
 
 ALGORITHMS: Final[Mapping[str, Algorithm]] = {
@@ -64,9 +60,6 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
         {
             "diloco.fragments": Fixed(1, "diloco synchronises the whole model; use streaming"),
             "diloco.overlap": Fixed(0, "diloco has no overlap; use streaming"),
-            "diloco.merge": Fixed(
-                "delta", "diloco's trainers go on from what is shared; use streaming"
-            ),
         },
         {"diloco.outer_lr": 0.7, "diloco.outer_momentum": 0.9, "diloco.nesterov": True},
     ),
@@ -88,21 +81,6 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
         },
         {"diloco.outer_lr": 0.7, "diloco.outer_momentum": 0.0},
         fills_phase=True,
-    ),
-    "eager": Algorithm(
-        {
-            "diloco.merge": Fixed(
-                "delta", "eager keeps the steps since its guess, as they are; leave merge out"
-            )
-        },
-        {
-            "diloco.overlap": WHOLE_PHASE,
-            "diloco.outer_lr": 0.4,
-            "diloco.outer_momentum": 0.9,
-            "diloco.nesterov": True,
-        },
-        fills_phase=True,
-        preview=True,
     ),
     "allreduce": Algorithm(
         {

