@@ -560,14 +560,12 @@ class Progress(Message):
     phase: str = field(validator=_word)  # "training", "waiting for commit", ...
     bulk_sent_bytes: int = field(validator=_count)
     bulk_received_bytes: int = field(validator=_count)
-    state_received_bytes: int = field(validator=_count)  # blocks of state, before compression
+    state_received_bytes: int = field(validator=_count)  # blocks of state
     metrics: dict[str, float] = field(validator=_metrics)
     # Seconds since the daemon started, while contributing: waiting inside the hook, and outside of it.
     waited_s: float = field(default=0.0, validator=_finite)
     stepped_s: float = field(default=0.0, validator=_finite)
     copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
-    # Of ``state_received_bytes``: saved by compression.
-    state_saved_bytes: int = field(default=0, validator=_count)
     accelerators: str = field(default="", validator=_word)  # "7 of 8 GPUs"; empty: not told
 
 

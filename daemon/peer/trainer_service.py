@@ -289,7 +289,6 @@ class TrainerService:
             waited_s,
             stepped_s,
             self._state_service.copies(),
-            self._state_service.saved_bytes,
             self._report.accelerators,
         )
 

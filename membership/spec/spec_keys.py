@@ -104,9 +104,8 @@ MEANINGS = {
         "admitted before does not"
     ),
     "reduce.codec_up": (
-        'codec of contributions: `"fp32"`, `"bf16"`, `"int8"`, `"nf4"`, `"e2m1"`, '
-        '`"e3m0"`, each also with zstd (`"fp32+zstd"`, `"bf16+zstd"`, '
-        '`"int8+zstd"`, `"nf4+zstd"`, `"e2m1+zstd"`, `"e3m0+zstd"`), or `"topk"`, `"topk16"`, '
+        'codec of contributions: `"fp32"`, `"bf16"`, `"int8"`, `"nf4"`, each also with zstd '
+        '(`"fp32+zstd"`, `"bf16+zstd"`, `"int8+zstd"`, `"nf4+zstd"`), or `"topk"`, `"topk16"`, '
         '`"topk8"`, `"topk4"` (the 64th, 16th, 8th or 4th part of the values); one for all '
         "fragments, or a list with one for each"
     ),
@@ -116,10 +115,9 @@ MEANINGS = {
     ),
     "reduce.feedback_decay": "factor of that, from 0 to 1",
     "reduce.combine": (
-        'how chunk owners combine contributions: `"mean"`; `"trimmed:A"`, in each coordinate '
-        'without the share A of the values at either end (`"trimmed"`: 0.25); or `"clipped:R"`, '
-        "where a contribution that is farther from the centre than R times the median distance "
-        'counts less (`"clipped"`: 1). The last two are for runs in which [some contributors may '
+        'how chunk owners combine contributions: `"mean"`, or `"clipped:R"`, where a contribution '
+        "that is farther from the centre than R times the median distance counts less "
+        '(`"clipped"`: 1). The latter is for runs in which [some contributors may '
         "lie](../security.md#contributors-that-lie); then plans are stars, never trees"
     ),
     "reduce.audit": (

@@ -16,7 +16,7 @@ DEADLINE_SHORT_S = 2.0  # a lost packet or a busy machine takes this long
 DEADLINE_LONG_S = 120.0  # a round with a dead member waits this long
 STEP_DEADLINE_SHORT_S = 10.0  # the first step has four times this; one that compiles takes longer
 OUTVOTED_MIN = 3  # contributors among whom a robust rule can leave out one
-COARSE_CODECS = (*TOPK_CODECS, "nf4", "e2m1", "e3m0")
+COARSE_CODECS = (*TOPK_CODECS, "nf4")
 
 
 SpecWarning = tuple[str, str]  # key, text

@@ -227,14 +227,14 @@ for name in ("median", "mean-flipped3", "mean-flipped2@steps=3"):
 def outcome(arm, loss, last=8):
     notes = {"contributors_at_last": last, "rounds": 16, "commit": "c"}
     return Outcome(arm, 0, loss, [loss], [], 1, 1, 1.0, None, "", 60.0, notes)
-figures = summary([outcome("mean", 2.0), outcome("trimmed-flipped2", 2.03),
-                   outcome("clipped-flipped2", 2.05), outcome("mean-flipped2", 3.0),
+figures = summary([outcome("mean", 2.0), outcome("clipped-flipped2", 2.05),
+                   outcome("clipped-flipped1", 2.03), outcome("mean-flipped2", 3.0),
                    outcome("mean-flipped2@scale=30", 2.01, 6)])
 print(json.dumps({
     "combine": [spec.reduce.combine for spec in specs], "names": DEFAULT, "sent": sent,
     "scales": [SCALE < NORM_CLIP, CAUGHT > NORM_REFUSE], "refused": refused,
-    "liars": [arm_of("trimmed-random2@scale=4").lie_of(replica) is not None for replica in range(8)],
-    "scale": arm_of("trimmed-random2@scale=4,combine=trimmed:0.1").scale,
+    "liars": [arm_of("clipped-random2@scale=4").lie_of(replica) is not None for replica in range(8)],
+    "scale": arm_of("clipped-random2@scale=4,combine=clipped:0.1").scale,
     "meets": {name: row["meets"] for name, row in figures.items()},
     "rows": table(figures).rows}))
 """
@@ -243,8 +243,8 @@ print(json.dumps({
 def test_who_lies_how_is_in_an_arms_name() -> None:
     found = told(POISON, seconds=140)
 
-    assert len(found["names"]) == 3 + 4 * 2 * 3 + 2
-    assert found["combine"][:3] == ["mean", "trimmed", "clipped"]
+    assert len(found["names"]) == 2 + 4 * 2 * 2 + 2
+    assert found["combine"][:2] == ["mean", "clipped"]
     assert found["sent"]["flipped"] == [-6.0, 8.0, 0.0, 0.0]
     assert found["sent"]["scaled"] == [6.0, -8.0, 0.0, 0.0]
     assert found["sent"]["constant"] == [5.0] * 4
@@ -257,11 +257,11 @@ def test_who_lies_how_is_in_an_arms_name() -> None:
         "no arm 'mean-flipped3'",
         "arm mean-flipped2: 'steps' is neither scale nor combine",
     ]
-    assert found["meets"]["trimmed-flipped2"] is True
+    assert found["meets"]["clipped-flipped1"] is True
     assert found["meets"]["clipped-flipped2"] is False
     assert found["meets"]["mean-flipped2"] is None
     row = next(row for row in found["rows"] if row[0].startswith("flipped, 2 of 8: minus"))
-    assert row[1:] == ["3.0000 (+50.0%)", "2.0300 (+1.5%)", "2.0500 (+2.5%) (MISSED)"]
+    assert row[1:] == ["3.0000 (+50.0%)", "2.0500 (+2.5%) (MISSED)"]
     assert found["rows"][-1][1] == "2.0100 (+0.5%, 2 left out)"
 
 
