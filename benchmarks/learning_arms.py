@@ -241,8 +241,8 @@ ARMS = (
         "the 4th part of the values with 2 bits each, no outer momentum",
         2,
         "diloco2",
-        algorithm="sparse",
         codec_up="topk4",
+        codec_down="int8+zstd",
         outer_lr=2.0,  # in place of momentum: with 1.0 the loss is 4 % higher, with 2.5 1.6 %
         feedback_decay=1.0,  # so few rounds cannot afford to lose anything
         outer_momentum=0.0,
@@ -304,8 +304,8 @@ ARMS = (
         "the 8th part of the values with 2 bits each, H = 10, no outer momentum",
         2,
         "diloco2",
-        algorithm="sparse",
         codec_up="topk8",
+        codec_down="int8+zstd",
         sync_every=10,
         outer_lr=2.0,
         feedback_decay=1.0,

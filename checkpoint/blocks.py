@@ -67,6 +67,10 @@ class BlockPlace:
     def size_bytes(self) -> int:
         return self.stop - self.start
 
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.part]
+
     def of(self, parts: FragmentArrays) -> Bytes:
         """Return the block's bytes; a view."""
         view: Bytes = parts[self.part].view(np.uint8)[self.start : self.stop]

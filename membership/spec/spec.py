@@ -15,6 +15,7 @@ Every other timeout of the system is derived from ``membership.deadline_s``:
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -26,8 +27,7 @@ from attrs import Factory, field, frozen
 
 from ...protocol.errors import UserError
 from ...protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX, SAMPLES_MAX
-from .algorithm import ALGORITHMS, AUTO, Algorithm, algorithm_named, resolved
-from .preset import PRESETS, write_out
+from .preset import PRESETS, Document, with_preset
 
 SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
@@ -35,6 +35,7 @@ SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
 FIXED_CODECS = ("fp32", "bf16", "int8", "nf4")
 TOPK_CODECS = ("topk", "topk16", "topk8", "topk4")
 CODECS = (*FIXED_CODECS, *TOPK_CODECS, *(f"{codec}+zstd" for codec in FIXED_CODECS))
+AUTO = "auto"  # of an overlap; see ``DilocoTable.overlap_steps``
 SYNC_EVERY = 100  # DiLoCo's own is 500; Streaming DiLoCo's are between 30 and 100
 CHUNK_BYTES_MIN = 4_096
 CHUNK_BYTES_MAX = 4 * 1024 * 1024  # half of what one frame may carry
@@ -167,7 +168,7 @@ class RunTable:
     rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # commits wanted; 0: no end
     # Where the master keeps the run's journal; empty: in its state directory.
     journal: str = field(default="", validator=_journal)
-    # Determines the defaults of keys in the other tables, see ``preset``. Empty: none.
+    # Sets what the other tables leave out, see ``preset``. Empty: the keys' own defaults hold.
     preset: str = field(default="", validator=_one_of("", *PRESETS))
 
 
@@ -175,8 +176,6 @@ class RunTable:
 class DilocoTable:
     """``[diloco]``"""
 
-    # Determines the defaults of the keys below, see ``algorithm``. Empty: the defaults given here.
-    algorithm: str = field(default="", validator=_one_of("", *ALGORITHMS))
     sync_every: int = field(default=SYNC_EVERY, validator=_whole(1, STEPS_MAX))  # inner steps, H
     fragments: int = field(default=1, validator=_whole(1, FRAGMENTS_MAX))  # P
     pattern: str = field(default="strided", validator=_one_of("strided", "sequential"))
@@ -201,15 +200,6 @@ class DilocoTable:
             return self.overlap
         steps = min(self.sync_every // self.fragments, OVERLAP_AUTO_MAX)
         return min(max(steps, 1), self.sync_every - 1)
-
-    @property
-    def overlap_max(self) -> int:
-        """The largest allowed ``overlap``."""
-        return self.sync_every if self._algorithm.fills_phase else self.sync_every - 1
-
-    @property
-    def _algorithm(self) -> Algorithm:
-        return algorithm_named(self.algorithm)
 
 
 @frozen
@@ -354,11 +344,10 @@ def contradictions(
             f"fragments ({diloco.fragments}) must not exceed sync_every ({diloco.sync_every}):"
             " there would be several rounds per step",
         )
-    if diloco.overlap_steps > diloco.overlap_max:
-        bound = "not exceed" if diloco.overlap_max == diloco.sync_every else "be less than"
+    if diloco.overlap_steps > diloco.sync_every:
         yield Contradiction(
             ("diloco.overlap", "diloco.sync_every"),
-            f"overlap ({diloco.overlap}) must {bound} sync_every ({diloco.sync_every})",
+            f"overlap ({diloco.overlap}) must not exceed sync_every ({diloco.sync_every})",
         )
     for key in ("codec_up", "codec_down"):
         codecs = getattr(reduce, key)
@@ -383,7 +372,7 @@ def contradictions(
 
 @frozen
 class RunSpec:
-    """The whole file; tables that are left out have their defaults."""
+    """All settings of a run: of the file, of its preset, and defaults."""
 
     run: RunTable = Factory(RunTable)
     diloco: DilocoTable = Factory(DilocoTable)
@@ -393,12 +382,24 @@ class RunSpec:
     sync: SyncTable = Factory(SyncTable)
     checkpoint: CheckpointTable = Factory(CheckpointTable)
     data: DataTable = Factory(DataTable)
-    # As the operator wrote it, and the settings of its preset; peers get it verbatim.
-    toml_text: str = ""
 
     def __attrs_post_init__(self) -> None:
         for contradiction in contradictions(self.diloco, self.membership, self.reduce):
             raise ValueError(contradiction.text)
+
+    @property
+    def toml_text(self) -> str:
+        """Every setting in one canonical form, as ``run.toml``: what journal, peers and checkpoints keep.
+
+        With its values written out it is the same run for a holdfast with other presets and defaults.
+        """
+        lines: list[str] = []
+        for name, kind in TABLES.items():
+            lines += ["", f"[{name}]"] if lines else [f"[{name}]"]
+            table = getattr(self, name)
+            for attribute in attrs.fields(kind):
+                lines.append(f"{attribute.name} = {_toml(getattr(table, attribute.name))}")
+        return "\n".join(lines) + "\n"
 
     @property
     def total_steps(self) -> int:
@@ -413,13 +414,16 @@ class RunSpec:
           UserError: the text is no TOML, has an unknown table or key (the error names the most
             similar one), or a value out of range.
         """
-        toml_text, document = _read(toml_text)
+        document = with_preset(_read(toml_text))
         _refuse_unknown(document, list(TABLES), "table")
         given: dict[str, dict[str, Any]] = {}
         for name, kind in TABLES.items():
             values = document.get(name, {})
             if not isinstance(values, dict):
                 raise _spec_error(f"{name} must be a table: [{name}]")
+            for key in values:
+                if reason := gone_reason(f"{name}.{key}", values[key]):
+                    raise _spec_error(f"[{name}] {key}: {reason}", hint=reason)
             _refuse_unknown(values, [a.name for a in attrs.fields(kind)], f"key in [{name}]")
             given[name] = values
         tables: dict[str, Any] = {}
@@ -427,20 +431,20 @@ class RunSpec:
         if groups and isinstance(groups, list):
             given["diloco"] = {"fragments": len(groups), **given["diloco"]}
         try:
-            given["diloco"], given["reduce"] = resolved(
-                given["diloco"], given["reduce"], SYNC_EVERY
-            )
             for name, kind in TABLES.items():
                 try:
                     tables[name] = kind(**given[name])
                 except ValueError as error:
                     raise ValueError(f"[{name}] {error}") from error
-            return cls(**tables, toml_text=toml_text)
+            spec = cls(**tables)
         except ValueError as error:
             preset = given["run"].get("preset")
             named = isinstance(preset, str) and preset in PRESETS
             why = f' (preset = "{preset}" sets what the file leaves out)' if named else ""
             raise _spec_error(f"{error}{why}") from error
+        if len(spec.toml_text) > SPEC_CHARS_MAX:  # all of it may be longer than what was given
+            raise _too_long()
+        return spec
 
     @property
     def heartbeat_s(self) -> float:
@@ -465,19 +469,46 @@ class RunSpec:
         return self.membership.deadline_s / 10
 
 
-def _read(toml_text: str) -> tuple[str, dict[str, Any]]:
-    """Return the text with its preset written out, and its values."""
+def gone_reason(place: str, value: object) -> str:
+    """Return what to use instead of a key that is gone; empty for any other.
+
+    Args:
+      place: ``table.key``.
+    """
+    if place == "diloco.algorithm":
+        name = value if isinstance(value, str) and value in PRESETS else "NAME"
+        return f'it is gone: write preset = "{name}" under [run], one of {", ".join(PRESETS)}'
+    if place == "diloco.merge":
+        return "it is gone: delta is the one way, leave it out"
+    return ""
+
+
+def _read(toml_text: str) -> Document:
+    """Return the text's values."""
+    if len(toml_text) > SPEC_CHARS_MAX:
+        raise _too_long()
     try:
-        for _pass in range(2):  # a preset may also make the text too long
-            if len(toml_text) > SPEC_CHARS_MAX:
-                raise _spec_error(f"it is longer than {SPEC_CHARS_MAX} characters")
-            document = tomllib.loads(toml_text)
-            toml_text = write_out(toml_text, document)
-        return toml_text, document
-    except ValueError as error:  # of TOML, too
+        return tomllib.loads(toml_text)
+    except tomllib.TOMLDecodeError as error:
         raise _spec_error(str(error)) from error
     except RecursionError as error:
         raise _spec_error("its values are nested too deeply") from error
+
+
+def _toml(value: object) -> str:
+    """Format a value as TOML would have it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        # A basic string of TOML has the escapes of JSON, and needs one more.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _too_long() -> UserError:
+    return _spec_error(f"it is longer than {SPEC_CHARS_MAX} characters")
 
 
 def _spec_error(reason: str, hint: str = "") -> UserError:

@@ -18,14 +18,9 @@ MEANINGS = {
         'see this file. `""`: the state directory of the one master'
     ),
     "run.preset": (
-        'measured settings that the file may override key by key: `"diloco"`, `"streaming"`, '
-        '`"sparse"`, `"muon"`, `"muon-streaming"` or `"allreduce"`, see '
+        'measured settings that the file may override key by key: `"diloco"`, `"delayed"`, '
+        '`"streaming"`, `"sparse"`, `"muon"`, `"muon-streaming"` or `"allreduce"`, see '
         '[Presets](../choosing.md#presets). `""`: none'
-    ),
-    "diloco.algorithm": (
-        'algorithm that sets the keys that the file leaves out: `"diloco"`, `"streaming"`, '
-        '`"delayed"`, `"allreduce"` or `"sparse"`, see '
-        '[Algorithms](../choosing.md#algorithms). `""`: the defaults given here'
     ),
     "diloco.sync_every": "inner steps between two rounds of a fragment (H)",
     "diloco.fragments": (
@@ -44,7 +39,7 @@ MEANINGS = {
     ),
     "diloco.overlap": (
         "inner steps that a trainer takes at most while its round runs, before it waits for "
-        "the result; less than `sync_every`. A result is merged as soon as it arrives. "
+        "the result; `sync_every` at most. A result is merged as soon as it arrives. "
         '`"auto"`: until the next fragment\'s turn, that is `sync_every / fragments`, but 10 '
         "at most"
     ),

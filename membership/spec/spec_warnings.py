@@ -39,9 +39,9 @@ def _algorithm_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         )
     if diloco.outer_lr == 0:
         yield ("diloco.outer_lr", "0: the run would learn nothing")
-    elif diloco.outer_lr > 1:
+    elif diloco.outer_lr > 1 and diloco.outer_momentum > 0:
         yield ("diloco.outer_lr", f"{diloco.outer_lr:g} goes beyond what was learnt")
-    if diloco.algorithm != "allreduce":
+    if spec.run.preset != "allreduce":
         if diloco.sync_every < STEPS_FEW:
             yield (
                 "diloco.sync_every",

@@ -105,7 +105,7 @@ from holdfast.membership.spec.preset import PRESETS
 from holdfast.membership.spec.spec import RunSpec
 def parts(toml):
     spec = RunSpec.parse(toml)
-    return [evolve(spec.diloco, pace="elastic", algorithm=""), spec.reduce]
+    return [evolve(spec.diloco, pace="elastic"), spec.reduce]
 others = [name for name in [*PRESETS, "allreduce"] if name not in OF_PRESET]
 unlike = [name for name, arm in OF_PRESET.items()
           if parts(arm_of(arm).toml(500)) != parts(f'[run]\\npreset = "{name}"')
@@ -153,7 +153,7 @@ def test_arms_are_runs_that_the_spec_allows_and_are_judged_by_what_is_asked() ->
     ]
     assert set(found["rounds"]) == {25, 125, 50, 20}
     assert found["unlike"] == [], "a preset's figure is of its settings"
-    assert found["others"] == ["allreduce"]
+    assert found["others"] == ["allreduce", "delayed"]
     assert found["keys"][0] == found["keys"][1], "no two arms take each other's outcomes"
     assert found["same"] is True, "another name does not change what is run"
     assert found["batches"] == [12, 4, 1]
