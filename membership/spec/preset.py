@@ -1,4 +1,4 @@
-"""Presets: named sets of settings, each of them measured, which ``run.toml`` may override key by key.
+"""Presets: named sets of settings, measured but for ``delayed``, which ``run.toml`` may override key by key.
 
     [run]
     preset = "streaming"
@@ -26,12 +26,10 @@ class Preset:
     """A named set of settings.
 
     Attributes:
-      what: it is, in a few words.
       settings: by ``table.key``; what is left out has the key's own default.
       inner: the inner optimizer that it was measured with; the training script chooses it.
     """
 
-    what: str
     settings: Mapping[str, bool | int | float | str]
     inner: str = "AdamW"
 
@@ -46,12 +44,11 @@ _SHORT_MUON: Final = {**_SHORT, "diloco.outer_lr": 1.0}
 _NF4: Final = {"reduce.codec_up": "nf4", "reduce.codec_down": "nf4"}
 
 PRESETS: Final[Mapping[str, Preset]] = {
-    "diloco": Preset(  # arXiv 2311.08105
-        "the whole model every 20 steps; all trainers wait for the mean",
-        {"diloco.sync_every": 20, **_SHORT},
-    ),
-    "delayed": Preset(  # the asynchronous DiLoCo of PCCL's documentation, with the rate of its example
-        "the whole model every 20 steps, while the next 20 are trained: the mean is one phase late",
+    # The whole model every 20 steps; all trainers wait for the mean (arXiv 2311.08105).
+    "diloco": Preset({"diloco.sync_every": 20, **_SHORT}),
+    # The whole model every 20 steps, while the next 20 are trained: the mean is one phase late (the
+    # asynchronous DiLoCo of PCCL's documentation, with the rate of its example; not measured here).
+    "delayed": Preset(
         {
             "diloco.sync_every": 20,
             "diloco.overlap": 20,
@@ -59,8 +56,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "diloco.outer_momentum": 0.0,
         },
     ),
-    "streaming": Preset(  # arXiv 2501.18512
-        "a fifth of the model every 4 steps, with 4 bits a value, while training goes on",
+    # A fifth of the model every 4 steps, with 4 bits a value, while training goes on (arXiv 2501.18512).
+    "streaming": Preset(
         {
             "diloco.sync_every": 20,
             "diloco.fragments": 5,
@@ -69,8 +66,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
             **_NF4,
         },
     ),
-    "sparse": Preset(  # SparseLoCo, arXiv 2508.15706
-        "the 8th part of the values every 10 steps, with 2 bits each",
+    # The 8th part of the values every 10 steps, with 2 bits each (SparseLoCo, arXiv 2508.15706).
+    "sparse": Preset(
         {
             "diloco.sync_every": 10,
             "diloco.outer_lr": 2.0,  # in place of momentum
@@ -80,13 +77,10 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "reduce.feedback_decay": 1.0,
         },
     ),
-    "muon": Preset(  # MuLoCo, arXiv 2505.23725
-        "the whole model every 10 steps; all trainers wait for the mean",
-        {"diloco.sync_every": 10, **_SHORT_MUON},
-        inner="Muon",
-    ),
+    # The whole model every 10 steps; all trainers wait for the mean (MuLoCo, arXiv 2505.23725).
+    "muon": Preset({"diloco.sync_every": 10, **_SHORT_MUON}, inner="Muon"),
+    # A fifth of the model every 2 steps, with 4 bits a value, while training goes on.
     "muon-streaming": Preset(
-        "a fifth of the model every 2 steps, with 4 bits a value, while training goes on",
         {
             "diloco.sync_every": 10,
             "diloco.fragments": 5,
@@ -96,8 +90,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
         },
         inner="Muon",
     ),
-    "allreduce": Preset(  # with plain SGD inside this averages gradients: data parallel training
-        "every step is averaged: the baseline of all others",
+    # Every step is averaged; with plain SGD inside this is data parallel training: the baseline of all others.
+    "allreduce": Preset(
         {
             "diloco.sync_every": 1,
             "diloco.outer_lr": 1.0,
