@@ -144,3 +144,17 @@ def format_preset(document: Document) -> str:
         f"{place.partition('.')[2]} = {json.dumps(v)}" for place, v in settings.items()
     )
     return f'preset "{name}" sets {told}' if settings else ""
+
+
+def gone_reason(place: str, value: object) -> str:
+    """Return what to use instead of a key that is gone; empty for any other.
+
+    Args:
+      place: ``table.key``.
+    """
+    if place == "diloco.algorithm":
+        name = value if isinstance(value, str) and value in PRESETS else "NAME"
+        return f'it is gone: write preset = "{name}" under [run], one of {", ".join(PRESETS)}'
+    if place == "diloco.merge":
+        return "it is gone: delta is the one way, leave it out"
+    return ""

@@ -27,7 +27,7 @@ from attrs import Factory, field, frozen
 
 from ...protocol.errors import UserError
 from ...protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX, SAMPLES_MAX
-from .preset import PRESETS, Document, with_preset
+from .preset import PRESETS, Document, gone_reason, with_preset
 
 SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
@@ -469,27 +469,13 @@ class RunSpec:
         return self.membership.deadline_s / 10
 
 
-def gone_reason(place: str, value: object) -> str:
-    """Return what to use instead of a key that is gone; empty for any other.
-
-    Args:
-      place: ``table.key``.
-    """
-    if place == "diloco.algorithm":
-        name = value if isinstance(value, str) and value in PRESETS else "NAME"
-        return f'it is gone: write preset = "{name}" under [run], one of {", ".join(PRESETS)}'
-    if place == "diloco.merge":
-        return "it is gone: delta is the one way, leave it out"
-    return ""
-
-
 def _read(toml_text: str) -> Document:
     """Return the text's values."""
     if len(toml_text) > SPEC_CHARS_MAX:
         raise _too_long()
     try:
         return tomllib.loads(toml_text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML, or a number of too many digits
         raise _spec_error(str(error)) from error
     except RecursionError as error:
         raise _spec_error("its values are nested too deeply") from error

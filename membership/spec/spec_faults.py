@@ -16,8 +16,8 @@ import attrs
 from attrs import frozen
 
 from ...protocol.errors import UserError
-from .preset import with_preset
-from .spec import SPEC_CHARS_MAX, TABLES, RunSpec, contradictions, gone_reason
+from .preset import gone_reason, with_preset
+from .spec import SPEC_CHARS_MAX, TABLES, RunSpec, contradictions
 from .spec_warnings import spec_warnings
 
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
@@ -47,7 +47,7 @@ def find_faults(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
         return [SpecFault(0, "", f"it is longer than {SPEC_CHARS_MAX} characters")], []
     try:
         document = tomllib.loads(toml_text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML, or a number of too many digits
         found = _AT_LINE.search(str(error))  # else it is at the end of the document
         line = int(found.group(1)) if found else len(toml_text.splitlines())
         return [SpecFault(line, "", str(error))], []

@@ -52,6 +52,7 @@ def test_all_errors_are_named_with_their_lines() -> None:
         ("[diloco]\nmerge = 'delta'", 2, "diloco.merge"),
         ("[diloco]\nfragments = 3\ngroups = [['a'], ['b']]", 2, "diloco.fragments"),
         ("x" * 70_000, 0, ""),
+        ("[run]\nrounds = " + "9" * 5_000, 2, ""),
     ],
 )
 def test_an_error_has_its_line(text: str, line: int, key: str) -> None:
