@@ -32,7 +32,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from benchmarks.commands import BenchError
-from benchmarks.join import JOINER, TRAINER, WAIT_S, copied_bytes, line_bytes, reductions, row_of
+from benchmarks.join import JOINER, TRAINER, WAIT_S, copied_bytes, reductions, row_of
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.namespaces import LabError
 from benchmarks.progress import say
@@ -86,7 +86,6 @@ class Beside:
       before_s, during_s: reductions without the newcomer, and those that began during its copy.
       copy_s: from the first blocks to the last.
       copied_bytes: of the state, that came in ``copy_s``.
-      line_bytes: as which they travelled, some of them compressed.
       down_bytes: all that came to the newcomer in ``copy_s``.
       idle_bytes: that rounds left in ``copy_s``; see the top of this file.
       joined_to_sync_s: from the newcomer's attachment to its being in sync.
@@ -96,7 +95,6 @@ class Beside:
     during_s: list[float]
     copy_s: float
     copied_bytes: int
-    line_bytes: int
     down_bytes: int
     idle_bytes: float
     joined_to_sync_s: float
@@ -212,7 +210,6 @@ def _follow(lab: WanLab, run: LabRun, before: Status) -> Beside:
         during_s=all_during,
         copy_s=copy_s,
         copied_bytes=whole - looks[0].copied_bytes,
-        line_bytes=line_bytes(status) - line_bytes(first),
         down_bytes=looks[-1].down_bytes - looks[0].down_bytes,
         idle_bytes=left_by_rounds(looks, lab.hosts),
         joined_to_sync_s=float(row["attached_s"]),
@@ -323,7 +320,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     say(
-        f"{found.copied_bytes / 2**20:.0f} MiB ({found.line_bytes / 2**20:.0f} as they travelled) in "
+        f"{found.copied_bytes / 2**20:.0f} MiB in "
         f"{found.copy_s:.1f} s, {found.ratio:.2f} times the {found.idle_needs_s:.1f} s that the idle "
         f"part of the lines needs; {len(found.during_s)} rounds meanwhile took "
         f"{found.slowdown:.2f} times as long ({statistics.median(found.before_s):.2f} s before)"

@@ -29,7 +29,7 @@ from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan
 COUNT = 2**18  # values: a chunk of 1 MiB
 CONTRIBUTORS = (4, 8, 16, 64)
 CODECS = ("fp32", "int8")
-RULES = ("mean", "trimmed", "clipped")
+RULES = ("mean", "clipped")
 TRIES = 7
 
 
@@ -86,7 +86,6 @@ def table(figures: Sequence[dict[str, Any]]) -> Table:
         [
             "contributors, codec",
             *(f"`{rule}`" for rule in RULES),
-            "trimmed: times",
             "clipped: times",
         ],
         rows,

@@ -35,7 +35,6 @@ from benchmarks.join import (
     WAIT_S,
     copied_bytes,
     joined_s,
-    line_bytes,
     reductions,
     row_of,
     script,
@@ -50,9 +49,7 @@ from benchmarks.wan_lab import WanLab
 LIAR = (sys.executable, "-m", "benchmarks.lying_peer")
 VICTIM = DONORS[-1]
 LOOK_S = 0.1
-# Of each fragment. What one round has made of momentum are the codec's few values, which compress as
-# no trained state does.
-ROUNDS_BEFORE = 2
+ROUNDS_BEFORE = 2  # of each fragment
 PLAIN, KILLED, LYING = (
     "three donors",
     "one is killed half-way",
@@ -68,7 +65,6 @@ class Copied:
     Attributes:
       copy_s: from the first to the last look at which blocks were still missing.
       copied_bytes: that came in ``copy_s``.
-      line_bytes: as which they travelled, some of them compressed.
       limit_s: what the lines need for those at the least.
       joined_to_sync_s: from the joiner's attachment to its being in sync.
       named: donors that were found to have served wrong blocks.
@@ -79,7 +75,6 @@ class Copied:
     state_bytes: int
     copy_s: float
     copied_bytes: int
-    line_bytes: int
     limit_s: float
     joined_to_sync_s: float
     named: list[str]
@@ -105,7 +100,6 @@ def copies(state_mib: int = STATE_MIB, cases: tuple[str, ...] = CASES) -> Measur
             "case",
             "copy, s",
             "MB/s",
-            "saved",
             "the lines need, s",
             "share",
             "times plain",
@@ -117,7 +111,6 @@ def copies(state_mib: int = STATE_MIB, cases: tuple[str, ...] = CASES) -> Measur
                 each.case,
                 f"{each.copy_s:.1f}",
                 f"{each.copied_bytes / each.copy_s / 1e6:.1f}",
-                f"{1 - each.line_bytes / each.copied_bytes:.0%}",
                 f"{each.limit_s:.1f}",
                 f"{each.share:.0%}",
                 f"{each.copy_s / plain_s:.2f}" if plain_s else "",
@@ -127,8 +120,7 @@ def copies(state_mib: int = STATE_MIB, cases: tuple[str, ...] = CASES) -> Measur
             for each in found
         ],
         [
-            "Saved: by compression, of the bytes copied; the lines need their time for the rest. With "
-            "all three donors the joiner's downlink is the limit, with two their "
+            "With all three donors the joiner's downlink is the limit, with two their "
             "uplinks are. So a death half-way must cost a quarter of the time whoever copies; the "
             "share says what it costs beyond that. A liar is dropped at its first wrong block, and "
             "the lines are still counted as three. Equal: `holdfast verify` at the end."
@@ -193,15 +185,13 @@ def _follow(run: LabRun, case: str, state_bytes: int) -> Copied:
     if first is None or last is None or first is last:
         raise BenchError("the copy was over before it was seen: take a larger state")
     all_bytes = copied_bytes(last) - copied_bytes(first)
-    travelled_bytes = line_bytes(last) - line_bytes(first)
-    after_bytes = 0 if killed is None else line_bytes(last) - line_bytes(killed)
+    after_bytes = 0 if killed is None else copied_bytes(last) - copied_bytes(killed)
     return Copied(
         case=case,
         state_bytes=state_bytes,
         copy_s=last["now_s"] - first["now_s"],
         copied_bytes=all_bytes,
-        line_bytes=travelled_bytes,
-        limit_s=_needs_s(travelled_bytes - after_bytes, len(DONORS))
+        limit_s=_needs_s(all_bytes - after_bytes, len(DONORS))
         + _needs_s(after_bytes, len(DONORS) - 1),
         joined_to_sync_s=joined_s(status),
         named=sorted(m["name"] for m in status["members"] if m["bad_blocks"]),

@@ -38,7 +38,6 @@ SPEC = """\
 [run]
 name = "cuda"
 [diloco]
-algorithm = "{algorithm}"
 sync_every = {sync_every}
 {more}
 [membership]
@@ -55,7 +54,6 @@ class Case:
     """Settings of a run; ``size`` are arguments of the trainer."""
 
     name: str
-    algorithm: str
     sync_every: int
     more: str
     size: tuple[str, ...] = ()
@@ -64,10 +62,9 @@ class Case:
 SMALL = ("--width=768", "--layers=12", "--heads=12")
 LARGE = ("--width=1024", "--layers=24", "--heads=16", "--batch=16")
 CASES = (
-    Case("diloco", "diloco", 50, "", SMALL),
-    Case("streaming", "streaming", 60, "fragments = 4\noverlap = 10", SMALL),
-    Case("eager", "eager", 40, "", SMALL),
-    Case("streaming, large", "streaming", 60, "fragments = 6\noverlap = 10", LARGE),
+    Case("diloco", 50, "", SMALL),
+    Case("streaming", 60, "fragments = 4\noverlap = 10", SMALL),
+    Case("streaming, large", 60, "fragments = 6\noverlap = 10", LARGE),
 )
 
 
@@ -109,9 +106,7 @@ def measure(case: Case, device: str, seconds: float) -> Found:
         folder = Path(place)
         before = _alone(script, folder)
         with Loopback() as ground, LabRun(ground, folder, script) as run:
-            run.start_master(
-                SPEC.format(algorithm=case.algorithm, sync_every=case.sync_every, more=case.more)
-            )
+            run.start_master(SPEC.format(sync_every=case.sync_every, more=case.more))
             for host, name in enumerate(PEERS, 1):
                 log = f"--log={folder / name}.json"
                 run.join(name, host, founder=host == 1, more=[log])
@@ -187,7 +182,7 @@ def tables(found: list[Found]) -> list[Table]:
             f"Two peers on one GPU ({found[0].device}) beside the same two processes without a run",
             ["python -m benchmarks.cuda"],
             [
-                "algorithm",
+                "case",
                 "parameters",
                 "H",
                 "steps a second alone, before and after",

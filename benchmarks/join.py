@@ -75,7 +75,6 @@ class Join:
       joined_to_sync_s: from its attachment to its being in sync.
       copy_s: from the first to the last look at which blocks were still missing.
       copied_bytes: that came in ``copy_s``.
-      line_bytes: as which they travelled, some of them compressed.
       round_bytes: that the donors sent in ``copy_s`` and were no blocks.
       given_bytes_per_s: what its link gives; see the top of this file.
     """
@@ -87,7 +86,6 @@ class Join:
     joined_to_sync_s: float
     copy_s: float
     copied_bytes: int
-    line_bytes: int
     round_bytes: int
     given_bytes_per_s: float
 
@@ -97,7 +95,7 @@ class Join:
 
     @property
     def share(self) -> float:
-        return self.line_bytes / self.copy_s / self.given_bytes_per_s
+        return self.copied_bytes / self.copy_s / self.given_bytes_per_s
 
 
 def joins(state_mib: int = STATE_MIB) -> Measured:
@@ -119,7 +117,6 @@ def joins(state_mib: int = STATE_MIB) -> Measured:
             "times",
             "copy, s",
             "MB/s",
-            "saved",
             "its link gives, MB/s",
             "share",
             "attached to in sync, s",
@@ -129,9 +126,8 @@ def joins(state_mib: int = STATE_MIB) -> Measured:
             "`holdfast master` and `holdfast join` as processes in the lab; times by the master's "
             "clock. Rounds: from the order to reduce to the commit, medians. What its link gives: "
             f"the less of {DOWN_MBIT:g} Mbit/s and of what the live donors' uplinks have left beside "
-            f"what they sent for rounds, of which TCP carries {CARRIED:.1%}; the share of it is of blocks "
-            "as they travel, which compression has made so much smaller (saved). When a donor is killed, "
-            "the round that it dies in counts, too."
+            f"what they sent for rounds, of which TCP carries {CARRIED:.1%}; the share of it is of "
+            "blocks. When a donor is killed, the round that it dies in counts, too."
         ],
     )
     return [table], [asdict(each) for each in found]
@@ -145,7 +141,6 @@ def _shown(join: Join) -> list[str]:
         f"{join.ratio:.2f}",
         f"{join.copy_s:.1f}",
         f"{join.copied_bytes / join.copy_s / 1e6:.1f}",
-        f"{1 - join.line_bytes / join.copied_bytes:.0%}",
         f"{join.given_bytes_per_s / 1e6:.1f}",
         f"{join.share:.0%}",
         f"{join.joined_to_sync_s:.1f}",
@@ -221,12 +216,6 @@ def copied_bytes(status: Status) -> int:
     return 0 if row is None else int(row["bytes"]["state_received"])
 
 
-def line_bytes(status: Status) -> int:
-    """What these were on the line."""
-    row = row_of(status, JOINER)
-    return 0 if row is None else copied_bytes(status) - int(row["bytes"]["state_saved"])
-
-
 def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: str) -> Join:
     """Watch the newcomer until it is in sync; kill a donor when half of the state is there."""
     first: Status | None = None  # when the first blocks had come
@@ -258,8 +247,7 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
         raise BenchError("the copy was over before it was seen: take a larger state")
     copy_s = last["now_s"] - first["now_s"]
     all_bytes = copied_bytes(last) - copied_bytes(first)
-    travelled_bytes = line_bytes(last) - line_bytes(first)
-    round_bytes = max(0, _sent_bytes(last) - _sent_bytes(first) - travelled_bytes)
+    round_bytes = max(0, _sent_bytes(last) - _sent_bytes(first) - all_bytes)
     donor_s = len(DONORS) * copy_s - (last["now_s"] - killed_s if killed_s else 0.0)
     left = (donor_s * CARRIED * UP_MBIT * 1e6 / 8 - round_bytes) / copy_s
     begun = [each for each in reductions(status, 2) if _closed_s(each) >= first["now_s"]]
@@ -277,7 +265,6 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
         joined_to_sync_s=status["now_s"] - joined_s(status),
         copy_s=copy_s,
         copied_bytes=all_bytes,
-        line_bytes=travelled_bytes,
         round_bytes=round_bytes,
         given_bytes_per_s=min(CARRIED * DOWN_MBIT * 1e6 / 8, left),
     )

@@ -241,23 +241,14 @@ ARMS = (
         "the 4th part of the values with 2 bits each, no outer momentum",
         2,
         "diloco2",
-        algorithm="sparse",
         codec_up="topk4",
+        codec_down="int8+zstd",
         outer_lr=2.0,  # in place of momentum: with 1.0 the loss is 4 % higher, with 2.5 1.6 %
         feedback_decay=1.0,  # so few rounds cannot afford to lose anything
         outer_momentum=0.0,
         ratio_max=1.015,
     ),
-    _arm("delta4", "overlap 4, merge delta", 2, "streaming2", **_LATE),
-    _arm(
-        "lerp4",
-        "overlap 4, merge lerp 0.5",
-        2,
-        "delta4",
-        **_LATE,
-        merge="lerp:0.5",
-        ratio_min=1.005,
-    ),
+    _arm("delta4", "overlap 4", 2, "streaming2", **_LATE),
     _arm(
         "churn4",
         "4 peers, one killed every five rounds",
@@ -313,8 +304,8 @@ ARMS = (
         "the 8th part of the values with 2 bits each, H = 10, no outer momentum",
         2,
         "diloco2",
-        algorithm="sparse",
         codec_up="topk8",
+        codec_down="int8+zstd",
         sync_every=10,
         outer_lr=2.0,
         feedback_decay=1.0,
@@ -363,9 +354,6 @@ ARMS = (
         leased=True,
     ),
     Arm("dp4", "data parallel, 4 replicas", 4, "dp4"),
-    _arm(
-        "lerp4-0", "overlap 4, merge lerp 0", 2, "delta4", **_LATE, merge="lerp:0", ratio_min=1.005
-    ),
 )
 BY_NAME = {arm.name: arm for arm in ARMS}
 

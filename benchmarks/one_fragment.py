@@ -17,8 +17,7 @@ from torch import nn
 import holdfast
 
 CHANGED_VALUES = 2**16  # by a step; a pseudo-gradient of any kind takes equally long to add
-# What a step adds is drawn once, for it is to take time and not work; other numbers at each step, so
-# that the state compresses as a trained one does.
+# What a step adds is drawn once, for it is to take time and not work; other numbers at each step.
 NOISE = 1e-3  # standard deviation
 NOISE_COUNT = 2**22
 NOISE_STRIDE = 7_919

@@ -1,7 +1,7 @@
 """What lying contributors do to a model, under the mean and under robust rules.
 
     python -m benchmarks.poison                                        all arms
-    python -m benchmarks.poison --arms mean,trimmed-flipped2 --json poison.json
+    python -m benchmarks.poison --arms mean,clipped-flipped2 --json poison.json
     python -m benchmarks.poison --arms clipped-constant2@combine=clipped:0.5,scale=5
 
 Eight replicas as in ``benchmarks.learning``, of which none, one or two change each pseudo-gradient
@@ -105,7 +105,7 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
         what = (
             f"{arm.attack} and {CAUGHT:g} times as long, {arm.liars} of {PEERS}: refused, removed"
         )
-        rows.append([what, _cell(figures.get(name)), "", ""])
+        rows.append([what, _cell(figures.get(name)), ""])
     robust = [row for row in figures.values() if row["meets"] is not None]
     within = sum(row["meets"] for row in robust)
     clean = figures[CLEAN]["outcome"]
@@ -118,7 +118,7 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
         ["who lies", *(f"`{rule}`" for rule in RULES)],
         rows,
         [
-            f"Asked of `trimmed` and `clipped`: {RATIO_MAX - 1:+.0%} at most; {within} of "
+            f"Asked of `clipped`: {RATIO_MAX - 1:+.0%} at most; {within} of "
             f"{len(robust)} are within.",
             f"What a liar sends is {SCALE:g} times as long as its honest update, which the master's norm "
             f"gate (3 times the median) lets pass; {CAUGHT:g} times as long it is refused each "

@@ -1,6 +1,6 @@
 """The arms of ``poison``: who lies how, under which rule.
 
-A name says it: ``trimmed``, nobody lies and owners trim; ``mean-flipped2``, two of eight send their
+A name says it: ``clipped``, nobody lies and owners clip; ``mean-flipped2``, two of eight send their
 updates with the sign changed; ``mean-flipped2@scale=30``, thirty times as long.
 
 A liar trains as everybody does, so it knows an honest update: its own. What it sends is as many times
@@ -26,7 +26,7 @@ SCALE = 2.5  # times an honest update's length
 CAUGHT = 30.0
 RATIO_MAX = 1.02  # of the clean mean's loss, under a robust rule
 
-RULES = ("mean", "trimmed", "clipped")
+RULES = ("mean", "clipped")
 ATTACKS = {
     "flipped": "minus their own update",
     "scaled": "their own update",

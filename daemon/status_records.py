@@ -170,7 +170,6 @@ class PeerStatus:
     ] = None
     congestion: Annotated[CongestionReport | None, about("null: the spec is not known yet.")] = None
     state_received_bytes: int = 0
-    state_saved_bytes: int = 0
     copies: tuple[CopyRow, ...] = ()
     heads: tuple[HeadRow, ...] = ()
     rounds: tuple[PeerRoundRow, ...] = ()

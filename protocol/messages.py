@@ -560,14 +560,12 @@ class Progress(Message):
     phase: str = field(validator=_word)  # "training", "waiting for commit", ...
     bulk_sent_bytes: int = field(validator=_count)
     bulk_received_bytes: int = field(validator=_count)
-    state_received_bytes: int = field(validator=_count)  # blocks of state, before compression
+    state_received_bytes: int = field(validator=_count)  # blocks of state
     metrics: dict[str, float] = field(validator=_metrics)
     # Seconds since the daemon started, while contributing: waiting inside the hook, and outside of it.
     waited_s: float = field(default=0.0, validator=_finite)
     stepped_s: float = field(default=0.0, validator=_finite)
     copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
-    # Of ``state_received_bytes``: saved by compression.
-    state_saved_bytes: int = field(default=0, validator=_count)
     accelerators: str = field(default="", validator=_word)  # "7 of 8 GPUs"; empty: not told
 
 
@@ -1527,14 +1525,8 @@ class ArenaOpened(Message):
     fragments: tuple[tuple[int, ...], ...] = field(validator=max_len(FRAGMENTS_MAX))
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
     overlap_steps: int = field(validator=_count)
-    merge: str = field(validator=_word)
     # The trainer sends ``Failing`` after this many losses in a row that are not finite; 0: never.
     nan_steps: int = field(default=0, validator=_count)
-    # While a round runs, train on from an estimate of its outcome; see ``diloco.eager``.
-    preview: bool = False
-    outer_lr: float = field(default=0.0, validator=_finite)  # of the outer step, as the next two
-    outer_momentum: float = field(default=0.0, validator=_finite)
-    nesterov: bool = False
     # The path that ``KeepState`` writes to; empty: the trainer writes none.
     local_checkpoint: str = field(default="", validator=_text)
 
@@ -1635,7 +1627,6 @@ class RoundEnded(Message):
     version: int = field(validator=_count)
     step: int = field(validator=_count)
     step_limit: int = field(validator=_count)
-    share: float = field(default=0.0, validator=_finite)  # this peer's part of all weights, up to 1
 
 
 @frozen

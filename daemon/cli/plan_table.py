@@ -62,8 +62,8 @@ def show_plan(
         console.print("run.toml already has these settings.")
     else:
         console.print()
-        if given is not None and (keys := left_out(given.spec)):
-            console.print(f"Instead of {keys}:")
+        if given is not None and given.spec.diloco.groups:
+            console.print("Instead of groups:")
         # The console would read [diloco] as markup.
         print(toml_of(proposal.spec))  # noqa: T201
 
@@ -127,12 +127,6 @@ def codecs_of(spec: RunSpec) -> tuple[str | tuple[str, ...], str | tuple[str, ..
 def format_codec(codec: str | tuple[str, ...]) -> str:
     """Format the codec of all fragments, or the distinct codecs of each."""
     return codec if isinstance(codec, str) else "/".join(dict.fromkeys(codec))
-
-
-def left_out(spec: RunSpec) -> str:
-    """Return the keys of a run.toml that the proposal replaces."""
-    diloco = spec.diloco
-    return " and ".join(key for key in ("algorithm", "groups") if getattr(diloco, key))
 
 
 def same(one: RunSpec, other: RunSpec) -> bool:

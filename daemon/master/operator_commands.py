@@ -12,7 +12,7 @@ from typing import Protocol
 import trio
 
 from ...membership.master.state.run_end import how_to_go_on, what_is_committed
-from ...membership.spec.spec import RunSpec
+from ...membership.spec.spec import STEPS_MAX, RunSpec
 from ...membership.spec.spec_changes import with_end
 from ...protocol.errors import UserError
 from ...protocol.messages import Role
@@ -184,7 +184,7 @@ class OperatorCommands:
                 f"the peers of the finished run are still leaving: {names}",
                 hint="try again when they have left; `holdfast status` shows them",
             )
-        if spec.toml_text != context.spec.toml_text:
+        if spec != context.spec:
             await self._service.see_through(partial(self._coordinator.change_end, spec))
 
     def _check_unfinished(self, hint: str) -> None:
@@ -214,7 +214,7 @@ def _new_end(what: str, count: object, done_count: int) -> int | None:
     """
     if count is None:
         return None
-    if type(count) is not int or count < 0:
+    if type(count) is not int or not 0 <= count <= STEPS_MAX:
         raise UserError(f"invalid number of {what}s: {count!r}", exit_code=ExitCode.USAGE)
     if 0 < count <= done_count:
         raise UserError(

@@ -188,7 +188,7 @@ class Master:
             recorded = RunSpec.parse(texts[-1])
         self._resumes = bool(created)
         spec = recorded if given is None else given
-        if spec.toml_text != recorded.toml_text:
+        if spec != recorded:
             self._check_same_run(recorded, spec)
             self._changes = changed_settings(recorded, spec)
             self._record(records, SpecChanged(spec.toml_text))

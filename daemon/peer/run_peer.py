@@ -87,7 +87,7 @@ from .volunteer_limits import DiskQuota
 
 PROGRESS_SHOWN = (  # fields of ``Progress`` that the status repeats
     *("step", "tokens", "tokens_per_s", "loss", "metrics", "waited_s", "stepped_s", "accelerators"),
-    *("bulk_sent_bytes", "bulk_received_bytes", "state_received_bytes", "state_saved_bytes"),
+    *("bulk_sent_bytes", "bulk_received_bytes", "state_received_bytes"),
 )
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of fetches that did not finish
 WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint

@@ -75,7 +75,6 @@ class StateService:
       layout: the run's; None until it is known.
       known_state, known_posted: the shared state and the posting arena; None without a layout.
       received_bytes: bytes of received blocks since the service began.
-      saved_bytes: the part of ``received_bytes`` that compression kept off the line.
       restored: the checkpoint that this process started from; None if none was used.
       kept: up to ``KEPT_STATES_MAX`` checkpoints of the same state, the newest first; empty once in sync.
     """
@@ -94,7 +93,6 @@ class StateService:
     known_state: SharedState | None = field(default=None, init=False)
     known_posted: Arena | None = field(default=None, init=False)
     received_bytes: int = field(default=0, init=False)
-    saved_bytes: int = field(default=0, init=False)
     restored: Manifest | None = field(default=None, init=False)
     kept: list[Checkpoint] = field(factory=list, init=False)
     _donor: Donor | None = field(default=None, init=False)
@@ -374,18 +372,17 @@ class StateService:
         assert self._joiner is not None
         joiner, head = self._joiner, order.head
         self._report.phase = f"copying fragment {head.fragment}"
-        received_bytes = saved_bytes = 0  # counted so far
+        received_bytes = 0  # counted so far
 
         def wanted() -> bool:
             return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
 
-        def note(progress: CopyProgress, received: int, saved: int) -> None:
-            nonlocal received_bytes, saved_bytes
+        def note(progress: CopyProgress, received: int) -> None:
+            nonlocal received_bytes
             if wanted():
                 self._progress[head.fragment] = progress
             self.received_bytes += received - received_bytes
-            self.saved_bytes += saved - saved_bytes
-            received_bytes, saved_bytes = received, saved
+            received_bytes = received
 
         with scope:
             try:

@@ -119,8 +119,7 @@ def _gentlest_first(
     spec: RunSpec, quality: str, fragments_max: int, conditions: Conditions
 ) -> Iterator[list[_Candidate]]:
     """Yield, for each number of steps and codec, the candidates by number of fragments."""
-    # A proposal names each key, so neither an algorithm nor groups may fix any of them.
-    plain = evolve(spec.diloco, algorithm="", groups=())
+    plain = evolve(spec.diloco, groups=())  # which would fix the number of fragments
     for steps in STEPS_TRIED:
         even = [p for p in range(1, min(steps, fragments_max) + 1) if steps % p == 0]
         for up, down in QUALITIES[quality]:

@@ -67,8 +67,6 @@ WIRE_BYTES_PER_VALUE = {
     "bf16": 2.0,
     "int8": 1 + 2 / 256,
     "nf4": 1 / 2 + 2 / 64,
-    "e2m1": 1 / 2 + 2 / 64,
-    "e3m0": 1 / 2 + 2 / 64,
     "topk": 9.5 / 8 / 64,  # for independent values; it varies
     "topk16": 7.5 / 8 / 16,
     "topk8": 6.4 / 8 / 8,

@@ -18,14 +18,9 @@ MEANINGS = {
         'see this file. `""`: the state directory of the one master'
     ),
     "run.preset": (
-        'measured settings that the file may override key by key: `"diloco"`, `"streaming"`, '
-        '`"sparse"`, `"muon"`, `"muon-streaming"` or `"allreduce"`, see '
+        'measured settings that the file may override key by key: `"diloco"`, `"delayed"`, '
+        '`"streaming"`, `"sparse"`, `"muon"`, `"muon-streaming"` or `"allreduce"`, see '
         '[Presets](../choosing.md#presets). `""`: none'
-    ),
-    "diloco.algorithm": (
-        'algorithm that sets the keys that the file leaves out: `"diloco"`, `"streaming"`, '
-        '`"delayed"`, `"eager"`, `"allreduce"` or `"sparse"`, see '
-        '[Algorithms](../choosing.md#algorithms). `""`: the defaults given here'
     ),
     "diloco.sync_every": "inner steps between two rounds of a fragment (H)",
     "diloco.fragments": (
@@ -44,7 +39,7 @@ MEANINGS = {
     ),
     "diloco.overlap": (
         "inner steps that a trainer takes at most while its round runs, before it waits for "
-        "the result; less than `sync_every`. A result is merged as soon as it arrives. "
+        "the result; `sync_every` at most. A result is merged as soon as it arrives. "
         '`"auto"`: until the next fragment\'s turn, that is `sync_every / fragments`, but 10 '
         "at most"
     ),
@@ -53,10 +48,6 @@ MEANINGS = {
         "momentum of the outer optimizer; runs of a few tens of rounds need less (the demo has 0.7)"
     ),
     "diloco.nesterov": "Nesterov momentum",
-    "diloco.merge": (
-        'how a trainer merges a result that arrives while it trains on: `"delta"` keeps all '
-        'of its own steps since, `"lerp:A"` keeps a share A of its local weights'
-    ),
     "diloco.pace": (
         '`"elastic"`: a round begins when the fastest contributor reaches its step; the others '
         "post what they have trained by then, so no machine waits for a slower one. "
@@ -108,9 +99,8 @@ MEANINGS = {
         "admitted before does not"
     ),
     "reduce.codec_up": (
-        'codec of contributions: `"fp32"`, `"bf16"`, `"int8"`, `"nf4"`, `"e2m1"`, '
-        '`"e3m0"`, each also with zstd (`"fp32+zstd"`, `"bf16+zstd"`, '
-        '`"int8+zstd"`, `"nf4+zstd"`, `"e2m1+zstd"`, `"e3m0+zstd"`), or `"topk"`, `"topk16"`, '
+        'codec of contributions: `"fp32"`, `"bf16"`, `"int8"`, `"nf4"`, each also with zstd '
+        '(`"fp32+zstd"`, `"bf16+zstd"`, `"int8+zstd"`, `"nf4+zstd"`), or `"topk"`, `"topk16"`, '
         '`"topk8"`, `"topk4"` (the 64th, 16th, 8th or 4th part of the values); one for all '
         "fragments, or a list with one for each"
     ),
@@ -120,10 +110,9 @@ MEANINGS = {
     ),
     "reduce.feedback_decay": "factor of that, from 0 to 1",
     "reduce.combine": (
-        'how chunk owners combine contributions: `"mean"`; `"trimmed:A"`, in each coordinate '
-        'without the share A of the values at either end (`"trimmed"`: 0.25); or `"clipped:R"`, '
-        "where a contribution that is farther from the centre than R times the median distance "
-        'counts less (`"clipped"`: 1). The last two are for runs in which [some contributors may '
+        'how chunk owners combine contributions: `"mean"`, or `"clipped:R"`, where a contribution '
+        "that is farther from the centre than R times the median distance counts less "
+        '(`"clipped"`: 1). The latter is for runs in which [some contributors may '
         "lie](../security.md#contributors-that-lie); then plans are stars, never trees"
     ),
     "reduce.audit": (

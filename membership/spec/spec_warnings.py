@@ -16,7 +16,7 @@ DEADLINE_SHORT_S = 2.0  # a lost packet or a busy machine takes this long
 DEADLINE_LONG_S = 120.0  # a round with a dead member waits this long
 STEP_DEADLINE_SHORT_S = 10.0  # the first step has four times this; one that compiles takes longer
 OUTVOTED_MIN = 3  # contributors among whom a robust rule can leave out one
-COARSE_CODECS = (*TOPK_CODECS, "nf4", "e2m1", "e3m0")
+COARSE_CODECS = (*TOPK_CODECS, "nf4")
 
 
 SpecWarning = tuple[str, str]  # key, text
@@ -39,9 +39,9 @@ def _algorithm_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         )
     if diloco.outer_lr == 0:
         yield ("diloco.outer_lr", "0: the run would learn nothing")
-    elif diloco.outer_lr > 1:
+    elif diloco.outer_lr > 1 and diloco.outer_momentum > 0:
         yield ("diloco.outer_lr", f"{diloco.outer_lr:g} goes beyond what was learnt")
-    if diloco.algorithm != "allreduce":
+    if spec.run.preset != "allreduce":
         if diloco.sync_every < STEPS_FEW:
             yield (
                 "diloco.sync_every",
@@ -51,7 +51,7 @@ def _algorithm_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         if diloco.pace == "lockstep":
             yield ("diloco.pace", "all trainers wait for the slowest machine at every round")
     turn = diloco.sync_every // diloco.fragments
-    if isinstance(diloco.overlap, int) and turn < diloco.overlap and not diloco.preview:
+    if isinstance(diloco.overlap, int) and turn < diloco.overlap:
         yield (
             "diloco.overlap",
             f"{diloco.overlap} steps are longer than from one fragment's round to the next "

@@ -132,7 +132,7 @@ def _encoded(layout: ChunkLayout, seed: int) -> bytes:
     return bytes(room[: layout.codec_up.encode(values, room)])
 
 
-@pytest.mark.parametrize("combine", ["mean", "trimmed:0.3", "clipped"])
+@pytest.mark.parametrize("combine", ["mean", "clipped:0.7"])
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "nf4", "topk"])
 def test_an_honest_owner_has_nothing_to_fear(codec: str, combine: str) -> None:
     scene = Scene.of(codec, combine)

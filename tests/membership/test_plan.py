@@ -284,11 +284,11 @@ def test_no_tree_carries_a_codec_of_variable_length(case: Sited) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(sited(combine="trimmed:0.3"))
+@given(sited(combine="clipped:0.3"))
 def test_no_tree_hides_contributions_from_a_robust_rule(case: Sited) -> None:
     plan, estimate = case.planned()
     assert plan.sites == ()
-    assert plan.combine == "trimmed:0.3"
+    assert plan.combine == "clipped:0.3"
     assert estimate.tree_s is None
 
 

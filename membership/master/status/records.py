@@ -136,7 +136,6 @@ class MemberBytes:
     bulk_sent: int
     bulk_received: int
     state_received: int
-    state_saved: int
 
 
 @frozen(kw_only=True)

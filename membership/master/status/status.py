@@ -151,7 +151,6 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
             bulk_sent=progress.bulk_sent_bytes,
             bulk_received=progress.bulk_received_bytes,
             state_received=progress.state_received_bytes,
-            state_saved=progress.state_saved_bytes,
         ),
         "copies": tuple(map(copy_row, wanted_copies(member))),
         "bandwidth": _bandwidth(coordinator, member),
