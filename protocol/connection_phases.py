@@ -87,7 +87,6 @@ MEMBER = ConnectionPhase(
             messages.LinkBroken,
             messages.LogTail,
             messages.Measured,
-            messages.MessageWanted,
             messages.NotReady,
             messages.Progress,
             messages.ProofPiece,
@@ -128,8 +127,6 @@ LINK = ConnectionPhase(
             messages.IndexRequest,
             messages.LanesReceived,
             messages.LanesWanted,
-            messages.MessageBody,
-            messages.MessageWanted,
         }
     ),
     LINK_FRAME_BYTES_MAX,

@@ -31,8 +31,7 @@ MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room f
 NAME_CHARS_MAX = 64  # in a peer's name, so that tables and logs stay readable
 WORD_CHARS_MAX = 64  # in the name of a dtype, a codec, a phase or a metric
 NORM_SUMS_BYTES = 12  # three float32 for each contributor in ``Reduced.norm_sums``
-MEMBERS_MAX = 16_384  # members of a view
-LINK_LOADS_MAX = 1_024  # links in a report of what was measured
+MEMBERS_MAX = 512  # members of a run: each keeps a link to every other one
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 KEPT_STATES_MAX = 16  # checkpoints that a peer reports, the newest ones
 FRAGMENTS_MAX = 1_024  # fragments of a model
@@ -51,7 +50,6 @@ LEASE_RANGES_MAX = 4_096  # ranges of leased positions in one message; a peer ho
 SAMPLES_MAX = 2**40  # of a data set: so that positions of many epochs are numbers of a message
 JOURNAL_ROW_BYTES_MAX = 4 * 2**20  # a commit of 16,384 contributors takes 1 MB
 JOURNAL_ROWS_MAX = 1_024  # in one message
-ANNOUNCED_BYTES_MAX = 2 * 2**20  # of a message that members pass on
 LEASED_MAX = 2**32  # positions that a peer asks for at once
 SAMPLES_AHEAD = 64  # samples that are leased to a peer before its trainer's speed is known
 ORDER_KEY_BYTES = 16  # of the order of a run's samples
@@ -237,21 +235,6 @@ class MemberInfo:
     role: Role
     in_sync: bool
     reachable: bool = True  # False: it can dial, but cannot be dialled (it is behind a router)
-
-
-@frozen
-class FirstView:
-    """What a newcomer must know to get its first view from another member.
-
-    Attributes:
-      number: of the view.
-      source: the member that has it.
-      you: the newcomer.
-    """
-
-    number: int = field(validator=_count)
-    source: MemberInfo
-    you: MemberInfo
 
 
 @frozen
@@ -584,7 +567,7 @@ class Measured(Message):
     sending_s: float = field(validator=_finite)
     received_bytes: int = field(validator=_count)
     receiving_s: float = field(validator=_finite)
-    links: tuple[LinkLoad, ...] = field(validator=max_len(LINK_LOADS_MAX))  # that sent bytes
+    links: tuple[LinkLoad, ...] = field(validator=max_len(MEMBERS_MAX))  # that sent bytes
     best_bytes_per_s: float = field(default=0.0, validator=_finite)
 
 
@@ -1030,33 +1013,6 @@ class BriefCommit(Message):
     at_step: int = field(validator=_count)
     digest: bytes = field(validator=_digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
-
-
-@frozen
-class MessageAnnounced(Message):
-    """Master: the member ``source`` has a message for you, which many members get. It counts as sent here.
-
-    ``digest`` is its encoding's BLAKE3 hash. What comes after this one is handled after that message.
-    """
-
-    digest: bytes = field(validator=_digest)
-    source: int = field(validator=_count)  # by number, in the view of this connection
-    first_view: FirstView | None = None  # the message is this connection's first view
-
-
-@frozen
-class MessageWanted(Message):
-    """A member, to the source of an announced message, or to the master if that has not sent it."""
-
-    digest: bytes = field(validator=_digest)
-    view: int = field(default=0, validator=_count)  # it is this whole view; 0: it is none
-
-
-@frozen
-class MessageBody(Message):
-    """The encoding of an announced message."""
-
-    body: bytes = field(validator=max_len(ANNOUNCED_BYTES_MAX))
 
 
 @frozen

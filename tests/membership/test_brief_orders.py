@@ -13,7 +13,7 @@ from holdfast.membership.master.state.brief_orders import OrderReader, OrderWrit
 from holdfast.protocol import wire
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import (
-    OWNER_RUNS_MAX,
+    MEMBERS_MAX,
     BriefCommit,
     BriefReduce,
     Commit,
@@ -93,7 +93,7 @@ def full(count: int) -> tuple[View, Reduce]:
 
 
 def test_a_member_takes_five_bytes_and_the_commit_none() -> None:
-    count = OWNER_RUNS_MAX - 1
+    count = MEMBERS_MAX
     view, order = full(count)
     sent: dict[int, Reduce] = {}
     writer = OrderWriter()

@@ -13,7 +13,6 @@ TO_THE_DAEMON = {  # what it hears itself
     messages.Heartbeat,
     messages.LinkBroken,
     messages.LogTail,
-    messages.MessageWanted,
     messages.Renew,
     messages.Verified,
 }
