@@ -1,7 +1,6 @@
 """The result of a chunk's contributions: their mean, or a robust rule's result.
 
-``combine_chunk`` is all that an owner of a star's chunk does to its values (in a tree the site leaders add first:
-see ``chunk_adder``; counters take their maximum). It is a pure function of the encoded
+``combine_chunk`` is all that an owner does to a chunk's values (counters take their maximum). It is a pure function of the encoded
 contributions, of the order (contributors, weights, clip factors) and of the plan. So every peer that
 has the same contributions gets the same bytes, on any machine, in whatever order they came. Auditors
 call ``combined``, which does the same without an owner's buffers.
@@ -55,7 +54,7 @@ class Rule:
         """Parse a plan's rule.
 
         Raises:
-          RemoteProtocolError: there is no such rule, or not for a tree or for these weights.
+          RemoteProtocolError: there is no such rule, or not for these weights.
         """
         kind, _, text = plan.combine.partition(":")
         if plan.combine == MEAN:
@@ -67,8 +66,6 @@ class Rule:
             raise RemoteProtocolError(f"the plan combines by {plan.combine!r}") from None
         if not 0.0 < amount < limit:
             raise RemoteProtocolError(f"the plan combines by {plan.combine!r}")
-        if plan.sites:
-            raise RemoteProtocolError(f"{kind} needs every contribution, and a tree adds them up")
         if contributors:
             capped_weights(contributors, [True] * len(contributors))
         return cls(kind, amount)

@@ -38,10 +38,8 @@ FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16  # dimensions of a tensor
 RANKS_MAX = 63  # processes of one peer's trainer; their slots fill a page, see ``arena``
-SITE_CHARS_MAX = 64  # in a site's name
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
-SITES_MAX = 256  # sites in a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
 CHECKED_ADDRESSES_MAX = 4  # addresses at which the master dials a newcomer back, in one check
 JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line
@@ -313,18 +311,6 @@ class Assignment:
 
 
 @frozen
-class SiteLeaders:
-    """Members behind one line, which gather contributions and spread results within their site.
-
-    ``leaders``: the member that does so for each chunk, in runs as ``Plan.owners``. A chunk whose owner
-    is in the site is led by its owner.
-    """
-
-    members: tuple[str, ...] = field(validator=_peers)  # at least two
-    leaders: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
-
-
-@frozen
 class Plan:
     """The division of a fragment into chunks, and each chunk's owner. The last chunk may be short.
 
@@ -336,9 +322,8 @@ class Plan:
     owners: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
     codec_up: str = field(validator=_word)  # contributor -> owner
     codec_down: str = field(validator=_word)  # owner -> receivers
-    sites: tuple[SiteLeaders, ...] = field(default=(), validator=max_len(SITES_MAX))
     combine: str = field(default="mean", validator=_word)  # a rule of ``collectives.combine``
-    # Contributions carry their contributors' signatures, and owners keep them; never with sites.
+    # Contributions carry their contributors' signatures, and owners keep them.
     sealed: bool = False
 
 
@@ -473,8 +458,6 @@ class Hello(Message):
     # The cap that the machine's owner sets on traffic to other peers; 0: no cap.
     upload_bytes_per_s: float = field(default=0.0, validator=_finite)
     download_bytes_per_s: float = field(default=0.0, validator=_finite)  # the same for receiving
-    # Members with the same site share a line; empty: members with the same address share one.
-    site: str = field(default="", validator=and_(max_len(SITE_CHARS_MAX), printable))
     # Of the newest master that the peer has obeyed; an older master learns that it is superseded.
     term: int = field(default=0, validator=_count)
     nonce: bytes = field(default=b"", validator=_nonce)
@@ -999,7 +982,7 @@ class BriefReduce(Message):
     scales: tuple[float, ...] = field(validator=_each(_finite, MEMBERS_MAX))  # empty: all are 1.0
     receivers: bytes = field(validator=_packed)  # runs of numbers
     owners: bytes = field(validator=max_len(16 * OWNER_RUNS_MAX))  # numbers and counts of chunks
-    plan: Plan  # without owners and sites
+    plan: Plan  # without owners
 
 
 @frozen

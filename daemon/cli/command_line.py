@@ -57,6 +57,12 @@ OTHER_VARIABLES = {
 }
 
 
+# What earlier versions had, and what stands in its place.
+GONE = {
+    "join --site": "leave it out; machines behind one uplink will be one peer of several hosts",
+}
+
+
 def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
     """Turn errors that the user can fix into a line, a hint and an exit status."""
 
@@ -97,6 +103,18 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> object:
         refuse_unknown_variables(os.environ, self)
         return super().invoke(context)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; refuse what is gone with what stands in its place."""
+        own = args[: args.index("--")] if "--" in args else args
+        name, *given = (each.partition("=")[0] for each in own)
+        for gone, instead in GONE.items():
+            command, *words = gone.split()
+            if name == command and all(word in given for word in words):
+                raise click.UsageError(f"`holdfast {gone}` is gone: {instead}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands under the headings of ``SECTIONS``."""

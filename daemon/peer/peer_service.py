@@ -366,7 +366,6 @@ class PeerService:
             replica.undecided(),
             config.upload_bytes_per_s or 0.0,
             config.download_bytes_per_s or 0.0,
-            config.site,
             replica.term,
             replica.nonce,
             tuple(KeptState(each.manifest.fragment_heads()) for each in self.state_service.kept),

@@ -25,7 +25,6 @@ from holdfast.protocol.messages import (
     Plan,
     Reduce,
     Role,
-    SiteLeaders,
     View,
 )
 
@@ -117,11 +116,7 @@ def test_an_order_that_does_not_fit_is_sent_as_it_is() -> None:
     writer = OrderWriter()
     stranger = evolve(order, receivers=(*order.receivers, peer_of(99)))
     backwards = evolve(order, contributors=order.contributors[::-1])
-    leaders = (OwnerRun(order.receivers[0], 5),)
-    sites = evolve(
-        order, plan=evolve(order.plan, sites=(SiteLeaders(order.receivers[:2], leaders),))
-    )
-    for each in (stranger, backwards, sites):
+    for each in (stranger, backwards):
         sent: dict[int, Reduce] = {}
         assert writer.brief(each, view, sent) is each
         assert writer.brief(order, None, sent) is order

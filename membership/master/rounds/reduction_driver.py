@@ -177,8 +177,6 @@ class ReductionDriver:
             self.orders.rerun(round_, attempt.why_lost())  # it may be in chunks that are done
         elif not attempt.unreported():
             return self.decision.decide(round_)
-        elif attempt.sites and attempt.lost:
-            self.orders.rerun(round_, f"a tree cannot be repaired ({attempt.why_lost()})")
         elif attempt.lost and attempt.ended.intersection(attempt.survivors()):
             self.orders.rerun(round_, attempt.why_lost())  # they hold nothing to repair with
         elif attempt.lost.keys() - attempt.shut:
@@ -245,12 +243,7 @@ class ReductionDriver:
     def _leave_behind(self, attempt: Attempt) -> None:
         why = "it did not finish a reduction that others did"
         for peer in attempt.unreported():
-            if attempt.sites:
-                # It may lack what a leader keeps back, and in a tree no member can be asked about it.
-                attempt.lose(peer, f"{self.context.name(peer)}: {why}")
-                attempt.missed[peer] = why
-            else:
-                self.round_table.evict(peer, RefusalCode.LAGGING, why)
+            self.round_table.evict(peer, RefusalCode.LAGGING, why)
 
     def _stalled(self, round_: Round) -> None:
         """Act on a stall that no member is accused of."""
