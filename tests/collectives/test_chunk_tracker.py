@@ -45,6 +45,12 @@ def share_memory(one: memoryview | None, other: memoryview | None) -> bool:
     return np.shares_memory(np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8))
 
 
+def test_owners_are_counted_before_they_are_laid_out() -> None:
+    plan = Plan(100, (OwnerRun(A, 2), OwnerRun(B, 2**62)), "fp32", "fp32")
+    with pytest.raises(RemoteProtocolError, match="the plan has .* chunks, the fragment 6"):
+        ChunkLayout.of(plan, FragmentSize(600, 0, 0))
+
+
 def test_the_last_contribution_begins_a_chunk_and_its_result_is_held() -> None:
     tracker = a_tracker(A)
     assert sorted(tracker.owing()) == [B, C]

@@ -12,10 +12,6 @@ so nothing can arrive from the lost later and make a second result. A chunk that
 spread from there; a chunk that none holds is added up again by the survivors. Which contributors are in
 which chunk is part of the outcome that all have to agree on. Another loss meanwhile begins a new flush.
 
-Only stars are repaired. In a tree a contribution soon becomes part of a leader's sum, so it cannot be
-taken back, and little can be redistributed: after a loss the round is run again with the survivors, as
-a star.
-
 Messages only add facts. ``advance`` looks at the facts and acts, so the order in which a death, an
 accusation and a late result arrive does not matter. No member waits for the dead: a death that the
 service reports counts at once; an accused member that still looks alive has ``settle_s``; a member that does not answer
