@@ -74,7 +74,7 @@ class Member(LightPeer):
         certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
         credentials = Credentials(folder, identity, certificate, authority.certificate_pem)
         network = SocketNetwork(credentials, newcomers=False)
-        super().__init__(name, peer, network, random.Random(number), {})
+        super().__init__(name, peer, network, random.Random(number))
         self.at, (self.master,) = Address("127.0.0.1", 0), master.service.bound
         self._run_id = master.run_id
 

@@ -23,7 +23,6 @@ from benchmarks import (
     beside_rounds,
     chaos,
     checkpoints,
-    crowd,
     cuda,
     dashboard,
     deaths,
@@ -137,7 +136,6 @@ SECTIONS = (
     ),
     Section("fuzz", "what every parser has taken", why_no_fuzzer, fuzzing),
     Section("scale", "many members", _anywhere, scale.scale),
-    Section("crowd", "hundreds of real sessions", _anywhere, crowd.crowd),
     Section("dashboard", "what people look at", _anywhere, dashboard.dashboard),
     Section("first-paint", "how soon the dashboard is there", why_no_browser, first_paint),
 )

@@ -72,8 +72,7 @@ class AuditLog:
         """
         context = self._context
         layout, result = context.layout, context.result
-        owner = context.tracker.role(index).parent if index < len(layout.cuts) else None
-        if owner is None:
+        if index >= len(layout.cuts) or (owner := context.tracker.owner(index)) == context.me:
             return None
         present = tuple(unpack_bits(result.present(index), len(context.contributors)))
         return ChunkEvidence(context.order, layout, index, owner, present, result.digests()[index])

@@ -1,7 +1,6 @@
 """The result of a chunk's contributions: their mean, or their clipped mean.
 
-``combine_chunk`` is all that an owner of a star's chunk does to its values (in a tree the site leaders add first:
-see ``chunk_adder``; counters take their maximum). It is a pure function of the encoded
+``combine_chunk`` is all that an owner does to a chunk's values (counters take their maximum). It is a pure function of the encoded
 contributions, of the order (contributors, weights, clip factors) and of the plan. So every peer that
 has the same contributions gets the same bytes, on any machine, in whatever order they came. Auditors
 call ``combined``, which does the same without an owner's buffers.
@@ -53,7 +52,7 @@ class Rule:
         """Parse a plan's rule.
 
         Raises:
-          RemoteProtocolError: there is no such rule, or not for a tree or for these weights.
+          RemoteProtocolError: there is no such rule, or not for these weights.
         """
         if plan.combine == MEAN:
             return cls()
@@ -64,8 +63,6 @@ class Rule:
             radius = 0.0
         if kind != CLIPPED or not 0.0 < radius < math.inf:
             raise RemoteProtocolError(f"the plan combines by {plan.combine!r}")
-        if plan.sites:
-            raise RemoteProtocolError(f"{kind} needs every contribution, and a tree adds them up")
         if contributors:
             capped_weights(contributors, [True] * len(contributors))
         return cls(radius)

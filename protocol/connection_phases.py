@@ -84,7 +84,6 @@ MEMBER = ConnectionPhase(
             messages.Leaving,
             messages.LinkBroken,
             messages.Measured,
-            messages.MessageWanted,
             messages.NotReady,
             messages.Progress,
             messages.ProofPiece,
@@ -124,8 +123,6 @@ LINK = ConnectionPhase(
             messages.IndexRequest,
             messages.LanesReceived,
             messages.LanesWanted,
-            messages.MessageBody,
-            messages.MessageWanted,
         }
     ),
     LINK_FRAME_BYTES_MAX,

@@ -31,18 +31,15 @@ MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room f
 NAME_CHARS_MAX = 64  # in a peer's name, so that tables and logs stay readable
 WORD_CHARS_MAX = 64  # in the name of a dtype, a codec, a phase or a metric
 NORM_SUMS_BYTES = 12  # three float32 for each contributor in ``Reduced.norm_sums``
-MEMBERS_MAX = 16_384  # members of a view
-LINK_LOADS_MAX = 1_024  # links in a report of what was measured
+MEMBERS_MAX = 512  # members of a run: each keeps a link to every other one
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 KEPT_STATES_MAX = 16  # checkpoints that a peer reports, the newest ones
 FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16  # dimensions of a tensor
 RANKS_MAX = 63  # processes of one peer's trainer; their slots fill a page, see ``arena``
-SITE_CHARS_MAX = 64  # in a site's name
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
-SITES_MAX = 256  # sites in a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
 CHECKED_ADDRESSES_MAX = 4  # addresses at which the master dials a newcomer back, in one check
 JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line
@@ -51,7 +48,6 @@ LEASE_RANGES_MAX = 4_096  # ranges of leased positions in one message; a peer ho
 SAMPLES_MAX = 2**40  # of a data set: so that positions of many epochs are numbers of a message
 JOURNAL_ROW_BYTES_MAX = 4 * 2**20  # a commit of 16,384 contributors takes 1 MB
 JOURNAL_ROWS_MAX = 1_024  # in one message
-ANNOUNCED_BYTES_MAX = 2 * 2**20  # of a message that members pass on
 LEASED_MAX = 2**32  # positions that a peer asks for at once
 SAMPLES_AHEAD = 64  # samples that are leased to a peer before its trainer's speed is known
 ORDER_KEY_BYTES = 16  # of the order of a run's samples
@@ -231,21 +227,6 @@ class MemberInfo:
 
 
 @frozen
-class FirstView:
-    """What a newcomer must know to get its first view from another member.
-
-    Attributes:
-      number: of the view.
-      source: the member that has it.
-      you: the newcomer.
-    """
-
-    number: int = field(validator=_count)
-    source: MemberInfo
-    you: MemberInfo
-
-
-@frozen
 class Contributor:
     """A contributor to a round."""
 
@@ -321,18 +302,6 @@ class Assignment:
 
 
 @frozen
-class SiteLeaders:
-    """Members behind one line, which gather contributions and spread results within their site.
-
-    ``leaders``: the member that does so for each chunk, in runs as ``Plan.owners``. A chunk whose owner
-    is in the site is led by its owner.
-    """
-
-    members: tuple[str, ...] = field(validator=_peers)  # at least two
-    leaders: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
-
-
-@frozen
 class Plan:
     """The division of a fragment into chunks, and each chunk's owner. The last chunk may be short.
 
@@ -344,9 +313,8 @@ class Plan:
     owners: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
     codec_up: str = field(validator=_word)  # contributor -> owner
     codec_down: str = field(validator=_word)  # owner -> receivers
-    sites: tuple[SiteLeaders, ...] = field(default=(), validator=max_len(SITES_MAX))
     combine: str = field(default="mean", validator=_word)  # a rule of ``collectives.combine``
-    # Contributions carry their contributors' signatures, and owners keep them; never with sites.
+    # Contributions carry their contributors' signatures, and owners keep them.
     sealed: bool = False
 
 
@@ -481,8 +449,6 @@ class Hello(Message):
     # The cap that the machine's owner sets on traffic to other peers; 0: no cap.
     upload_bytes_per_s: float = field(default=0.0, validator=_finite)
     download_bytes_per_s: float = field(default=0.0, validator=_finite)  # the same for receiving
-    # Members with the same site share a line; empty: members with the same address share one.
-    site: str = field(default="", validator=and_(max_len(SITE_CHARS_MAX), printable))
     # Of the newest master that the peer has obeyed; an older master learns that it is superseded.
     term: int = field(default=0, validator=_count)
     nonce: bytes = field(default=b"", validator=_nonce)
@@ -573,7 +539,7 @@ class Measured(Message):
     sending_s: float = field(validator=_finite)
     received_bytes: int = field(validator=_count)
     receiving_s: float = field(validator=_finite)
-    links: tuple[LinkLoad, ...] = field(validator=max_len(LINK_LOADS_MAX))  # that sent bytes
+    links: tuple[LinkLoad, ...] = field(validator=max_len(MEMBERS_MAX))  # that sent bytes
     best_bytes_per_s: float = field(default=0.0, validator=_finite)
 
 
@@ -957,7 +923,7 @@ class BriefReduce(Message):
     scales: tuple[float, ...] = field(validator=_each(_finite, MEMBERS_MAX))  # empty: all are 1.0
     receivers: bytes = field(validator=_packed)  # runs of numbers
     owners: bytes = field(validator=max_len(16 * OWNER_RUNS_MAX))  # numbers and counts of chunks
-    plan: Plan  # without owners and sites
+    plan: Plan  # without owners
 
 
 @frozen
@@ -971,33 +937,6 @@ class BriefCommit(Message):
     at_step: int = field(validator=_count)
     digest: bytes = field(validator=_digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
-
-
-@frozen
-class MessageAnnounced(Message):
-    """Master: the member ``source`` has a message for you, which many members get. It counts as sent here.
-
-    ``digest`` is its encoding's BLAKE3 hash. What comes after this one is handled after that message.
-    """
-
-    digest: bytes = field(validator=_digest)
-    source: int = field(validator=_count)  # by number, in the view of this connection
-    first_view: FirstView | None = None  # the message is this connection's first view
-
-
-@frozen
-class MessageWanted(Message):
-    """A member, to the source of an announced message, or to the master if that has not sent it."""
-
-    digest: bytes = field(validator=_digest)
-    view: int = field(default=0, validator=_count)  # it is this whole view; 0: it is none
-
-
-@frozen
-class MessageBody(Message):
-    """The encoding of an announced message."""
-
-    body: bytes = field(validator=max_len(ANNOUNCED_BYTES_MAX))
 
 
 @frozen

@@ -19,7 +19,6 @@ import trio
 from attrs import define, evolve, field
 
 from ..collectives.chunk_sender import OnBad, Send
-from ..collectives.gather_tree import ChunkRole
 from ..collectives.links.send_queue import Frame
 from ..collectives.reduction import Reduction
 from ..daemon.peer.master_session import MasterSession
@@ -349,13 +348,13 @@ class _HostileSending:
             lambda *which: partial(self._spoil_result, *which),
         )
 
-    def _plan_less(self, chunks: Iterable[tuple[int, ChunkRole]], on_bad: OnBad) -> list[Send]:
+    def _plan_less(self, chunks: Iterable[int], on_bad: OnBad) -> list[Send]:
         sends = self._plan(chunks, on_bad)
         return [send for send in sends if send.peer not in self._kept_from[send.contribution]]
 
     def _spoil_contribution(self, index: int, attempt: int) -> Frame | None:
         frame = self._contribution(index, attempt)()
-        if frame is None or self._tracker.role(index).parent not in self._spoilt:
+        if frame is None or self._tracker.owner(index) not in self._spoilt:
             return frame
         header, payload = frame
         return header, b"\xff" * len(payload)

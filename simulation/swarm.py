@@ -244,23 +244,20 @@ class Swarm:
         *,
         role: Role = Role.CONTRIBUTOR,
         founder: bool = True,
-        site: str = "",
     ) -> SimPeer:
         """Start a new machine that has redeemed an invite."""
         peer = f"{len(self.peers) + 1:08x}" + f"{self.rng.getrandbits(96):024x}"
         self.store.admit(peer, GrantRow(role, founder, name))
-        self.peers[name] = sim = self._boot(name, peer, 1, site)
+        self.peers[name] = sim = self._boot(name, peer, 1)
         return sim
 
-    def _boot(
-        self, name: str, peer: str, lives: int, site: str, disk: Path | None = None
-    ) -> SimPeer:
-        sim = self._machine(name, peer, lives, site, disk)
+    def _boot(self, name: str, peer: str, lives: int, disk: Path | None = None) -> SimPeer:
+        sim = self._machine(name, peer, lives, disk)
         with on_host(name):
             self.nursery.start_soon(self._run_peer, sim)
         return sim
 
-    def _machine(self, name: str, peer: str, lives: int, site: str, disk: Path | None) -> SimPeer:
+    def _machine(self, name: str, peer: str, lives: int, disk: Path | None) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
         trainer = self.make_trainer(name, peer, lives)
         config = PeerConfig(
@@ -272,7 +269,6 @@ class Swarm:
             bind=[Address(name, 29701)],
             incarnation=self.rng.getrandbits(60),
             patience_s=None,
-            site=site,
         )
         disk = disk or (None if self.disks is None else self.disks / name)
         place = None if disk is None else FolderStore(disk)
@@ -342,14 +338,12 @@ class Swarm:
           disk: folder with its checkpoints.
         """
         old = self.peers[name]
-        self.peers[name] = sim = self._boot(
-            name, old.peer, old.lives + 1, old.service.config.site, disk
-        )
+        self.peers[name] = sim = self._boot(name, old.peer, old.lives + 1, disk)
         return sim
 
     def add_twin(self, name: str) -> None:
         """Start another machine with a peer's identity."""
-        self.twins[name] = self._boot(f"{name}-twin", self.peers[name].peer, 1, "")
+        self.twins[name] = self._boot(f"{name}-twin", self.peers[name].peer, 1)
 
     def end_twin(self, name: str) -> None:
         twin = self.twins.pop(name, None)

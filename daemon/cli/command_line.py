@@ -58,6 +58,7 @@ GONE = {
     "checkpoint now": "set `checkpoint.every_rounds`; a peer that ends writes a last one",
     "invites": "`holdfast invite --list` and `holdfast invite --withdraw ID`",
     "join --private-log": "leave it out: a peer's log stays on its machine",
+    "join --site": "leave it out; machines behind one uplink will be one peer of several hosts",
     "plan": "`holdfast config plan RUN_TOML`",
     "service": "docs/lending.md has a unit file for systemd",
     "simulate": "`make simulate` in a clone",
@@ -111,7 +112,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; refuse what is gone with what stands in its place."""
-        name, *given = args[: args.index("--")] if "--" in args else args
+        own = args[: args.index("--")] if "--" in args else args
+        name, *given = (each.partition("=")[0] for each in own)
         for gone, instead in GONE.items():
             command, *words = gone.split()
             if name == command and all(word in given for word in words):

@@ -14,7 +14,7 @@ import trio
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
-from ...protocol.messages import NAME_CHARS_MAX, SITE_CHARS_MAX
+from ...protocol.messages import NAME_CHARS_MAX
 from ..bench.allreduce_bench import allreduce
 from ..bench.lanes_bench import lanes
 from ..bench.transfer_bench import transfer
@@ -28,7 +28,6 @@ from .options import (
     MEMBER_NAME,
     POSITIVE,
     HoursType,
-    NameType,
     advertise_option,
     entering,
     http_host_option,
@@ -302,13 +301,6 @@ def _shared_master(
 )
 @patience_option
 @click.option(
-    "--site",
-    default="",
-    show_default="derived from addresses",
-    type=NameType("a site name", 0, SITE_CHARS_MAX),
-    help="Site name; machines of one site share one internet line.",
-)
-@click.option(
     "--checkpoints",
     metavar="DIR|URL",
     help="Location of this peer's checkpoints; a peer with this option always writes them "
@@ -342,7 +334,6 @@ def join(
     relay: float | None,
     map_port: bool,
     patience: float,
-    site: str,
     checkpoints: str | None,
     require_gpus: int | None,
     quiet: bool,
@@ -386,7 +377,6 @@ def join(
         upload_bytes_per_s=None if max_upload is None else max_upload * 1e6,
         download_bytes_per_s=None if max_download is None else max_download * 1e6,
         patience_s=patience or None,
-        site=site,
         checkpoints=checkpoints,
         memory_bytes=None if max_memory is None else int(max_memory * 1e9),
         disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ...membership.master.status.records import PastRoundRow, RoundRow
 from ...protocol.text import format_duration
 from ..status_records import Ending, MasterStatus, PeerStatus
 from .run_client import Status, format_pending
@@ -71,8 +70,6 @@ def _show_master(console: Console, status: MasterStatus) -> None:
         console.print(f"standby at {standby.where}: {how}, {standby.records} records", markup=False)
     for line in _routes(status):
         console.print(line)
-    if tree := _tree(status):
-        console.print(tree)
     if status.members or status.ending is None:
         show_members(console, status.members, STATUS_COLUMNS)
     show_figures(console, status.members or status.departed)
@@ -115,23 +112,6 @@ def _routes(status: MasterStatus) -> Iterator[str]:
         yield f"route: {' and '.join(row.names)}: {how}{why}"
     if len(rows) > ROUTES_SHOWN_MAX:
         yield f"route: {len(rows) - ROUTES_SHOWN_MAX} more pairs, see --json"
-
-
-def _tree(status: MasterStatus) -> str:
-    """Return a sentence about the newest reduction if it is a tree."""
-    rounds: list[PastRoundRow | RoundRow] = [*(status.past_rounds or ()), *status.rounds]
-    rounds = [each for each in rounds if each.plan]
-    if not rounds or (plan := rounds[-1].plan) is None or not plan.tree:
-        return ""
-    names = {member.peer: member.name for member in status.members}
-    sites = "; ".join(", ".join(names.get(p, p[:8]) for p in site) for site in plan.sites)
-    expected = (
-        "time not known" if plan.predicted_s is None else f"{plan.predicted_s:.1f} s expected"
-    )
-    return (
-        f"round {rounds[-1].round}: a tree, {expected}, "
-        f"{plan.star_s or 0.0:.1f} s as a star; sites: {sites}"
-    )
 
 
 def show_invites(answer: Mapping[str, Any]) -> None:

@@ -37,7 +37,6 @@ class PeerConfig:
     credentials: Credentials | None = None  # renewed in time; None: nothing to renew
     always_writes: bool = False  # write checkpoints whatever the spec's ``peers`` is
     notary: Notary | None = None  # signs contributions; None: they stay unsigned
-    site: str = ""  # members of one site share a line; empty: derived from addresses
     partial: Path | None = None  # folder for partial copies; None: none are kept
     versions: Path | None = None  # folder for versions and results that wait; None: memory
     memory_bytes: int | None = None  # of this machine; None: no state is too large

@@ -69,8 +69,6 @@ from ...protocol.messages import (
     Leaving,
     Load,
     Message,
-    MessageBody,
-    MessageWanted,
     ModelLayout,
     NewSpec,
     Notice,
@@ -92,7 +90,6 @@ from ...protocol.trust.authority import Party
 from ..advertised_hosts import DIALABLE_MAX, dialable
 from ..port_mapping.gateway_search import find_gateways
 from ..port_mapping.port_mapper import PortMapper
-from .announced_messages import AnnouncedMessages
 from .auditor import Auditor
 from .checkpointer import Checkpointer
 from .data_service import DataService
@@ -107,7 +104,7 @@ from .trainer_service import TrainerService
 log = logging.getLogger("holdfast.peer")
 
 PROGRESS_S = 1.0
-# From one report of progress to the next, per member of the run: with a thousand members each reports every ten
+# From one report of progress to the next, per member of the run: with 500 members each reports every five
 # seconds, so that the master hears no more than some hundred reports a second.
 PROGRESS_PER_MEMBER_S = 0.01
 # After the run's end, for the master to order a copy of weights that are not here.
@@ -165,9 +162,6 @@ class PeerService:
             tell_master=tell,
             upload=_cap(config.upload_bytes_per_s),
             download=_cap(config.download_bytes_per_s),
-        )
-        self.announced = self.session.announced = AnnouncedMessages(
-            hub, start=start, tell=tell, came=self.session.announced_came
         )
         self.state_service = StateService(
             config,
@@ -327,10 +321,6 @@ class PeerService:
         """Pass a message from a link's control stream to the part that it is for."""
         if isinstance(message, EvidenceRequest | EvidenceRefused):
             self.auditor.receive(peer, message)
-        elif isinstance(message, MessageWanted):
-            self.announced.asked(peer, message)
-        elif isinstance(message, MessageBody):
-            self.announced.receive(message)
         else:
             await self.state_service.on_link_message(peer, message)
 
@@ -370,7 +360,6 @@ class PeerService:
             replica.undecided(),
             config.upload_bytes_per_s or 0.0,
             config.download_bytes_per_s or 0.0,
-            config.site,
             replica.term,
             replica.nonce,
             tuple(KeptState(each.manifest.fragment_heads()) for each in self.state_service.kept),

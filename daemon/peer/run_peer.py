@@ -114,7 +114,6 @@ class PeerOptions:
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0
-    site: str = ""
     checkpoints: str | None = None  # a folder or URL; None: a folder in ``state``
     memory_bytes: int | None = None  # limit for the state; None: this machine's memory
     disk_quota: DiskQuota | None = None  # None: no limit
@@ -135,7 +134,6 @@ class PeerOptions:
             map_ports=self.map_ports,
             incarnation=secrets.randbits(62),
             patience_s=self.patience_s,
-            site=self.site,
             credentials=credentials,
             **more,
         )

@@ -113,13 +113,12 @@ MEANINGS = {
         'how chunk owners combine contributions: `"mean"`, or `"clipped:R"`, where a contribution '
         "that is farther from the centre than R times the median distance counts less "
         '(`"clipped"`: 1). The latter is for runs in which [some contributors may '
-        "lie](../security.md#contributors-that-lie); then plans are stars, never trees"
+        "lie](../security.md#contributors-that-lie)"
     ),
     "reduce.audit": (
         "probability with which another contributor [audits](../security.md#owners-that-lie) a "
         "chunk of a result before it is committed: it checks the owner's sum. 0: there are no "
-        "audits, contributions are not signed, and owners are trusted. Above 0 plans are stars, "
-        "never trees"
+        "audits, contributions are not signed, and owners are trusted"
     ),
     "reduce.chunk_bytes": "float32 bytes of a chunk at most, 4096 to 4194304; cut finer for small fragments and all but the fastest lines",
     "reduce.lanes": "initial number of TCP connections for bulk bytes between two peers",

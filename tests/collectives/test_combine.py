@@ -24,7 +24,7 @@ from holdfast.collectives.combine import Rule, combine_chunk, combined
 from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.robust_rules import CLIP_STEPS, exchanges, middle_places, sum_of_squares
 from holdfast.protocol.errors import BadContributionError, RemoteProtocolError
-from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan, SiteLeaders
+from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
 from tests.collectives.swarm import a_swarm, encode_all, give_input, make_order, peer_id
@@ -164,9 +164,6 @@ def test_a_rule_has_a_radius() -> None:
     for text in ("", "median", "mean:1", "clipped:x", "clipped:0", "clipped:nan", "clipped:inf"):
         with pytest.raises(RemoteProtocolError, match="combines by"):
             rule(text)
-    sites = (SiteLeaders((peer_id(0), peer_id(1)), (OwnerRun(peer_id(0), 1),)),)
-    with pytest.raises(RemoteProtocolError, match="needs every contribution"):
-        Rule.of(Plan(1, (), "fp32", "fp32", sites, "clipped"))
 
 
 # ---------------------------------------------------------------- the same bits everywhere

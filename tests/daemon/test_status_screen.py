@@ -17,34 +17,32 @@ from holdfast.daemon.cli.status_screen import (
 )
 from holdfast.daemon.status_records import CongestionReport, Ending, FellowRow, LinkRow
 from holdfast.membership.master.status.records import MemberRow, RouteRow
-from tests.membership.table import A, B, C, Table
-from tests.membership.test_trees import LAB, OUTSIDE, a_tree
+from tests.membership.table import A, B, C, D, E, Table
 from tests.plain import master_status, peer_status
 
 
-def test_a_tree_round_shows_its_expected_times(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    table, order = a_tree()
-    show_status(master_status(table.master, table.now_s, "run"))
-    out = capsys.readouterr().out
-    assert f"round {order.round}: a tree" in out
-    assert "sites: a, b, c, d" in out
-    table.leave(LAB[0])
-    show_status(master_status(table.master, table.now_s, "run"))
-    assert "a tree" not in capsys.readouterr().out
+def a_round() -> Table:
+    """Five members, and a reduction that runs."""
+    table = Table()
+    table.start(A, B, C, D, E)
+    table.reduce(A, B, C, D, E)
+    return table
+
+
+def test_a_paused_run_without_members_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    table = a_round()
     table.master.pause(table.now_s)
-    for peer in (*LAB[1:], *OUTSIDE):
+    for peer in (A, B, C, D, E):
         table.leave(peer)
     show_status(master_status(table.master, table.now_s, "run"))
+    assert "paused" in capsys.readouterr().out
 
 
 def test_figures_of_the_scripts_are_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    table, _order = a_tree()
+    table = a_round()
     status = master_status(table.master, table.now_s, "run")
     show_status(status)
     assert "figure" not in capsys.readouterr().out
@@ -76,7 +74,7 @@ def test_a_finished_run_says_how_it_went_and_where_its_weights_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    table, _order = a_tree()
+    table = a_round()
     status = master_status(table.master, table.now_s, "run")
     ending = Ending(
         finished_at=time.time(),
@@ -106,7 +104,7 @@ def test_pairs_that_cannot_simply_dial_each_other_are_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    table, _order = a_tree()
+    table = a_round()
     status = master_status(table.master, table.now_s, "run")
     relay = status.members[0]
 

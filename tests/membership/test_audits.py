@@ -135,14 +135,6 @@ def test_who_is_alone_is_not_audited() -> None:
     table.commit(A)
 
 
-def test_trees_are_not_planned() -> None:
-    from tests.membership.test_trees import LAB, OUTSIDE, lab_table, measure
-
-    table = lab_table(toml="[reduce]\naudit = 0.5\n")
-    measure(table)
-    assert table.reduce(*LAB, *OUTSIDE).plan.sites == ()
-
-
 # ---------------------------------------------------------------- what is proven
 
 

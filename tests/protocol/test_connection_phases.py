@@ -10,7 +10,6 @@ from holdfast.protocol.connection_phases import ConnectionPhase
 TO_THE_DAEMON = {  # what it hears itself
     messages.Heartbeat,
     messages.LinkBroken,
-    messages.MessageWanted,
     messages.Renew,
 }
 

@@ -206,7 +206,6 @@ class DepartedRow:
         about("outbound: no other member can dial it; it dials the others."),
     ]
     relay: RelayRow | None
-    site: str
     software: Annotated[str, about("Its version of holdfast; empty: not told.")]
     role: RoleName
     granted: Annotated[RoleName, about("The role that its invite allows.")]
@@ -287,11 +286,7 @@ class PlanRow:
     bound_s: float
     ring_s: float
     guessed_count: int
-    tree_s: float | None
-    star_s: float | None
     took_s: float
-    tree: bool
-    sites: tuple[tuple[str, ...], ...]
 
 
 @frozen(kw_only=True)

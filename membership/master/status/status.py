@@ -132,7 +132,6 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "host": member.host,
         "reach": "reachable" if member.reachable else "outbound",
         "relay": _relay(member),
-        "site": member.site,
         "software": member.software,
         "role": role_of(member, context.history.places).value,
         "granted": member.grant.role.value,
