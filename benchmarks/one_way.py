@@ -30,7 +30,7 @@ from benchmarks.commands import BenchError
 from benchmarks.grounds import Switch
 from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.namespaces import LabError
-from benchmarks.one_way_run import RECOVER_S, SLOWER_MAX, OneWay, live_through
+from tests.swarm.one_way import RECOVER_S, SLOWER_MAX, OneWay, live_through
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json
 from benchmarks.sections import Measured

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import holdfast
-from benchmarks.leases_trainer import Numbers
+from tests.processes.leases_trainer import Numbers
 from holdfast.client import sampler as sampler_module
 from holdfast.client.attach_errors import DaemonGone, MisuseError
 from holdfast.client.hook import Run

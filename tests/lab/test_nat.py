@@ -15,7 +15,8 @@ from tests import needs
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 if TYPE_CHECKING:
-    from benchmarks import nat, nat_lab
+    from tests.lab import nat_lab
+    from tests.lab import nat_run as nat
     from benchmarks.lab_run import MASTER_PORT
 else:
     spec = importlib.util.spec_from_file_location("nat", BENCHMARKS / "nat.py")

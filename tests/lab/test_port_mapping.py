@@ -12,7 +12,8 @@ import pytest
 from tests.lab.test_nat import PATIENCE_S, needs_lab
 
 if TYPE_CHECKING:
-    from benchmarks import nat, nat_lab
+    from tests.lab import nat_lab
+    from tests.lab import nat_run as nat
     from benchmarks.lab_run import MASTER_PORT
 else:
     from tests.lab.test_nat import MASTER_PORT, nat, nat_lab

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.http_clients import (
+from tests.processes.http_clients import (
     CLIENTS,
     DESCRIPTORS,
     WATCHERS,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.kills import PEERS, check, run_with_kills
-from benchmarks.kills_trainer import PLACES, TOKENS, VALUES, sets_in, update_of
+from tests.processes.kills import PEERS, check, run_with_kills
+from tests.processes.kills_trainer import PLACES, TOKENS, VALUES, sets_in, update_of
 
 CHUNKS = 64
 IDS = {f"{place:032x}": place for place in range(PLACES)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from benchmarks.one_way_run import CASES, OneWay, live_through
+from tests.swarm.one_way import CASES, OneWay, live_through
 from holdfast.simulation.drifting_trainer import small_layout
 from holdfast.simulation.swarm import Swarm
 from tests.swarm.test_routes import contributed, links, reach, routes, see

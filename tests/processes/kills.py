@@ -26,7 +26,7 @@ from attrs import Factory, define
 
 from benchmarks.commands import HOLDFAST, ROOT
 from benchmarks.grounds import Loopback
-from benchmarks.kills_trainer import PLACES, TOKENS, VALUES
+from tests.processes.kills_trainer import PLACES, TOKENS, VALUES
 from benchmarks.lab_run import LabRun, Status, main_of_kills
 from benchmarks.progress import say
 from benchmarks.report import Table

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself 
 from benchmarks.commands import HOLDFAST, BenchError
 from benchmarks.lab_run import MASTER_PORT, LabRun, Status, stop_on_signals
 from benchmarks.namespaces import LabError
-from benchmarks.nat_lab import NatLab, Place, Router
+from tests.lab.nat_lab import NatLab, Place, Router
 from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
