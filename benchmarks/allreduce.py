@@ -1,7 +1,9 @@
-"""One rank of ``holdfast bench allreduce``: the code of a peer, without a master.
+"""The duration of one all-reduce over real sockets, between processes that run the code of peers.
 
-TLS control streams, encrypted lanes, links and reduction are the production code. Rank 0 makes a
-temporary certificate authority; the ranks meet at a rendezvous.
+    python -m benchmarks.allreduce --peers 4 --size 64MiB     all ranks on this machine's loopback
+    python -m benchmarks.allreduce --rank R --master ...      one rank; start one on each machine
+
+TLS control streams, encrypted lanes, links and reduction are the production code; see ``ranks``.
 
 With ``--vs gloo`` every rank also has a worker process with torch's gloo. The two libraries alternate,
 controlled by a pipe, and never run at the same time.
@@ -9,7 +11,9 @@ controlled by a pipe, and never run at the same time.
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import socket
 import statistics
@@ -26,24 +30,22 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from ...collectives.arithmetic import ChunkLayout
-from ...collectives.links.link_parts import LaneRules
-from ...collectives.reduction import ReduceResult, Reduction
-from ...membership.planning.bandwidth import Bandwidth, LineCapacities
-from ...membership.planning.plan import PlanEstimate, make_plan
-from ...membership.spec.spec import ReduceTable, RunSpec
-from ...protocol.addresses import Address
-from ...protocol.errors import UserError
-from ...protocol.messages import Contributor, FragmentSize, Plan, Reduce
-from ...protocol.network.interface import Channel, ChannelHandler, LaneHandler
-from ...protocol.network.sockets import SocketNetwork
-from ...protocol.trust.authority import Party
-from ...protocol.trust.credentials import Credentials
-from ...protocol.trust.notary import Notary
-from .rank_links import BenchRank, joined
-from .rank_processes import RankSeat, Report, free_port
+from benchmarks.ranks import BenchRank, Report, free_port, joined, rank_parser, run_ranks, size
+from benchmarks.rendezvous import RankSeat
+from benchmarks.report import BenchError, run_main
+from holdfast.collectives.links.link_parts import LaneRules
+from holdfast.collectives.reduction import ReduceResult, Reduction
+from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
+from holdfast.membership.planning.plan import PlanEstimate, make_plan
+from holdfast.membership.spec.spec import CODECS, ReduceTable, RunSpec
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.messages import Contributor, FragmentSize, Plan, Reduce
+from holdfast.protocol.network.interface import Channel, ChannelHandler, LaneHandler
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.trust.authority import Party
+from holdfast.protocol.trust.credentials import Credentials
 
-GLOO_WORKER = Path(__file__).parents[2] / "benchmarks" / "gloo_worker.py"
+GLOO_WORKER = Path(__file__).with_name("gloo_worker.py")
 VALUE_BYTES = 4  # float32
 UNTOLD = Bandwidth(1e9, 1e9)  # of every rank, if no rates are given: the chunks of a fast line
 CHECKED_VALUES = 2**16  # values of each result that are checked
@@ -52,10 +54,9 @@ CHECKED_VALUES = 2**16  # values of each result that are checked
 ERRORS_MAX = {"fp32": 1e-5, "topk": 0.99, "topk16": 0.95, "topk8": 0.9, "topk4": 0.8}
 ERROR_MAX = 0.2
 
-# Offsets in Linux's struct tcp_info of payload bytes received and sent; those retransmitted follow.
+# Offset in Linux's struct tcp_info of payload bytes sent; those retransmitted follow.
 _TCP_INFO_BYTES = 216
-_BYTES_RECEIVED, _BYTES_SENT = 128, 200
-_CLEAR_PEAK = "5"  # resets the peak, see clear_refs in proc(5)
+_BYTES_SENT = 200
 
 
 @frozen
@@ -73,7 +74,6 @@ class AllreduceOptions:
     delay_ms: float = 0.0
     max_upload_mbit: tuple[float, ...] = ()  # limits of the ranks; empty: none
     congestion: str = LaneRules().congestion  # TCP's, of lanes, where the kernel has it
-    sealed: bool = False  # contributions are signed and kept, as audits require
 
     @property
     def size(self) -> FragmentSize:
@@ -99,7 +99,6 @@ class CountedNetwork(SocketNetwork):
 
     def __init__(self, credentials: Credentials) -> None:
         super().__init__(credentials)
-        self.notary = Notary(credentials.run_id, credentials.identity)
         self._sockets: list[socket.socket | trio.socket.SocketType] = []
 
     def _note(self, stream: trio.abc.Stream) -> None:
@@ -150,7 +149,6 @@ class CountedNetwork(SocketNetwork):
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             sent, again = struct.unpack_from("=QQ", info, _BYTES_SENT)
             total.sent_bytes += sent - again
-            total.received_bytes += struct.unpack_from("=Q", info, _BYTES_RECEIVED)[0]
             total.retransmitted_bytes += again
         return total
 
@@ -163,36 +161,7 @@ class Traffic:
     """
 
     sent_bytes: int = 0
-    received_bytes: int = 0
     retransmitted_bytes: int = 0
-
-
-class PeakMemory:
-    """The peak of this process's memory above its size at the start of the measurement.
-
-    The kernel records the peak and can reset it.
-    """
-
-    def __init__(self) -> None:
-        self._before_bytes = _memory_bytes("VmRSS")
-        self._shared_before_bytes = _memory_bytes("RssShmem")
-        Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
-
-    def extra_bytes(self) -> int:
-        """Return the peak until now, above the size at the start."""
-        return max(0, _memory_bytes("VmHWM") - self._before_bytes)
-
-    def shared_bytes(self) -> int:
-        """Return the mapped bytes of in-memory files, which are part of ``extra_bytes``."""
-        return _memory_bytes("RssShmem") - self._shared_before_bytes
-
-
-def _memory_bytes(name: str) -> int:
-    """Return a figure of /proc/self/status, where they are in KiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise UserError(f"/proc/self/status has no {name}", hint="this benchmark needs Linux")
 
 
 class GlooWorker:
@@ -225,7 +194,7 @@ class GlooWorker:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise UserError("the gloo worker ended", hint="check that this Python has torch")
+            raise BenchError("the gloo worker ended", hint="check that this Python has torch")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -248,7 +217,6 @@ class AllreduceBench:
     round: int = 0
     ours_s: list[float] = field(factory=list)
     gloo_s: list[float] = field(factory=list)
-    extra_bytes: list[int] = field(factory=list)  # peak memory, by rank
     cpu_s: list[float] = field(factory=list)  # CPU time, mean over ranks
     gloo_cpu_s: list[float] = field(factory=list)
     traffic: list[list[Traffic]] = field(factory=list)  # per repetition and rank
@@ -259,8 +227,7 @@ class AllreduceBench:
 
     def plan(self) -> tuple[Plan, PlanEstimate]:
         peers = self.peers
-        codec, audit = self.options.codec, 1.0 if self.options.sealed else 0.0
-        table = ReduceTable(codec_up=codec, codec_down=codec, audit=audit)
+        table = ReduceTable(codec_up=self.options.codec, codec_down=self.options.codec)
         lines = self.options.lines(peers)
         return make_plan(self.options.size, peers, peers, lines, RunSpec(reduce=table))
 
@@ -286,16 +253,8 @@ class AllreduceBench:
         await exchange({})
         cpu_before_s = time.process_time()
         started_s = trio.current_time()
-        result = await Reduction(
-            order,
-            self.node.hub.me,
-            self.options.size,
-            self.node.hub,
-            network,
-            self.values,
-            None,
-            notary=network.notary,
-        ).run()
+        hub, size = self.node.hub, self.options.size
+        result = await Reduction(order, hub.me, size, hub, network, self.values, None).run()
         took_s = trio.current_time() - started_s
         cpu_s = time.process_time() - cpu_before_s
         error = self._error(result)
@@ -303,15 +262,14 @@ class AllreduceBench:
         after = network.traffic()
         mine = [
             after.sent_bytes - before.sent_bytes,
-            after.received_bytes - before.received_bytes,
             after.retransmitted_bytes - before.retransmitted_bytes,
         ]
         second = await exchange({"traffic": mine, "error": error, "cpu_s": cpu_s})
         if len({each["digest"] for each in first}) != 1:
-            raise UserError("the ranks' results differ")
+            raise BenchError("the ranks' results differ")
         error_max = ERRORS_MAX.get(self.options.codec.partition("+")[0], ERROR_MAX)
         if max(each["error"] for each in second) > error_max:
-            raise UserError("the result is not the mean")
+            raise BenchError("the result is not the mean")
         self.ours_s.append(max(each["s"] for each in first))
         self.cpu_s.append(statistics.mean(each["cpu_s"] for each in second))
         self.traffic.append([Traffic(*each["traffic"]) for each in second])
@@ -329,7 +287,7 @@ class AllreduceBench:
         answer = await worker.turn("reduce")
         answers = await self.node.rendezvous.exchange(answer)
         if max(each["error"] for each in answers) > ERRORS_MAX["fp32"]:
-            raise UserError("gloo's result is not the sum")
+            raise BenchError("gloo's result is not the sum")
         self.gloo_s.append(max(each["s"] for each in answers))
         self.gloo_cpu_s.append(statistics.mean(each["cpu_s"] for each in answers))
 
@@ -341,8 +299,7 @@ class AllreduceBench:
             self.gloo_s[skipped:],
             self.traffic[skipped:],
         )
-        plan, estimate = self.plan()
-        layout = ChunkLayout.of(plan, self.options.size)
+        _plan, estimate = self.plan()
         known = bool(self.options.up_mbit)  # without rates there are no estimates
         least_s = estimate.bound_s if known else None
         median_s = statistics.median(ours_s)
@@ -356,8 +313,6 @@ class AllreduceBench:
             "peers": self.options.seat.count,
             "bytes": self.options.size.value_count * VALUE_BYTES,
             "codec": self.options.codec,
-            "sealed": self.options.sealed,
-            "encoded_bytes": layout.down_bytes,
             "repeat": len(ours_s),
             "median_s": median_s,
             "min_s": min(ours_s),
@@ -371,11 +326,8 @@ class AllreduceBench:
             "t_lb_s": least_s,
             "ring_s": estimate.ring_s if known else None,
             "predicted_s": estimate.predicted_s if known else None,
-            "t_lb_ratio": median_s / least_s if least_s else None,
             "socket_bytes_per_peer": per_peer("sent_bytes"),
-            "received_bytes_per_peer": per_peer("received_bytes"),
             "retransmitted_bytes_per_peer": per_peer("retransmitted_bytes"),
-            "extra_memory_bytes_per_peer": self.extra_bytes,
         }
 
 
@@ -398,12 +350,89 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
                 worker = GlooWorker(options, node.rendezvous.host, ports[0]["port"])
                 stack.callback(worker.close)
                 await worker.turn("begin")
-            memory = PeakMemory()
             for _repetition in range(options.warm_up + options.repeat):
                 await bench.reduce()
                 if worker is not None:
                     await bench.gloo(worker)
-        # This exchange also keeps a rank from cutting links that other ranks still need.
-        peaks = await exchange({"extra_bytes": memory.extra_bytes()})
-        bench.extra_bytes = [each["extra_bytes"] for each in peaks]
+        await exchange({})  # so that no rank cuts links that other ranks still need
     return bench.report() if seat.rank == 0 else None
+
+
+# ---------------------------------------------------------------- the command
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Parse rates in Mbit/s: one for all ranks, or one for each, separated by commas."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: rates look like 20,20,1000") from None
+    if any(not rate > 0 for rate in found):
+        raise argparse.ArgumentTypeError("a rate must be more than 0")
+    return found
+
+
+def _per_rank(name: str, given: tuple[float, ...], peers: int) -> tuple[float, ...]:
+    if len(given) == 1:
+        return given * peers
+    if len(given) not in (0, peers):
+        raise BenchError(f"{name} has {len(given)} rates, but there are {peers} peers")
+    return given
+
+
+def show(report: Report) -> None:
+    """Print the results."""
+    print(f"{report['peers']} peers, {report['bytes'] / 1e6:g} MB of float32, {report['codec']}")
+    print(f"  holdfast  {_ms(report['median_s'])} (best {_ms(report['min_s'])})")
+    if report["gloo_median_s"] is not None:
+        print(f"  gloo      {_ms(report['gloo_median_s'])}")
+        print(f"  holdfast is {report['ratio']:.2f} times as fast as gloo")
+    if report["t_lb_s"] is not None:
+        print(f"  lower bound of any all-reduce over these links: {_ms(report['t_lb_s'])}")
+    sent = max(report["socket_bytes_per_peer"])
+    print(f"  a peer sent at most {sent / 1e6:.3f} MB per reduction, with all overhead")
+
+
+def _ms(seconds: float) -> str:
+    digits = max(0, 2 - math.floor(math.log10(max(seconds * 1e3, 1e-3))))
+    return f"{seconds * 1e3:.{digits}f} ms"
+
+
+def main() -> int:
+    parser = rank_parser("benchmarks.allreduce", __doc__)
+    parser.add_argument("--peers", type=int, default=2, help="number of ranks")
+    parser.add_argument("--size", type=size, default="256MiB", help="of the float32 values")
+    parser.add_argument("--codec", choices=CODECS, default="fp32", help="for both directions")
+    parser.add_argument("--vs", choices=["gloo"], help="alternate with another library")
+    parser.add_argument("--up", type=rates, default=(), help="Mbit/s, for the plan and the bound")
+    parser.add_argument("--down", type=rates, default=(), help="likewise (default: as --up)")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, for the bound")
+    parser.add_argument("--max-upload", type=rates, default=(), help="caps, unknown to the plan")
+    parser.add_argument("--congestion", default="bbr", help="TCP congestion control to ask for")
+    options = parser.parse_args()
+    up = _per_rank("--up", options.up, options.peers)
+    down = _per_rank("--down", options.down, options.peers) or up
+    caps = _per_rank("--max-upload", options.max_upload, options.peers)
+
+    async def work(seat: RankSeat) -> Report | None:
+        return await run_rank(
+            AllreduceOptions(
+                seat=seat,
+                bytes=options.size,
+                codec=options.codec,
+                repeat=options.repeat,
+                warm_up=options.warm_up,
+                gloo=options.vs == "gloo",
+                up_mbit=up,
+                down_mbit=down,
+                delay_ms=options.delay_ms,
+                max_upload_mbit=caps,
+                congestion=options.congestion,
+            )
+        )
+
+    return run_ranks("benchmarks.allreduce", options, options.peers, work, show)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("allreduce", main))

@@ -40,7 +40,6 @@ from typing import Any
 
 from attrs import asdict
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
 from benchmarks.chaos_checks import (
     check_journal,
     committed_tokens,
@@ -48,13 +47,9 @@ from benchmarks.chaos_checks import (
 )
 from benchmarks.chaos_run import ChaosRun, Seen, finish_line
 from benchmarks.chaos_schedule import Fault, counts, schedule
-from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback, Switch, why_no_switch
-from benchmarks.lab_run import LabRun, stop_on_signals
-from benchmarks.namespaces import LabError
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
-from benchmarks.sections import Measured
+from benchmarks.lab_run import LabRun
+from benchmarks.report import Measured, Table, keep_json, run_main, say
 
 STEP_S = 0.025
 LOSS_RATIO_MAX = 1.01
@@ -261,7 +256,6 @@ def main() -> int:
     reference = options.reference_minutes or max(
         REFERENCE_MINUTES_MIN, REFERENCE_SHARE * options.minutes
     )
-    stop_on_signals()
     folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
     kept = True
     try:
@@ -279,12 +273,6 @@ def main() -> int:
         print(f"{'ok' if found['ok'] else 'FAILED'}: {finish_line(found)}")
         kept = not found["ok"]
         return 0 if found["ok"] else 1
-    except (BenchError, LabError) as error:
-        print(f"chaos: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("chaos: stopped", file=sys.stderr)
-        return 130
     finally:
         if kept:
             print(f"chaos: logs and journals are in {folder}", file=sys.stderr)
@@ -293,4 +281,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("chaos", main))

@@ -24,13 +24,11 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.commands import BenchError
-from benchmarks.lab_run import LabRun, Status
-from benchmarks.namespaces import LabError
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
-from benchmarks.sections import MIB, Measured
+from benchmarks.lab_run import LabRun
+from benchmarks.report import BenchError, Measured, Table, keep_json, run_main, say
+from benchmarks.sections import MIB
 from benchmarks.wan_lab import MTU, Host, WanLab
+from holdfast.daemon.cli.fleet import Status
 
 DONORS = ("a", "b", "c")  # on hosts 1 to 3; the master is on host 0, the joiner on the last one
 JOINER = "late"
@@ -169,10 +167,9 @@ def scene(case: str, state_mib: int, *, kill: bool) -> Join:
     ):
         run.start_master(SPEC)
         for host, name in enumerate(DONORS, 1):
-            run.join(name, host, founder=host == 1)
+            run.join_on(host, name, founder=host == 1)
         before = _rounds_with_all(run)
-        run.note_trainers()
-        run.join(JOINER, len(DONORS) + 1)
+        run.join_on(len(DONORS) + 1, JOINER)
         return _follow(run, case, before, state_mib * MIB, victim=DONORS[-1] if kill else "")
 
 
@@ -302,11 +299,7 @@ def main() -> int:
     options = parser.parse_args()
     cases = [("three donors", False)] * (not options.kill)
     cases += [("one is killed half-way", True)] * (not options.no_kill)
-    try:
-        found = [scene(case, options.state_mib, kill=kill) for case, kill in cases]
-    except (BenchError, LabError) as error:
-        print(f"join: {error}", file=sys.stderr)
-        return 1
+    found = [scene(case, options.state_mib, kill=kill) for case, kill in cases]
     for each in found:
         say(_said(each))
     raw = [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]
@@ -315,4 +308,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("join", main))

@@ -27,13 +27,10 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.commands import BenchError
-from benchmarks.lab_run import LabRun, Status, stop_on_signals
-from benchmarks.namespaces import LabError
-from benchmarks.progress import say
-from benchmarks.report import Table
-from benchmarks.sections import Measured
+from benchmarks.lab_run import LabRun
+from benchmarks.report import BenchError, Measured, Table, run_main, say
 from benchmarks.wan_lab import Host, WanLab
+from holdfast.daemon.cli.fleet import Status
 from holdfast.daemon.cli.plan_table import format_codec, toml_of
 from holdfast.membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
 from holdfast.membership.planning.bandwidth import Bandwidth
@@ -224,9 +221,8 @@ def measure(case: Case) -> Found:
         run.start_master(toml_of(spec) + MEMBERSHIP.format(peers=case.peers))
         logs = {name: Path(directory) / f"{name}.steps" for name in names_of(case)}
         for host, (name, log) in enumerate(logs.items(), 1):
-            run.join(name, host, founder=host == 1, more=["--log", str(log)])
+            run.join_on(host, name, "--log", str(log), founder=host == 1)
         run.until(lambda s: s["committed"] >= 1, "a first round", WAIT_S)
-        run.note_trainers()
         say(f"{case.name}: {toml_of(spec).replace(chr(10), ' ')}; the first round is committed")
         fragments = spec.diloco.fragments
         first = (run.master()["committed"] // fragments + case.warm) * fragments
@@ -248,7 +244,7 @@ def _script(case: Case) -> list[str]:
         "all-in": case.sync_every,
     }
     given = [f"--{name}={value}" for name, value in options.items()]
-    return ["-m", "benchmarks.overlap_trainer", *given]
+    return [str(Path(__file__).with_name("overlap_trainer.py")), *given]
 
 
 def watch(lab: WanLab, run: LabRun, first: int, last: int) -> Watched:
@@ -481,18 +477,11 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(CASES), help=", ".join(CASES))
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    stop_on_signals()
-    try:
-        if unknown := set(options.cases.split(",")) - CASES.keys():
-            raise BenchError(f"no cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-        all_found = {
-            name: [measured(case) for case in CASES[name]] for name in options.cases.split(",")
-        }
-    except (BenchError, LabError) as error:
-        print(f"overlap: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    if unknown := set(options.cases.split(",")) - CASES.keys():
+        raise BenchError(f"no cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    all_found = {
+        name: [measured(case) for case in CASES[name]] for name in options.cases.split(",")
+    }
     text = json.dumps(as_document(all_found), indent=1) + "\n"
     if options.json == "-":
         print(text, end="")
@@ -502,4 +491,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("overlap", main))

@@ -31,9 +31,7 @@ import trio
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json, print_tables
-from benchmarks.sections import Measured
+from benchmarks.report import Measured, Table, keep_json, run_main, say, show
 from holdfast.collectives.links.break_reports import REPORT_LATER_S, reports_at_once
 from holdfast.daemon.master.journal_base import GrantRow
 from holdfast.daemon.master.journal_store import JournalStore
@@ -669,9 +667,9 @@ def main() -> int:
         parser.error(f"from 2 to {MEMBERS_MAX - 1} peers: one more joins in the end")
     tables, raw = scale(counts)
     keep_json(raw, options.json)
-    print_tables(tables)
+    show(tables)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("scale", main))

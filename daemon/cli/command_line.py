@@ -1,6 +1,6 @@
 """The ``holdfast`` command group, and the handling of every command's errors.
 
-    run_commands         run until the work is over: master, join, demo, bench
+    run_commands         run until the work is over: master, join, demo
     look_commands        show a run: peers, rounds, events, watch
     log_commands         for who sits at a machine: logs, dashboard
     ask_commands         send a request to a local daemon: status, kick, backup, ...
@@ -56,6 +56,11 @@ OTHER_VARIABLES = {
     "HOLDFAST_START",
 }
 
+# What earlier versions had, and what stands in its place.
+GONE = {
+    "bench": "`python -m benchmarks.allreduce`, `.codecs` or `.transfer` in a clone; `holdfast doctor` measures a line",
+}
+
 
 def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
     """Turn errors that the user can fix into a line, a hint and an exit status."""
@@ -97,6 +102,17 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> object:
         refuse_unknown_variables(os.environ, self)
         return super().invoke(context)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; refuse what is gone with what stands in its place."""
+        name, *given = args[: args.index("--")] if "--" in args else args
+        for gone, instead in GONE.items():
+            command, *words = gone.split()
+            if name == command and all(word in given for word in words):
+                raise click.UsageError(f"`holdfast {gone}` is gone: {instead}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands under the headings of ``SECTIONS``."""
@@ -205,7 +221,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.verify,
     ),
     "Checkpoints": (checkpoint, export),
-    "Measure": (plan, run_commands.bench),
+    "Measure": (plan,),
     "Shell": (completion,),
 }
 for section in SECTIONS.values():

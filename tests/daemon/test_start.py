@@ -193,7 +193,7 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     }
     ask holdfast do
     ask holdfast config ""
-    ask holdfast bench transfer --js
+    ask holdfast checkpoint list --js
     ask holdfast events --kind le
     """
     done = subprocess.run(
