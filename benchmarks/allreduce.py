@@ -12,24 +12,19 @@ controlled by a pipe, and never run at the same time.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import socket
 import statistics
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import trio
 from attrs import define, field, frozen
 
+from benchmarks.gloo import GlooWorker
 from benchmarks.ranks import BenchRank, Report, free_port, joined, rank_parser, run_ranks, size
 from benchmarks.rendezvous import RankSeat
 from benchmarks.report import BenchError, run_main
@@ -38,14 +33,9 @@ from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import PlanEstimate, make_plan
 from holdfast.membership.spec.spec import CODECS, ReduceTable, RunSpec
-from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import Contributor, FragmentSize, Plan, Reduce
-from holdfast.protocol.network.interface import Channel, ChannelHandler, LaneHandler
 from holdfast.protocol.network.sockets import SocketNetwork
-from holdfast.protocol.trust.authority import Party
-from holdfast.protocol.trust.credentials import Credentials
 
-GLOO_WORKER = Path(__file__).with_name("gloo_worker.py")
 VALUE_BYTES = 4  # float32
 UNTOLD = Bandwidth(1e9, 1e9)  # of every rank, if no rates are given: the chunks of a fast line
 CHECKED_VALUES = 2**16  # values of each result that are checked
@@ -53,10 +43,6 @@ CHECKED_VALUES = 2**16  # values of each result that are checked
 # more, and the coarsest of the other codecs has 4 bits per value.
 ERRORS_MAX = {"fp32": 1e-5, "topk": 0.99, "topk16": 0.95, "topk8": 0.9, "topk4": 0.8}
 ERROR_MAX = 0.2
-
-# Offset in Linux's struct tcp_info of payload bytes sent; those retransmitted follow.
-_TCP_INFO_BYTES = 216
-_BYTES_SENT = 200
 
 
 @frozen
@@ -90,136 +76,19 @@ class AllreduceOptions:
         return LineCapacities(rates, delay_s=self.delay_ms / 1e3)
 
 
-class CountedNetwork(SocketNetwork):
-    """The production network, which records its sockets to read the kernel's byte counts.
-
-    A closed lane stays readable because its descriptor is duplicated. That does not delay the end of
-    its connection, because lanes are shut down before they are closed.
-    """
-
-    def __init__(self, credentials: Credentials) -> None:
-        super().__init__(credentials)
-        self._sockets: list[socket.socket | trio.socket.SocketType] = []
-
-    def _note(self, stream: trio.abc.Stream) -> None:
-        if isinstance(stream, trio.SSLStream):
-            transport = stream.transport_stream
-            assert isinstance(transport, trio.SocketStream)
-            self._sockets.append(transport.socket)
-            return
-        assert isinstance(stream, trio.SocketStream)
-        self._sockets.append(socket.socket(fileno=os.dup(stream.socket.fileno())))
-
-    async def serve(
-        self,
-        bind: Sequence[Address],
-        on_channel: ChannelHandler,
-        on_lane: LaneHandler | None,
-        *,
-        on_relay: LaneHandler | None = None,
-        task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        async def noted_channel(channel: Channel) -> None:
-            self._note(channel.stream)
-            await on_channel(channel)
-
-        async def noted_lane(stream: trio.abc.Stream) -> None:
-            self._note(stream)
-            assert on_lane is not None
-            await on_lane(stream)
-
-        await super().serve(
-            bind, noted_channel, noted_lane, on_relay=on_relay, task_status=task_status
-        )
-
-    async def dial(self, address: Address, *, party: Party, peer: str | None = None) -> Channel:
-        channel = await super().dial(address, party=party, peer=peer)
-        self._note(channel.stream)
-        return channel
-
-    async def dial_lane(self, address: Address) -> trio.abc.Stream:
-        stream = await super().dial_lane(address)
-        self._note(stream)
-        return stream
-
-    def traffic(self) -> Traffic:
-        """Return the bytes of all sockets until now."""
-        total = Traffic()
-        for sock in self._sockets:
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            sent, again = struct.unpack_from("=QQ", info, _BYTES_SENT)
-            total.sent_bytes += sent - again
-            total.retransmitted_bytes += again
-        return total
-
-
-@define
-class Traffic:
-    """TCP payload bytes, including TLS and lane headers, excluding TCP and IP headers.
-
-    Retransmitted bytes are counted separately.
-    """
-
-    sent_bytes: int = 0
-    retransmitted_bytes: int = 0
-
-
-class GlooWorker:
-    """The gloo process of a rank, which waits for its turn."""
-
-    def __init__(self, options: AllreduceOptions, interface_address: str, port: int) -> None:
-        arguments = {
-            "rank": options.seat.rank,
-            "peers": options.seat.count,
-            "master": options.seat.master.host,
-            "port": port,
-            "address": interface_address,
-            "values": options.size.value_count,
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, str(GLOO_WORKER), json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    async def turn(self, command: str) -> dict[str, Any]:
-        """Send a command and wait for the answer without using the processor."""
-        return await trio.to_thread.run_sync(self._turn, command)
-
-    def _turn(self, command: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise BenchError("the gloo worker ended", hint="check that this Python has torch")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
-
-
 @define
 class AllreduceBench:
     """One rank with links to all others, and its measurements."""
 
     options: AllreduceOptions
-    node: BenchRank[CountedNetwork]
+    node: BenchRank[SocketNetwork]
     values: np.ndarray[tuple[int], np.dtype[np.float32]]
     round: int = 0
     ours_s: list[float] = field(factory=list)
     gloo_s: list[float] = field(factory=list)
     cpu_s: list[float] = field(factory=list)  # CPU time, mean over ranks
     gloo_cpu_s: list[float] = field(factory=list)
-    traffic: list[list[Traffic]] = field(factory=list)  # per repetition and rank
+    sent_bytes: list[list[int]] = field(factory=list)  # per repetition and rank, headers included
 
     @property
     def peers(self) -> list[str]:
@@ -248,23 +117,18 @@ class AllreduceBench:
         """Time one reduction that all ranks start at the same moment; the slowest rank counts."""
         self.round += 1
         order = self.order()
-        network, exchange = self.node.network, self.node.rendezvous.exchange
-        before = network.traffic()
+        hub, network, exchange = self.node.hub, self.node.network, self.node.rendezvous.exchange
+        size, before = self.options.size, hub.sent_bytes
         await exchange({})
         cpu_before_s = time.process_time()
         started_s = trio.current_time()
-        hub, size = self.node.hub, self.options.size
         result = await Reduction(order, hub.me, size, hub, network, self.values, None).run()
         took_s = trio.current_time() - started_s
         cpu_s = time.process_time() - cpu_before_s
         error = self._error(result)
         first = await exchange({"s": took_s, "digest": result.digest.hex()})
-        after = network.traffic()
-        mine = [
-            after.sent_bytes - before.sent_bytes,
-            after.retransmitted_bytes - before.retransmitted_bytes,
-        ]
-        second = await exchange({"traffic": mine, "error": error, "cpu_s": cpu_s})
+        sent = hub.sent_bytes - before
+        second = await exchange({"sent_bytes": sent, "error": error, "cpu_s": cpu_s})
         if len({each["digest"] for each in first}) != 1:
             raise BenchError("the ranks' results differ")
         error_max = ERRORS_MAX.get(self.options.codec.partition("+")[0], ERROR_MAX)
@@ -272,7 +136,7 @@ class AllreduceBench:
             raise BenchError("the result is not the mean")
         self.ours_s.append(max(each["s"] for each in first))
         self.cpu_s.append(statistics.mean(each["cpu_s"] for each in second))
-        self.traffic.append([Traffic(*each["traffic"]) for each in second])
+        self.sent_bytes.append([each["sent_bytes"] for each in second])
 
     def _error(self, result: ReduceResult) -> float:
         """Return the relative error of part of the result; the inputs are multiples of one another."""
@@ -284,7 +148,7 @@ class AllreduceBench:
 
     async def gloo(self, worker: GlooWorker) -> None:
         await self.node.rendezvous.exchange({})
-        answer = await worker.turn("reduce")
+        answer = await trio.to_thread.run_sync(worker.turn, "reduce")
         answers = await self.node.rendezvous.exchange(answer)
         if max(each["error"] for each in answers) > ERRORS_MAX["fp32"]:
             raise BenchError("gloo's result is not the sum")
@@ -294,21 +158,14 @@ class AllreduceBench:
     def report(self) -> Report:
         """Return the results without the warm-up repetitions."""
         skipped = self.options.warm_up
-        ours_s, gloo_s, traffic = (
-            self.ours_s[skipped:],
-            self.gloo_s[skipped:],
-            self.traffic[skipped:],
-        )
+        ours_s, gloo_s = self.ours_s[skipped:], self.gloo_s[skipped:]
         _plan, estimate = self.plan()
         known = bool(self.options.up_mbit)  # without rates there are no estimates
         least_s = estimate.bound_s if known else None
         median_s = statistics.median(ours_s)
         gloo_median_s = statistics.median(gloo_s) if gloo_s else None
 
-        def per_peer(name: str) -> list[int]:
-            runs = [[getattr(each, name) for each in run] for run in traffic]
-            return [round(statistics.mean(counts)) for counts in zip(*runs, strict=True)]
-
+        sent = zip(*self.sent_bytes[skipped:], strict=True)
         return {
             "peers": self.options.seat.count,
             "bytes": self.options.size.value_count * VALUE_BYTES,
@@ -326,8 +183,7 @@ class AllreduceBench:
             "t_lb_s": least_s,
             "ring_s": estimate.ring_s if known else None,
             "predicted_s": estimate.predicted_s if known else None,
-            "socket_bytes_per_peer": per_peer("sent_bytes"),
-            "retransmitted_bytes_per_peer": per_peer("retransmitted_bytes"),
+            "sent_bytes_per_peer": [round(statistics.mean(each)) for each in sent],
         }
 
 
@@ -335,7 +191,7 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
     """Run one rank and return the report, at rank 0 only."""
     seat, caps = options.seat, options.max_upload_mbit
     cap = caps[seat.rank] if caps else None
-    async with joined(seat, CountedNetwork, upload_mbit=cap) as node:
+    async with joined(seat, SocketNetwork, upload_mbit=cap) as node:
         node.hub.configure(rules=LaneRules(congestion=options.congestion))
         await node.link_all()
         values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
@@ -347,9 +203,17 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
         with ExitStack() as stack:
             worker = None
             if options.gloo:
-                worker = GlooWorker(options, node.rendezvous.host, ports[0]["port"])
+                worker = GlooWorker(
+                    subprocess.Popen,
+                    rank=seat.rank,
+                    peers=seat.count,
+                    master=seat.master.host,
+                    port=ports[0]["port"],
+                    address=node.rendezvous.host,
+                    values=options.size.value_count,
+                )
                 stack.callback(worker.close)
-                await worker.turn("begin")
+                await trio.to_thread.run_sync(worker.turn, "begin")
             for _repetition in range(options.warm_up + options.repeat):
                 await bench.reduce()
                 if worker is not None:
@@ -389,7 +253,7 @@ def show(report: Report) -> None:
         print(f"  holdfast is {report['ratio']:.2f} times as fast as gloo")
     if report["t_lb_s"] is not None:
         print(f"  lower bound of any all-reduce over these links: {_ms(report['t_lb_s'])}")
-    sent = max(report["socket_bytes_per_peer"])
+    sent = max(report["sent_bytes_per_peer"])
     print(f"  a peer sent at most {sent / 1e6:.3f} MB per reduction, with all overhead")
 
 

@@ -14,25 +14,23 @@ below which no plan can end it, plus two delays.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from benchmarks.commands import end
+from benchmarks.gloo import GlooWorker
 from benchmarks.lab_run import LabRun
-from benchmarks.namespaces import END_S, ended
-from benchmarks.report import BenchError, Measured, Table, keep_json, run_main, say, show
+from benchmarks.report import Measured, Table, keep_json, run_main, say, show
 from benchmarks.wan_lab import Host, WanLab
 from holdfast.daemon.cli.fleet import Status
 from holdfast.membership.planning.bandwidth import Bandwidth
@@ -41,7 +39,6 @@ from holdfast.membership.planning.shares import Workload, bound_s
 
 PROFILES = Path(__file__).with_name("line_profiles.toml")
 SCRIPT = Path(__file__).with_name("one_fragment.py")
-WORKER = Path(__file__).with_name("gloo_worker.py")
 VALUE_BYTES = 4
 ROUNDS = 7
 COUNTED_FROM = 3  # rounds before it find out what the lines carry
@@ -156,15 +153,10 @@ def learnt(
     due = payload_bytes(profile, peers, codec) * (status["committed"] - first)
     return {
         "rounds_s": tuple(round(each["reduce_s"], 3) for each in done),
-        "predicted_s": tuple(_rounded(each["plan"]["predicted_s"]) for each in done),
         "sent_over_payload": (after[0] - before[0]) / due,
         "wire_over_payload": (after[1] - before[1]) / due,
         "late_ms_max": late_ms,
     }
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
 
 
 def _committed(count: int) -> Callable[[Status], bool]:
@@ -181,51 +173,34 @@ def _carried(lab: WanLab, run: LabRun, names: Sequence[str]) -> tuple[float, flo
 
 
 def rival_rounds(profile: Profile, peers: int, congestion: str, rounds: int) -> tuple[float, ...]:
-    """Measure a rival's all-reduce of the same float32 values: the slowest rank's time, per round."""
-    workers: list[subprocess.Popen[str]] = []
-    with lab_of(profile, peers, congestion, master=False) as lab:
-        try:
-            for rank in range(peers):
-                arguments = {
-                    "address": lab.address(rank),
-                    "master": lab.address(0),
-                    "port": RIVAL_PORT,
-                    "rank": rank,
-                    "peers": peers,
-                    "values": profile.value_count,
-                }
-                argv = [sys.executable, str(WORKER), json.dumps(arguments)]
-                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-                quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-                workers.append(lab.popen(rank, argv, text=True, env=quiet, **pipes))
-            _turn(workers, "begin")
-            return tuple(
-                round(max(each["s"] for each in _turn(workers, "reduce")), 3) for _ in range(rounds)
+    """Measure gloo's all-reduce of the same float32 values: the slowest rank's time, per round."""
+    with lab_of(profile, peers, congestion, master=False) as lab, ExitStack() as stack:
+        workers = [
+            GlooWorker(
+                partial(lab.popen, rank),
+                rank=rank,
+                peers=peers,
+                master=lab.address(0),
+                port=RIVAL_PORT,
+                address=lab.address(rank),
+                values=profile.value_count,
             )
-        finally:
-            for worker in workers:
-                assert worker.stdin is not None
-                worker.stdin.close()  # it ends with its input
-            for worker in workers:
-                if not ended(worker, END_S):
-                    end(worker)
+            for rank in range(peers)
+        ]
+        for worker in workers:
+            stack.callback(worker.close)
+        _turn(workers, "begin")
+        times = []
+        for _round in range(rounds):
+            times.append(round(max(each["s"] for each in _turn(workers, "reduce")), 3))
+            time.sleep(SYNC_EVERY * STEP_S)
+    return tuple(times)
 
 
-def _turn(workers: Sequence[subprocess.Popen[str]], word: str) -> list[dict[str, Any]]:
-    """Tell all workers to do something, and hear what came of it."""
+def _turn(workers: Sequence[GlooWorker], word: str) -> list[dict[str, Any]]:
     for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write(word + "\n")
-        worker.stdin.flush()
-    answers = []
-    for worker in workers:
-        assert worker.stdout is not None
-        line = worker.stdout.readline()
-        if not line:
-            raise BenchError("a rival's worker ended; what it said is above")
-        answers.append(json.loads(line))
-    time.sleep(SYNC_EVERY * STEP_S if word == "reduce" else 0.0)
-    return answers
+        worker.say(word)
+    return [worker.hear() for worker in workers]
 
 
 # ---------------------------------------------------------------- cases
@@ -238,7 +213,6 @@ class Case:
     Attributes:
       round_s: the median from the third round on; ``rounds_s`` are all, in order.
       t_lb_s: below which no plan can end a round.
-      predicted_s: what the plan of each round said; None: its lines were not known.
       rival_s: the median of the rival's; None: not measured.
       sent_over_payload: bytes that all lanes sent over those that had to leave the peers.
       wire_over_payload: the same of IP packets on the lines: headers, control and TCP's retransmissions.
@@ -252,7 +226,6 @@ class Case:
     round_s: float
     t_lb_s: float
     rounds_s: tuple[float, ...]
-    predicted_s: tuple[float | None, ...] = ()
     rival: str = ""
     rival_s: float | None = None
     rival_rounds_s: tuple[float, ...] = ()
@@ -295,10 +268,9 @@ def told_of(case: Case) -> str:
     sent = f", sent {case.sent_over_payload:.3f}" if case.sent_over_payload else ""
     wire = f", on the wire {case.wire_over_payload:.3f}" if case.wire_over_payload else ""
     rounds = " ".join(f"{each:.2f}" for each in case.rounds_s)
-    predicted = " ".join("?" if each is None else f"{each:.2f}" for each in case.predicted_s)
     return (
         f"  {case.round_s:.2f} s of T_LB {case.t_lb_s:.2f}: {case.share:.0%}{rival}{sent}{wire}\n"
-        f"  rounds {rounds}; predicted {predicted}; hub late {case.late_ms_max:.1f} ms"
+        f"  rounds {rounds}; hub late {case.late_ms_max:.1f} ms"
     )
 
 

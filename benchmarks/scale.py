@@ -91,7 +91,6 @@ sync_every = 100
 
 LAYOUT = ModelLayout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
 SIZE = FragmentSize(VALUE_COUNT, VALUE_COUNT, 0)
-CURVE_CHARS = 40
 PASSED_ON = ("BriefReduce", "ViewChange")
 PARTS = ("decide", "decode", "encode", "journal")
 _LENGTH = struct.Struct(">I")
@@ -573,7 +572,7 @@ async def _measured(peers: int) -> Scale:
 
 
 def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
-    """The section of RESULTS.md: a table, and the same as a curve in text."""
+    """The section of RESULTS.md."""
     found = []
     for peers in counts:
         say(f"{peers} light peers")
@@ -585,6 +584,7 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
         [
             "peers",
             "a round: master's CPU, s",
+            "of which",
             "messages sent, received",
             "bytes sent, received",
             "order to commit, s",
@@ -610,7 +610,7 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             "newcomers: these bytes grow with the members times the seconds that joining takes.",
         ],
     )
-    return [table, _curve(found)], {"runs": [asdict(each) for each in found]}
+    return [table], {"runs": [asdict(each) for each in found]}
 
 
 def _row(each: Scale) -> list[str]:
@@ -618,6 +618,7 @@ def _row(each: Scale) -> list[str]:
     return [
         f"{each.peers:,}",
         f"{per_round['cpu_total_s']:.2f}",
+        ", ".join(f"{what} {per_round['cpu_s'].get(what, 0):.2f}" for what in PARTS),
         f"{per_round['sent_count_total']:,.0f}, {per_round['received_count']:,.0f}",
         f"{_mb(per_round['sent_bytes_total'])}, {_mb(per_round['received_bytes'])}",
         f"{each.commit_s:.2f}",
@@ -635,19 +636,6 @@ def _row(each: Scale) -> list[str]:
 
 def _mb(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
-
-
-def _curve(found: list[Scale]) -> Table:
-    """The master's CPU of a round as bars; ``CURVE_CHARS`` is the longest."""
-    most = max(each.round["cpu_total_s"] for each in found) or 1.0
-    rows = []
-    for each in found:
-        cpu_s = each.round["cpu_total_s"]
-        parts = ", ".join(f"{what} {each.round['cpu_s'].get(what, 0):.2f}" for what in PARTS)
-        bar = "█" * max(1, round(CURVE_CHARS * cpu_s / most))
-        rows.append([f"{each.peers:,}", f"{cpu_s:.2f}", parts, bar])
-    header = ["peers", "CPU of a round, s", "of which", "the curve"]
-    return Table("The master's CPU of a round", [], header, rows)
 
 
 def _divided(found: dict[str, Any], by: int) -> dict[str, Any]:

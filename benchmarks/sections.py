@@ -119,7 +119,7 @@ def lossy() -> Measured:
 
 
 def _of_a_bound(figures: Figures, fp32: Figures) -> list[str]:
-    sent = sum(figures["socket_bytes_per_peer"]) / sum(fp32["socket_bytes_per_peer"])
+    sent = sum(figures["sent_bytes_per_peer"]) / sum(fp32["sent_bytes_per_peer"])
     gloo_s = figures["gloo_median_s"]
     return [
         f"{figures['peers']}, {figures['codec']}",

@@ -42,7 +42,7 @@ def test_ranks_on_loopback_report_time_and_bytes() -> None:
     assert report["repeat"] == 2
     assert 0 < report["min_s"] <= report["median_s"]
     # A third of the values is a rank's own: it sends the rest once, and that third twice.
-    for sent in report["socket_bytes_per_peer"]:
+    for sent in report["sent_bytes_per_peer"]:
         assert 4 / 3 * report["bytes"] * 0.9 < sent < 4 / 3 * report["bytes"] * 1.1
     assert report["gloo_median_s"] is None
     assert report["t_lb_s"] is report["ring_s"] is None
