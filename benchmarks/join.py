@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,12 @@ class Join:
         return self.line_bytes / self.copy_s / self.given_bytes_per_s
 
 
-def joins(state_mib: int = STATE_MIB) -> Measured:
+CASES = (("three donors", False), ("one is killed half-way", True))
+
+
+def joins(state_mib: int = STATE_MIB, cases: Sequence[tuple[str, bool]] = CASES) -> Measured:
     found = []
-    for case, kill in (("three donors", False), ("one is killed half-way", True)):
+    for case, kill in cases:
         say(f"{case}: {state_mib} MiB of state, three donors at {UP_MBIT:g} Mbit/s")
         found.append(scene(case, state_mib, kill=kill))
         say(_said(found[-1]))
@@ -111,16 +115,8 @@ def joins(state_mib: int = STATE_MIB) -> Measured:
         f"{4 * DELAY_MS:g} ms round trip",
         ["make bench ARGS='--only join'"],
         [
-            "case",
-            "round before, s",
-            "round during the copy, s",
-            "times",
-            "copy, s",
-            "MB/s",
-            "saved",
-            "its link gives, MB/s",
-            "share",
-            "attached to in sync, s",
+            *("case", "round before, s", "round during the copy, s", "times", "copy, s", "MB/s"),
+            *("saved", "its link gives, MB/s", "share", "attached to in sync, s"),
         ],
         [_shown(each) for each in found],
         [
@@ -132,7 +128,7 @@ def joins(state_mib: int = STATE_MIB) -> Measured:
             "the round that it dies in counts, too."
         ],
     )
-    return [table], [asdict(each) for each in found]
+    return [table], [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]
 
 
 def _shown(join: Join) -> list[str]:
@@ -297,13 +293,8 @@ def main() -> int:
     parser.add_argument("--kill", action="store_true", help="only the case with a death")
     parser.add_argument("--no-kill", action="store_true", help="only the case without")
     options = parser.parse_args()
-    cases = [("three donors", False)] * (not options.kill)
-    cases += [("one is killed half-way", True)] * (not options.no_kill)
-    found = [scene(case, options.state_mib, kill=kill) for case, kill in cases]
-    for each in found:
-        say(_said(each))
-    raw = [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]
-    keep_json(raw, options.json)
+    cases = [case for case in CASES if not (options.no_kill if case[1] else options.kill)]
+    keep_json(joins(options.state_mib, cases)[1], options.json)
     return 0
 
 

@@ -15,6 +15,7 @@ import trio
 from benchmarks import allreduce, codecs, ranks
 from benchmarks.ranks import free_port
 from benchmarks.rendezvous import RankSeat, Rendezvous
+from holdfast.collectives.codecs.codecs import CODECS
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 
@@ -82,7 +83,7 @@ def test_every_codec_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecs, "CHUNK_COUNT", 1 << 14)
     monkeypatch.setattr(codecs, "MEASURE_S", 0.001)
     (table,), rows = codecs.measured()
-    assert [row[0] for row in table.rows] == list(codecs.CODECS)
+    assert [row[0] for row in table.rows] == list(CODECS)
     figures = {row["codec"]: row for row in rows}
     assert figures["fp32"]["noise_db"] == {"normal": None, "laplace": None, "student": None}
     assert figures["nf4"]["bits"] == 4.25
