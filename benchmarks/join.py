@@ -19,18 +19,17 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.commands import BenchError
-from benchmarks.lab_run import LabRun, Status
-from benchmarks.namespaces import LabError
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
-from benchmarks.sections import MIB, Measured
+from benchmarks.lab_run import LabRun
+from benchmarks.report import BenchError, Measured, Table, keep_json, run_main, say
+from benchmarks.sections import MIB
 from benchmarks.wan_lab import MTU, Host, WanLab
+from holdfast.daemon.cli.fleet import Status
 
 DONORS = ("a", "b", "c")  # on hosts 1 to 3; the master is on host 0, the joiner on the last one
 JOINER = "late"
@@ -98,9 +97,12 @@ class Join:
         return self.copied_bytes / self.copy_s / self.given_bytes_per_s
 
 
-def joins(state_mib: int = STATE_MIB) -> Measured:
+CASES = (("three donors", False), ("one is killed half-way", True))
+
+
+def joins(state_mib: int = STATE_MIB, cases: Sequence[tuple[str, bool]] = CASES) -> Measured:
     found = []
-    for case, kill in (("three donors", False), ("one is killed half-way", True)):
+    for case, kill in cases:
         say(f"{case}: {state_mib} MiB of state, three donors at {UP_MBIT:g} Mbit/s")
         found.append(scene(case, state_mib, kill=kill))
         say(_said(found[-1]))
@@ -111,15 +113,8 @@ def joins(state_mib: int = STATE_MIB) -> Measured:
         f"{4 * DELAY_MS:g} ms round trip",
         ["make bench ARGS='--only join'"],
         [
-            "case",
-            "round before, s",
-            "round during the copy, s",
-            "times",
-            "copy, s",
-            "MB/s",
-            "its link gives, MB/s",
-            "share",
-            "attached to in sync, s",
+            *("case", "round before, s", "round during the copy, s", "times", "copy, s", "MB/s"),
+            *("its link gives, MB/s", "share", "attached to in sync, s"),
         ],
         [_shown(each) for each in found],
         [
@@ -130,7 +125,7 @@ def joins(state_mib: int = STATE_MIB) -> Measured:
             "blocks. When a donor is killed, the round that it dies in counts, too."
         ],
     )
-    return [table], [asdict(each) for each in found]
+    return [table], [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]
 
 
 def _shown(join: Join) -> list[str]:
@@ -164,10 +159,9 @@ def scene(case: str, state_mib: int, *, kill: bool) -> Join:
     ):
         run.start_master(SPEC)
         for host, name in enumerate(DONORS, 1):
-            run.join(name, host, founder=host == 1)
+            run.join_on(host, name, founder=host == 1)
         before = _rounds_with_all(run)
-        run.note_trainers()
-        run.join(JOINER, len(DONORS) + 1)
+        run.join_on(len(DONORS) + 1, JOINER)
         return _follow(run, case, before, state_mib * MIB, victim=DONORS[-1] if kill else "")
 
 
@@ -287,19 +281,10 @@ def main() -> int:
     parser.add_argument("--kill", action="store_true", help="only the case with a death")
     parser.add_argument("--no-kill", action="store_true", help="only the case without")
     options = parser.parse_args()
-    cases = [("three donors", False)] * (not options.kill)
-    cases += [("one is killed half-way", True)] * (not options.no_kill)
-    try:
-        found = [scene(case, options.state_mib, kill=kill) for case, kill in cases]
-    except (BenchError, LabError) as error:
-        print(f"join: {error}", file=sys.stderr)
-        return 1
-    for each in found:
-        say(_said(each))
-    raw = [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]
-    keep_json(raw, options.json)
+    cases = [case for case in CASES if not (options.no_kill if case[1] else options.kill)]
+    keep_json(joins(options.state_mib, cases)[1], options.json)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("join", main))

@@ -31,9 +31,7 @@ import trio
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json, print_tables
-from benchmarks.sections import Measured
+from benchmarks.report import Measured, Table, keep_json, run_main, say, show
 from holdfast.daemon.master.journal_base import GrantRow
 from holdfast.daemon.master.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
@@ -88,7 +86,6 @@ sync_every = 100
 
 LAYOUT = ModelLayout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
 SIZE = FragmentSize(VALUE_COUNT, VALUE_COUNT, 0)
-CURVE_CHARS = 40
 PARTS = ("decide", "decode", "encode", "journal")
 _LENGTH = struct.Struct(">I")
 
@@ -521,7 +518,7 @@ async def _measured(peers: int) -> Scale:
 
 
 def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
-    """The section of RESULTS.md: a table, and the same as a curve in text."""
+    """The section of RESULTS.md."""
     found = []
     for peers in counts:
         say(f"{peers} light peers")
@@ -533,6 +530,7 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
         [
             "peers",
             "a round: master's CPU, s",
+            "of which",
             "messages sent, received",
             "bytes sent, received",
             "order to commit, s",
@@ -557,7 +555,7 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             "these bytes grow with the square of the members.",
         ],
     )
-    return [table, _curve(found)], {"runs": [asdict(each) for each in found]}
+    return [table], {"runs": [asdict(each) for each in found]}
 
 
 def _row(each: Scale) -> list[str]:
@@ -565,6 +563,7 @@ def _row(each: Scale) -> list[str]:
     return [
         f"{each.peers:,}",
         f"{per_round['cpu_total_s']:.2f}",
+        ", ".join(f"{what} {per_round['cpu_s'].get(what, 0):.2f}" for what in PARTS),
         f"{per_round['sent_count_total']:,.0f}, {per_round['received_count']:,.0f}",
         f"{_mb(per_round['sent_bytes_total'])}, {_mb(per_round['received_bytes'])}",
         f"{each.commit_s:.2f}",
@@ -584,19 +583,6 @@ def _mb(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-def _curve(found: list[Scale]) -> Table:
-    """The master's CPU of a round as bars; ``CURVE_CHARS`` is the longest."""
-    most = max(each.round["cpu_total_s"] for each in found) or 1.0
-    rows = []
-    for each in found:
-        cpu_s = each.round["cpu_total_s"]
-        parts = ", ".join(f"{what} {each.round['cpu_s'].get(what, 0):.2f}" for what in PARTS)
-        bar = "█" * max(1, round(CURVE_CHARS * cpu_s / most))
-        rows.append([f"{each.peers:,}", f"{cpu_s:.2f}", parts, bar])
-    header = ["peers", "CPU of a round, s", "of which", "the curve"]
-    return Table("The master's CPU of a round", [], header, rows)
-
-
 def _divided(found: dict[str, Any], by: int) -> dict[str, Any]:
     return {
         key: {k: v / by for k, v in value.items()} if isinstance(value, dict) else value / by
@@ -614,9 +600,9 @@ def main() -> int:
         parser.error(f"from 2 to {MEMBERS_MAX - 1} peers: one more joins in the end")
     tables, raw = scale(counts)
     keep_json(raw, options.json)
-    print_tables(tables)
+    show(tables)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("scale", main))

@@ -1,6 +1,6 @@
 """The ``holdfast`` command group, and the handling of every command's errors.
 
-    run_commands         run until the work is over: master, join, demo, bench
+    run_commands         run until the work is over: master, join, demo
     look_commands        show a run: peers, rounds, events
     log_commands         for who sits at a machine: logs, dashboard
     ask_commands         send a request to a local daemon: status, kick, backup, ...
@@ -64,6 +64,7 @@ GONE = {
     "simulate": "`make simulate` in a clone",
     "verify": "`holdfast status` says whether all copies are equal, and at which version",
     "watch": "`holdfast status`, `holdfast events --follow` or the page (`holdfast dashboard`)",
+    "bench": "`python -m benchmarks.allreduce`, `.codecs` or `.transfer` in a clone; `holdfast doctor` measures a line",
 }
 
 
@@ -223,7 +224,6 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.backup,
     ),
     "Checkpoints": (checkpoint, export),
-    "Measure": (run_commands.bench,),
     "Shell": (completion,),
 }
 for section in SECTIONS.values():

@@ -1,4 +1,4 @@
-"""Commands that run until their work is over: master, join, demo, bench."""
+"""Commands that run until their work is over: master, join, demo."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ import trio
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.messages import NAME_CHARS_MAX
-from ..bench.allreduce_bench import allreduce
-from ..bench.lanes_bench import lanes
-from ..bench.transfer_bench import transfer
 from ..exit_codes import ExitCode
 from ..paths import check_kind, check_source, locked, master_state, peer_state
 from ..peer.volunteer_limits import Hours
@@ -409,28 +406,3 @@ def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
     from .demo import run_demo
 
     sys.exit(run_demo(json_path, rounds, keep))
-
-
-@click.group()
-def bench() -> None:
-    """Measure the performance of this machine and its network."""
-
-
-bench.add_command(allreduce)
-bench.add_command(lanes)
-bench.add_command(transfer)
-
-
-@bench.command()
-@click.option("--json", "json_path", type=FILE, help="Also write the measurements to this file.")
-def codecs(json_path: Path | None) -> None:
-    """Measure every codec: bits per value, speed on one core, signal-to-noise ratio.
-
-    \b
-    Examples:
-      holdfast bench codecs
-      holdfast bench codecs --json codecs.json
-    """
-    from ..bench.codec_bench import bench_codecs
-
-    bench_codecs(json_path)

@@ -243,7 +243,7 @@ def memory_bytes(spec: RunSpec, value_count: int) -> float:
     In float32 models: the shared values, their momentum and the trainer's anchor; with error feedback what
     codecs have left out. And in fragments: the posted one, the encoded mean, and the contributions that wait;
     with overlap the snapshot, with error feedback the encoded contribution. A model on GPUs needs up to three
-    fragments more, pinned, for copies. RESULTS.md has measurements, *models*.
+    fragments more, pinned, for copies. docs/large-models.md has measurements.
     """
     fragments, diloco = spec.diloco.fragments, spec.diloco
     ups, downs = zip(*(spec.reduce.codecs(fragment) for fragment in range(fragments)), strict=True)

@@ -10,8 +10,8 @@ from tests.lab.telling import told
 
 PLANS = """
 from functools import cache
-from benchmarks.overlap import CASES, LINE_SHARE, MEMBERSHIP, Case, toml_of
-from benchmarks.commands import BenchError
+from benchmarks.overlap import CASES, LINE_SHARE, MEMBERSHIP, Case
+from benchmarks.report import BenchError
 from benchmarks.overlap_trainer import scaled_model
 from holdfast.diloco.fragments import PARAMETER, TensorShape, split
 from holdfast.membership.planning.predict import predict

@@ -1,12 +1,15 @@
-"""``holdfast bench codecs``: bits, speed and signal-to-noise of the codecs, used as in rounds.
+"""Bits, speed and signal-to-noise of the codecs, used as in rounds.
+
+    python -m benchmarks.codecs --json codecs.json
 
 Each codec encodes one chunk at a time on one core; the best of several runs counts.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +17,10 @@ from pathlib import Path
 import numpy as np
 from attrs import asdict, frozen
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
-from ...collectives.codecs.codecs import CODECS, Codec
-from ...collectives.codecs.compression import FrameCompressor
+from benchmarks.report import Measured, Table, keep_json, run_main, show
+from holdfast.collectives.codecs.codecs import CODECS, Codec
+from holdfast.collectives.codecs.compression import FrameCompressor
 
 CHUNK_COUNT = 1 << 18  # values: a chunk of 1 MiB, the default of run.toml
 SAMPLE_COUNT = 1 << 22  # values of each distribution, for measuring the noise
@@ -55,38 +57,29 @@ class CodecFigures:
     noise_db: dict[str, float | None]
 
 
-def bench_codecs(json_path: Path | None) -> None:
-    """Measure all codecs and print a table; write JSON if a path is given."""
+def measured() -> Measured:
+    """Measure all codecs."""
     samples = {name: draw_sample(name, SAMPLE_COUNT) for name in DISTRIBUTIONS}
     figures = [measure(codec, samples) for codec in CODECS.values()]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("codec", "bits", "encode", "decode", "zstd"):
-        table.add_column(heading, justify="left" if heading == "codec" else "right", no_wrap=True)
-    for name in DISTRIBUTIONS:
-        table.add_column(f"{name} dB", justify="right", no_wrap=True)
-    for row in figures:
-        table.add_row(
-            row.codec,
-            f"{row.bits:.3f}",
-            f"{row.encode_gb_s:.2f}",
-            f"{row.decode_gb_s:.2f}",
-            f"{row.zstd_saving:.0%}" if row.zstd_saving else "",
-            *("" if noise is None else f"{noise:.1f}" for noise in row.noise_db.values()),
-        )
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
-        f"[dim]bits: per value; encode, decode: GB/s of float32, one core, {4 * CHUNK_COUNT >> 20} MiB "
-        f"chunks; zstd: share saved;\nstudent: {STUDENT_FREEDOM:g} degrees of freedom[/dim]"
+    rows = []
+    for each in figures:
+        noise = ["exact" if db is None else f"{db:.1f}" for db in each.noise_db.values()]
+        speeds = [f"{each.encode_gb_s:.2f}", f"{each.decode_gb_s:.2f}"]
+        saving = f"{each.zstd_saving:.0%}" if each.zstd_saving else ""
+        rows.append([each.codec, f"{each.bits:.3f}", *speeds, saving, *noise])
+    names = [f"{name}, dB" for name in DISTRIBUTIONS]
+    table = Table(
+        "Size, speed on one core, and signal-to-noise of one trip, by the values' distribution",
+        ["python -m benchmarks.codecs"],
+        ["codec", "bits a value", "encode, GB/s", "decode, GB/s", "zstd saves", *names],
+        rows,
+        [
+            f"GB/s of float32 values, chunks of {4 * CHUNK_COUNT >> 20} MiB, best of many runs. "
+            f"*student* has {STUDENT_FREEDOM:g} degrees of freedom. Scales are included in the bits; "
+            "error feedback brings what is lost back in later rounds."
+        ],
     )
-    if json_path is not None:
-        record = {
-            "chunk_values": CHUNK_COUNT,
-            "sample_values": SAMPLE_COUNT,
-            "student_freedom": STUDENT_FREEDOM,
-            "codecs": [asdict(row) for row in figures],
-        }
-        json_path.write_text(json.dumps(record, indent=2) + "\n")
+    return [table], [asdict(each) for each in figures]
 
 
 def draw_sample(distribution: str, count: int) -> Values:
@@ -136,3 +129,17 @@ def noise_db(codec: Codec, values: Values) -> float | None:
         signal += float(np.square(exact).sum())
         noise += float(np.square(exact - decoded).sum())
     return 10 * math.log10(signal / noise) if noise else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    tables, raw = measured()
+    keep_json(raw, options.json)
+    show(tables)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("codecs", main))

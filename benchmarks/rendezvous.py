@@ -14,16 +14,26 @@ from functools import partial
 from typing import Any
 
 import trio
+from attrs import frozen
 
-from ...protocol.addresses import Address
-from ...protocol.errors import UserError
-from ...protocol.network.sockets import open_tcp
-from .rank_processes import RankSeat
+from holdfast.protocol.addresses import Address
+from holdfast.protocol.errors import UserError
+from holdfast.protocol.network.sockets import open_tcp
 
 RENDEZVOUS_S = 60.0  # limit for all ranks, which may be started by hand on several machines
 REDIAL_S = 0.1  # rank 0 may not be up yet
 LINE_BYTES_MAX = 2**20  # enough for the certificates of all ranks
 PINGS = 3  # the shortest of these round trips counts
+
+
+@frozen
+class RankSeat:
+    """The rank of this process among ``count``, and the address and token of the rendezvous."""
+
+    rank: int
+    count: int
+    master: Address
+    token: str
 
 
 class LineStream:

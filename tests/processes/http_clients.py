@@ -1,41 +1,32 @@
 """What HTTP clients cost the run's port, in a master with few descriptors.
 
-    python -m benchmarks.http_clients --seconds 60 --json http_clients.json
-
-A master may open ``--descriptors`` files. Fifty clients open connections to its HTTP side and leave: some
+A master may open so many files. Fifty clients open connections to its HTTP side and leave: some
 ask and read, some reset, some leave in the middle of a request, some listen to the live stream, some stay
 idle for a while. Four ``holdfast events --follow`` look on. Once a second a stranger dials the run's port
 and must be shown the run's authority. The descriptors of the master are counted before, meanwhile, and
-when all have gone. The exit status is 1 if a dial was not answered or a descriptor is left.
+when all have gone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import random
 import resource
+import signal
 import socket
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import trio
 from attrs import define, field
 
-from benchmarks.commands import HOLDFAST, ROOT, end
-from benchmarks.progress import say
-from benchmarks.report import Table
-from benchmarks.sections import Measured
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.connection_phases import ADMITTING
 from holdfast.protocol.enrolment import ENROL_S, newcomers_channel
@@ -43,7 +34,6 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN, EnrolAuthority, EnrolHello
 from holdfast.protocol.network.stream import MessageStream
 
-SECONDS = 60.0
 CLIENTS = 50
 WATCHERS = 4
 DESCRIPTORS = 256
@@ -54,6 +44,7 @@ START_S = 30.0
 GONE_S = 10.0  # for the master to close what its clients have left: far less than a keep-alive
 IDLE_S = 2.0
 COUNT_EVERY_S = 0.1
+HOLDFAST = (sys.executable, "-m", "holdfast")
 SPEC = '[run]\nname = "clients"\n[diloco]\nsync_every = 10\n'
 WAYS = ("ask", "say nothing", "half a request", "reset", "stay idle", "listen")
 ENDS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
@@ -72,10 +63,6 @@ class Seen:
     most: int = 0
     left: int = 0
     watching: int = 0
-    stall_s: float = 0.0  # of this process, at most: how busy the machine is otherwise
-
-    def good(self) -> bool:
-        return bool(self.dials_s) and not self.failed and self.left <= self.before
 
 
 @contextmanager
@@ -90,7 +77,6 @@ def a_master(folder: Path, descriptors: int) -> Iterator[tuple[int, Address, Add
             [*HOLDFAST, *arguments],
             stdout=log,
             stderr=log,
-            cwd=ROOT,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors,) * 2),
         )
     try:
@@ -101,8 +87,13 @@ def a_master(folder: Path, descriptors: int) -> Iterator[tuple[int, Address, Add
         http = Address.parse(control["url"].removeprefix("http://"))
         yield process.pid, _run_port(folder, http), http
     finally:
-        end(process)
+        _end(process)
         print((folder / "master.log").read_text(errors="replace")[-3_000:])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    process.wait(START_S)
 
 
 def _run_port(folder: Path, http: Address) -> Address:
@@ -175,43 +166,35 @@ async def _dial_again(seen: Seen, address: Address) -> None:
 async def _count(seen: Seen, pid: int) -> None:
     while True:
         seen.most = max(seen.most, descriptors_of(pid))
-        began_s = trio.current_time()
         await trio.sleep(COUNT_EVERY_S)
-        seen.stall_s = max(seen.stall_s, trio.current_time() - began_s - COUNT_EVERY_S)
 
 
 # ---------------------------------------------------------------- all of it
 
 
-async def measure(folder: Path, *, seconds: float, each: float, descriptors: int) -> Seen:
-    """Until the time is over or each client has opened so many connections."""
+async def measure(folder: Path, *, each: int, descriptors: int) -> Seen:
+    """Until each client has opened so many connections."""
     seen = Seen()
     with a_master(folder, descriptors) as (pid, run_port, http):
         await _gone(seen, pid, math.inf)
         seen.before = descriptors_of(pid)
         watch = [*HOLDFAST, "events", "--follow", "--state", str(folder / "state")]
         with (folder / "watch.log").open("wb") as log:
-            watchers = [
-                subprocess.Popen(watch, stdout=log, stderr=log, cwd=ROOT) for _ in range(WATCHERS)
-            ]
+            watchers = [subprocess.Popen(watch, stdout=log, stderr=log) for _ in range(WATCHERS)]
         try:
-            await _busy(seen, pid, run_port, http, seconds, each)
+            await _busy(seen, pid, run_port, http, each)
             seen.watching = sum(process.poll() is None for process in watchers)
         finally:
             for process in watchers:
-                end(process)
+                _end(process)
         await dial(seen, run_port)
         await _gone(seen, pid, seen.before)
     return seen
 
 
-async def _busy(
-    seen: Seen, pid: int, run_port: Address, http: Address, seconds: float, each: float
-) -> None:
-    until_s = trio.current_time() + seconds
-
+async def _busy(seen: Seen, pid: int, run_port: Address, http: Address, each: int) -> None:
     def goes_on() -> bool:
-        return trio.current_time() < until_s and seen.opened.total() < each * CLIENTS
+        return seen.opened.total() < each * CLIENTS
 
     async with trio.open_nursery() as helpers:
         helpers.start_soon(_count, seen, pid)
@@ -230,78 +213,3 @@ async def _gone(seen: Seen, pid: int, wanted: float) -> None:
             if wanted == math.inf and descriptors_of(pid) == before:
                 break  # it has started: nothing changes any more
     seen.left = descriptors_of(pid)
-
-
-def as_json(seen: Seen, seconds: float, descriptors: int) -> dict[str, Any]:
-    return {
-        "descriptors_max": descriptors,
-        "seconds": seconds,
-        "clients": CLIENTS,
-        "watchers": WATCHERS,
-        "watchers_at_the_end": seen.watching,
-        "connections": seen.opened.total(),
-        "by_way": dict(seen.opened),
-        "answered": seen.answered,
-        "hung_up": seen.hung_up,
-        "dials_answered": len(seen.dials_s),
-        "dials_failed": seen.failed,
-        "dial_median_s": statistics.median(seen.dials_s) if seen.dials_s else None,
-        "dial_max_s": max(seen.dials_s, default=None),
-        "own_stall_max_s": seen.stall_s,
-        "load": os.getloadavg()[0],
-        "descriptors_before": seen.before,
-        "descriptors_most": seen.most,
-        "descriptors_after": seen.left,
-    }
-
-
-def http_clients() -> Measured:
-    seen = _measured(SECONDS, DESCRIPTORS)
-    raw = as_json(seen, SECONDS, DESCRIPTORS)
-    dials = f"{raw['dials_answered']} of {raw['dials_answered'] + raw['dials_failed']}"
-    table = Table(
-        f"{CLIENTS} HTTP clients that come and go, and {WATCHERS} that follow events; a master with {DESCRIPTORS} "
-        "descriptors",
-        [f"python -m benchmarks.http_clients --seconds {SECONDS:g}"],
-        [
-            "connections",
-            "dials of the run's port answered",
-            "slowest, s",
-            "descriptors before, most, after",
-        ],
-        [
-            [
-                f"{raw['connections']:,}",
-                dials,
-                f"{raw['dial_max_s']:.2f}" if raw["dial_max_s"] is not None else "none",
-                f"{raw['descriptors_before']}, {raw['descriptors_most']}, {raw['descriptors_after']}",
-            ]
-        ],
-        ["In a minute. Clients ask, say nothing, send half a request, reset, stay idle or listen."],
-    )
-    return [table], raw
-
-
-def _measured(seconds: float, descriptors: int) -> Seen:
-    with tempfile.TemporaryDirectory(prefix="holdfast-clients-") as folder:
-        return trio.run(
-            lambda: measure(Path(folder), seconds=seconds, each=math.inf, descriptors=descriptors)
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--descriptors", type=int, default=DESCRIPTORS)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    seen = _measured(given.seconds, given.descriptors)
-    told = json.dumps(as_json(seen, given.seconds, given.descriptors), indent=2)
-    if given.json:
-        given.json.write_text(told + "\n")
-    say(told)
-    sys.exit(0 if seen.good() else 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,4 @@
-"""The section about kills: whatever dies when, values are equal everywhere and records tell the truth.
-
-    python -m benchmarks.kills --kills 200 --json kills.json
+"""Kills in the middle of reductions: values are equal everywhere, and records tell the truth.
 
 A master and four peers on loopback, with trainers whose updates are powers of two (``kills_trainer``), so
 that a mean says who is in it. Peers, now and then two at once or the master, get SIGKILL at random moments
@@ -15,7 +13,6 @@ import json
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,15 +21,9 @@ from typing import Any
 
 from attrs import Factory, define
 
-from benchmarks.commands import HOLDFAST, ROOT
-from benchmarks.grounds import Loopback
-from benchmarks.kills_trainer import PLACES, TOKENS, VALUES
-from benchmarks.lab_run import LabRun, Status, main_of_kills
-from benchmarks.progress import say
-from benchmarks.report import Table
-from benchmarks.sections import Measured
+from tests.processes.harness import Fleet, Status
+from tests.processes.kills_trainer import PLACES, TOKENS, VALUES
 
-KILLS = 200
 PEERS = ("alder", "birch", "cedar", "douglas")
 assert len(PEERS) == PLACES
 TRAINER = Path(__file__).with_name("kills_trainer.py")
@@ -41,7 +32,6 @@ REDUCTION_S = 1.2  # within which the moment of a kill is drawn
 TWICE_SHARE = 0.2  # of the kills, so many are followed by that of another peer
 MASTER_SHARE = 0.1  # and so many are the master's
 PAUSE_S = 0.5  # at most, until who was killed is started again
-WAIT_S = 120.0
 
 SPEC = f"""\
 [run]
@@ -191,38 +181,35 @@ def read_seen(path: Path) -> list[Row]:
 class Kills:
     """A run in which somebody dies again and again."""
 
-    def __init__(self, run: LabRun, folder: Path, seed: int) -> None:
-        self._run = run
-        self._folder = folder
+    def __init__(self, fleet: Fleet, seed: int) -> None:
+        self._fleet = fleet
         self._chance = random.Random(f"kills {seed}")
-        self.kill_count = self.master_count = 0
+        self.kill_count = 0
 
     def start(self) -> None:
-        self._run.start_master(SPEC)
+        self._fleet.start_master(SPEC)
         for name in PEERS:
             self._join(name)
-        self._run.until(self._all_here, "all are in sync and contribute", WAIT_S)
+        self._fleet.until(self._all_here, "all are in sync and contribute")
 
     def _join(self, name: str) -> None:
         place = PEERS.index(name)
-        self._run.join(
+        self._fleet.join(
             name,
-            1 + place,
+            *("--place", str(place), "--seen", str(self._fleet.folder / f"{name}.seen")),
+            command=(sys.executable, str(TRAINER)),
             founder=place == 0,
-            more=["--place", str(place), "--seen", str(self._folder / f"{name}.seen")],
-            options=["--max-upload", str(UPLOAD_MB_S)],
+            more=("--max-upload", str(UPLOAD_MB_S)),
         )
 
     def one(self) -> None:
         """Kill somebody in a reduction of all, or two; start them again, and wait until all are back."""
-        self._run.note_trainers()
-        self._run.until(self._reducing, "a reduction of all begins", WAIT_S)
+        self._fleet.until(self._reducing, "a reduction of all begins")
         time.sleep(self._chance.uniform(0.0, REDUCTION_S))
         if self._chance.random() < MASTER_SHARE:
             self._kill("master")
-            self.master_count += 1
             time.sleep(self._chance.uniform(0.0, PAUSE_S))
-            self._run.restart_master()
+            self._fleet.restart_master()
         else:
             victims = self._chance.sample(PEERS, 2 if self._chance.random() < TWICE_SHARE else 1)
             for name in victims:
@@ -230,23 +217,21 @@ class Kills:
                 time.sleep(self._chance.uniform(0.0, PAUSE_S))
             for name in victims:
                 self._join(name)
-        self._run.until(self._all_here, "all are back", WAIT_S)
+        self._fleet.until(self._all_here, "all are back")
 
     def _kill(self, name: str) -> None:
-        self._run.kill(name)
+        self._fleet.kill(name)
         self.kill_count += 1
 
     def check(self) -> Found:
-        self._run.act("pause", {})
-        status = self._run.until(
-            lambda s: not s["rounds"] and _equal(s), "all hold the last", WAIT_S
-        )
+        self._fleet.act("pause", {})
+        status = self._fleet.until(lambda s: not s["rounds"] and _equal(s), "all hold the last")
         time.sleep(1.0)  # the trainers' last lines
         places = {m["peer"]: PEERS.index(m["name"]) for m in status["members"]}
-        seen = {name: read_seen(self._folder / f"{name}.seen") for name in PEERS}
-        command = [*HOLDFAST, "rounds", "--json", "--limit", "100000"]
-        command += ["--state", str(self._folder / "master")]
-        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        seen = {name: read_seen(self._fleet.folder / f"{name}.seen") for name in PEERS}
+        command = [sys.executable, "-m", "holdfast", "rounds", "--json", "--limit", "100000"]
+        command += ["--state", str(self._fleet.folder / "master")]
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
         found = check(seen, json.loads(said.stdout)["rounds"], places)
         if found.rounds_checked < 0.9 * status["committed"]:
             found.faults.append(f"{status['committed']} rounds, {found.rounds_checked} were read")
@@ -276,70 +261,10 @@ def _equal(status: Status) -> bool:
     )
 
 
-def run_with_kills(kills: int, seed: int, subnet: int = 0) -> dict[str, Any]:
-    """A run with so many of them, on this subnet of loopback, and what was found of it."""
-    with (
-        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
-        Loopback(subnet) as ground,
-        LabRun(ground, Path(directory), [str(TRAINER)]) as run,
-    ):
-        began_s = time.monotonic()
-        course = Kills(run, Path(directory), seed)
-        course.start()
-        while course.kill_count < kills:
-            course.one()
-            if course.kill_count % 10 < 2:
-                say(f"{course.kill_count} kills, {run.master()['committed']} rounds")
-        status = run.master()
-        found = course.check()
-        return {
-            "kills": course.kill_count,
-            "master_kills": course.master_count,
-            "seed": seed,
-            "seconds": time.monotonic() - began_s,
-            "rounds_committed": status["committed"],
-            "versions_checked": found.versions_checked,
-            "differing": found.differing,
-            "rounds_checked": found.rounds_checked,
-            "rounds_in_part": found.in_part,
-            "records_wrong": found.records_wrong,
-            "faults": found.faults,
-        }
-
-
-def kills() -> Measured:
-    """The section of RESULTS.md."""
-    say(f"{KILLS} kills")
-    found = run_with_kills(KILLS, seed=1)
-    return [table_of(found)], found
-
-
-def table_of(found: Mapping[str, Any]) -> Table:
-    return Table(
-        f"{found['kills']} times SIGKILL in the middle of reductions",
-        [f"python -m benchmarks.kills --kills {found['kills']} --seed {found['seed']}"],
-        ["what", "measured", "promised"],
-        [
-            ["kills, of these the master's", f"{found['kills']}, {found['master_kills']}", ""],
-            ["versions whose values were compared", str(found["versions_checked"]), ""],
-            ["versions at which two peers' values differ", str(found["differing"]), "0"],
-            ["rounds whose mean was read, chunk by chunk", str(found["rounds_checked"]), ""],
-            ["of these, with unlike contributors in its chunks", str(found["rounds_in_part"]), ""],
-            ["rounds whose record says something else", str(found["records_wrong"]), "0"],
-        ],
-        [
-            "A master and four peers on loopback, "
-            f"{UPLOAD_MB_S:g} MB/s up, a mebibyte in 64 chunks. Peer i's update is a power of two at "
-            "every value, another one than all others', so a mean tells who is in it. Records are what "
-            "`holdfast rounds --json` prints in the end; a round that the master could not write "
-            "down before it was killed is among them, from its journal."
-        ],
-    )
-
-
-def main() -> int:
-    return main_of_kills("kills", __doc__, KILLS, run_with_kills, lambda found: found["faults"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run_with_kills(fleet: Fleet, kills: int, seed: int) -> tuple[int, Found]:
+    """Live through a run with so many kills, and return how many there were and what was found."""
+    course = Kills(fleet, seed)
+    course.start()
+    while course.kill_count < kills:
+        course.one()
+    return course.kill_count, course.check()

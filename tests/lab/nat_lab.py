@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -25,7 +24,6 @@ from pathlib import Path
 
 from attrs import Factory, frozen
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
 from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, why_none
 
 PUBLIC = "198.18.0"  # and the host's number, from 1 on
