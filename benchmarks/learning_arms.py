@@ -212,7 +212,7 @@ def _arm(name: str, what: str, peers: int, baseline: str, **settings: Any) -> Ar
 
 _EXTRA = ("kill_rounds", "inner", "slowness", "leased", "ratio_max", "ratio_min", "speed_min")
 _STREAMING = {"fragments": FRAGMENTS, "overlap": 2}
-_NF4 = {"codec_up": "nf4", "codec_down": "nf4", "error_feedback": True}
+_NF4 = {"codec_up": "nf4", "codec_down": "nf4"}
 _LATE = {"fragments": FRAGMENTS, "overlap": 4}
 _UNEVEN: dict[str, Any] = {
     "slowness": (10 / 3, 10.0),
