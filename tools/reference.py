@@ -59,8 +59,6 @@ def run_toml() -> str:
     spec = RunSpec()
     for table in attrs.fields(RunSpec):
         values = getattr(spec, table.name)
-        if not attrs.has(type(values)):
-            continue
         lines += [
             "",
             f"## [{table.name}]",
