@@ -39,16 +39,14 @@ def run_toml() -> str:
         "# run.toml",
         "",
         "The settings that the run's operator decides. Every key has a default. Unknown tables and keys are",
-        "refused; the error names the most similar one. Peers get the file from the master when they attach. A",
-        "master that is started again with a changed file uses the changed values, except for `fragments`,",
-        "`pattern` and `groups`, which belong to the state: there a change is refused. `holdfast config check",
-        "run.toml` prints what a master would refuse, and warnings.",
+        "refused; the error names the most similar one. Peers get all settings from the master when they attach.",
+        "A master that is started again with a changed file uses the changed values, except for `fragments`",
+        "and `groups`, which belong to the state: there a change is refused. `holdfast config check run.toml`",
+        "prints what a master would refuse, and warnings.",
     ]
     spec = RunSpec()
     for table in attrs.fields(RunSpec):
         values = getattr(spec, table.name)
-        if not attrs.has(type(values)):
-            continue
         lines += [
             "",
             f"## [{table.name}]",

@@ -237,7 +237,7 @@ class Master:
                 hint="a new run needs its own --state DIR; to go on with that one, write "
                 f"name = {json.dumps(before.run.name, ensure_ascii=False)} into the file",
             )
-        for key in ("fragments", "pattern", "groups"):
+        for key in ("fragments", "groups"):
             recorded, given = getattr(before.diloco, key), getattr(now.diloco, key)
             if recorded != given:
                 raise UserError(

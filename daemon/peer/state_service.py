@@ -246,7 +246,7 @@ class StateService:
         if self.state.sizes != sizes:
             return (
                 f"it is cut into {len(self.state.sizes)} fragments in another way than the run's "
-                f"{len(sizes)} (`fragments`, `pattern` or `groups` of run.toml)"
+                f"{len(sizes)} (`fragments` or `groups` of run.toml)"
             )
         assert self.restored is not None
         ours = bytes.fromhex(self.restored.lineage)

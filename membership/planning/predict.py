@@ -247,7 +247,7 @@ def memory_bytes(spec: RunSpec, value_count: int) -> float:
     """
     fragments, diloco = spec.diloco.fragments, spec.diloco
     ups, downs = zip(*(spec.reduce.codecs(fragment) for fragment in range(fragments)), strict=True)
-    feedback = spec.reduce.error_feedback and not all(c.startswith("fp32") for c in ups)
+    feedback = spec.reduce.feedback_decay > 0 and not all(c.startswith("fp32") for c in ups)
     models = MODELS_HELD + feedback
     copies = 1 + max(map(wire_bytes_per_value, downs)) / 4 + (diloco.overlap_steps > 0)
     copies += feedback * max(map(wire_bytes_per_value, ups)) / 4

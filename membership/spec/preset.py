@@ -146,6 +146,13 @@ def format_preset(document: Document) -> str:
     return f'preset "{name}" sets {told}' if settings else ""
 
 
+_GONE: Final = {
+    "diloco.merge": "it is gone: delta is the one way, leave it out",
+    "diloco.pattern": "it is gone: fragments are strided; for others name their tensors in groups",
+    "reduce.error_feedback": "it is gone: feedback_decay = 0.0 is none of it, else leave it out",
+}
+
+
 def gone_reason(place: str, value: object) -> str:
     """Return what to use instead of a key that is gone; empty for any other.
 
@@ -155,6 +162,4 @@ def gone_reason(place: str, value: object) -> str:
     if place == "diloco.algorithm":
         name = value if isinstance(value, str) and value in PRESETS else "NAME"
         return f'it is gone: write preset = "{name}" under [run], one of {", ".join(PRESETS)}'
-    if place == "diloco.merge":
-        return "it is gone: delta is the one way, leave it out"
-    return ""
+    return _GONE.get(place, "")

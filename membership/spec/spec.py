@@ -178,8 +178,7 @@ class DilocoTable:
 
     sync_every: int = field(default=SYNC_EVERY, validator=_whole(1, STEPS_MAX))  # inner steps, H
     fragments: int = field(default=1, validator=_whole(1, FRAGMENTS_MAX))  # P
-    pattern: str = field(default="strided", validator=_one_of("strided", "sequential"))
-    # Patterns of tensors' names, for each fragment; in place of ``pattern``.
+    # Patterns of tensors' names, for each fragment; empty: layers are strided over depth.
     groups: tuple[tuple[str, ...], ...] = field(default=(), converter=_as_tuples, validator=_groups)
     overlap: int | str = field(default=0, validator=_overlap)  # steps taken while a round runs
     outer_lr: float = field(default=0.7, validator=_number(0.0, 100.0))
@@ -230,7 +229,6 @@ class ReduceTable:
         default="fp32", converter=_as_tuples, validator=_codecs
     )
     # What a lossy codec_up left out of a contribution is added to the peer's next one, times the decay.
-    error_feedback: bool = field(default=True, validator=_truth)
     feedback_decay: float = field(default=1.0, validator=_number(0.0, 1.0))
     # The rule by which chunk owners combine contributions; see ``collectives.combine``.
     combine: str = field(default=MEAN, validator=_rule)
@@ -332,11 +330,6 @@ def contradictions(
             ("diloco.fragments", "diloco.groups"),
             f"there are {len(diloco.groups)} groups, each of which is a fragment, and fragments "
             f"is {diloco.fragments}: leave fragments out",
-        )
-    if diloco.groups and diloco.pattern != "strided":
-        yield Contradiction(
-            ("diloco.pattern", "diloco.groups"),
-            "groups say what each fragment is: leave pattern out",
         )
     if diloco.fragments > diloco.sync_every:
         yield Contradiction(

@@ -25,15 +25,12 @@ MEANINGS = {
     "diloco.sync_every": "inner steps between two rounds of a fragment (H)",
     "diloco.fragments": (
         "parts of the model that are synchronised in turn, evenly spread over `sync_every` "
-        "steps (P)"
-    ),
-    "diloco.pattern": (
-        'how layers are assigned to fragments: `"strided"`, in turn, or `"sequential"`, in '
-        "runs; both balanced by bytes. Embeddings and other tensors that are in no layer have "
-        "a fragment of their own if they are large enough. Tied weights count once"
+        "steps (P). Layers are dealt out in turn, balanced by bytes. Embeddings and other tensors "
+        "that are in no layer have a fragment of their own if they are large enough. Tied weights "
+        "count once"
     ),
     "diloco.groups": (
-        "in place of `pattern`: the tensors of each fragment, as patterns of their names: "
+        "the tensors of each fragment, as patterns of their names: "
         '`[["embed*"], ["h.0.*", "h.1.*"], ["h.2.*"]]`. Each tensor must be in exactly one '
         "group; `fragments` is the number of groups"
     ),
@@ -105,10 +102,10 @@ MEANINGS = {
         "fragments, or a list with one for each"
     ),
     "reduce.codec_down": "codec of results, likewise",
-    "reduce.error_feedback": (
-        "add what a lossy `codec_up` left out of a contribution to the next contribution"
+    "reduce.feedback_decay": (
+        "what a lossy `codec_up` left out of a contribution is added to the next one, times this "
+        "factor from 0 to 1. 0: it is lost"
     ),
-    "reduce.feedback_decay": "factor of that, from 0 to 1",
     "reduce.combine": (
         'how chunk owners combine contributions: `"mean"`, or `"clipped:R"`, where a contribution '
         "that is farther from the centre than R times the median distance counts less "

@@ -73,8 +73,8 @@ def _codec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         )
     elif up == {"fp32"} and down - set(FIXED_CODECS[:2]):
         yield ("reduce.codec_down", "results are coarser than what they are made of")
-    if up & set(COARSE_CODECS) and not reduce.error_feedback:
-        yield ("reduce.error_feedback", "without it, what this coarse codec leaves out is lost")
+    if up & set(COARSE_CODECS) and reduce.feedback_decay == 0:
+        yield ("reduce.feedback_decay", "0: what this coarse codec leaves out is lost")
     if reduce.combine != MEAN and 0 < spec.membership.contributors < OUTVOTED_MIN:
         yield (
             "reduce.combine",

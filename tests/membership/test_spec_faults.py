@@ -97,7 +97,7 @@ def test_errors_are_what_a_master_refuses(given: dict[tuple[str, str], str]) -> 
         ("[diloco]\nfragments = 4\noverlap = 50", "diloco.overlap"),
         ("[reduce]\ncodec_down = 'topk8'", "reduce.codec_down"),
         ("[reduce]\ncodec_down = 'int8+zstd'", "reduce.codec_down"),
-        ("[reduce]\ncodec_up = 'nf4+zstd'\nerror_feedback = false", "reduce.error_feedback"),
+        ("[reduce]\ncodec_up = 'nf4+zstd'\nfeedback_decay = 0", "reduce.feedback_decay"),
         ("[membership]\ncontributors = 2\n[reduce]\ncombine = 'clipped'", "reduce.combine"),
         ("[sync]\ndonor_share = 0.0", "sync.donor_share"),
         ("[membership]\ndeadline_s = 1.0\ngrace_s = 0.5", "membership.deadline_s"),

@@ -76,7 +76,7 @@ async def test_trainers_are_told_how_far_they_may_train_on(
     assert [each.overlap_steps for each in told] == [steps, steps]
 
 
-@pytest.mark.parametrize("reduce", ["error_feedback = false", "codec_up = 'fp32+zstd'"])
+@pytest.mark.parametrize("reduce", ["feedback_decay = 0", "codec_up = 'fp32+zstd'"])
 async def test_the_identity_codec_changes_nothing(reduce: str) -> None:
     assert (await trained("")).tobytes() == (await trained("", reduce)).tobytes()
 
