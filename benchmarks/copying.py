@@ -40,7 +40,7 @@ from benchmarks.join import (
     row_of,
     script,
 )
-from benchmarks.lab_run import LabRun, Status
+from benchmarks.lab_run import LabRun, Status, all_equal
 from benchmarks.namespaces import LabError
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json
@@ -131,7 +131,7 @@ def copies(state_mib: int = STATE_MIB, cases: tuple[str, ...] = CASES) -> Measur
             "all three donors the joiner's downlink is the limit, with two their "
             "uplinks are. So a death half-way must cost a quarter of the time whoever copies; the "
             "share says what it costs beyond that. A liar is dropped at its first wrong block, and "
-            "the lines are still counted as three. Equal: `holdfast verify` at the end."
+            "the lines are still counted as three. Equal: what the status says of all copies at the end."
         ],
     )
     return [table], [asdict(each) for each in found]
@@ -205,7 +205,7 @@ def _follow(run: LabRun, case: str, state_bytes: int) -> Copied:
         + _needs_s(after_bytes, len(DONORS) - 1),
         joined_to_sync_s=joined_s(status),
         named=sorted(m["name"] for m in status["members"] if m["bad_blocks"]),
-        same=bool(run.act("verify", {})["same"]),
+        same=all_equal(run),
     )
 
 

@@ -24,7 +24,7 @@ from attrs import asdict, evolve, frozen
 
 from benchmarks.commands import ROOT, BenchError
 from benchmarks.grounds import Loopback
-from benchmarks.lab_run import LabRun, stop_on_signals
+from benchmarks.lab_run import LabRun, all_equal, stop_on_signals
 from benchmarks.poison import why_no_torch
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json
@@ -122,7 +122,7 @@ def measure(case: Case, device: str, seconds: float) -> Found:
             inside = [json.loads(each.read_text()) for each in logs]
             run.act("pause", {})
             run.until(lambda s: not s["rounds"], "no round is under way", WAIT_S)
-            same = bool(run.act("verify", {})["same"])
+            same = all_equal(run)
         after = _alone(script, folder)
     alone = [sum(each["steps_per_s"] for each in some) for some in (before, after)]
     steps_per_s = sum(each["steps_per_s"] for each in inside)

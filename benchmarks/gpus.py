@@ -22,7 +22,7 @@ from attrs import asdict, frozen
 
 from benchmarks.commands import HOLDFAST, ROOT, BenchError
 from benchmarks.grounds import Loopback
-from benchmarks.lab_run import LabRun, Status, stop_on_signals
+from benchmarks.lab_run import LabRun, Status, all_equal, stop_on_signals
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
 
@@ -105,7 +105,7 @@ def _change(run: LabRun, folder: Path, ranks: int) -> Change:
     run.until(lambda s: _member(s)["accelerators"] == wanted, wanted, WAIT_S)
     run.act("pause", {})
     run.until(lambda s: not s["rounds"], "no round is under way", WAIT_S)
-    same = bool(run.act("verify", {})["same"])
+    same = all_equal(run)
     start_s = _start_s(ranks)
     run.act("resume", {})
     return Change(ranks, lost_s - began["now_s"], back_s - lost_s, start_s, same)

@@ -4,7 +4,7 @@
 
 A master may open ``--descriptors`` files. Fifty clients open connections to its HTTP side and leave: some
 ask and read, some reset, some leave in the middle of a request, some listen to the live stream, some stay
-idle for a while. Four ``holdfast watch`` look on. Once a second a stranger dials the run's port
+idle for a while. Four ``holdfast events --follow`` look on. Once a second a stranger dials the run's port
 and must be shown the run's authority. The descriptors of the master are counted before, meanwhile, and
 when all have gone. The exit status is 1 if a dial was not answered or a descriptor is left.
 """
@@ -189,7 +189,7 @@ async def measure(folder: Path, *, seconds: float, each: float, descriptors: int
     with a_master(folder, descriptors) as (pid, run_port, http):
         await _gone(seen, pid, math.inf)
         seen.before = descriptors_of(pid)
-        watch = [*HOLDFAST, "watch", "--state", str(folder / "state")]
+        watch = [*HOLDFAST, "events", "--follow", "--state", str(folder / "state")]
         with (folder / "watch.log").open("wb") as log:
             watchers = [
                 subprocess.Popen(watch, stdout=log, stderr=log, cwd=ROOT) for _ in range(WATCHERS)
@@ -260,7 +260,7 @@ def http_clients() -> Measured:
     raw = as_json(seen, SECONDS, DESCRIPTORS)
     dials = f"{raw['dials_answered']} of {raw['dials_answered'] + raw['dials_failed']}"
     table = Table(
-        f"{CLIENTS} HTTP clients that come and go, and {WATCHERS} watches; a master with {DESCRIPTORS} "
+        f"{CLIENTS} HTTP clients that come and go, and {WATCHERS} that follow events; a master with {DESCRIPTORS} "
         "descriptors",
         [f"python -m benchmarks.http_clients --seconds {SECONDS:g}"],
         [

@@ -318,3 +318,9 @@ class LabRun:
 
     def _tail(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")[-LOG_TAIL_CHARS:]
+
+
+def all_equal(run: LabRun) -> bool:
+    """Return whether all members' copies get equal, as the run's status says."""
+    status = run.until(lambda s: s["copies"]["equal"] == s["copies"]["all"], "equal copies", 60.0)
+    return bool(status["copies"]["all"])

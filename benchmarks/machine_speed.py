@@ -64,17 +64,15 @@ class MachineSpeed:
         """Return what pieces of work with a model take if nothing but their bytes counts, by name.
 
         Founding copies the model into fresh memory: the founder's two arenas, and each other founder's; a
-        join does so with the model and its momentum. A round copies a fragment twice. Reading alone, as
-        verification does, counts half a copy; the outer step reads three arrays and writes two. A checkpoint
-        is two models, and all peers write one.
+        join does so with the model and its momentum. A round copies a fragment twice. The outer
+        step reads three arrays and writes two. A checkpoint is two models.
         """
         return {
             "founding": peers * self.fresh_s,
             "join": 2 * self.fresh_s,
             "round": 2 * self.copy_s / fragments,
             "outer step": 2.5 * self.copy_s,
-            "checkpoint": peers * 2 * self.write_s,
-            "verify": peers * self.copy_s,
+            "checkpoint": 2 * self.write_s,
             "export": 2 * self.copy_s + self.write_s,
         }
 

@@ -52,7 +52,7 @@ TENSORS = 16
 MILLIONS, FRAGMENTS = (100.0, 400.0), (1, 8)  # of the section
 LARGE = 200e6  # parameters: three peers of more do not fit a machine of 24 GiB
 BOUND_MODELS, BOUND_FRAGMENTS = 3.0, 4.0  # memory that is asked for: so many models and fragments
-PHASES = ("founding", "rounds", "joining", "checkpoint", "verify", "export")
+PHASES = ("founding", "rounds", "joining", "checkpoint", "export")
 SPEC = """\
 [run]
 name = "models"
@@ -76,10 +76,10 @@ class Case:
       peers: with the one that joins.
       memory_times_model: by phase, the most that daemon and hook of a peer took; the export's is its own.
       bound_times_model: asked for.
-      planned_times_model: what ``holdfast plan`` says.
+      planned_times_model: what ``holdfast config plan`` says.
       times_s: founding (from the founder's trainer to all in sync), join (from the newcomer's admission until
         it is in sync), round (median of the reductions), outer step (of one thread that does nothing else),
-        checkpoint (until it is on disk), verify, export.
+        checkpoint (the last one of a peer that leaves), export.
       carried_s: what memory or disk takes for the same, see ``machine_speed``.
       start_s: of founding and join, from the start of a peer's command until its trainer attaches.
       status_s: by phase, the slowest answer of any daemon to a request for its status.
@@ -236,19 +236,14 @@ class _Measured:
         self.times_s["join"] = _event_s(status, "late", "is in sync") - joined_s
         if self.peers == 2:  # one peer alone sends nothing
             self._rounds()
-        self._phase("checkpoint")
-        kept = self.folder / "late" / "checkpoints"
-        with self._timed("checkpoint"):
-            self.run.act("checkpoint", {})
-            self._until(lambda _: list(kept.glob("*.safetensors")), "a checkpoint")
         self.run.act("pause", {})
-        self._until(lambda s: not s["rounds"], "no round is under way")
-        self._phase("verify")
-        with self._timed("verify"):
-            found = self.run.act("verify", {})
+        self._until(
+            lambda s: not s["rounds"] and s["copies"]["equal"] == self.peers, "all copies are equal"
+        )
         self.watch.weigh()
-        if not found["same"]:
-            raise BenchError(f"the peers' states differ: {found}")
+        self._phase("checkpoint")
+        with self._timed("checkpoint"):
+            self.run.stop("late")
         self.watch.pids.clear()  # the export's own memory counts
         self._phase("export")
         with self._timed("export"):
@@ -352,7 +347,7 @@ def tables(cases: list[Case]) -> list[Table]:
             "models of 100 million parameters. An export is a process of its own.",
         ],
     )
-    times = ("founding", "join", "round", "outer step", "checkpoint", "verify", "export")
+    times = ("founding", "join", "round", "outer step", "checkpoint", "export")
     seconds = Table(
         "Seconds, and in brackets the part of them that memory or disk alone would take",
         [command],

@@ -8,7 +8,7 @@ of the same fragment, after a warm-up: what the hook copies and merges counts as
     python -m benchmarks.overlap --cases wan --json -     one table by itself
     make bench ARGS='--only overlap'                      all of them, into RESULTS.md
 
-The settings of a case are given; or fragments and overlap are what ``holdfast plan``'s formulas come
+The settings of a case are given; or fragments and overlap are what ``holdfast config plan``'s formulas come
 to, for its H and codec the fewest with which nobody waits on ``LINE_SHARE`` of the line. Bytes are the
 lab's own count, of packets; without their headers they are what the sockets carried.
 """
@@ -34,7 +34,7 @@ from benchmarks.progress import say
 from benchmarks.report import Table
 from benchmarks.sections import Measured
 from benchmarks.wan_lab import Host, WanLab
-from holdfast.daemon.cli.plan_table import format_codec, toml_of
+from holdfast.daemon.cli.plan_table import format_codec
 from holdfast.membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
 from holdfast.membership.planning.bandwidth import Bandwidth
 from holdfast.membership.planning.predict import Conditions, predict
@@ -234,6 +234,16 @@ def measure(case: Case) -> Found:
         watched = watch(lab, run, first, last)
         spans = [span_of(log, first, last) for log in logs.values()]
     return found(case, spec, watched, spans)
+
+
+def toml_of(spec: RunSpec) -> str:
+    """Return the settings of a case as TOML for run.toml."""
+    diloco, reduce = spec.diloco, spec.reduce
+    return (
+        f"[diloco]\nsync_every = {diloco.sync_every}\nfragments = {diloco.fragments}\n"
+        f"overlap = {diloco.overlap}\n[reduce]\n"
+        f'codec_up = "{reduce.codec_up}"\ncodec_down = "{reduce.codec_down}"'
+    )
 
 
 def names_of(case: Case) -> list[str]:

@@ -75,8 +75,6 @@ MEMBER = ConnectionPhase(
         {
             messages.Applied,
             messages.Audited,
-            messages.BlocksVerified,
-            messages.CheckpointTold,
             messages.Diagnosis,
             messages.WeightsSupplied,
             messages.Heartbeat,
@@ -85,7 +83,6 @@ MEMBER = ConnectionPhase(
             messages.LeasesWanted,
             messages.Leaving,
             messages.LinkBroken,
-            messages.LogTail,
             messages.Measured,
             messages.MessageWanted,
             messages.NotReady,
@@ -103,7 +100,6 @@ MEMBER = ConnectionPhase(
             messages.TrainerAttached,
             messages.TrainerFailed,
             messages.TrainerLost,
-            messages.Verified,
         }
     ),
     FRAME_BYTES_MAX,

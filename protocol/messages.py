@@ -63,10 +63,6 @@ PROOF_BYTES_MAX = (
     2**28
 )  # a proof: one chunk from each of its contributors; the master holds one proof
 PROOF_PIECE_BYTES_MAX = 2**16  # of a proof in one message: half a second at 1 Mbit/s
-LOG_LINES_MAX = 1_000  # lines of a peer's log in one answer
-LOG_CHARS_MAX = 2**16  # of an answer's lines together: as long as a piece of a proof
-
-
 _count: Any = and_(ge(0), le(COUNT_MAX))
 _u32: Any = and_(ge(0), le(2**32 - 1))  # what a frame's header has room for
 _text: Any = and_(max_len(TEXT_CHARS_MAX), printable)
@@ -111,11 +107,6 @@ def _each(validator: Any, count_max: int) -> Any:
 
 
 _peers = _each(_peer, MEMBERS_MAX)
-
-
-def _log_chars(_instance: object, attribute: Any, value: tuple[SentLine, ...]) -> None:
-    if (count := sum(len(line.text) for line in value)) > LOG_CHARS_MAX:
-        raise ValueError(f"{attribute.name} has {count} characters, more than {LOG_CHARS_MAX}")
 
 
 class Message:
@@ -822,54 +813,6 @@ class SyncFailed(Message):
 
 
 @frozen
-class Verified(Message):
-    """Peer, after ``Verify``: the roots of the bytes in its memory, for complete fragments only."""
-
-    number: int = field(validator=_count)
-    heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
-
-
-@frozen
-class CheckpointTold(Message):
-    """Peer, after ``WriteCheckpoint``: accepted or declined; and later, a second time, the outcome."""
-
-    number: int = field(validator=_count)
-    writes: bool  # the checkpoint is being written; False: it is written, or will not be
-    name: str = field(default="", validator=_text)  # of the written checkpoint
-    reason: str = field(default="", validator=_text)  # the reason why there is none
-
-
-@frozen
-class SentLine:
-    """A line of a peer's log, from its daemon (a notice) or from its trainer's output."""
-
-    at: float = field(validator=_finite)  # unix seconds
-    trainer: bool
-    text: str = field(validator=_text)
-
-
-@frozen
-class LogTail(Message):
-    """Peer, after ``LogRequest``: the newest lines of its log, oldest first, or why it sends none."""
-
-    number: int = field(validator=_count)
-    lines: tuple[SentLine, ...] = field(
-        default=(), validator=and_(max_len(LOG_LINES_MAX), _log_chars)
-    )
-    refusal: str = field(default="", validator=_text)
-
-
-@frozen
-class BlocksVerified(Message):
-    """Peer, after ``VerifyBlocks``: 32 bytes per block, or none if the peer has another version."""
-
-    number: int = field(validator=_count)
-    fragment: int = field(validator=_count)
-    version: int = field(validator=_count)
-    digests: bytes = field(validator=max_len(32 * BLOCKS_MAX))
-
-
-@frozen
 class Leaving(Message):
     """Peer: it wants to leave; it stays until ``Released``."""
 
@@ -1175,38 +1118,6 @@ class Release(Message):
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
     receiver: str = field(validator=_peer)
-
-
-@frozen
-class Verify(Message):
-    """Master, on the operator's command: digest the state in memory, and report its roots."""
-
-    number: int = field(validator=_count)
-
-
-@frozen
-class VerifyBlocks(Message):
-    """Master: report the block digests of a fragment whose root differs between peers."""
-
-    number: int = field(validator=_count)
-    fragment: int = field(validator=_count)
-    version: int = field(validator=_count)
-
-
-@frozen
-class WriteCheckpoint(Message):
-    """Master, on the operator's command: write a checkpoint now, whatever the schedule says."""
-
-    number: int = field(validator=_count)
-
-
-@frozen
-class LogRequest(Message):
-    """Master, on the operator's command: send the newest lines of the peer's log."""
-
-    number: int = field(validator=_count)
-    lines: int = field(validator=and_(ge(1), le(LOG_LINES_MAX)))
-    after: float = field(default=0.0, validator=_finite)  # unix seconds: only later lines
 
 
 @frozen

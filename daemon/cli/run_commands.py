@@ -321,11 +321,6 @@ def _shared_master(
     help="Train only while N GPUs are healthy; with fewer this peer is a spare. `{gpus}` in the command is "
     "the number of healthy ones.",
 )
-@click.option(
-    "--private-log",
-    is_flag=True,
-    help="Do not let the run's operator read this peer's log and the training command's output.",
-)
 @quiet_option
 def join(
     invite: str,
@@ -350,7 +345,6 @@ def join(
     site: str,
     checkpoints: str | None,
     require_gpus: int | None,
-    private_log: bool,
     quiet: bool,
 ) -> None:
     """Take part in a run with this machine.
@@ -397,7 +391,6 @@ def join(
         memory_bytes=None if max_memory is None else int(max_memory * 1e9),
         disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),
         relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
-        private_log=private_log,
         gpus_min=require_gpus or 0,
         limits={name: given[name] for name in LIMITS} | {"hours": hours and hours.text},
     )

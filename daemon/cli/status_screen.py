@@ -57,6 +57,8 @@ def _show_master(console: Console, status: MasterStatus) -> None:
     console.print(_headed(status.name, f"  {status.state}  {counts}"))
     if status.why_waiting:
         console.print(status.why_waiting)
+    if equal := _copies(status):
+        console.print(equal, markup=False)
     if status.ending is not None:
         for line in _ending(status, status.ending):
             console.print(line)
@@ -88,6 +90,14 @@ def _ending(status: MasterStatus, ending: Ending) -> Iterator[str]:
     if ending.weights_at:
         yield f"final weights: in the checkpoints of {', '.join(ending.weights_at)}"
         yield f"to get a file of them, run there: {EXPORT_COMMAND}"
+
+
+def _copies(status: MasterStatus) -> str:
+    """Return the sentence about equal copies, with its age."""
+    copies = status.copies
+    if copies.compared_s is None:
+        return copies.text
+    return f"{copies.text} (compared {format_duration(copies.compared_s)} ago)"
 
 
 def _headed(head: object, rest: str) -> Text:
@@ -141,25 +151,6 @@ def show_invites(answer: Mapping[str, Any]) -> None:
             "yes" if invite["approve"] else "no",
         )
     console.print(table)
-
-
-def show_verified(answer: Mapping[str, Any]) -> None:
-    """Print which peers hold which bytes."""
-    console = plain_console()
-    for peer in answer["peers"]:
-        console.print(f"{peer['peer'][:8]} ({peer['name']}): {peer['text']}")
-    for each in answer["differences"]:
-        head = f"{each['peer'][:8]} ({each['name']}) differs in fragment {each['fragment']}"
-        console.print(_headed(head, f", version {each['version']}: {each['text']}"))
-    if answer["same"]:
-        console.print("all peers hold the same bytes")
-    elif not answer["differences"]:
-        console.print("not all peers could be compared")
-    else:
-        console.print(
-            "the fragment's next committed round repairs a peer that differs; "
-            "a machine that differs again has faulty memory: remove it with `holdfast kick`"
-        )
 
 
 def _show_peer(console: Console, status: PeerStatus) -> None:

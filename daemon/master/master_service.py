@@ -37,10 +37,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import RemoteProtocolError, UserError
 from ...protocol.machine_check import Checkups
 from ...protocol.messages import (
-    BlocksVerified,
-    CheckpointTold,
     Heartbeat,
-    LogTail,
     Measured,
     Message,
     Progress,
@@ -48,7 +45,6 @@ from ...protocol.messages import (
     Refused,
     Renew,
     Renewed,
-    Verified,
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.text import plain
@@ -57,18 +53,15 @@ from ...protocol.trust.notary import Notary
 from ..exit_codes import ExitCode
 from ..memory_check import needs_of
 from .admission import Admission, check_token
-from .checkpoint_requests import CheckpointAsker
 from .decisions import Decision
 from .effect_queue import EffectQueue
 from .journal_base import FencedError, Journal
 from .journal_copies import JournalCopies
 from .journal_writer import JournalWriter
-from .log_requests import LogRequests
 from .other_masters import OtherMasters
 from .peer_greeting import PeerGreeting
 from .peer_sessions import PeerSessions
 from .reachability import ReachabilityCheck
-from .state_verifier import StateVerifier
 
 log = logging.getLogger("holdfast.master")
 
@@ -164,13 +157,6 @@ class MasterService:
         self._other_masters = OtherMasters(
             coordinator, network, self.decide, lambda: self.bound, self.copies.serve
         )
-        self.verifier = StateVerifier(
-            coordinator.context, self.sessions.__contains__, self.sessions.tell
-        )
-        self.checkpoint_asker = CheckpointAsker(
-            coordinator.context, self.sessions.tell, self._note_about
-        )
-        self.log_requests = LogRequests(coordinator.context, self.sessions.tell)
 
     async def run(
         self, *, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
@@ -299,26 +285,13 @@ class MasterService:
     def _note(self, text: str) -> None:
         self.decide(partial(self.coordinator.note, text))
 
-    def _note_about(self, peer: str, text: str) -> None:
-        self.decide(partial(self.coordinator.note, text, peer=peer))
-
     # ------------------------------------------------------------ messages of peers
 
     def _handle(self, peer: str, message: Message) -> None:
-        match message:
-            case Renew():
-                self._renew(peer, message)
-            case Verified() | BlocksVerified():
-                self.verifier.hear(peer, message)
-            case CheckpointTold():
-                self.checkpoint_asker.hear(peer, message)
-            case LogTail():
-                self.log_requests.hear(peer, message)
-            case _:
-                self._hear(peer, message)
-
-    def _hear(self, peer: str, message: Message) -> None:
         """Let the coordinator decide what follows from a message; in a crowd, from many at once."""
+        if isinstance(message, Renew):
+            self._renew(peer, message)
+            return
         decisive = not isinstance(message, SIGNS_OF_LIFE)
         alone = not self.sessions.crowded
         self.decide(

@@ -64,9 +64,7 @@ class OperatorCommands:
             "withdraw": self._withdraw,
             "approve": self._approve,
             "kick": self._kick,
-            "checkpoint": self._checkpoint,
             "clear": self._clear,
-            "verify": self._verify,
             "pause": self._pause,
             "resume": self._resume,
             "stop": self._stop_process,
@@ -103,7 +101,7 @@ class OperatorCommands:
             raise UserError(
                 f"there is no invite {invite_id!r}",
                 exit_code=ExitCode.USAGE,
-                hint="`holdfast invites` lists them with their ids",
+                hint="`holdfast invite --list` lists them with their ids",
             )
         return {"id": invite_id, "withdrawn": True}
 
@@ -147,12 +145,6 @@ class OperatorCommands:
         return find_peer(wanted, names, "peer", hint)
 
     # ------------------------------------------------------------ the run
-
-    async def _checkpoint(self, _body: Json) -> Json:
-        return await self._service.checkpoint_asker.run()
-
-    async def _verify(self, _body: Json) -> Json:
-        return await self._service.verifier.run()
 
     async def _pause(self, _body: Json) -> Json:
         was_paused = self._coordinator.context.history.paused

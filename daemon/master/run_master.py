@@ -51,7 +51,6 @@ from ..tasks import wait_for_signals
 from ..web.app import read_route
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
-from ..web.log_reading import log_reading
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
 from .announcements import format_end, format_invites, format_resumed
@@ -289,7 +288,6 @@ class Master:
                 *past_routes(recorder.history, self.network),
             ],
             actions=self._commands.actions(),
-            private_reads={"logs": log_reading(self.service.log_requests.fetch)},
             names=self.options.http_names,
         )
         with side as (serve_http, url), self._scope:

@@ -13,7 +13,6 @@ from ...protocol.addresses import Address
 from ...protocol.messages import RelayOffer
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.notary import Notary
-from ..log_ring import LogRing
 from .volunteer_limits import DiskQuota
 
 NOTICES_MAX = 20  # newest notices to the operator that the status page shows
@@ -44,7 +43,6 @@ class PeerConfig:
     memory_bytes: int | None = None  # of this machine; None: no state is too large
     disk_quota: DiskQuota | None = None  # for checkpoints on this disk; None: no limit
     partial_bytes: int | None = None  # for partial copies; None: no limit
-    log: LogRing | None = None  # for the run's operator; None: nothing of it is sent
     relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
 
 

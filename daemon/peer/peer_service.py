@@ -68,7 +68,6 @@ from ...protocol.messages import (
     Leased,
     Leaving,
     Load,
-    LogRequest,
     Message,
     MessageBody,
     MessageWanted,
@@ -85,11 +84,8 @@ from ...protocol.messages import (
     StopRelayingPair,
     SupplyWeights,
     TrainerAttached,
-    Verify,
-    VerifyBlocks,
     View,
     Welcome,
-    WriteCheckpoint,
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
@@ -104,7 +100,6 @@ from .master_session import MasterSession, SessionEnded
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .reducer import Reducer
 from .relay_service import RelayWork, make_forwarder
-from .sent_log import answer_log
 from .state_service import StateService
 from .trainer_port import TrainerPort
 from .trainer_service import TrainerService
@@ -225,7 +220,6 @@ class PeerService:
             self.state_service,
             checkpoints,
             start=start,
-            tell=tell,
         )
         self.relay: RelayWork | None = None
         if config.relay is not None:
@@ -453,15 +447,9 @@ class PeerService:
                     self.ports.need()
             case RelayPair() | StopRelayingPair() if self.relay is not None:
                 self.relay.hear(message)
-            case Verify() | VerifyBlocks():
-                self._start(self.state_service.verify, message)
             case NewSpec():
                 self._spec.known = spec = RunSpec.parse(message.spec_toml)
                 self._perform(self.replica.trainer.set_total_steps(spec.total_steps))
-            case WriteCheckpoint(number=number):
-                self.checkpointer.write_now(number)
-            case LogRequest():
-                self.session.tell(answer_log(message, self.config.log))
             case Notice():
                 log.warning("notice from the master: %s", message.text)
                 self.report.notices.append(message.text)

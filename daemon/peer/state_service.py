@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 
 import trio
@@ -36,7 +35,6 @@ from ...protocol.messages import (
     KEPT_STATES_MAX,
     BlocksRefused,
     BlocksRequest,
-    BlocksVerified,
     CopyProgress,
     Donate,
     FragmentHead,
@@ -47,9 +45,6 @@ from ...protocol.messages import (
     ModelLayout,
     Release,
     SyncFragment,
-    Verified,
-    Verify,
-    VerifyBlocks,
     WeightsSupplied,
 )
 from ...protocol.network.interface import Network
@@ -293,24 +288,6 @@ class StateService:
         self._replica.founded(lineage, heads)
         self._report.why = ""  # it waited for these weights
         self._tell(WeightsSupplied(layout, state.sizes, heads, lineage))
-
-    async def verify(self, order: Verify | VerifyBlocks) -> None:
-        """Digest the bytes in memory, one fragment after the other, and report to the master."""
-        state, run_sync = self.known_state, self._network.run_sync
-        heads: list[FragmentHead] = []
-        if isinstance(order, Verify):
-            for fragment in range(0 if state is None else len(state.sizes)):
-                assert state is not None
-                if (found := await run_sync(partial(state.digest_now, fragment))) is not None:
-                    heads.append(found[0])
-            self._tell(Verified(order.number, tuple(heads)))
-            return
-        digests = b""
-        if state is not None and order.fragment < len(state.sizes):
-            found = await run_sync(partial(state.digest_now, order.fragment))
-            if found is not None and found[0].version == order.version:
-                digests = found[1]
-        self._tell(BlocksVerified(order.number, order.fragment, order.version, digests))
 
     # ------------------------------------------------------------ serving other peers
 

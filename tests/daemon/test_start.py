@@ -192,7 +192,7 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
         echo "${COMPREPLY[@]}"
     }
     ask holdfast do
-    ask holdfast config ""
+    ask holdfast config ch
     ask holdfast bench transfer --js
     ask holdfast events --kind le
     """

@@ -9,6 +9,7 @@ from ..rounds.round import RoundPhase
 from ..state.roster import Member, role_of
 from ..state.voting_blocs import format_invite_warning, large_invites
 from ..trainers import state_of
+from .copy_agreement import copy_agreement
 from .headline import headline
 from .records import (
     CopyRow,
@@ -75,6 +76,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
             vacant=history.vacancies,
         ),
         fragments=tuple(head_row(head) for head in history.heads()),
+        copies=copy_agreement(coordinator, now_s),
         members=tuple(
             _member(coordinator, member, reasons, now_s) for member in context.roster.by_number()
         ),

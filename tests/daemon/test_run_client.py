@@ -1,126 +1,25 @@
-"""``holdfast watch`` fits its screen and shows the essentials, for any run."""
+"""What commands ask about a run: pages of rounds and events, over one connection."""
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
 import attrs
-import msgspec
 import pytest
 import trio
-from rich.console import Console
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from holdfast.daemon.cli import daemon_client, run_client
-from holdfast.daemon.cli.daemon_client import see_json
-from holdfast.daemon.cli.run_client import NewRows, RunSnapshot, Snapshot, events_of, rounds_of
+from holdfast.daemon.cli.run_client import events_of, rounds_of
 from holdfast.daemon.cli.run_tables import format_round_reason
-from holdfast.daemon.cli.watch import ChangeLines, draw, essence
 from holdfast.daemon.metrics_store import MetricsStore, PastEvent
 from holdfast.daemon.paths import DaemonAddress
-from holdfast.daemon.status_records import MasterStatus
 from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.protocol.addresses import Address
-from tests.membership.table import Table
-from tests.plain import master_status
 
 Json = dict[str, Any]
-
-
-def a_run(members: int) -> MasterStatus:
-    table = Table()
-    for number in range(members):
-        table.join("abcdef"[number % 6] + f"{number:031x}")
-    return master_status(table.master, table.now_s, "[b]first[/b]")
-
-
-def seen(status: MasterStatus) -> Snapshot:
-    """With the events as the master's history has them."""
-    names = {member.peer: member.name for member in status.members}
-    events = [
-        PastEvent(number, row.at_s, row.kind, row.peer, names.get(row.peer or "", ""), row.text)
-        for number, row in enumerate(status.events or ())
-    ]
-    return Snapshot(status, [], events)
-
-
-def screen(status: MasterStatus | None, width: int, height: int, away_s: float = 0.0) -> list[str]:
-    out = io.StringIO()
-    console = Console(file=out, width=width, height=height, color_system=None)
-    snapshot = None if status is None else seen(status)
-    console.print(draw("master", snapshot, away_s, width, height))
-    return out.getvalue().splitlines()
-
-
-@pytest.mark.parametrize("members", [0, 1, 5, 26])
-@pytest.mark.parametrize("height", [24, 10, 60])
-def test_it_fits_and_shows_members_and_events(members: int, height: int) -> None:
-    lines = screen(a_run(members), 80, height)
-    assert len(lines) <= height
-    assert max(len(line) for line in lines) <= 80
-    assert lines[0].startswith("[b]first[/b]  waiting for weights  round 0"), "and no markup"
-    assert lines[-1].startswith("q: ")
-    if members:
-        assert lines[4].split()[0] == "a"
-        assert any("waiting for the" in line for line in lines[4:])
-    if members == 26 and height == 24:
-        assert any(line.startswith("... and ") for line in lines)
-        assert sum("joined as member" in line for line in lines) >= 3, "the newest events"
-        assert any("joined as member 26" in line for line in lines)
-
-
-def test_an_unreachable_master_is_shown_above_its_last_status() -> None:
-    lines = screen(a_run(2), 80, 24, away_s=7)
-    assert lines[0].startswith("the master has not answered for 7 s")
-    assert lines[4].split()[0] == "a"
-    assert screen(None, 80, 24, away_s=3)[0].startswith("the master has not answered")
-
-
-def test_only_changes_are_printed_as_lines() -> None:
-    table = Table()
-    lines = ChangeLines()
-
-    def told() -> list[str]:
-        status = master_status(table.master, table.now_s, "first")
-        return [line.partition("  ")[2] for line in lines.of(seen(status))]
-
-    table.join("a" * 32)
-    first = told()
-    assert len(first) == 1, "what was before is not told"
-    assert first[0].startswith("first  waiting for weights, 1 member: initial weights: waiting")
-    assert told() == []
-    table.join("b" * 32)
-    state, event = told()
-    assert state.startswith("first  waiting for weights, 2 members")
-    assert event.startswith("join   b (bbbbbbbb) joined as member 2")
-    assert told() == []
-
-
-def test_the_headline_is_the_masters() -> None:
-    status = a_run(1)
-    told = attrs.evolve(status.headline, loss=1.23456, tokens_per_s=77.0, rounds=3)
-    told = attrs.evolve(told, rounds_wanted=9, step=40, sent_bytes=2_000_000)
-    status = attrs.evolve(status, headline=told)
-    first, second, *_ = screen(status, 80, 24)
-    assert first.endswith("round 3/9  step 40  loss 1.235  77 tokens/s")
-    assert second.endswith("2.0 MB sent")
-
-
-def test_news_are_new_once_also_where_numbers_begin_again() -> None:
-    news, rows = NewRows(), list(seen(a_run(2)).events)
-    assert news.of(rows) == rows
-    assert news.of(rows) == []
-    later = [attrs.evolve(row, at=row.at + 60) for row in rows]
-    assert news.of([*rows, *later]) == later
-
-
-def test_a_clock_that_moved_is_no_change() -> None:
-    status = msgspec.to_builtins(a_run(2))
-    assert essence({**status, "now_s": 7.0}) == essence(status)
-    assert essence({**status, "step": 7}) != essence(status)
 
 
 @pytest.mark.real_time
@@ -136,7 +35,8 @@ async def test_polls_share_a_connection() -> None:
         nursery.start_soon(serve_http, app, listener)
         control = DaemonAddress("peer", url, "", 0)
         for _ in range(5):
-            assert await trio.to_thread.run_sync(see_json, control) == {"kind": "peer"}
+            answer = await trio.to_thread.run_sync(daemon_client.call, control, "status", None)
+            assert answer == {"kind": "peer"}
         nursery.cancel_scope.cancel()
     daemon_client._client().close()
     daemon_client._client.cache_clear()
@@ -247,18 +147,3 @@ def test_rounds_name_those_that_they_went_on_without(history: MetricsStore) -> N
     (shown,) = rounds_of(MASTER, 1)
     assert shown.lost_names == ("birch",), "it died before the reduction, which does not name it"
     assert format_round_reason(shown) == "lost birch; without cedar (it was not ready in time)"
-
-
-def test_a_poller_fetches_each_round_once(history: MetricsStore) -> None:
-    asked_for = RunSnapshot()
-
-    def look(*numbers: int) -> list[int]:
-        for n in numbers:
-            history.write(rounds=[(n, json.dumps(a_round(n, n)).encode())])
-        asked_for._see_rounds(MASTER)
-        return [row.round for row in asked_for._rounds]
-
-    assert look() == []
-    assert look(1, 2) == [2, 1]
-    assert look(*range(3, 16)) == list(range(15, 0, -1)), "more than a page was new"
-    assert look(*range(16, 60))[:20] == list(range(59, 39, -1))
