@@ -120,8 +120,6 @@ class DatabaseClient:
 class LeasedJournal(Journal):
     """The database's journal for the holder of a lease."""
 
-    is_shared = True
-
     def __init__(self, database: SimulatedDatabase, host: str, lease: Lease) -> None:
         super().__init__()
         self._database = database

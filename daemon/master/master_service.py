@@ -61,7 +61,6 @@ from .checkpoint_requests import CheckpointAsker
 from .decisions import Decision
 from .effect_queue import EffectQueue
 from .journal_base import FencedError, Journal
-from .journal_copies import JournalCopies
 from .journal_writer import JournalWriter
 from .log_requests import LogRequests
 from .other_masters import OtherMasters
@@ -129,14 +128,12 @@ class MasterService:
         )
         needs = partial(needs_of, coordinator.context)
         checkups = Checkups(network, partial(check_token, store), needs)
-        self.copies = JournalCopies(store, coordinator.context.run_id, network, self._note)
         self.admission = Admission(
             coordinator,
             store,
             network,
             self.decide,
             self.recorded,
-            self.copies.replicated,
             checkups,
         )
         self._reachability = ReachabilityCheck(network, self._member_addresses, self._classed)
@@ -161,9 +158,7 @@ class MasterService:
         self.effects = EffectQueue(
             self.sessions, self._journal.write, self._check_proof, self._superseded
         )
-        self._other_masters = OtherMasters(
-            coordinator, network, self.decide, lambda: self.bound, self.copies.serve
-        )
+        self._other_masters = OtherMasters(coordinator, network, self.decide, lambda: self.bound)
         self.verifier = StateVerifier(
             coordinator.context, self.sessions.__contains__, self.sessions.tell
         )
@@ -279,7 +274,6 @@ class MasterService:
     async def _append(self, record: JournalRecord) -> None:
         try:
             await self.network.run_sync(lambda: self.store.append(record))
-            await self.copies.replicated()
         except FencedError as error:
             self.stand_down(str(error))
             raise

@@ -91,14 +91,12 @@ class OperatorCommands:
         invite = self._make_invite(role, founder is True, uses, hours, approve=approve is True)
         terms = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
         terms["id"] = invite_id(Invite.decode(invite).token)
-        await self._service.copies.replicated()
         return {"invite": invite, **terms}
 
     async def _withdraw(self, body: Json) -> Json:
         invite_id = str(body.get("id", ""))
         with storing("the withdrawal"):
             found = self._store.withdraw(invite_id)
-        await self._service.copies.replicated()
         if not found:
             raise UserError(
                 f"there is no invite {invite_id!r}",

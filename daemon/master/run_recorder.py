@@ -16,7 +16,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,7 +41,6 @@ from ..sampling import Sampler
 from ..status_records import Ending
 from ..web.json_answers import compact
 from .event_log import EVENT_LOG_FILE, EventLog
-from .journal_base import JournalError
 from .master_service import MasterService
 
 log = logging.getLogger("holdfast.master")
@@ -56,8 +55,6 @@ EVENTS_WAITING_MAX = 10_000
 POINTS_WAITING_MAX = 2_000  # more than an hour
 FIGURES = [name for name in COLUMNS if name not in ("at", "members", "step")]  # of a ``Headline``
 MEMBER_POINTS_WAITING_MAX = 40_000
-FILL_S_MAX = 20.0  # for a new leader to copy what others recorded; a standby has copied it before
-SHARED_S = 5.0  # between two writes into a history that masters share
 ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
 
 Json = dict[str, Any]
@@ -67,26 +64,6 @@ class Stream(Protocol):
     """A receiver of new rows: see ``web.live_stream``."""
 
     def publish(self, kind: str, row: object) -> None: ...
-
-
-class SharedRows(Protocol):
-    """A history that several masters share: see ``shared_history``."""
-
-    def write(
-        self,
-        points: Sequence[Point],
-        rounds: Sequence[tuple[int, bytes]],
-        events: Sequence[PastEvent],
-        members: Sequence[MemberPoint],
-    ) -> None:
-        """Store all rows, or none; raises JournalError."""
-        ...
-
-    def fill(self, store: MetricsStore) -> bool:
-        """Copy rows that a history lacks; return whether there may be more; raises JournalError."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @define
@@ -121,7 +98,6 @@ class RunRecorder:
     Args:
       warnings: messages of the files, from any thread; they become events.
       live: receives each new row.
-      shared: gets all rows, too; None: there are no other masters.
       wall_clock: unix seconds; only shown and stored, no decision depends on it.
     """
 
@@ -133,7 +109,6 @@ class RunRecorder:
         warnings: deque[str],
         *,
         live: Stream | None = None,
-        shared: SharedRows | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._service = service
@@ -148,10 +123,6 @@ class RunRecorder:
         self._new = PendingRows()  # since the last write
         self._late = PendingRows()  # rows that could not be written
         self._lacks = False  # some rounds may be only in the journal
-        self._shared = shared
-        self._unshared = PendingRows()  # rows that the other masters cannot see yet
-        self._shared_at = -math.inf  # unix seconds of the last attempt
-        self._shared_fault = ""
         # The totals of this run's earlier masters, as far as they are known.
         self._before = history.last_point()
         self._last: Point | None = None  # this master's last point
@@ -175,26 +146,17 @@ class RunRecorder:
         state: Path,
         *,
         live: Stream | None = None,
-        shared: SharedRows | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> RunRecorder:
-        """Open the files of a state directory. This waits for the disk, and for a shared history."""
+        """Open the files of a state directory. This waits for the disk."""
         warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         history = MetricsStore(state / HISTORY_FILE, warnings.append)
-        if shared is not None:
-            until_s = time.monotonic() + FILL_S_MAX
-            try:
-                while shared.fill(history) and time.monotonic() < until_s:
-                    pass
-            except JournalError as error:
-                warnings.append(f"the history may lack what other masters recorded: {error}")
         recorder = cls(
             service,
             history,
             EventLog(state / EVENT_LOG_FILE, warnings.append),
             warnings,
             live=live,
-            shared=shared,
             wall_clock=wall_clock,
         )
         recorder.rebuild()
@@ -206,16 +168,13 @@ class RunRecorder:
         """Record changes until cancelled; ``look`` and ``close`` record the last ones."""
         while True:
             self.look()
-            if self._late or self._new or self._unshared:
+            if self._late or self._new:
                 await self._service.network.run_sync(self._take())
             await trio.sleep(LOOK_S)
 
     def close(self) -> None:
         """Write the pending rows and close the files. Call ``look`` before; this waits for the disk."""
         self._take()()
-        self._share(PendingRows(), at_once=True)
-        if self._shared is not None:
-            self._shared.close()
         self._history.close()
         self._event_log.close()
 
@@ -250,7 +209,6 @@ class RunRecorder:
 
     def _write(self, new: PendingRows) -> None:
         self._event_log.write(new.events)
-        self._share(new)
         rows = self._late.followed_by(new)
         if not self._history.write(rows.points, rows.rounds, rows.events, rows.members):
             self._late, self._lacks = rows, True
@@ -258,22 +216,6 @@ class RunRecorder:
         self._late = PendingRows()
         if self._lacks:
             self.rebuild()
-
-    def _share(self, new: PendingRows, *, at_once: bool = False) -> None:
-        """Let the other masters see new rows, now or with later ones."""
-        if self._shared is None:
-            return
-        rows = self._unshared = self._unshared.followed_by(new)
-        if not rows or (not at_once and self._wall_clock() - self._shared_at < SHARED_S):
-            return
-        self._shared_at = self._wall_clock()
-        try:
-            self._shared.write(rows.points, rows.rounds, rows.events, rows.members)
-            self._unshared, self._shared_fault = PendingRows(), ""
-        except JournalError as error:
-            if not self._shared_fault:
-                self._warnings.append(f"other masters cannot see the newest history: {error}")
-            self._shared_fault = str(error)
 
     def rebuild(self) -> None:
         """Copy the rounds that the history lacks from the journal. This waits for the disk.

@@ -28,7 +28,6 @@ from ...protocol.errors import UserError
 from ...protocol.trust.authority import Authority
 from ..advertised_hosts import dialable
 from ..exit_codes import ExitCode
-from ..metrics_store import HISTORY_FILE, MetricsStore
 from ..paths import JOURNAL_FILE, PLACE_FILE, STANDBY, make_private
 from ..screen import Screen
 from ..tasks import wait_for_signals
@@ -39,12 +38,10 @@ from .journal_store import JournalStore
 from .leadership import Leader, Leadership, Lease
 from .postgres_journal import Database, PostgresJournal
 from .run_master import Master, MasterOptions
-from .shared_history import SharedHistory
 from .shared_journal import HeldJournal
 from .standby_pages import standby_routes
 
 HOLDER_BYTES = 4
-FILL_S = 10.0  # between two looks at the leader's history
 log = logging.getLogger("holdfast.master")
 T = TypeVar("T")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -104,7 +101,7 @@ class SharedMaster:
           UserError: the database cannot be used, or another master leads and this one is not to wait.
         """
         try:
-            await trio.to_thread.run_sync(self._leases.migrate)
+            await trio.to_thread.run_sync(self._leases.prepare)
         except JournalError as error:
             raise UserError(
                 f"{self._leases.place} cannot be used: {error}",
@@ -142,28 +139,9 @@ class SharedMaster:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait_for_signals, nursery.cancel_scope.cancel)
                 nursery.start_soon(serve_http)
-                nursery.start_soon(self._fill_history)
                 found.append(await self._leadership.take(self._watch_leader()))
                 nursery.cancel_scope.cancel()
         return found[0] if found else None
-
-    async def _fill_history(self) -> None:
-        """Copy the leader's history, so that this one's page goes on with it."""
-        path = self._options.state / HISTORY_FILE
-        store = await trio.to_thread.run_sync(lambda: MetricsStore(path, log.warning))
-        history = SharedHistory(self._leases.another())
-        try:
-            while True:
-                try:
-                    more = await trio.to_thread.run_sync(history.fill, store)
-                except JournalError as error:
-                    log.info("no history for now: %s", error)
-                    more = False
-                if not more:
-                    await trio.sleep(FILL_S)
-        finally:
-            history.close()
-            store.close()
 
     def _watch_leader(self) -> Callable[[], None]:
         """Return what is called after each look at another master's lease."""

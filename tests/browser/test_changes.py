@@ -60,18 +60,6 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
     cedar.signal(signal.SIGTERM)
     assert cedar.wait() == 0, cedar.log
 
-    copy = fleet.folder / "copy"
-    backup = fleet.spawn("backup", "backup", str(copy), "--state", str(fleet.folder / "master"))
-    assert backup.wait() == 0, backup.log
-    master = fleet.master()["addresses"][0]
-    standby = fleet.spawn(
-        "standby", "master", "--journal", str(copy), "--standby-of", master, "--http", "127.0.0.1:0"
-    )
-    expect(page.locator("#standbys")).to_contain_text("is in step: nothing is acknowledged before")
-    standby.signal(signal.SIGTERM)
-    assert standby.wait() == 0, standby.log
-    expect(page.locator("#standbys")).to_be_hidden()
-
     page.get_by_role("button", name="Forget the token").click()
     assert page.evaluate("sessionStorage.length + localStorage.length") == 0
     page.get_by_role("button", name="Pause").click()
