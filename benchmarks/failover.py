@@ -92,9 +92,9 @@ class FailoverRun(LabRun):
         spec = self._folder / "run.toml"
         spec.write_text(SPEC)
         listen = f"{self._lab.address(MASTERS[name])}:{MASTER_PORT}"
-        shared = ("--journal", self._url, "--key-file", str(self._folder / "run.key"), "--standby")
+        shared = ("--journal", self._url, "--key-file", str(self._folder / "run.key"))
         self._spawn(
-            name, MASTERS[name], "master", str(spec), "--no-invite", "--listen", listen, *shared
+            name, MASTERS[name], "standby", str(spec), "--no-invite", "--listen", listen, *shared
         )
 
     def master(self) -> Status:
@@ -264,7 +264,7 @@ def tables(cases: Sequence[Case]) -> list[Table]:
             ],
             rows,
             [
-                "Three peers, a lease of 5 s, `deadline_s` 15 s (both defaults); smallest to largest of the times. "
+                "Three peers, `deadline_s` 15 s (the default) and so a lease of 5 s; smallest to largest of the times. "
                 "Every process has a network namespace of its own on this machine's two cores. A frozen master is "
                 f"thawed after {FROZEN_S:g} s, and waits then like one that was started again. The one that is cut "
                 "off from its peers gives the lease up, since it sees another master."

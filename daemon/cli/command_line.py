@@ -1,6 +1,7 @@
 """The ``holdfast`` command group, and the handling of every command's errors.
 
-    run_commands         run until the work is over: master, join, demo, bench
+    master_commands      coordinate a run: master, standby
+    run_commands         run until the work is over: join, demo, bench
     look_commands        show a run: peers, rounds, events, watch
     log_commands         for who sits at a machine: logs, dashboard
     ask_commands         send a request to a local daemon: status, kick, backup, ...
@@ -34,7 +35,7 @@ from ...protocol.errors import UserError
 from .. import logs
 from ..exit_codes import ExitCode
 from ..tasks import only_error
-from . import ask_commands, log_commands, look_commands, run_commands
+from . import ask_commands, log_commands, look_commands, master_commands, run_commands
 from .checkpoint_commands import checkpoint, export
 from .config_commands import completion, config, init
 from .doctor_command import doctor
@@ -54,6 +55,14 @@ OTHER_VARIABLES = {
     "HOLDFAST_STANDALONE",
     "HOLDFAST_STANDALONE_STEPS",
     "HOLDFAST_START",
+}
+
+# What earlier versions had, and what stands in its place.
+GONE = {
+    "master --lease": "leave it out: the lease is a third of `membership.deadline_s`",
+    "master --standby": "`holdfast standby RUN_TOML`",
+    "master --standby-of": "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "
+    "`holdfast master --journal DIR` once the master is lost",
 }
 
 
@@ -97,6 +106,17 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> object:
         refuse_unknown_variables(os.environ, self)
         return super().invoke(context)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; refuse what is gone with what stands in its place."""
+        name, *given = args[: args.index("--")] if "--" in args else args
+        for gone, instead in GONE.items():
+            command, *words = gone.split()
+            if name == command and all(word in given for word in words):
+                raise click.UsageError(f"`holdfast {gone}` is gone: {instead}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands under the headings of ``SECTIONS``."""
@@ -174,7 +194,8 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         run_commands.demo,
         init,
         config,
-        run_commands.master,
+        master_commands.master,
+        master_commands.standby,
         run_commands.join,
         doctor,
         service,

@@ -179,7 +179,7 @@ class Leadership:
         """Wait until this master holds the lease.
 
         Args:
-          looked: called after each look at the lease of another one; may raise.
+          looked: called after each look at the lease of another one.
         """
         while True:
             asked_s = self._clock()

@@ -87,7 +87,7 @@ class SharedJournal(Protocol):
 
 @define
 class MasterOptions:
-    """The options of ``holdfast master``."""
+    """The options of a process that can lead a run."""
 
     spec_path: Path | None  # None: the spec in the journal
     state: Path
@@ -95,7 +95,7 @@ class MasterOptions:
     advertise: Sequence[Address]
     http: Address
     invite: bool = True
-    takes_over: bool = False  # the state is a copy of another master's
+    takes_over: bool = False  # the journal is a backup: it may lack records
     also: Sequence[Address] = ()  # addresses of machines that may take over from this one
     http_names: Sequence[str] = ()  # for HTTP, besides this machine's own names
 
@@ -163,7 +163,7 @@ class Master:
             raise UserError(
                 f"the journal of {options.state} is in {place.read_text().strip()}",
                 exit_code=ExitCode.CONFIG,
-                hint="name the database with --journal, or under [run] in run.toml",
+                hint="start it with `holdfast standby RUN_TOML`",
             )
         if not exists and (options.takes_over or options.spec_path is None):
             raise _no_journal(options.state)

@@ -1,4 +1,4 @@
-"""``holdfast master`` on a journal that several masters share: wait for its lease, lead, and wait again.
+"""``holdfast standby``: wait for the lease of a journal that several masters share, lead, and wait again.
 
     waiting --lease taken--> leading (``run_master.Master``) --lease lost--> waiting
        '--signal--> end                '--signal, command stop--> lease released, end
@@ -49,19 +49,17 @@ LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 @define
 class SharedOptions:
-    """What ``holdfast master`` needs for a journal in a database.
+    """What a master needs for a journal in a database.
 
     Attributes:
       url, run: of the database and the run.
       secret: seals the authority's key.
-      waits: another master may lead for as long as it likes; else that is an error.
     """
 
     url: str
     run: str
     secret: bytes
     lease_s: float
-    waits: bool
 
 
 class SharedMaster:
@@ -98,7 +96,7 @@ class SharedMaster:
         """Lead, or wait for it, until a signal or the command ``stop`` comes.
 
         Raises:
-          UserError: the database cannot be used, or another master leads and this one is not to wait.
+          UserError: the database cannot be used.
         """
         try:
             await trio.to_thread.run_sync(self._leases.prepare)
@@ -145,8 +143,7 @@ class SharedMaster:
 
     def _watch_leader(self) -> Callable[[], None]:
         """Return what is called after each look at another master's lease."""
-        shared, told = self._shared, ""
-        waiting_s = time.monotonic()
+        told = ""
 
         def looked() -> None:
             nonlocal told
@@ -154,12 +151,6 @@ class SharedMaster:
             if state != told:
                 told = state
                 self._tell(state)
-            if not shared.waits and time.monotonic() - waiting_s > 2 * shared.lease_s:
-                raise UserError(
-                    state,
-                    exit_code=ExitCode.ADDRESS,
-                    hint="start this one with --standby to take over when that one is gone",
-                )
 
         return looked
 
@@ -211,7 +202,9 @@ class SharedMaster:
         try:
             held = HeldJournal(journal, shared.secret, self._leadership.is_held)
             self._move_in(held)
-            return LeadingMaster(Master(self._options, self._tell, self._screen, shared=held))
+            made = LeadingMaster(Master(self._options, self._tell, self._screen, shared=held))
+            self._options.takes_over = False  # it does only once
+            return made
         except BaseException:
             journal.close()
             raise
