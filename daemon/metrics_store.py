@@ -28,8 +28,8 @@ import attrs
 from attrs import frozen
 
 from ..protocol.messages import COUNT_MAX
-from . import member_curves
-from .member_curves import Line, MemberPoint
+from . import curves
+from .curves import Line, MemberPoint
 
 log = logging.getLogger("holdfast.master")
 
@@ -151,7 +151,7 @@ class MetricsStore:
                 if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
                     raise sqlite3.DatabaseError("its pages are damaged")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
-                db.executescript(SCHEMA + member_curves.SCHEMA)
+                db.executescript(SCHEMA + curves.SCHEMA)
             self._counts = dict(db.execute("select level, count(*) from points group by level"))
             self._rounds = _round_sums(db)
         except BaseException:
@@ -241,7 +241,7 @@ class MetricsStore:
             if events:
                 oldest = events[-1].id - EVENTS_MAX
                 self._db.execute("delete from events where id <= ?", [oldest])
-            self._warn_refused(member_curves.write_points(self._db, members))
+            self._warn_refused(curves.write_points(self._db, members))
             # Not before: after a failed transaction the old counts hold.
             self._counts, self._rounds = counts, (count, size_bytes)
             return True
@@ -250,12 +250,12 @@ class MetricsStore:
     def _warn_refused(self, names: Sequence[str]) -> None:
         """Warn once of each figure that is not stored, and of no more than there may be figures."""
         for name in names:
-            if name not in self._refused and len(self._refused) < member_curves.FIGURES_MAX:
+            if name not in self._refused and len(self._refused) < curves.FIGURES_MAX:
                 self._refused.add(name)
                 self._warn(
-                    f"the figure {name[: member_curves.FIGURE_NAME_CHARS_MAX]!r} of run.log is not stored: "
-                    f"a run has at most {member_curves.FIGURES_MAX}, with names of 1 to "
-                    f"{member_curves.FIGURE_NAME_CHARS_MAX} characters"
+                    f"the figure {name[: curves.FIGURE_NAME_CHARS_MAX]!r} of run.log is not stored: "
+                    f"a run has at most {curves.FIGURES_MAX}, with names of 1 to "
+                    f"{curves.FIGURE_NAME_CHARS_MAX} characters"
                 )
 
     def _merge(self, counts: dict[int, int]) -> None:
@@ -371,29 +371,29 @@ class MetricsStore:
     def figures(self) -> list[str]:
         """Return the names of the figures of ``run.log``."""
         with self._access():
-            return member_curves.figure_names(self._db)
+            return curves.figure_names(self._db)
         return []
 
     def member(self, member: str) -> tuple[str, str] | None:
         """Return id and name of a member with points, found by either, or None."""
         with self._access():
-            return member_curves.find_member(self._db, member)
+            return curves.find_member(self._db, member)
         return None
 
     def member_points(
         self, peer: str, count: int, from_at: float | None, to_at: float | None
     ) -> list[Row]:
-        """Return ``count`` rows of a member at most, and gaps, oldest first: see ``member_curves``."""
+        """Return ``count`` rows of a member at most, and gaps, oldest first: see ``curves``."""
         with self._access():
-            return member_curves.member_rows(self._db, peer, count, from_at, to_at)
+            return curves.member_rows(self._db, peer, count, from_at, to_at)
         return []
 
     def lines(
         self, of: str, count: int, from_at: float | None, to_at: float | None, *, figure: bool
     ) -> tuple[list[Line], int]:
-        """Return a line per member, and how many members are left out: see ``member_curves``."""
+        """Return a line per member, and how many members are left out: see ``curves``."""
         with self._access():
-            return member_curves.lines(self._db, of, count, from_at, to_at, figure=figure)
+            return curves.lines(self._db, of, count, from_at, to_at, figure=figure)
         return [], 0
 
     def events(

@@ -35,7 +35,7 @@ from ...membership.master.status.round_rows import (
     uncommitted_round,
 )
 from ...protocol.errors import HoldfastError
-from ..member_curves import EVERYBODY, MemberPoint
+from ..curves import EVERYBODY, MemberPoint
 from ..metrics_store import COLUMNS, HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent, Point
 from ..sampling import Sampler
 from ..status_records import Ending

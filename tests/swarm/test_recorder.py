@@ -16,10 +16,10 @@ import trio
 
 from holdfast.daemon.cli.run_client import shown_round
 from holdfast.daemon.cli.run_tables import format_round, show_rounds
+from holdfast.daemon.curves import EVERYBODY, member_columns
 from holdfast.daemon.master import event_log, run_recorder
 from holdfast.daemon.master.event_log import EVENT_LOG_FILE, EventLog, line_of
 from holdfast.daemon.master.run_recorder import LOOK_S, POINT_S, RunRecorder
-from holdfast.daemon.member_curves import EVERYBODY, member_columns
 from holdfast.daemon.metrics_store import HISTORY_FILE, PastEvent, as_columns
 from holdfast.daemon.web.app import DESCRIPTION
 from holdfast.daemon.web.json_answers import compact

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon import member_curves as module
-from holdfast.daemon.member_curves import EVERYBODY, MemberPoint, member_columns
+from holdfast.daemon import curves as module
+from holdfast.daemon.curves import EVERYBODY, MemberPoint, member_columns
 from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, Point
 from holdfast.daemon.sampling import UTILISATION_S, Sampler
 from holdfast.protocol.messages import COUNT_MAX, Progress
