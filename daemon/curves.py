@@ -1,9 +1,10 @@
-"""The curves of members and of logged figures: tables of the history's file (see ``metrics_store``).
+"""The curves of a run, of its members and of logged figures: tables of the history's file (see ``metrics_store``).
 
-Each member has a *series* of points. The series of peer ``EVERYBODY`` holds the mean loss and the means of
-the figures. Old points are merged as those of the run are: a point of a level stands for ``2 ** level``
-points of level 0, and the oldest points of a full level are merged in pairs into the next one. A series
-takes ``MEMBER_LEVEL_POINTS`` rows for each doubling of the run's length.
+Each member has a *series* of points. The series of ``EVERYBODY`` is the run's own: its figures are the means of
+those that members log. Old points are merged: a point of a *level* stands for ``2 ** level`` points of level 0,
+and the oldest points of a full level are merged in pairs into the next one. So a series of any length takes a
+few times ``LEVEL_POINTS`` rows (the run's) or ``MEMBER_LEVEL_POINTS``, and is finest at its end. A query merges
+points in the same way (``MERGED_BY``) until they are few enough.
 
 The functions are called inside a transaction of ``MetricsStore``.
 """
@@ -22,11 +23,12 @@ from attrs import frozen
 
 from ..protocol.messages import COUNT_MAX, METRICS_MAX
 
-EVERYBODY = ""  # the peer whose series holds the means
+EVERYBODY = ""  # the peer whose series is the run's
+LEVEL_POINTS = 4_096
 MEMBER_LEVEL_POINTS = 128
-MEMBER_MERGED_POINTS = 16  # at a time
-MEMBER_LEVELS = 16  # the oldest points of the last level are deleted
-SERIES_MAX = 1_025  # members of which points are stored, and the means; the oldest are deleted
+MERGED_SHARE = 16  # a level is full with this part more than its points; they are merged at once
+LEVELS = 16  # the oldest points of the last level are deleted
+SERIES_MAX = 1_025  # members of which points are stored, and the run; the oldest are deleted
 FIGURES_MAX = METRICS_MAX  # names that ``run.log`` may use in one run
 FIGURE_NAME_CHARS_MAX = 64  # a longer name is not stored
 FIGURE_DIGITS = 7  # of a stored value
@@ -39,13 +41,33 @@ SCHEMA = """
 create table if not exists series (
     id integer primary key autoincrement, peer text not null unique, name text not null,
     last_at real not null, has_loss integer not null, has_figures integer not null);
-create table if not exists member_points (
+create table if not exists points (
     id integer primary key, series integer not null, level integer not null, at real not null,
-    step integer, loss real, tokens_per_s real, utilisation real, sent_bytes integer,
+    step integer, rounds integer, loss real, loss_min real, loss_max real, tokens_per_s real,
+    utilisation real, members integer, sent_bytes integer, saved_bytes integer,
     received_bytes integer, figures text);
-create index if not exists member_points_by_level on member_points (series, level, id);
+create index if not exists points_by_level on points (series, level, id);
+create index if not exists points_by_time on points (series, at);
 create table if not exists figures (id integer primary key autoincrement, name text not null unique);
 """
+
+
+@frozen
+class Point:
+    """A point of the run's curve: the run at one moment."""
+
+    at: float  # unix seconds
+    step: int | None = None
+    rounds: int | None = None
+    loss: float | None = None
+    loss_min: float | None = None
+    loss_max: float | None = None
+    tokens_per_s: float | None = None
+    utilisation: float | None = None
+    members: int | None = None
+    sent_bytes: int | None = None
+    saved_bytes: int | None = None
+    figures: Mapping[str, float] = attrs.Factory(dict)  # means of those of ``run.log``
 
 
 @frozen
@@ -75,62 +97,89 @@ class Line:
     value: list[float | None]
 
 
-MEMBER_COLUMNS = (
-    "at",
-    "step",
-    "loss",
-    "tokens_per_s",
-    "utilisation",
-    "sent_bytes",
-    "received_bytes",
+COLUMNS = tuple(name for name in attrs.fields_dict(Point) if name != "figures")
+MEMBER_COLUMNS = tuple(
+    name for name in attrs.fields_dict(MemberPoint) if name not in ("peer", "name", "figures")
 )
 LINE_COLUMNS = MEMBER_COLUMNS[2:]
-_MEANS = frozenset(("loss", "tokens_per_s", "utilisation"))  # of the others the newest value stays
-_STORED = (*MEMBER_COLUMNS, "figures")
+# How several points become one: the newest of counters, means of rates.
+MERGED_BY = {
+    "at": "max(at)",
+    "step": "max(step)",
+    "rounds": "max(rounds)",
+    "loss": "avg(loss)",
+    "loss_min": "min(loss_min)",
+    "loss_max": "max(loss_max)",
+    "tokens_per_s": "avg(tokens_per_s)",
+    "utilisation": "avg(utilisation)",
+    "members": "cast(round(avg(members)) as integer)",
+    "sent_bytes": "max(sent_bytes)",
+    "saved_bytes": "max(saved_bytes)",
+    "received_bytes": "max(received_bytes)",
+    "figures": "mean_figures(figures)",
+}
+STORED = ", ".join(MERGED_BY)
+MARKS = ", ".join("?" * len(MERGED_BY))
+# The oldest points of a level, merged in pairs.
+MERGED = f"""
+with oldest as (
+    select *, row_number() over (order by id) - 1 as place from points
+    where series = ? and level = ? order by id limit ?)
+select max(id), {", ".join(MERGED_BY.values())} from oldest group by place / 2 order by 1"""
 Row = tuple[Any, ...]
+
+
+class MeanFigures:
+    """SQL's ``mean_figures``: the mean of each figure over rows of the column ``figures``."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def step(self, packed: Any) -> None:
+        for name, value in json.loads(packed or "{}").items():
+            self._values.setdefault(name, []).append(value)
+
+    def finalize(self) -> Any:
+        return _packed({name: sum(each) / len(each) for name, each in self._values.items()})
 
 
 # ---------------------------------------------------------------- writing
 
 
-def write_points(db: sqlite3.Connection, points: Sequence[MemberPoint]) -> list[str]:
-    """Store points; return the names of figures that are not stored."""
-    if not points:
-        return []
-    ids, refused = _figure_ids(db, points)
+def write_points(
+    db: sqlite3.Connection, points: Sequence[Point], members: Sequence[MemberPoint]
+) -> list[str]:
+    """Store points, oldest first; return the names of figures that are not stored."""
+    both: list[Point | MemberPoint] = [*points, *members]
+    ids, refused = _figure_ids(db, both)
     series = dict(db.execute("select peer, id from series"))
-    for point in points:
+    rows, touched = [], set()
+    for point in both:
+        peer, name = (EVERYBODY, "mean") if isinstance(point, Point) else (point.peer, point.name)
         db.execute(
             "insert into series (peer, name, last_at, has_loss, has_figures) values (?, ?, ?, ?, ?) "
             "on conflict (peer) do update set name = excluded.name, last_at = excluded.last_at, "
             "has_loss = max(has_loss, excluded.has_loss), "
             "has_figures = max(has_figures, excluded.has_figures)",
-            [point.peer, point.name, point.at, point.loss is not None, bool(point.figures)],
+            [peer, name, point.at, point.loss is not None, bool(point.figures)],
         )
-        if point.peer not in series:
-            found = db.execute("select id from series where peer = ?", [point.peer]).fetchone()
-            series[point.peer] = found[0]
-    db.executemany(
-        f"insert into member_points (series, level, {', '.join(_STORED)}) "
-        f"values (?, 0{', ?' * len(_STORED)})",
-        [
-            [
-                series[point.peer],
-                *(_storable(getattr(point, name)) for name in MEMBER_COLUMNS),
-                _packed({ids[name]: v for name, v in point.figures.items() if name in ids}),
-            ]
-            for point in points
-        ],
-    )
-    for peer in {point.peer for point in points}:
-        _merge(db, series[peer])
+        if peer not in series:
+            found = db.execute("select id from series where peer = ?", [peer]).fetchone()
+            series[peer] = found[0]
+        touched.add(peer)
+        figures = _packed({ids[each]: v for each, v in point.figures.items() if each in ids})
+        values = [_storable(getattr(point, each, None)) for each in MERGED_BY if each != "figures"]
+        rows.append([series[peer], *values, figures])
+    db.executemany(f"insert into points (series, level, {STORED}) values (?, 0, {MARKS})", rows)
+    for peer in touched:
+        _merge(db, series[peer], LEVEL_POINTS if peer == EVERYBODY else MEMBER_LEVEL_POINTS)
     if len(series) > SERIES_MAX:
         _forget(db, len(series) - SERIES_MAX)
     return refused
 
 
 def _figure_ids(
-    db: sqlite3.Connection, points: Sequence[MemberPoint]
+    db: sqlite3.Connection, points: Sequence[Point | MemberPoint]
 ) -> tuple[dict[str, int], list[str]]:
     """Return the ids of the figures that are stored, and the names of those that are not.
 
@@ -155,8 +204,8 @@ def _figure_ids(
 
 
 def _storable(value: object) -> object:
-    """Limit a member's own counters to the range of SQLite's integers."""
-    return max(0, min(value, COUNT_MAX)) if isinstance(value, int) else value
+    """Limit what members claim, and sums of it, to the range of SQLite's integers."""
+    return max(-COUNT_MAX, min(value, COUNT_MAX)) if isinstance(value, int) else value
 
 
 def _packed(figures: Mapping[Any, float]) -> str | None:
@@ -164,59 +213,34 @@ def _packed(figures: Mapping[Any, float]) -> str | None:
     return json.dumps(finite, separators=(",", ":")) if finite else None
 
 
-def _merge(db: sqlite3.Connection, series: int) -> None:
+def _merge(db: sqlite3.Connection, series: int, level_points: int) -> None:
     """Merge points of every level that is full."""
-    level = 0
-    while level < MEMBER_LEVELS:
-        (count,) = db.execute(
-            "select count(*) from member_points where series = ? and level = ?", [series, level]
-        ).fetchone()
-        if count >= MEMBER_LEVEL_POINTS + MEMBER_MERGED_POINTS:
-            _merge_oldest(db, series, level)
-        else:
-            level += 1
+    surplus = level_points // MERGED_SHARE
+    for level in range(LEVELS):
+        count = _count(db, series, level)
+        if count < level_points + surplus:
+            return  # no higher level has got more
+        while count >= level_points + surplus:
+            _merge_oldest(db, series, level, surplus)
+            count -= surplus
 
 
-def _merge_oldest(db: sqlite3.Connection, series: int, level: int) -> None:
-    rows = db.execute(
-        f"select id, {', '.join(_STORED)} from member_points where series = ? and level = ? "
-        "order by id limit ?",
-        [series, level, MEMBER_MERGED_POINTS],
-    ).fetchall()
-    db.executemany("delete from member_points where id = ?", [row[:1] for row in rows])
-    if level + 1 < MEMBER_LEVELS:
+def _count(db: sqlite3.Connection, series: int, level: int) -> int:
+    query = "select count(*) from points where series = ? and level = ?"
+    count: int = db.execute(query, [series, level]).fetchone()[0]
+    return count
+
+
+def _merge_oldest(db: sqlite3.Connection, series: int, level: int, count: int) -> None:
+    merged = db.execute(MERGED, [series, level, count]).fetchall()
+    old = "delete from points where series = ? and level = ? and id <= ?"
+    db.execute(old, [series, level, merged[-1][0]])
+    if level + 1 < LEVELS:
         db.executemany(
-            f"insert into member_points (series, level, id, {', '.join(_STORED)}) "
-            f"values ({series}, {level + 1}, ?{', ?' * len(_STORED)})",
-            [
-                (two[-1][0], *merged([_unpacked(row[1:]) for row in two], pack=True))
-                for two in (rows[i : i + 2] for i in range(0, len(rows), 2))
-            ],
+            f"insert into points (series, level, id, {STORED}) "
+            f"values ({series}, {level + 1}, ?, {MARKS})",
+            merged,
         )
-
-
-def _unpacked(row: Row) -> Row:
-    return (*row[:-1], json.loads(row[-1]) if row[-1] else {})
-
-
-def merged(rows: Sequence[Row], *, pack: bool = False) -> Row:
-    """Merge rows of ``MEMBER_COLUMNS`` and figures into one: means of rates, the newest of counters."""
-    values: list[Any] = [
-        _mean([row[at] for row in rows]) if name in _MEANS else _newest([row[at] for row in rows])
-        for at, name in enumerate(MEMBER_COLUMNS)
-    ]
-    names = dict.fromkeys(name for row in rows for name in row[-1])
-    figures: dict[Any, Any] = {n: _mean([row[-1].get(n) for row in rows]) for n in names}
-    return (*values, _packed(figures) if pack else figures)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _newest(values: Sequence[Any]) -> Any:
-    return next((value for value in reversed(values) if value is not None), None)
 
 
 def _forget(db: sqlite3.Connection, count: int) -> None:
@@ -224,11 +248,34 @@ def _forget(db: sqlite3.Connection, count: int) -> None:
     gone = db.execute(
         "select id from series where peer != ? order by last_at limit ?", [EVERYBODY, count]
     ).fetchall()
-    db.executemany("delete from member_points where series = ?", gone)
+    db.executemany("delete from points where series = ?", gone)
     db.executemany("delete from series where id = ?", gone)
 
 
 # ---------------------------------------------------------------- reading
+
+
+def last_point(db: sqlite3.Connection) -> Point | None:
+    """Return the newest point of the run, without figures."""
+    row = db.execute(
+        f"select {', '.join(COLUMNS)} from points where series = "
+        "(select id from series where peer = ?) order by id desc limit 1",
+        [EVERYBODY],
+    ).fetchone()
+    return None if row is None else Point(*row)
+
+
+def losses(db: sqlite3.Connection) -> tuple[float | None, float | None]:
+    """Return the run's first and last loss, of those that are stored."""
+    first, last = (
+        "(select loss from points where series = run.id and loss is not null "
+        f"order by at {order} limit 1)"
+        for order in ("asc", "desc")
+    )
+    found = db.execute(
+        f"select {first}, {last} from series as run where peer = ?", [EVERYBODY]
+    ).fetchone()
+    return found or (None, None)
 
 
 def figure_names(db: sqlite3.Connection) -> list[str]:
@@ -246,36 +293,44 @@ def find_member(db: sqlite3.Connection, member: str) -> tuple[str, str] | None:
     return found
 
 
-def member_rows(
-    db: sqlite3.Connection, peer: str, count: int, from_at: float | None, to_at: float | None
+def rows_of(
+    db: sqlite3.Connection,
+    peer: str,
+    columns: Sequence[str],
+    count: int,
+    from_at: float | None,
+    to_at: float | None,
 ) -> list[Row]:
-    """Return at most ``count`` rows of ``MEMBER_COLUMNS`` and figures by name, oldest first, and gaps.
+    """Return at most ``count`` rows of columns, ``at`` first, oldest first, and gaps.
 
     A gap is a row of None whose time is right after the last point before it.
     """
-    names = dict(db.execute("select id, name from figures"))
-    rows = [
-        (*row[:-1], {names[int(k)]: v for k, v in json.loads(row[-1]).items() if int(k) in names})
-        if row[-1]
-        else (*row[:-1], {})
-        for row in db.execute(
-            f"select {', '.join(_STORED)} from member_points where series = "
-            "(select id from series where peer = ?) and at between ? and ? order by at",
-            [peer, -1e300 if from_at is None else from_at, 1e300 if to_at is None else to_at],
+    known = db.execute("select id from series where peer = ?", [peer]).fetchone()
+    if known is None:
+        return []
+    span = [known[0], -1e300 if from_at is None else from_at, 1e300 if to_at is None else to_at]
+    where = "where series = ? and at between ? and ?"
+    first_at, last_at, found_count = db.execute(
+        f"select min(at), max(at), count(*) from points {where}", span
+    ).fetchone()
+    query, values = f"select {', '.join(columns)} from points {where} order by at", span
+    if found_count > count:
+        width = (last_at - first_at) / (count - 1) or 1.0
+        merged = ", ".join(MERGED_BY[name] for name in columns)
+        query = (
+            f"select {merged} from points {where} group by cast((at - ?) / ? as integer) order by 1"
         )
-    ]
-    return list(_with_gaps(_thinned(rows, count)))
+        values = [*span, first_at, width]
+    rows = db.execute(query, values).fetchall()
+    if "figures" in columns:
+        place, names = columns.index("figures"), dict(db.execute("select id, name from figures"))
+        rows = [(*row[:place], _named(row[place], names), *row[place + 1 :]) for row in rows]
+    return list(_with_gaps(rows))
 
 
-def _thinned(rows: list[Row], count: int) -> list[Row]:
-    if len(rows) <= count:
-        return rows
-    first, last = rows[0][0], rows[-1][0]
-    width = (last - first) / (count - 1) or 1.0
-    buckets: dict[int, list[Row]] = {}
-    for row in rows:
-        buckets.setdefault(int((row[0] - first) / width), []).append(row)
-    return [merged(each) for each in buckets.values()]
+def _named(packed: str | None, names: Mapping[int, str]) -> Mapping[str, float]:
+    figures = json.loads(packed or "{}")
+    return {names[int(key)]: value for key, value in figures.items() if int(key) in names}
 
 
 def _with_gaps(rows: list[Row]) -> Iterator[Row]:
@@ -286,7 +341,7 @@ def _with_gaps(rows: list[Row]) -> Iterator[Row]:
             continue
         beside = [*steps[max(0, index - 1) : index], *steps[index + 1 : index + 2]]
         if steps[index] > max(GAP_MIN_S, GAP_FACTOR * max(beside, default=math.inf)):
-            yield (row[0] + 0.001, *(None,) * (len(MEMBER_COLUMNS) - 1), {})
+            yield (row[0] + 0.001, *(None,) * (len(row) - 1))
 
 
 def lines(
@@ -312,14 +367,14 @@ def lines(
     ).fetchall()
     found: list[Line] = []
     left_out = 0
-    column = None if figure else MEMBER_COLUMNS.index(of)
+    column = "figures" if figure else of
     for tried, (peer, name) in enumerate(known):
         members_count = sum(line.peer != EVERYBODY for line in found)
         if members_count >= LINES_MAX or tried > LINES_TRIED_MAX:
             left_out += 1
             continue
-        rows = member_rows(db, peer, count, from_at, to_at)
-        value = [row[-1].get(of) if column is None else row[column] for row in rows]
+        rows = rows_of(db, peer, ("at", "step", column), count, from_at, to_at)
+        value = [(row[2] or {}).get(of) if figure else row[2] for row in rows]
         if any(each is not None for each in value):
             # A row without this figure, such as one from before it was first logged, is no gap.
             kept = [
@@ -332,8 +387,13 @@ def lines(
     return found, left_out
 
 
+def as_columns(rows: Sequence[Row], names: Sequence[str] = COLUMNS) -> dict[str, list[Any]]:
+    """Transpose rows of columns."""
+    return {name: [row[at] for row in rows] for at, name in enumerate(names)}
+
+
 def member_columns(rows: Sequence[Row]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Transpose rows into columns, and figures by their names."""
-    columns = {name: [row[at] for row in rows] for at, name in enumerate(MEMBER_COLUMNS)}
-    names = dict.fromkeys(name for row in rows for name in row[-1])
-    return columns, {name: [row[-1].get(name) for row in rows] for name in names}
+    """Transpose rows of ``MEMBER_COLUMNS`` and figures into columns, and figures by their names."""
+    names = dict.fromkeys(name for row in rows for name in row[-1] or ())
+    figures = {name: [(row[-1] or {}).get(name) for row in rows] for name in names}
+    return as_columns(rows, MEMBER_COLUMNS), figures

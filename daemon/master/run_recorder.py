@@ -35,8 +35,8 @@ from ...membership.master.status.round_rows import (
     uncommitted_round,
 )
 from ...protocol.errors import HoldfastError
-from ..curves import EVERYBODY, MemberPoint
-from ..metrics_store import COLUMNS, HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent, Point
+from ..curves import COLUMNS, EVERYBODY, MemberPoint, Point
+from ..metrics_store import HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent
 from ..sampling import Sampler
 from ..status_records import Ending
 from ..web.json_answers import compact
@@ -47,6 +47,9 @@ log = logging.getLogger("holdfast.master")
 
 LOOK_S = 1.0
 POINT_S = 2.0  # between two points of the curve
+FLAT_POINTS = (
+    8  # at most, for a time in which nothing has changed: without them it would look like a gap
+)
 MEMBER_POINTS_PER_S = 20  # of all members together: with more than 40 they have fewer points each
 FIGURE_MEMBERS_MAX = 64  # members whose figures of run.log are stored; the means are of all
 WARNINGS_MAX = 8  # of the files, between two looks
@@ -134,9 +137,6 @@ class RunRecorder:
         self._first_round = self._context.history.next_round
         # Reductions of the last master: they go on, or are aborted by this one.
         self._orders = {each.order.round for each in self._context.history.orders.values()}
-        if self._before is not None:
-            now = wall_clock()
-            self._new.points.append(Point(now, gap_s=max(0.0, now - self._before.at)))
         service.subscribe(self._record_event)
 
     @classmethod
@@ -308,9 +308,8 @@ class RunRecorder:
             members=len(self._context.roster),
             **{name: getattr(figures, name) for name in FIGURES},
         )
-        if self._last is not None and now - self._last.at > 2 * POINT_S:
-            # Nothing changed in between: keep the curve flat until just before this point.
-            self._new.points.append(attrs.evolve(self._last, at=now - POINT_S))
+        if self._last is not None:
+            self._new.points += _flat(self._last, now)
         self._last = point
         self._new.points.append(point)
         if self.live is not None:
@@ -342,8 +341,9 @@ class RunRecorder:
         ]
         if rows:
             step, loss = (None, None) if self._last is None else (self._last.step, self._last.loss)
+            self._new.points[-1] = attrs.evolve(self._new.points[-1], figures=means)
+            self._new.members += rows
             rows.insert(0, MemberPoint(EVERYBODY, "mean", now, step, loss, figures=means))
-        self._new.members += rows
         if self.live is not None and rows:
             self.live.publish("sample", rows)
 
@@ -375,6 +375,13 @@ class RunRecorder:
         history = self._context.history
         peers = {each.peer for commit in history.commits.values() for each in commit.contributors}
         yield from sorted(history.name_of(peer) for peer in peers)
+
+
+def _flat(last: Point, now: float) -> Iterable[Point]:
+    """Return copies of the last point, from then until just before now."""
+    idle_s = now - POINT_S - last.at
+    count = min(FLAT_POINTS, int(idle_s / POINT_S))
+    return [attrs.evolve(last, at=last.at + idle_s * part / count) for part in range(1, count + 1)]
 
 
 def _means(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
