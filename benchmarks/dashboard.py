@@ -32,7 +32,7 @@ from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
 from holdfast.daemon.curves import Point
 from holdfast.daemon.master.event_log import EVENT_LOG_FILE, EventLog
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.run_recorder import POINT_S, RunRecorder
 from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, PastEvent

@@ -35,7 +35,7 @@ from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.scale import LightPeer
 from benchmarks.sections import Measured
 from holdfast.daemon.curves import Point
-from holdfast.daemon.master.journal_base import GrantRow
+from holdfast.daemon.master.journal.journal_base import GrantRow
 from holdfast.daemon.master.run_master import Master, MasterOptions
 from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, PastEvent
 from holdfast.protocol.addresses import Address

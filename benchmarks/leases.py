@@ -29,7 +29,7 @@ from benchmarks.lab_run import LabRun, Status, stop_on_signals
 from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
-from holdfast.daemon.master.journal_repair import read_rows
+from holdfast.daemon.master.journal.journal_repair import read_rows
 from holdfast.daemon.paths import JOURNAL_FILE
 from holdfast.membership.master.state.journal import RoundCommitted
 

@@ -35,8 +35,8 @@ from benchmarks.progress import say
 from benchmarks.report import Table, keep_json, print_tables
 from benchmarks.sections import Measured
 from holdfast.collectives.links.break_reports import REPORT_LATER_S, reports_at_once
-from holdfast.daemon.master.journal_base import GrantRow
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_base import GrantRow
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.announced_messages import SOURCE_S
 from holdfast.daemon.peer.line_report import links_reported

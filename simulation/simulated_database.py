@@ -13,15 +13,15 @@ from typing import TypeVar
 import trio
 from attrs import define, field
 
-from ..daemon.master.journal_base import (
+from ..daemon.master.journal.journal_base import (
     FencedError,
     GrantRow,
     Journal,
     JournalAwayError,
     Rows,
 )
-from ..daemon.master.journal_repair import RepairedJournal
-from ..daemon.master.leadership import Lease, MasterRow
+from ..daemon.master.journal.journal_repair import RepairedJournal
+from ..daemon.master.journal.lease import Lease, MasterRow
 from ..membership.master.state.journal import JournalRecord
 from .witnessed_services import WitnessedStore
 

@@ -248,7 +248,7 @@ def _shared(
             exit_code=ExitCode.CONFIG,
             hint="pip install 'holdfast[postgres]'",
         ) from error
-    from ..master.shared_journal import read_secret
+    from ..master.journal.shared_journal import read_secret
 
     secret = read_secret(key_file, os.environ.get("HOLDFAST_PASSPHRASE", ""))
     shared = SharedOptions(url, spec.run.name, secret, spec.journal_lease_s)

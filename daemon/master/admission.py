@@ -37,7 +37,7 @@ from ..exit_codes import ExitCode
 from ..status_records import PendingRow
 from ..web.app import Json
 from .decisions import Decide
-from .journal_base import Journal, JournalError, TokenError, storing
+from .journal.journal_base import Journal, JournalError, TokenError, storing
 
 log = logging.getLogger("holdfast.master")
 

@@ -60,8 +60,8 @@ from .admission import Admission, check_token
 from .checkpoint_requests import CheckpointAsker
 from .decisions import Decision
 from .effect_queue import EffectQueue
-from .journal_base import FencedError, Journal
-from .journal_writer import JournalWriter
+from .journal.journal_base import FencedError, Journal
+from .journal.journal_writer import JournalWriter
 from .log_requests import LogRequests
 from .other_masters import OtherMasters
 from .peer_greeting import PeerGreeting

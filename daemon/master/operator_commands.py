@@ -20,7 +20,7 @@ from ...protocol.trust.invite import Invite
 from ..exit_codes import ExitCode
 from ..web.app import Action, Json
 from .admission import find_peer
-from .journal_base import Journal, invite_id, storing
+from .journal.journal_base import Journal, invite_id, storing
 from .master_service import MasterService
 
 USES_MAX = 1_000_000  # of an invite

@@ -56,8 +56,8 @@ from ..web.log_reading import log_reading
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
 from .announcements import format_end, format_invites, format_resumed
-from .journal_base import Journal, JournalError, storing
-from .journal_store import JournalStore
+from .journal.journal_base import Journal, JournalError, storing
+from .journal.journal_store import JournalStore
 from .master_service import MasterService
 from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder

@@ -33,12 +33,13 @@ from ..screen import Screen
 from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
-from .journal_base import JournalError
-from .journal_store import JournalStore
-from .leadership import Leader, Leadership, Lease
-from .postgres_journal import Database, PostgresJournal
+from .journal.journal_base import JournalError
+from .journal.journal_store import JournalStore
+from .journal.lease import Lease
+from .journal.postgres_journal import Database, PostgresJournal
+from .journal.shared_journal import HeldJournal
+from .leadership import Leader, Leadership
 from .run_master import Master, MasterOptions
-from .shared_journal import HeldJournal
 from .standby_pages import standby_routes
 
 HOLDER_BYTES = 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.paths import JOURNAL_FILE
 from holdfast.membership.master.state.journal import PeerQuarantined
 from tests.browser.conftest import STRANGE, training_run, watch

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.postgres_server import PostgresServer
-from holdfast.daemon.master.journal_base import (
+from holdfast.daemon.master.journal.journal_base import (
     FencedError,
     GrantRow,
     Journal,
     JournalAwayError,
     TokenError,
 )
-from holdfast.daemon.master.journal_store import JournalStore
-from holdfast.daemon.master.postgres_journal import Database, PostgresJournal, schema_of
+from holdfast.daemon.master.journal.journal_store import JournalStore
+from holdfast.daemon.master.journal.postgres_journal import Database, PostgresJournal, schema_of
 from holdfast.membership.master.state.journal import (
     RoundCommitted,
     RoundNumbered,

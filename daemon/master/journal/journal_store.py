@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ...membership.master.state import journal
-from ...protocol.durable_files import keep_private, write_private
-from ...protocol.errors import UserError
-from ...protocol.messages import Role
-from ..exit_codes import ExitCode
-from ..paths import JOURNAL_FILE, PLACE_FILE, make_private
+from ....membership.master.state import journal
+from ....protocol.durable_files import keep_private, write_private
+from ....protocol.errors import UserError
+from ....protocol.messages import Role
+from ...exit_codes import ExitCode
+from ...paths import JOURNAL_FILE, PLACE_FILE, make_private
 from .journal_base import (
     GRANTS,
     TOKENS,

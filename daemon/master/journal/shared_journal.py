@@ -11,10 +11,10 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...protocol.durable_files import write_private
-from ...protocol.errors import UserError
-from ...protocol.trust.authority import Authority
-from ..exit_codes import ExitCode
+from ....protocol.durable_files import write_private
+from ....protocol.errors import UserError
+from ....protocol.trust.authority import Authority
+from ...exit_codes import ExitCode
 from .postgres_journal import PostgresJournal
 
 SECRET_BYTES = 32

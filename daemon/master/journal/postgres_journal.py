@@ -31,9 +31,9 @@ import psycopg
 from attrs import evolve
 from psycopg import errors, sql
 
-from ...membership.master.state import journal
-from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
+from ....membership.master.state import journal
+from ....protocol.errors import UserError
+from ...exit_codes import ExitCode
 from .journal_base import (
     GRANT_COLUMNS,
     GRANTS,
@@ -46,7 +46,7 @@ from .journal_base import (
     Rows,
 )
 from .journal_repair import RepairedJournal, read_row
-from .leadership import Lease, MasterRow
+from .lease import Lease, MasterRow
 
 log = logging.getLogger("holdfast.master")
 
