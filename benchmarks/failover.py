@@ -90,7 +90,7 @@ class FailoverRun(LabRun):
         """Start a master, or start it again."""
         self.spawn(
             name,
-            *("master", str(self.folder / "run.toml"), "--no-invite", "--standby"),
+            *("standby", str(self.folder / "run.toml"), "--no-invite"),
             *("--journal", self._url, "--key-file", str(self.folder / "run.key")),
             *("--listen", f"{self.ground.address(MASTERS[name])}:{MASTER_PORT}"),
             *("--http", self.http(MASTERS[name]), "--state", str(self.folder / name)),
@@ -252,7 +252,7 @@ def tables(cases: Sequence[Case]) -> list[Table]:
             ],
             rows,
             [
-                "Three peers, a lease of 5 s, `deadline_s` 15 s (both defaults); smallest to largest of the times. "
+                "Three peers, `deadline_s` 15 s (the default) and so a lease of 5 s; smallest to largest of the times. "
                 "Every process has a network namespace of its own on this machine's two cores. A frozen master is "
                 f"thawed after {FROZEN_S:g} s, and waits then like one that was started again. The one that is cut "
                 "off from its peers gives the lease up, since it sees another master."

@@ -32,8 +32,8 @@ from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
 from benchmarks.report import Measured, Table, keep_json, run_main, say, show
-from holdfast.daemon.master.journal_base import GrantRow
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_base import GrantRow
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.line_report import links_reported
 from holdfast.daemon.peer.peer_service import PROGRESS_S, progress_every_s

@@ -46,8 +46,6 @@ JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line
 METRICS_MAX = 32  # named figures that a trainer reports beside its loss
 LEASE_RANGES_MAX = 4_096  # ranges of leased positions in one message; a peer holds a few
 SAMPLES_MAX = 2**40  # of a data set: so that positions of many epochs are numbers of a message
-JOURNAL_ROW_BYTES_MAX = 4 * 2**20  # a commit of 16,384 contributors takes 1 MB
-JOURNAL_ROWS_MAX = 1_024  # in one message
 LEASED_MAX = 2**32  # positions that a peer asks for at once
 SAMPLES_AHEAD = 64  # samples that are leased to a peer before its trainer's speed is known
 ORDER_KEY_BYTES = 16  # of the order of a run's samples
@@ -1114,53 +1112,6 @@ class TermClaim(Message):
     run_id: str = field(validator=_run_id)
     term: int = field(validator=_count)
     nonce: bytes = field(validator=_nonce)
-
-
-@frozen
-class CopiedRow:
-    """A row of the master's journal, for a standby's copy.
-
-    Attributes:
-      table: "records", "tokens" or "grants".
-      row: its values as an array in MessagePack.
-    """
-
-    table: str = field(validator=_word)
-    row: bytes = field(validator=max_len(JOURNAL_ROW_BYTES_MAX))
-
-
-@frozen
-class JournalWanted(Message):
-    """A standby, to the master: send the records from ``count`` on, all else of the journal, and what changes.
-
-    ``check`` is the checksum of the last record that it has (empty: it has none), so that it cannot continue another
-    history. ``schema`` is the version of its tables.
-    """
-
-    run_id: str = field(validator=_run_id)
-    count: int = field(validator=_count)
-    check: bytes = field(validator=max_len(32))
-    schema: int = field(validator=_count)
-
-
-@frozen
-class JournalPart(Message):
-    """Master, to a standby: rows to be written as one. Without rows: a sign of life. Answered by ``JournalStored``.
-
-    ``is_all``: there is nothing else to send. ``in_step``: the master waits for this standby with every answer to others.
-    """
-
-    serial: int = field(validator=_count)
-    rows: tuple[CopiedRow, ...] = field(validator=max_len(JOURNAL_ROWS_MAX))
-    is_all: bool
-    in_step: bool
-
-
-@frozen
-class JournalStored(Message):
-    """A standby, to the master: the part with this serial number is on disk."""
-
-    serial: int = field(validator=_count)
 
 
 # ---------------------------------------------------------------- peer <-> peer (a link's control stream)

@@ -17,7 +17,8 @@ from random import Random
 import trio
 from attrs import define, evolve, field
 
-from ..daemon.master.leadership import Leader, Leadership, Lease
+from ..daemon.master.journal.lease import Lease
+from ..daemon.master.leadership import Leader, Leadership
 from ..membership.master.coordinator import Coordinator
 from ..membership.master.state.journal import TermStarted
 from ..membership.master.state.master_effects import Effect

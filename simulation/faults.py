@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from ..daemon.master.journal_base import JournalAwayError
+from ..daemon.master.journal.journal_base import JournalAwayError
 from .scenario import MASTER, SPARE, Fault, Kind
 from .swarm import Swarm
 

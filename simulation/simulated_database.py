@@ -13,15 +13,15 @@ from typing import TypeVar
 import trio
 from attrs import define, field
 
-from ..daemon.master.journal_base import (
+from ..daemon.master.journal.journal_base import (
     FencedError,
     GrantRow,
     Journal,
     JournalAwayError,
     Rows,
 )
-from ..daemon.master.journal_repair import RepairedJournal
-from ..daemon.master.leadership import Lease, MasterRow
+from ..daemon.master.journal.journal_repair import RepairedJournal
+from ..daemon.master.journal.lease import Lease, MasterRow
 from ..membership.master.state.journal import JournalRecord
 from .witnessed_services import WitnessedStore
 
@@ -119,8 +119,6 @@ class DatabaseClient:
 
 class LeasedJournal(Journal):
     """The database's journal for the holder of a lease."""
-
-    is_shared = True
 
     def __init__(self, database: SimulatedDatabase, host: str, lease: Lease) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from ..checkpoint.checkpoint_store import FolderStore
-from ..daemon.master.journal_base import GrantRow, JournalAwayError
+from ..daemon.master.journal.journal_base import GrantRow, JournalAwayError
 from ..daemon.peer.peer_config import PeerConfig
 from ..daemon.tasks import only_error
 from ..membership.master.coordinator import Coordinator

@@ -9,8 +9,8 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from ..daemon.master.journal_base import JournalAwayError
-from ..daemon.master.journal_store import JournalStore
+from ..daemon.master.journal.journal_base import JournalAwayError
+from ..daemon.master.journal.journal_store import JournalStore
 from ..daemon.master.master_service import MasterService
 from ..daemon.peer.checkpointer import Checkpointer
 from ..daemon.peer.peer_service import PeerFactories, PeerService

@@ -299,7 +299,7 @@ def backup(target: Path, state: Path | None, every: float | None, as_json: bool)
       holdfast backup /mnt/standby/run
       holdfast backup /mnt/standby/run --every 10
     """
-    from ..master.journal_store import back_up
+    from ..master.journal.journal_store import back_up
 
     folder = state or find_state()
     with locked(target):

@@ -1,6 +1,7 @@
 """The ``holdfast`` command group, and the handling of every command's errors.
 
-    run_commands         run until the work is over: master, join, demo
+    master_commands      coordinate a run: master, standby
+    run_commands         run until the work is over: join, demo
     look_commands        show a run: peers, rounds, events
     log_commands         for who sits at a machine: logs, dashboard
     ask_commands         send a request to a local daemon: status, kick, backup, ...
@@ -33,7 +34,7 @@ from ...protocol.errors import UserError
 from .. import logs
 from ..exit_codes import ExitCode
 from ..tasks import only_error
-from . import ask_commands, log_commands, look_commands, run_commands
+from . import ask_commands, log_commands, look_commands, master_commands, run_commands
 from .checkpoint_commands import checkpoint, export
 from .config_commands import completion, config, init
 from .doctor_command import doctor
@@ -65,6 +66,10 @@ GONE = {
     "verify": "`holdfast status` says whether all copies are equal, and at which version",
     "watch": "`holdfast status`, `holdfast events --follow` or the page (`holdfast dashboard`)",
     "bench": "`python -m benchmarks.allreduce`, `.codecs` or `.transfer` in a clone; `holdfast doctor` measures a line",
+    "master --lease": "leave it out: the lease is a third of `membership.deadline_s`",
+    "master --standby": "`holdfast standby RUN_TOML`",
+    "master --standby-of": "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "
+    "`holdfast master --journal DIR` once the master is lost",
 }
 
 
@@ -197,7 +202,8 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         run_commands.demo,
         init,
         config,
-        run_commands.master,
+        master_commands.master,
+        master_commands.standby,
         run_commands.join,
         doctor,
     ),

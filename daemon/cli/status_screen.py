@@ -65,9 +65,6 @@ def _show_master(console: Console, status: MasterStatus) -> None:
         console.print(f"warning: {warning}", markup=False)
     for row in status.pending:
         console.print(format_pending(row))
-    for standby in status.standbys:
-        how = "in step" if standby.in_step else "copying"
-        console.print(f"standby at {standby.where}: {how}, {standby.records} records", markup=False)
     for line in _routes(status):
         console.print(line)
     if status.members or status.ending is None:

@@ -55,9 +55,8 @@ from ..memory_check import needs_of
 from .admission import Admission, check_token
 from .decisions import Decision
 from .effect_queue import EffectQueue
-from .journal_base import FencedError, Journal
-from .journal_copies import JournalCopies
-from .journal_writer import JournalWriter
+from .journal.journal_base import FencedError, Journal
+from .journal.journal_writer import JournalWriter
 from .other_masters import OtherMasters
 from .peer_greeting import PeerGreeting
 from .peer_sessions import PeerSessions
@@ -121,14 +120,12 @@ class MasterService:
         )
         needs = partial(needs_of, coordinator.context)
         checkups = Checkups(network, partial(check_token, store), needs)
-        self.copies = JournalCopies(store, coordinator.context.run_id, network, self._note)
         self.admission = Admission(
             coordinator,
             store,
             network,
             self.decide,
             self.recorded,
-            self.copies.replicated,
             checkups,
         )
         self._reachability = ReachabilityCheck(network, self._member_addresses, self._classed)
@@ -153,9 +150,7 @@ class MasterService:
         self.effects = EffectQueue(
             self.sessions, self._journal.write, self._check_proof, self._superseded
         )
-        self._other_masters = OtherMasters(
-            coordinator, network, self.decide, lambda: self.bound, self.copies.serve
-        )
+        self._other_masters = OtherMasters(coordinator, network, self.decide, lambda: self.bound)
 
     async def run(
         self, *, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
@@ -264,7 +259,6 @@ class MasterService:
     async def _append(self, record: JournalRecord) -> None:
         try:
             await self.network.run_sync(lambda: self.store.append(record))
-            await self.copies.replicated()
         except FencedError as error:
             self.stand_down(str(error))
             raise

@@ -20,7 +20,7 @@ from ...protocol.trust.invite import Invite
 from ..exit_codes import ExitCode
 from ..web.app import Action, Json
 from .admission import find_peer
-from .journal_base import Journal, invite_id, storing
+from .journal.journal_base import Journal, invite_id, storing
 from .master_service import MasterService
 
 USES_MAX = 1_000_000  # of an invite
@@ -89,14 +89,12 @@ class OperatorCommands:
         invite = self._make_invite(role, founder is True, uses, hours, approve=approve is True)
         terms = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
         terms["id"] = invite_id(Invite.decode(invite).token)
-        await self._service.copies.replicated()
         return {"invite": invite, **terms}
 
     async def _withdraw(self, body: Json) -> Json:
         invite_id = str(body.get("id", ""))
         with storing("the withdrawal"):
             found = self._store.withdraw(invite_id)
-        await self._service.copies.replicated()
         if not found:
             raise UserError(
                 f"there is no invite {invite_id!r}",

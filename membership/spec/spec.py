@@ -8,6 +8,7 @@ Every other timeout of the system is derived from ``membership.deadline_s``:
     link_silence_s    a second more: peers notice a stalled link and report it before the master, which
                       sees only that nothing moves, has to ask; after a gap of half the deadline a line
                       has time to carry something again
+    journal_lease_s   deadline / 3: of several masters one leads; silent for this long, another one does
     settle_s          deadline / 10: when a peer reports that it lost B, the master waits this long for
                       B's own connection to break before it removes a member that still looks alive
 """
@@ -54,6 +55,7 @@ MEAN = "mean"  # of contributions
 CLIPPED = "clipped"  # the robust rule
 RADIUS_MAX = 1e6  # of its number
 RADIUS_DIGITS_MAX = 12
+LEASE_S_MIN = 1.0  # of a journal that masters share: a database may take a part of that to answer
 
 
 def _whole(low: int, high: int) -> Any:
@@ -443,6 +445,11 @@ class RunSpec:
     def heartbeat_s(self) -> float:
         """Seconds between heartbeats."""
         return self.membership.deadline_s / 5
+
+    @property
+    def journal_lease_s(self) -> float:
+        """Seconds after which a master that shares its journal is followed by another one."""
+        return max(self.membership.deadline_s / 3, LEASE_S_MIN)
 
     @property
     def link_deadline_s(self) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.paths import JOURNAL_FILE
 from holdfast.membership.master.state.journal import PeerQuarantined
 from tests.browser.conftest import STRANGE, training_run, watch
@@ -52,18 +52,6 @@ def test_actions_work_with_the_token(page: Page, fleet: Fleet) -> None:
     fleet.until(lambda s: "cedar" in {m["name"] for m in s["members"]}, "cedar is in")
     cedar.signal(signal.SIGTERM)
     assert cedar.wait() == 0, cedar.log
-
-    copy = fleet.folder / "copy"
-    backup = fleet.spawn("backup", "backup", str(copy), "--state", str(fleet.folder / "master"))
-    assert backup.wait() == 0, backup.log
-    master = fleet.master()["addresses"][0]
-    standby = fleet.spawn(
-        "standby", "master", "--journal", str(copy), "--standby-of", master, "--http", "127.0.0.1:0"
-    )
-    expect(page.locator("#standbys")).to_contain_text("is in step: nothing is acknowledged before")
-    standby.signal(signal.SIGTERM)
-    assert standby.wait() == 0, standby.log
-    expect(page.locator("#standbys")).to_be_hidden()
 
     page.get_by_role("button", name="Forget the token").click()
     assert page.evaluate("sessionStorage.length + localStorage.length") == 0

@@ -35,8 +35,8 @@ from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.collectives.chunk_tracker import ChunkTracker
 from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.result import RoundResult
-from holdfast.daemon.master.journal_store import JournalStore
-from holdfast.daemon.master.journal_writer import JournalWriter
+from holdfast.daemon.master.journal.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_writer import JournalWriter
 from holdfast.membership.master import places as places_rules
 from holdfast.membership.master.rounds.attempt import Attempt
 from holdfast.membership.master.rounds.outcome import ReductionOutcome

@@ -12,16 +12,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgpack
-
-from ...membership.master.state import journal
-from ...protocol.durable_files import keep_private, write_private
-from ...protocol.errors import UserError
-from ...protocol.messages import Role
-from ..exit_codes import ExitCode
-from ..paths import JOURNAL_FILE, PLACE_FILE, make_private
+from ....membership.master.state import journal
+from ....protocol.durable_files import keep_private, write_private
+from ....protocol.errors import UserError
+from ....protocol.messages import Role
+from ...exit_codes import ExitCode
+from ...paths import JOURNAL_FILE, PLACE_FILE, make_private
 from .journal_base import (
     GRANTS,
     TOKENS,
@@ -37,7 +34,6 @@ from .journal_repair import (
     JournalTip,
     RepairedJournal,
     Row,
-    check_of,
     finish_replacing,
     keep_aside,
     make_ready,
@@ -48,7 +44,6 @@ from .journal_repair import (
 log = logging.getLogger("holdfast.master")
 
 SCHEMA_VERSION = 5
-COPIED = {"records": 5, "tokens": 8, "grants": 5}  # columns of the tables
 
 SCHEMA = """
 create table if not exists records (
@@ -145,43 +140,6 @@ class JournalStore(Journal):
             if isinstance(record, journal.PeerAdmitted) and record.peer not in self._grants:
                 log.warning("the grant of %s is lost: it is a contributor now", record.name)
                 self.admit(record.peer, GrantRow(Role.CONTRIBUTOR, False, record.name))
-
-    def take_copied(self, rows: Sequence[tuple[str, Sequence[Any]]]) -> None:
-        """Write rows of another master's journal, all or none; on return they are durable.
-
-        Args:
-          rows: by table, in the order of its columns; records follow the last one here.
-
-        Raises:
-          JournalAwayError: they cannot be written now (the disk is full). Nothing was changed.
-          JournalBrokenError: they do not fit this copy.
-        """
-        count, last_term = self._count, self.last_term
-        with self._writing, _own_errors():
-            self._db.execute("begin")
-            try:
-                for table, row in rows:
-                    if table not in COPIED or len(row) != COPIED[table]:
-                        raise JournalBrokenError(f"a row of {table} does not fit")
-                    if table == "records":
-                        number, kind, body, _at_s, check = row
-                        if number != count + 1 or check != check_of(number, kind, body):
-                            raise JournalBrokenError(f"record {count + 1} was not copied as it is")
-                        count = number
-                        if kind == journal.TermStarted.__name__:
-                            last_term = max(last_term, msgpack.unpackb(body)["term"])
-                    marks = ", ".join("?" * len(row))
-                    self._db.execute(f"insert or replace into {table} values ({marks})", row)
-                self._db.execute("commit")
-            except BaseException:
-                self._db.execute("rollback")
-                raise
-            self._count, self.last_term = count, last_term
-            if any(table != "records" for table, _ in rows):
-                self._remember()
-            if self._tip is not None:
-                with contextlib.suppress(OSError):
-                    self._tip.write(count, last_term)
 
     def close(self) -> None:
         self._db.close()

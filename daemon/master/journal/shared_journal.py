@@ -11,12 +11,11 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...protocol.durable_files import write_private
-from ...protocol.errors import UserError
-from ...protocol.trust.authority import Authority
-from ..exit_codes import ExitCode
+from ....protocol.durable_files import write_private
+from ....protocol.errors import UserError
+from ....protocol.trust.authority import Authority
+from ...exit_codes import ExitCode
 from .postgres_journal import PostgresJournal
-from .shared_history import SharedHistory
 
 SECRET_BYTES = 32
 SECRET_CHARS_MIN = 16  # of a passphrase or a key file
@@ -44,10 +43,6 @@ class HeldJournal:
         made = Authority.create(run_id)
         database.keep_authority(self.journal.lease, made.certificate_pem, made.sealed(self.secret))
         return made
-
-    def history(self) -> SharedHistory:
-        """Return the history that the masters share."""
-        return SharedHistory(self.journal.database.another())
 
 
 def read_secret(key_file: Path | None, passphrase: str) -> bytes:

@@ -28,10 +28,10 @@ import msgpack
 from attrs import evolve, frozen
 from blake3 import blake3
 
-from ...membership.master.state import journal
-from ...protocol import wire
-from ...protocol.durable_files import put_in_place, sync_to_disk
-from ...protocol.errors import RemoteProtocolError
+from ....membership.master.state import journal
+from ....protocol import wire
+from ....protocol.durable_files import put_in_place, sync_to_disk
+from ....protocol.errors import RemoteProtocolError
 
 CHECK_BYTES = 16
 COPIES_MAX = 1_000  # of damaged journals

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon import member_curves as module
-from holdfast.daemon.member_curves import EVERYBODY, MemberPoint, member_columns
-from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, Point
+from holdfast.daemon import curves as module
+from holdfast.daemon.curves import EVERYBODY, MemberPoint, Point, member_columns
+from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore
 from holdfast.daemon.sampling import UTILISATION_S, Sampler
 from holdfast.protocol.messages import COUNT_MAX, Progress
 
@@ -29,7 +29,7 @@ class Kept:
         self.history = MetricsStore(self.path, self.warnings.append)
 
     def rows_count(self) -> int:
-        query = "select count(*) from member_points"
+        query = "select count(*) from points"
         count: int = self.history._db.execute(query).fetchone()[0]
         return count
 
@@ -88,8 +88,8 @@ def test_old_points_of_each_member_are_merged_in_pairs(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MEMBER_LEVEL_POINTS", 16)
-    monkeypatch.setattr(module, "MEMBER_MERGED_POINTS", 4)
-    monkeypatch.setattr(module, "MEMBER_LEVELS", 6)
+    monkeypatch.setattr(module, "MERGED_SHARE", 4)
+    monkeypatch.setattr(module, "LEVELS", 6)
     for start in range(0, 3_000, 30):
         kept.history.write(
             members=[
@@ -207,7 +207,7 @@ def test_the_first_and_last_loss_are_found(kept: Kept) -> None:
 def test_a_history_without_these_tables_gets_them(tmp_path: Path) -> None:
     """As a file that was written before members had curves."""
     kept = Kept(tmp_path)
-    for table in ("series", "member_points", "figures"):
+    for table in ("series", "points", "figures"):
         kept.history._db.execute(f"drop table {table}")
     kept.reopen()
     assert kept.history.write(members=[point(1)])

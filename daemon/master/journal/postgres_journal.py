@@ -6,7 +6,6 @@ Each run has a schema of its own in the database:
     lease                     one row: who holds the journal, until when by the database's clock, and its *fence*
     masters                   the master processes that may hold it, and where they are
     authority                 the certificate of the run's authority, and its key, sealed
-    rounds, events, points, member_points   the page's history, see ``shared_history``
 
 *Fencing.* Whoever takes the lease gets the next fence number. Every write of a master locks the lease's row, shared
 with its other writes, and writes only if the row still has its fence. Taking the lease changes the row. So the
@@ -32,9 +31,9 @@ import psycopg
 from attrs import evolve
 from psycopg import errors, sql
 
-from ...membership.master.state import journal
-from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
+from ....membership.master.state import journal
+from ....protocol.errors import UserError
+from ...exit_codes import ExitCode
 from .journal_base import (
     GRANT_COLUMNS,
     GRANTS,
@@ -47,11 +46,11 @@ from .journal_base import (
     Rows,
 )
 from .journal_repair import RepairedJournal, read_row
-from .leadership import Lease, MasterRow
+from .lease import Lease, MasterRow
 
 log = logging.getLogger("holdfast.master")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 CONNECT_S = 5  # to reach the database's server
 ANSWER_S = 8.0  # for a statement; then the connection is given up
 NAME_CHARS_MAX = 40  # of a run's name in its schema's
@@ -60,41 +59,26 @@ WORDS = re.compile(r"[^a-z0-9]+")
 # The server's side ends a statement before this side gives up, so that a lock is not held by nobody.
 OPTIONS = f"-c statement_timeout={int(1e3 * ANSWER_S)} -c lock_timeout={int(5e2 * ANSWER_S)}"
 
-MIGRATIONS = (
-    """
-    create table records (
-        id bigint primary key, kind text not null, body bytea not null, at_s double precision not null,
-        chk bytea not null);
-    create table tokens (
-        hash bytea primary key, role text not null, founder integer not null, uses_left integer not null,
-        expires_s double precision not null, made_s double precision not null,
-        withdrawn integer not null default 0, by_hand integer not null default 0);
-    create table grants (
-        peer text primary key, role text not null, founder integer not null, name text not null,
-        invite text not null default '');
-    create table lease (
-        one boolean primary key default true check (one), fence bigint not null, holder text not null,
-        expires timestamptz not null);
-    insert into lease (fence, holder, expires) values (0, '', '-infinity');
-    create table masters (
-        holder text primary key, addresses text not null, page text not null, seen timestamptz not null);
-    create table authority (
-        one boolean primary key default true check (one), certificate bytea not null, sealed_key bytea not null);
-    """,
-    """
-    create table rounds (number bigint primary key, row json not null);
-    create table events (
-        id bigint primary key, at double precision not null, kind text not null, peer text,
-        name text not null, text text not null);
-    create table points (
-        id bigserial primary key, at double precision not null, figures json not null);
-    create index points_by_time on points (at);
-    create table member_points (
-        id bigserial primary key, at double precision not null, peer text not null, name text not null,
-        figures json not null);
-    create index member_points_by_time on member_points (at);
-    """,
-)
+SCHEMA = """
+create table records (
+    id bigint primary key, kind text not null, body bytea not null, at_s double precision not null,
+    chk bytea not null);
+create table tokens (
+    hash bytea primary key, role text not null, founder integer not null, uses_left integer not null,
+    expires_s double precision not null, made_s double precision not null,
+    withdrawn integer not null default 0, by_hand integer not null default 0);
+create table grants (
+    peer text primary key, role text not null, founder integer not null, name text not null,
+    invite text not null default '');
+create table lease (
+    one boolean primary key default true check (one), fence bigint not null, holder text not null,
+    expires timestamptz not null);
+insert into lease (fence, holder, expires) values (0, '', '-infinity');
+create table masters (
+    holder text primary key, addresses text not null, page text not null, seen timestamptz not null);
+create table authority (
+    one boolean primary key default true check (one), certificate bytea not null, sealed_key bytea not null);
+"""
 
 
 class Database:
@@ -154,11 +138,11 @@ class Database:
                     self._connection.close()
                 raise
 
-    def migrate(self) -> None:
-        """Make the schema, or bring it up to date.
+    def prepare(self) -> None:
+        """Make the schema if it is not there.
 
         Raises:
-          UserError: a newer version of holdfast wrote it.
+          UserError: another version of holdfast wrote it.
         """
         with self.connected() as connection, connection.transaction():
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", [self.schema])
@@ -167,17 +151,16 @@ class Database:
             )
             connection.execute("create table if not exists version (number integer not null)")
             rows = connection.execute("select number from version").fetchall()
-            version = rows[0][0] if rows else 0
-            if version > SCHEMA_VERSION:
+            if not rows:
+                connection.execute(SCHEMA)
+                connection.execute("insert into version values (%s)", [SCHEMA_VERSION])
+            elif rows[0][0] != SCHEMA_VERSION:
                 raise UserError(
-                    f"{self.place} was written by a newer version of holdfast (schema {version}, this "
-                    f"version knows {SCHEMA_VERSION}): upgrade this machine",
+                    f"{self.place} was written by another version of holdfast (schema {rows[0][0]}, "
+                    f"this version reads {SCHEMA_VERSION}): run the same version on all masters, or "
+                    "start a new run from an export",
                     exit_code=ExitCode.CONFIG,
                 )
-            for migration in MIGRATIONS[version:]:
-                connection.execute(migration)
-            connection.execute("delete from version")
-            connection.execute("insert into version values (%s)", [SCHEMA_VERSION])
 
     def close(self) -> None:
         with self._using:
@@ -264,8 +247,6 @@ class PostgresJournal(Journal):
     Raises:
       JournalError: it cannot be read.
     """
-
-    is_shared = True
 
     def __init__(
         self, database: Database, lease: Lease, *, now: Callable[[], float] = time.time

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ...membership.master.state.journal import JournalRecord
-from ...protocol.errors import UserError
+from ....membership.master.state.journal import JournalRecord
+from ....protocol.errors import UserError
 from .journal_base import FencedError, JournalAwayError, JournalBrokenError
 
 log = logging.getLogger("holdfast.master")

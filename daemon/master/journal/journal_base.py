@@ -24,12 +24,12 @@ from typing import Any
 import msgpack
 from attrs import define, evolve, frozen
 
-from ...membership.master.state import journal
-from ...protocol import wire
-from ...protocol.errors import HoldfastError, UserError
-from ...protocol.messages import Commit, Role
-from ...protocol.trust.invite import generate_token
-from ..exit_codes import ExitCode
+from ....membership.master.state import journal
+from ....protocol import wire
+from ....protocol.errors import HoldfastError, UserError
+from ....protocol.messages import Commit, Role
+from ....protocol.trust.invite import generate_token
+from ...exit_codes import ExitCode
 from .journal_repair import RepairedJournal, check_of
 
 COMMITS_BYTES_MAX = 2**26  # of commits that are read at once; with 1,000 members one is 60 kB
@@ -38,8 +38,6 @@ TOKENS = f"select {TOKEN_COLUMNS} from tokens"
 GRANT_COLUMNS = "peer, role, founder, name, invite"
 GRANTS = f"select {GRANT_COLUMNS} from grants"
 Rows = Sequence[tuple[Any, ...]]
-COPIED_BYTES = 2**18  # about, of rows that are read at once for a copy
-COPIED_ROWS_MAX = 512
 
 
 class JournalError(HoldfastError):
@@ -87,22 +85,6 @@ class UsableInvite:
     id: str
     uses_left: int
     expires_s: float
-
-
-@frozen
-class JournalPosition:
-    """How far a copy of a journal is.
-
-    Attributes:
-      records: how many records it has.
-      changes: of tokens and grants, counted since this process opened the journal.
-    """
-
-    records: int
-    changes: int
-
-    def reaches(self, other: JournalPosition) -> bool:
-        return self.records >= other.records and self.changes >= other.changes
 
 
 @define
@@ -170,10 +152,7 @@ class Journal(ABC):
       cut: the repair when the journal was opened; None if it was whole.
       last_term: the highest term that a master began on this journal, even if its record is cut off;
         0 if that is not known.
-      is_shared: several masters share it, so it lacks nothing when one of them takes over.
     """
-
-    is_shared = False
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -181,8 +160,6 @@ class Journal(ABC):
         self._count = 0
         self._grants: dict[str, GrantRow] = {}
         self._tokens: dict[bytes, _Token] = {}
-        # Tokens and grants by table and key, the last changed one last, with the number of its change.
-        self._changes: dict[tuple[str, bytes | str], int] = {}
         self.last_term = 0
         self.cut: JournalCut | None = None
 
@@ -241,9 +218,6 @@ class Journal(ABC):
             )
             for row in self._read(TOKENS)
         }
-        keys: list[tuple[str, bytes | str]] = [("tokens", key) for key in self._tokens]
-        keys += [("grants", peer) for peer in self._grants]
-        self._changes = {key: number for number, key in enumerate(keys, 1)}
 
     # ------------------------------------------------------------ records
 
@@ -339,7 +313,6 @@ class Journal(ABC):
                 (_hash(token), role.value, int(founder), uses, row.expires_s, made_s, int(by_hand)),
             )
             self._tokens[_hash(token)] = row
-            self._note_change("tokens", _hash(token))
         return token, row.expires_s
 
     def redeem(self, token: str) -> GrantRow:
@@ -354,7 +327,6 @@ class Journal(ABC):
                 "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
             )
             row.uses_left -= 1
-            self._note_change("tokens", _hash(token))
             return GrantRow(row.role, row.founder, "", _id_of(_hash(token)))
 
     def needs_approval(self, token: str) -> bool:
@@ -393,8 +365,7 @@ class Journal(ABC):
             for key in found:
                 self._write("update tokens set withdrawn = 1 where hash = ?", (key,))
                 self._tokens[key].withdrawn = True
-                self._note_change("tokens", key)
-        return bool(found)
+            return bool(found)
 
     def usable_invites(self, role: Role, *, founder: bool) -> list[UsableInvite]:
         """Return the invites that would admit a machine in this role now, oldest first.
@@ -423,7 +394,6 @@ class Journal(ABC):
                 (peer, grant.role.value, int(grant.founder), grant.name, grant.invite),
             )
             self._grants[peer] = grant
-            self._note_change("grants", peer)
 
     def grant(self, peer: str) -> GrantRow | None:
         """Return an identity's grant, or None if it was never admitted."""
@@ -432,62 +402,6 @@ class Journal(ABC):
     def granted(self) -> dict[str, GrantRow]:
         """Return the grants of all identities that were ever admitted."""
         return dict(self._grants)
-
-    # ------------------------------------------------------------ copies
-
-    @property
-    def position(self) -> JournalPosition:
-        """How far a copy with everything is."""
-        return JournalPosition(self._count, self._change_count)
-
-    def check_at(self, number: int) -> bytes:
-        """Return the checksum of a record; empty if there is none with this number."""
-        found = self._read("select chk from records where id = ?", [number])
-        return bytes(found[0][0]) if found else b""
-
-    def rows_since(
-        self, position: JournalPosition
-    ) -> tuple[list[tuple[str, tuple[Any, ...]]], JournalPosition]:
-        """Return the next rows that a copy lacks, by table, and how far it is with them.
-
-        Tokens and grants that come before their use are copied before the records that show it.
-        """
-        rows: list[tuple[str, tuple[Any, ...]]] = []
-        if position.changes < self._change_count:
-            new = [item for item in list(self._changes.items()) if item[1] > position.changes]
-            for (table, key), number in new[:COPIED_ROWS_MAX]:
-                rows.append((table, self._row_of(table, key)))
-                position = JournalPosition(position.records, number)
-            return rows, position
-        size_bytes = 0
-        for row in self._read(
-            "select id, kind, body, at_s, chk from records where id > ? order by id limit ?",
-            [position.records, COPIED_ROWS_MAX],
-        ):
-            rows.append(("records", (row[0], row[1], bytes(row[2]), row[3], bytes(row[4]))))
-            size_bytes += len(row[2])
-            if size_bytes >= COPIED_BYTES:
-                break
-        return rows, JournalPosition(position.records + len(rows), position.changes)
-
-    @property
-    def _change_count(self) -> int:
-        return next(reversed(self._changes.values()), 0)
-
-    def _note_change(self, table: str, key: bytes | str) -> None:
-        number = self._change_count + 1
-        self._changes.pop((table, key), None)
-        self._changes[table, key] = number
-
-    def _row_of(self, table: str, key: Any) -> tuple[Any, ...]:
-        """Return a row of tokens or grants, in the order of their columns."""
-        if table == "grants":
-            grant = self._grants[key]
-            return key, grant.role.value, int(grant.founder), grant.name, grant.invite
-        token = self._tokens[key]
-        flags = int(token.withdrawn), int(token.by_hand)
-        fields = int(token.founder), token.uses_left, token.expires_s, token.made_s
-        return (key, token.role.value, *fields, *flags)
 
     def invites(self) -> list[dict[str, object]]:
         """Return all invites as JSON, without their tokens."""
