@@ -192,7 +192,7 @@ def test_options_come_from_variables_and_flags_win(run: Run) -> None:
     assert said.status == ExitCode.INVITE, "it got as far as the invite"
     said = run("master", "x.toml", HOLDFAST_MASTER_LISTEN="127.0.0.1:1 nowhere")
     assert "nowhere" in said.line
-    said = run("status", HOLDFAST_BENCH_CODECS_JSON_PATH="x")
+    said = run("status", HOLDFAST_CHECKPOINT_LIST_AS_JSON="x")
     assert said.status == ExitCode.UNREACHABLE, "an option of a command within a command"
     said = run("status", HOLDFAST_SOCKET="/tmp/x", HOLDFAST_MEMBER="a", HOLDFAST_LOG_LEVEL="info")
     assert said.status == ExitCode.UNREACHABLE, "what a trainer's environment holds is known"

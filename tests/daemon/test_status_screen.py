@@ -87,7 +87,7 @@ def test_a_finished_run_says_how_it_went_and_where_its_weights_are(
     show_status(attrs.evolve(ended, committed=1))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "run  finished  1 round committed, 0 aborted"
-    assert lines[1] == "all 6 copies equal at version 0 (compared 0 s ago)"
+    assert lines[1] == "all 5 copies equal at version 0 (compared 0 s ago)"
     assert re.fullmatch(
         r"finished at [\d :-]+, after 2 h 5 min: loss 5\.571 -> 2\.500, \d+ tokens", lines[2]
     )
