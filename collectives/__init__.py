@@ -6,7 +6,7 @@
     result, chunk_tracker   the bytes and the state of each chunk
     chunk_sender, chunk_adder   frames that go out, frames that come in
     reduction           the life of one reduction: start, flush, repair, finish, fail
-    evidence, audit_log what peers sign, and what audits find
+    spot_check          a chunk is added up again by another member
 
 State transfer (``checkpoint``) uses ``links`` only.
 """

@@ -14,16 +14,15 @@ from functools import partial
 import numpy as np
 
 from ..protocol.errors import BadContributionError, RemoteProtocolError
-from ..protocol.network.lane import FrameHeader, FrameKind
-from ..protocol.trust.notary import SEAL_BYTES
+from ..protocol.network.lane import FrameHeader
 from .arithmetic import Values, reduce_counters
 from .chunk_sender import ChunkSender
 from .chunk_tracker import FrameDuty, UnwantedFrameError
 from .combine import combine_chunk
-from .evidence import is_sealed
 from .links.event_loop import Loop
 from .norm_report import NOTHING, NormSums
 from .reduction_context import ReductionContext
+from .spot_check import digests_of
 
 
 class ChunkAdder:
@@ -35,6 +34,9 @@ class ChunkAdder:
       sender: is given what this node has to send on.
       momentum: outer momentum before the round, of the first values of the fragment; contributions
         are compared with it. None if they are not to be.
+
+    Attributes:
+      added: by chunk that this node made: digests of what it added, for checkers; see ``spot_check``.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class ChunkAdder:
         self._momentum = NOTHING if momentum is None else momentum
         self._lock = threading.Lock()  # guards the next one; nothing else is done under it
         self._norms = NormSums()
+        self.added: dict[int, bytes] = {}
 
     def deliver(self, peer: str, header: FrameHeader, payload: memoryview) -> tuple[bool, bool]:
         """Take in a frame, which is authentic now, so that its sender can be named.
@@ -61,8 +64,6 @@ class ChunkAdder:
           RemoteProtocolError: the sender should not have sent this; its link is to be closed.
         """
         context = self._context
-        if header.kind is FrameKind.CONTRIBUTION and not self._is_sealed(peer, header, payload):
-            raise BadContributionError(peer, "a contribution without its seal")
         try:
             duty, paid = context.tracker.deliver(peer, header, payload)
         except UnwantedFrameError as error:
@@ -75,10 +76,6 @@ class ChunkAdder:
         elif duty is FrameDuty.ADD_UP:
             complete = self.add_up(header.index)
         return complete, paid
-
-    def _is_sealed(self, peer: str, header: FrameHeader, payload: memoryview) -> bool:
-        notary, order = self._context.notary, self._context.order
-        return notary is None or is_sealed(notary, order, header.index, peer, payload)
 
     def _decode(self, source: str, header: FrameHeader, payload: memoryview) -> bool:
         index = header.index
@@ -103,11 +100,11 @@ class ChunkAdder:
         """
         context, tracker = self._context, self._context.tracker
         arrived = tracker.contributions(index)
-        if context.notary is not None:
-            arrived = {peer: piece[:-SEAL_BYTES] for peer, piece in arrived.items()}
         if context.encoded_input is not None:
             arrived[context.me] = context.own_chunk(index)
         self.make_result(index, arrived)
+        if context.audited:
+            self.added[index] = digests_of(context, index, arrived)
         del arrived  # its memory is used again from here on
         tracker.added_up(index)
         return self._finish(index)

@@ -21,7 +21,6 @@ from attrs import define, field, frozen
 from ..protocol.errors import BadContributionError, PeerLostError
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
 from .codecs.compression import FrameCompressor
-from .evidence import sealed
 from .links.hub import LinkHub
 from .links.link import Link
 from .links.send_priority import SendRank
@@ -214,7 +213,7 @@ class FrameMaker:
         self.on_bad: OnBad = _ignore
         self.sent_bytes = 0
         self._lock = threading.Lock()  # for the count
-        self._me, self._order, self._notary = context.me, context.order, context.notary
+        self._me, self._order = context.me, context.order
         self._cuts = context.layout.cuts
         self._encoded_input = context.encoded_input
         self._compressor = FrameCompressor(context.layout.zstd_up)
@@ -229,8 +228,6 @@ class FrameMaker:
             return None
         if self._compressor.pays and not self._cuts[index].is_counters:
             payload = self._compressor.compress(memoryview(payload))
-        if self._notary is not None:
-            payload = sealed(self._notary, self._order, index, payload)
         return self._frame(FrameKind.CONTRIBUTION, index, attempt, payload)
 
     def result(self, kind: FrameKind, index: int, attempt: int, payload: Sequence[Buffer]) -> Frame:

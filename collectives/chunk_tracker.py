@@ -68,8 +68,6 @@ class ChunkTracker:
       attempt: of the order.
       result: memory for results.
       buffers: memory for contributions.
-      seal_bytes: length of the seal behind each contribution. If there are seals, contributions are
-        kept for audits after they are added up: together as large as one encoding of the fragment.
     """
 
     def __init__(
@@ -81,9 +79,7 @@ class ChunkTracker:
         fragment: int,
         result: RoundResult,
         buffers: BufferPool,
-        seal_bytes: int = 0,
     ) -> None:
-        self._seal_bytes = seal_bytes
         self._layout = layout
         self._me = me
         self._contributes = me in contributors
@@ -92,7 +88,7 @@ class ChunkTracker:
         self._fragment = fragment
         self._result = result
         self._buffers = buffers
-        self._up_bytes_max = seal_bytes + max((cut.up_bytes for cut in layout.cuts), default=0)
+        self._up_bytes_max = max((cut.up_bytes for cut in layout.cuts), default=0)
         self._lock = threading.Lock()  # guards all that follows
         self._shut: set[str] = set()
         self._makers = [cut.owner for cut in layout.cuts]
@@ -185,9 +181,7 @@ class ChunkTracker:
             if chunk.owner != self._me or peer not in self._givers:
                 return f"sent a contribution to chunk {index} that it does not owe"
             twice = peer not in chunk.missing
-            length = self._layout.objection(
-                header.kind, index, header.payload_bytes - self._seal_bytes
-            )
+            length = self._layout.objection(header.kind, index, header.payload_bytes)
         else:
             if chunk.owner != peer:
                 return f"sent a result for chunk {index}, which is not its to send"
@@ -217,23 +211,16 @@ class ChunkTracker:
         return True
 
     def contributions(self, index: int) -> dict[str, memoryview]:
-        """Return the other peers' contributions to a chunk that is begun, by peer, with their seals."""
+        """Return the other peers' contributions to a chunk that is begun, by peer."""
         with self._lock:
             return dict(self._chunks[index].arrived)
 
     def added_up(self, index: int) -> None:
-        """Record that a begun chunk is added up, and free its contributions unless they are sealed."""
+        """Record that a begun chunk is added up, and free its contributions."""
         with self._lock:
             chunk = self._chunks[index]
             chunk.held = True
-            if not self._seal_bytes:
-                chunk.arrived.clear()
-
-    def has_added(self, index: int) -> bool:
-        """Return whether the chunk's result was made here, of contributions that are kept."""
-        with self._lock:
-            chunk = self._chunks[index]
-            return bool(self._seal_bytes) and chunk.begun and chunk.held
+            chunk.arrived.clear()
 
     # ------------------------------------------------------------ losses
 

@@ -48,6 +48,8 @@ from ..protocol.errors import (
     RemoteProtocolError,
 )
 from ..protocol.messages import (
+    Audited,
+    AuditOrder,
     ContributorRun,
     Diagnosis,
     FragmentSize,
@@ -57,10 +59,8 @@ from ..protocol.messages import (
 )
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameKind
-from ..protocol.trust.notary import Notary
 from ..protocol.unnamed_file import IN_MEMORY_BYTES_MAX
 from .arithmetic import Counters, Values
-from .audit_log import AuditLog
 from .chunk_adder import ChunkAdder, ThreadEntry
 from .chunk_sender import ChunkSender, SendTasks
 from .codecs.error_feedback import Residual
@@ -68,6 +68,7 @@ from .contributor_sets import unpack_bits
 from .encoded_input import EncodedInput
 from .links.hub import LINK_WAIT_S, LinkHub
 from .reduction_context import ReductionContext
+from .spot_check import SpotCheck
 
 WORKERS = 2  # chunks that are added up at once where no frame's arrival does it
 REDUCTION_KINDS = (FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.PARTIAL)
@@ -136,13 +137,12 @@ class Reduction:
       momentum: outer momentum before the round, of the first values of the fragment: contributions
         are compared with it, for statistics. Only read; None if they are not to be.
       link_wait_s: how long to wait for a link that is not up.
-      notary: signs this node's contributions, and checks others', if the plan wants that.
+      audited: chunks of the result may be checked (see ``audit``).
       on_lost: called for a peer that is lost while it owes this node something, once per attempt; the
         reduction then waits for ``flush`` and ``repair``. If None, the loss ends the reduction.
 
     Attributes:
       attempt: the number of the order or of the last repair.
-      audit_log: what this node may be asked to show, or may ask for; None if the plan wants no seals.
 
     Raises:
       RemoteProtocolError: the order contradicts itself, the fragment's size or this node's id.
@@ -163,7 +163,7 @@ class Reduction:
         residual: Residual | None = None,
         momentum: Values | None = None,
         link_wait_s: float = LINK_WAIT_S,
-        notary: Notary | None = None,
+        audited: bool = False,
         on_lost: OnLost | None = None,
     ) -> None:
         self.attempt = order.attempt
@@ -176,7 +176,7 @@ class Reduction:
             counters,
             encoded_input=encoded_input,
             residual=residual,
-            notary=notary,
+            audited=audited,
         )
         self._hub = hub
         self._network = network
@@ -184,8 +184,6 @@ class Reduction:
         self._on_lost = on_lost
         self._sender = ChunkSender(context)
         self._adder = ChunkAdder(context, self._sender, momentum)
-        # It must not refer to us: it is large, and goes when nothing refers to it.
-        self.audit_log = None if context.notary is None else AuditLog(context, context.notary)
 
         self._watches: dict[str, trio.CancelScope] = {}
         self._losses: dict[str, PeerLostError] = {}  # of peers that owed us something then
@@ -226,8 +224,7 @@ class Reduction:
           With ``n`` contributors, all of them receivers, and owner share ``w``, in payload bytes:
           ``(1 - w) * up_bytes + (n - 1) * w * down_bytes`` sent. Memory beside the values that are
           given: one encoded result, others' contributions of up to ``CONTRIBUTIONS_BYTES_MAX``, or
-          ``AHEAD_MIN`` chunks of each if that is more, and the chunks that threads work on. If
-          contributions are sealed, all that this node adds up is kept.
+          ``AHEAD_MIN`` chunks of each if that is more, and the chunks that threads work on.
 
         Cancellation: safe at any point; the input is untouched, and not used afterwards.
         """
@@ -433,6 +430,14 @@ class Reduction:
             self._add_up_complete(again)
         self._watch_owing()
         self._report_if_whole()
+
+    # ------------------------------------------------------------ checks
+
+    def audit(self, order: AuditOrder, tell: Callable[[Audited], object]) -> None:
+        """Do this node's part in a check of the result, which is whole; ``tell`` gets its findings."""
+        if self._running is not None and order.attempt == self.attempt:
+            check = SpotCheck(self._context, self._adder.added, self._hub, self._network)
+            self._running.nursery.start_soon(check.take_part, order, self._link_wait_s, tell)
 
     # ------------------------------------------------------------ the result
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from ..protocol.errors import BadContributionError, LocalProtocolError, RemoteProtocolError
 from ..protocol.messages import FragmentSize, Plan, Reduce
-from ..protocol.trust.notary import SEAL_BYTES, Notary
 from .arithmetic import ChunkLayout, Counters, MeanFactors, Values
 from .chunk_tracker import ChunkTracker
 from .codecs.error_feedback import Residual
@@ -26,14 +25,13 @@ class ReductionContext:
     ``encoded_input`` may be used by any thread.
 
     Args:
-      order, me, size, hub, values, counters, encoded_input, residual, notary: see ``Reduction``.
+      order, me, size, hub, values, counters, encoded_input, residual, audited: see ``Reduction``.
 
     Attributes:
       contributors: peer ids, in the order's order.
       others: the other receivers, in the order's order.
       needed: the peers that the round depends on: contributors and chunk owners.
       factors: of all contributors.
-      notary: signs and checks contributions; None if the plan wants no seals.
       encoded_input: this node's contribution; None if it does not contribute.
 
     Raises:
@@ -51,11 +49,11 @@ class ReductionContext:
         *,
         encoded_input: EncodedInput | None = None,
         residual: Residual | None = None,
-        notary: Notary | None = None,
+        audited: bool = False,
     ) -> None:
         self.order = order
         self.me = me
-        self.notary = _notary_for(order.plan, notary)
+        self.audited = audited
         self.layout = ChunkLayout.of(order.plan, size)
         self.rule = Rule.of(order.plan, order.contributors)
         self.contributors = [contributor.peer for contributor in order.contributors]
@@ -80,7 +78,6 @@ class ReductionContext:
             order.fragment,
             self.result,
             hub.buffers,
-            SEAL_BYTES if self.notary is not None else 0,
         )
 
     def own_chunk(self, index: int) -> memoryview:
@@ -135,16 +132,3 @@ def _check_order(
         raise RemoteProtocolError(f"peer {min(missing)[:8]} takes part but does not receive")
     if me not in receivers:
         raise RemoteProtocolError("the order does not name this node")
-
-
-def _notary_for(plan: Plan, notary: Notary | None) -> Notary | None:
-    """Return the notary if the plan wants seals.
-
-    Raises:
-      RemoteProtocolError: the plan wants seals that this node cannot make.
-    """
-    if not plan.sealed:
-        return None
-    if notary is None:
-        raise RemoteProtocolError("the plan wants seals, and this node makes none")
-    return notary

@@ -16,7 +16,7 @@ class ExitCode(enum.IntEnum):
     INVITE = 5  # the invite is malformed, expired, used up or withdrawn
     UNREACHABLE = 6  # the master (or the local daemon) does not answer
     REFUSED = 7  # the master refuses this peer: version, layout, address, run over
-    EVICTED = 8  # removed or refused by the run's operator, or in quarantine
+    EVICTED = 8  # removed or refused by the run's operator, or removed by checks
     TRAINER = 9  # the training command cannot be started
     SUPERSEDED = 10  # another master has taken the run over; this one must stay stopped
     VIOLATION = 11  # a simulated run broke a promise

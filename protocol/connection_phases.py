@@ -79,7 +79,6 @@ MEMBER = ConnectionPhase(
             messages.Measured,
             messages.NotReady,
             messages.Progress,
-            messages.ProofPiece,
             messages.Ready,
             messages.ReduceFailed,
             messages.Reduced,
@@ -109,8 +108,6 @@ LINK = ConnectionPhase(
         {
             messages.BlocksRefused,
             messages.BlocksRequest,
-            messages.EvidenceRefused,
-            messages.EvidenceRequest,
             messages.Heartbeat,
             messages.Index,
             messages.IndexRequest,

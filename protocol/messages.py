@@ -52,11 +52,9 @@ ORDER_KEY_BYTES = 16  # of the order of a run's samples
 CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
 CHUNK_BITS_BYTES_MAX = 2**17  # one bit for each chunk of a fragment: a million chunks
-AUDITS_MAX = 2**15  # audited chunks of one result; a larger result is sampled
-PROOF_BYTES_MAX = (
-    2**28
-)  # a proof: one chunk from each of its contributors; the master holds one proof
-PROOF_PIECE_BYTES_MAX = 2**16  # of a proof in one message: half a second at 1 Mbit/s
+AUDITS_MAX = 2**12  # chunks of one result that are checked; of a larger result fewer are drawn
+
+
 _count: Any = and_(ge(0), le(COUNT_MAX))
 _u32: Any = and_(ge(0), le(2**32 - 1))  # what a frame's header has room for
 _text: Any = and_(max_len(TEXT_CHARS_MAX), printable)
@@ -151,10 +149,7 @@ class RefusalCode(enum.Enum):
     RUN = "run"  # this is another run's master
     LAYOUT = "layout"  # the script's tensors are not the run's
     DUPLICATE = "duplicate"  # the same identity is connected already
-    KICKED = "kicked"  # removed by the run's operator; do not come back
-    QUARANTINED = (
-        "quarantined"  # a proof shows a wrong sum; do not come back until the operator allows it
-    )
+    KICKED = "kicked"  # removed by the run's operator, or contradicted by checks; do not come back
     SILENT = "silent"  # no sign of life within the deadline; may come back
     PROTOCOL = "protocol"  # broke the protocol
     LAGGING = "lagging"  # did not keep up; may come back
@@ -312,8 +307,6 @@ class Plan:
     codec_up: str = field(validator=_word)  # contributor -> owner
     codec_down: str = field(validator=_word)  # owner -> receivers
     combine: str = field(default="mean", validator=_word)  # a rule of ``collectives.combine``
-    # Contributions carry their contributors' signatures, and owners keep them.
-    sealed: bool = False
 
 
 # ---------------------------------------------------------------- enrolment (before a certificate)
@@ -718,30 +711,27 @@ class ReduceFailed(Message):
 
 
 @frozen
-class Audited(Message):
-    """Peer, after ``AuditOrder``: the chunks that failed the audit. All other ordered chunks passed.
+class ChunkFinding:
+    """A chunk that a checker did not find equal to its own sum.
 
-    ``wrong``: the owner signed inputs that do not add up to its result; the peer can prove it.
-    ``unseen``: the owner did not send its inputs, or did not sign them.
+    ``differs``: the sums differ, and ``peer`` is the contributor that, by the owner's digests, has sent the
+    owner something else than the checker; empty if there is none, or more than one. Otherwise the
+    checker could not add the chunk up: ``peer`` sent it nothing.
     """
 
-    round: int = field(validator=_count)
-    attempt: int = field(validator=_count)
-    wrong: tuple[int, ...] = field(validator=_each(_u32, AUDITS_MAX))
-    unseen: tuple[int, ...] = field(validator=_each(_u32, AUDITS_MAX))
-    reason: str = field(default="", validator=_text)
+    chunk: int = field(validator=_u32)
+    differs: bool
+    peer: str = field(default="", validator=_peer_or_none)
 
 
 @frozen
-class ProofPiece(Message):
-    """Peer, after ``ProofWanted``: a piece of the proof, from that offset on."""
+class Audited(Message):
+    """Peer, after ``AuditOrder``: its findings. All other chunks of the order are equal."""
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
-    chunk: int = field(validator=_u32)
-    offset: int = field(validator=_count)
-    all_bytes: int = field(validator=_count)
-    data: bytes = field(validator=max_len(PROOF_PIECE_BYTES_MAX))
+    transfer: int = field(validator=_u32)
+    findings: tuple[ChunkFinding, ...] = field(default=(), validator=max_len(AUDITS_MAX))
 
 
 @frozen
@@ -965,22 +955,24 @@ class Diagnose(Message):
 
 
 @frozen
-class AuditOrder(Message):
-    """Master, to a holder of the result: ask the owners of these chunks for their inputs, and check."""
+class CheckerChunks:
+    """Chunks that one member checks."""
 
-    round: int = field(validator=_count)
-    attempt: int = field(validator=_count)
+    checker: str = field(validator=_peer)
     chunks: tuple[int, ...] = field(validator=_each(_u32, AUDITS_MAX))
 
 
 @frozen
-class ProofWanted(Message):
-    """Master, to a peer that reported a wrong chunk: send the next piece of the proof."""
+class AuditOrder(Message):
+    """Master, to the contributors of a result: send these checkers these chunks again.
+
+    They come as BLOCK frames of this transfer. A checker adds its chunks up, and answers ``Audited``.
+    """
 
     round: int = field(validator=_count)
     attempt: int = field(validator=_count)
-    chunk: int = field(validator=_u32)
-    offset: int = field(validator=_count)
+    transfer: int = field(validator=_u32)
+    checks: tuple[CheckerChunks, ...] = field(validator=max_len(MEMBERS_MAX))
 
 
 @frozen
@@ -1197,23 +1189,6 @@ class BlocksRefused(Message):
     fragment: int = field(validator=_count)
     version: int = field(validator=_count)
     transfer: int = field(validator=_count)
-    reason: str = field(validator=_text)
-
-
-@frozen
-class EvidenceRequest(Message):
-    """Auditor to a chunk's owner: send the chunk's inputs, as BLOCK frames of this transfer."""
-
-    transfer: int = field(validator=_u32)
-    round: int = field(validator=_count)
-    chunk: int = field(validator=_u32)
-
-
-@frozen
-class EvidenceRefused(Message):
-    """Chunk owner: it has no inputs of that chunk, or serves too many requests already."""
-
-    transfer: int = field(validator=_u32)
     reason: str = field(validator=_text)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SEEDS_MAX = 10_000_000
 PEERS_MIN, PEERS_MAX = 2, 1_000
-LIARS = ("owner", "forger", "silent", "accuser")  # see ``lying_peers.Lie``
+LIARS = ("owner", "checker", "contributor")  # see ``lying_peers.Lie``
 LIES_MAX = 8  # chunks that a liar is sure to own
 
 
@@ -38,13 +38,13 @@ LIES_MAX = 8  # chunks that a liar is sure to own
     "--audit",
     type=click.FloatRange(0.0, 1.0),
     default=0.0,
-    help="Share of all result chunks that is audited.",
+    help="Share of all result chunks that another peer adds up again.",
 )
 @click.option(
     "--liar",
     type=click.Choice(LIARS),
-    help="Instead of faults, one of four peers lies until it is convicted: as a chunk owner that sends "
-    "auditors true, forged or no evidence, or as an auditor that accuses others.",
+    help="Instead of faults, one of four peers lies until it is found out: as a chunk owner in its sums, as a "
+    "checker in its findings, or as a contributor that sends checkers something else.",
 )
 @click.option(
     "--lies",
@@ -91,8 +91,8 @@ def simulate(
     Each seed is a run of a few peers on virtual lines, in which machines crash, stall and return,
     lines break and disks fill up. The invariants are checked after every event. The same seed gives
     the same run. A single seed prints its faults. A seed that fails is rerun with fewer faults, and the
-    exit status is 11. With --audit any conviction is a violation, because no peer lies. With --liar it
-    is a violation if another peer is convicted, or if the liar is not.
+    exit status is 11. With --audit any contradiction is a violation, because no peer lies. With --liar it
+    is a violation if another peer is removed, or if the liar is not found out.
 
     \b
     Examples:
@@ -107,7 +107,7 @@ def simulate(
     from .lying_peers import Lie
 
     if liar and not audit:
-        raise click.UsageError("only audits can convict a --liar: give --audit as well")
+        raise click.UsageError("only checks find a --liar out: give --audit as well")
     if liar and peers:
         raise click.UsageError("--liar always uses four peers: omit --peers")
     for name, given in (("--hostile", hostile), ("--failover", failover)):
@@ -208,15 +208,15 @@ def summary(report: BatchReport, seconds: float) -> str:
 
 
 def about_liars(report: BatchReport, choice: BatchOptions) -> str:
-    """Compare the rounds until the liars were convicted with the expectation."""
+    """Compare the rounds until the liars were found out with the expectation."""
     from .liar_run import expected_rounds
 
     assert choice.liar is not None
     expected = expected_rounds(choice.liar, choice.audit, choice.lies)
     mean = sum(report.lied) / len(report.lied)
     return (
-        f"{len(report.lied)} liars convicted after {mean:.1f} rounds with a lie on average "
-        f"(expected: {expected:.1f}), at most {max(report.lied)}"
+        f"{len(report.lied)} liars found out after {mean:.1f} rounds with a lie on average "
+        f"(expected: about {expected:.1f}), at most {max(report.lied)}"
     )
 
 

@@ -107,7 +107,7 @@ class BatchReport:
     repairs: int = 0
     reruns: int = 0
     aborts: int = 0
-    lied: list[int] = field(factory=list)  # by run: rounds with a lie until the liar was convicted
+    lied: list[int] = field(factory=list)  # by run: rounds with a lie until the liar was found out
     violations: list[Violation] = field(factory=list)
 
     def add(self, result: SeedResult) -> None:

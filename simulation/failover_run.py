@@ -106,7 +106,6 @@ class FailoverSwarm(Swarm):
             journal,
             network,
             [Address(life.host, PORT)],
-            notary=self.notaries.notary(),
             may_decide=life.leadership.is_held,
         )
 

@@ -27,6 +27,7 @@ from ..protocol.messages import (
     NORM_SUMS_BYTES,
     Applied,
     Audited,
+    ChunkFinding,
     ContributorRun,
     Diagnosis,
     FailureKind,
@@ -53,6 +54,7 @@ from ..protocol.messages import (
 
 LIES_MAX = 3  # kinds of lies of one peer
 PAUSE_S = 0.4  # mean time between two unrequested messages
+FALSE_FINDINGS_MAX = 6  # chunks that it reports at once
 REPEATABLE_MAX = 64  # messages that may be repeated
 
 
@@ -177,10 +179,19 @@ class Hostile:
                 yield self._ready(message)
             case Held() if self.does(Falsehood.HELD):
                 yield evolve(message, results=self.rng.randbytes(len(message.results)))
+            case Audited() if self.does(Falsehood.AUDITS):
+                yield evolve(message, findings=self._findings(service))
             case Diagnosis() if self.does(Falsehood.DIAGNOSIS):
                 yield self._diagnosis(service, message)
             case _:
                 yield message
+
+    def _findings(self, service: PeerService) -> tuple[ChunkFinding, ...]:
+        peers = [*self._others(service), ""]
+        return tuple(
+            ChunkFinding(chunk, self.rng.random() < 0.5, self.rng.choice(peers))
+            for chunk in range(self.rng.randint(0, FALSE_FINDINGS_MAX))
+        )
 
     def _diagnosis(self, service: PeerService, message: Diagnosis) -> Diagnosis:
         def some() -> tuple[str, ...]:
@@ -256,9 +267,8 @@ class Hostile:
                 if kind in kinds and here.order is not None:
                     yield ReduceFailed(here.round, here.attempt, named, bad, "because I say so")
             if Falsehood.AUDITS in kinds:
-                chunks = tuple(range(self.rng.randint(0, 3)))
-                lie = self.rng.choice([(chunks, ()), ((), chunks)])
-                yield Audited(here.round, here.attempt, *lie, "because I say so")
+                transfer = self.rng.getrandbits(32)
+                yield Audited(here.round, here.attempt, transfer, self._findings(service))
         if Falsehood.ROUTES in kinds:
             for peer in others:
                 worked = self.rng.random() < 0.5

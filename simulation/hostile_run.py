@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 
 from ..membership.master.state.journal import (
     JournalRecord,
-    PeerQuarantined,
+    PeerRevoked,
     PlaceVacated,
     RootKnown,
     RoundCommitted,
@@ -73,7 +73,7 @@ class _HonestPeersCheck:
 
     def _record(self, record: JournalRecord) -> None:
         match record:
-            case PlaceVacated(peer=peer) | PeerQuarantined(peer=peer) if peer != self.hostile:
+            case PlaceVacated(peer=peer) | PeerRevoked(peer=peer) if peer != self.hostile:
                 raise self._violation(f"{peer[:8]} is honest and lost its place")
             case RootKnown(head=head):
                 known = self.swarm.witness.roots.get((head.fragment, head.version))

@@ -1,8 +1,7 @@
-"""A run with one liar in it, until the liar is convicted.
+"""A run with one liar in it, until checks have made it harmless.
 
-The others are honest and there are no other faults; ``scenario_run`` shows that faults convict no
-honest peer. A lie in ``m`` chunks per round, each audited with probability ``p``, is found in a round
-with probability ``1 - (1 - p) ** m``.
+An owner or a contributor that lies is removed, a checker that lies checks no more. The others are honest and
+there are no other faults; ``scenario_run`` shows that faults contradict no honest peer.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from functools import partial
 import trio
 from attrs import evolve, frozen
 
-from ..membership.master.rounds.audits import FALSE_MAX, WITHHELD_MAX
+from ..membership.master.rounds.audits import ALONE_MAX
 from .lying_peers import Liar, Lie
 from .scenario import Scenario
 from .scenario_run import format_state, make_swarm, telling
@@ -29,7 +28,7 @@ FOUND_S = 60.0
 
 @frozen
 class FoundOut:
-    """The conviction of a liar.
+    """The end of a liar.
 
     Attributes:
       rounds: number of rounds in which it lied, with the last one, which was run again.
@@ -41,11 +40,12 @@ class FoundOut:
 
 
 def expected_rounds(lie: Lie, audit: float, chunks: int = 1) -> float:
-    """Return the expected number of rounds with a lie until the liar is convicted."""
-    if lie is Lie.ACCUSER:
-        return FALSE_MAX
-    each = 1 / (1 - (1 - audit) ** chunks)
-    return WITHHELD_MAX * each if lie is Lie.SILENT else each
+    """Return about how many rounds with a lie are expected until the liar is found out.
+
+    It takes two contradictions. Each lie of a checker or of a contributor is one; a false sum has to be
+    checked first.
+    """
+    return ALONE_MAX / (1 - (1 - audit) ** chunks) if lie is Lie.OWNER else ALONE_MAX
 
 
 def scenario_of(seed: int, audit: float) -> Scenario:
@@ -60,8 +60,8 @@ def live_with_a_liar(
     """Run a seed in virtual time; to be called outside trio.
 
     Raises:
-      BaseExceptionGroup: contains a ViolationError: an honest peer was convicted, or the liar was not
-        convicted within ``PATIENCE`` times the expected rounds.
+      BaseExceptionGroup: contains a ViolationError: an honest peer was removed, or the liar was not
+        found out within ``PATIENCE`` times the expected rounds.
     """
     history = partial(_live, scenario_of(seed, audit), Liar(lie, chunks), tell)
     return run_virtually(history, seed=seed)
@@ -102,6 +102,6 @@ async def _live(scenario: Scenario, liar: Liar, tell: Tell | None) -> FoundOut:
 def _found_out(swarm: Swarm, name: str, liar: Liar) -> bool:
     assert swarm.master is not None
     coordinator, peer = swarm.master.coordinator, swarm.peers[name].peer
-    if liar.lie is Lie.SILENT:
-        return peer in coordinator.scheduler.driver.audits.barred()
-    return peer in coordinator.context.history.quarantined
+    if liar.lie is Lie.CHECKER:
+        return peer in coordinator.scheduler.driver.audits.muzzled()
+    return peer in coordinator.context.history.revoked

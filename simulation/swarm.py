@@ -35,7 +35,6 @@ from .holdings import keeps_state
 from .lying_peers import Corrupts
 from .memory_network import MemoryWorld
 from .scenario import MASTER
-from .simulated_keys import SimulatedKeys
 from .witness import ViolationError, Witness
 from .witnessed_services import (
     SimPeer,
@@ -88,7 +87,6 @@ class Swarm:
         self.spec = RunSpec.parse(spec_toml)
         self.seed = seed
         self.rng = random.Random(seed)
-        self.notaries = SimulatedKeys(RUN_ID)
         self.world = MemoryWorld(
             self.rng, delay_s=delay_s, jitter_s=jitter_s, bytes_per_s=bytes_per_s
         )
@@ -145,7 +143,6 @@ class Swarm:
             self.store,
             network,
             [MASTER_ADDRESS],
-            notary=self.notaries.notary(),
             clock=lambda: trio.current_time() + self.master_clock_ahead_s,
         )
         self.master.witness, self.master.watch = self.witness, self._watch
@@ -214,7 +211,8 @@ class Swarm:
         coordinator = self.master.coordinator
         if not self.master.sessions.crowded:  # a larger crowd's decisions are batched
             check_invariants(coordinator)
-        check_honesty(effects, [self.peers[name].peer for name in self.liars])
+        liars = [self.peers[name].peer for name in self.liars]
+        check_honesty(effects, coordinator.scheduler.driver.audits, liars)
         for peer in promoted(effects):
             for sim in self.peers.values():
                 if sim.peer == peer and sim.alive and sim.name not in self.twins:
@@ -262,7 +260,6 @@ class Swarm:
         trainer = self.make_trainer(name, peer, lives)
         config = PeerConfig(
             me=peer,
-            notary=self.notaries.notary(peer),
             name=name,
             run_id=RUN_ID,
             masters=self.master_addresses,

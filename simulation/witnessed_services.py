@@ -14,11 +14,12 @@ from ..daemon.master.journal.journal_store import JournalStore
 from ..daemon.master.master_service import MasterService
 from ..daemon.peer.checkpointer import Checkpointer
 from ..daemon.peer.peer_service import PeerFactories, PeerService
-from ..membership.master.state.journal import JournalRecord, PeerQuarantined, PlaceTaken
-from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably
+from ..membership.master.rounds.audits import CONTRADICTED, Auditing
+from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceTaken
+from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably, SendMessage
 from ..membership.peer.peer_effects import PeerEffect, TellMaster
 from ..protocol.errors import HoldfastError
-from ..protocol.messages import Applied, Commit, RefusalCode, Synced, Welcome
+from ..protocol.messages import Applied, Commit, Reduce, RefusalCode, Synced, Welcome
 from .drifting_trainer import SimTrainer
 from .lying_peers import Corrupts
 from .memory_network import MemoryNetwork
@@ -142,14 +143,30 @@ class SimPeer:
         )
 
 
-def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
-    """Raise ViolationError if an honest peer is quarantined, or any peer dropped for its messages."""
+def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str]) -> None:
+    """Raise ViolationError if checks harm an honest peer, or any peer is dropped for its messages."""
+    if audits.contradictions and not liars:
+        raise ViolationError(f"nobody lies: {audits.contradictions[0]}")
     for effect in effects:
-        record = effect.record if isinstance(effect, RecordDurably) else None
-        if isinstance(record, PeerQuarantined) and record.peer not in liars:
-            raise ViolationError(f"{record.peer[:8]} is honest: {record.reason}")
-        if isinstance(effect, DropPeer) and effect.code is RefusalCode.PROTOCOL:
-            raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
+        match effect:
+            case RecordDurably(record=PeerRevoked(peer=peer, reason=reason)) if peer not in liars:
+                if CONTRADICTED in reason:  # else the operator has removed it
+                    raise ViolationError(f"{peer[:8]} is honest: {reason}")
+            case SendMessage(message=Reduce() as order):
+                _check_owners(order, audits)
+            case DropPeer(code=RefusalCode.PROTOCOL):
+                raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
+
+
+def _check_owners(order: Reduce, audits: Auditing) -> None:
+    """Raise ViolationError if suspects of a contradiction own chunks when the round is run again."""
+    contradicted = [each for each in audits.contradictions if each.round == order.round]
+    suspects = {peer for each in contradicted for peer in each.suspects}
+    if suspects.issuperset(each.peer for each in order.contributors):
+        return  # nobody else is left to own them
+    for run in order.plan.owners:
+        if run.peer in suspects:
+            raise ViolationError(f"{run.peer[:8]} owns chunks again in round {order.round}")
 
 
 def promoted(effects: list[Effect]) -> list[str]:

@@ -202,24 +202,6 @@ def kick(peer: str, state: Path | None, reason: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("peer")
-@state_option
-@json_option
-def clear(peer: str, state: Path | None, as_json: bool) -> None:
-    """Release PEER (its name, or the first digits of its id) from quarantine.
-
-    A peer is quarantined when an audit proves that it sent wrong data; `holdfast peers` lists these
-    peers and the reasons. A released peer may rejoin with its old identity.
-
-    \b
-    Example:
-      holdfast clear 3fa92c
-    """
-    answer = call(find_control(state, "master"), "clear", {"peer": peer})
-    click.echo(json.dumps(answer) if as_json else f"cleared {answer['peer']}: it may rejoin")
-
-
-@click.command()
 @state_option
 @json_option
 def pause(state: Path | None, as_json: bool) -> None:

@@ -219,7 +219,6 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.invite,
         ask_commands.approve,
         ask_commands.kick,
-        ask_commands.clear,
         ask_commands.leave,
         ask_commands.retry,
         relay,

@@ -29,8 +29,6 @@ EVENTS_SEEN = 100  # at each poll of --follow
 def peers(state: Path | None, gone: bool, as_json: bool) -> None:
     """List the run's members: activity, speed, and what they wait for (at the master).
 
-    Quarantined peers follow, with the reason; `holdfast clear` releases one.
-
     \b
     Examples:
       holdfast peers
@@ -39,16 +37,15 @@ def peers(state: Path | None, gone: bool, as_json: bool) -> None:
     import msgspec
 
     from .run_client import format_pending, status_of_master
-    from .run_tables import show_peers, show_quarantined
+    from .run_tables import show_peers
 
     status = status_of_master(find_control(state, "master"))
     rows = status.departed[::-1] if gone else status.members
     if as_json:
-        answer = {"peers": rows, "quarantined": status.quarantined, "pending": status.pending}
+        answer = {"peers": rows, "pending": status.pending}
         click.echo(json.dumps(msgspec.to_builtins(answer), indent=2))
         return
     show_peers(rows, gone=gone)
-    show_quarantined(status)
     for row in () if gone else status.pending:
         tell(format_pending(row))
 

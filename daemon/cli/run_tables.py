@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ...membership.master.status.records import DepartedRow
 from ..metrics_store import PastEvent
-from ..status_records import MasterStatus, ShownRound
+from ..status_records import ShownRound
 
 # A pipe has no edge, so no table cell may be cut.
 PIPE_COLUMNS = 1_000
@@ -111,16 +111,6 @@ def show_peers(rows: Sequence[DepartedRow], *, gone: bool) -> None:
         console.print("no peer has left" if gone else "no peer is connected")
         return
     show_members(console, rows, list(MEMBER_CELLS))
-
-
-def show_quarantined(status: MasterStatus) -> None:
-    """Print the quarantined peers, and the peers that may not own chunks for now."""
-    console = plain_console()
-    for row in status.quarantined:
-        console.print(f"in quarantine: {row.peer[:8]} ({row.name}): {row.why}")
-    names = {member.peer: member.name for member in status.members}
-    for peer in status.barred:
-        console.print(f"owns no chunks: {peer[:8]} ({names.get(peer, '')}): it showed none of them")
 
 
 def _rate(bytes_per_s: float | None, cap_bytes_per_s: float | None) -> str:

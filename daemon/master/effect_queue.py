@@ -11,7 +11,6 @@ import trio
 from ...membership.master.state.journal import JournalRecord
 from ...membership.master.state.master_effects import (
     AnnounceEvent,
-    CheckProof,
     DropPeer,
     Effect,
     Event,
@@ -29,7 +28,6 @@ class EffectQueue:
 
     Args:
       write: returns when a record is on disk.
-      check_proof: handles a peer's accusation of another one; it runs beside the queue.
       superseded: set when another master is obeyed; nothing is carried out after that.
     """
 
@@ -37,12 +35,10 @@ class EffectQueue:
         self,
         sessions: PeerSessions,
         write: Callable[[JournalRecord], Awaitable[None]],
-        check_proof: Callable[[CheckProof], Awaitable[None]],
         superseded: trio.Event,
     ) -> None:
         self._sessions = sessions
         self._write = write
-        self._check_proof = check_proof
         self._superseded = superseded
         self._listeners: list[Callable[[Event], None]] = []
         # Each with the session that it is for. A trio.Event is set when its turn comes.
@@ -72,8 +68,8 @@ class EffectQueue:
         self._work.set()
         await reached.wait()
 
-    async def run(self, nursery: trio.Nursery) -> None:
-        """Carry out effects until cancelled; proofs are checked in the nursery."""
+    async def run(self) -> None:
+        """Carry out effects until cancelled."""
         while True:
             while self._queue and not self._superseded.is_set():
                 effect, session = self._queue.popleft()
@@ -86,8 +82,6 @@ class EffectQueue:
                         self._sessions.dismiss(session, Refused(code, reason))
                     case AnnounceEvent(event=event):
                         self._announce(event)
-                    case CheckProof():
-                        nursery.start_soon(self._check_proof, effect)
                     case trio.Event():
                         effect.set()
             self._work = trio.Event()

@@ -7,7 +7,6 @@
      │         ├── sessions.serve      a peer: read; beside it write (message queue -> stream)
      │         └── other_masters.answer
      ├── effects.run           the only task that carries out effects, in the order decided
-     │    └── _check_proof     of a peer that is accused: does the proof hold?
      ├── _keep_time            wakes the coordinator at its next deadline
      ├── _settle_crowd         with many peers: conclusions from many messages at once
      ├── sessions.beat         a heartbeat to every peer
@@ -32,7 +31,7 @@ import trio
 
 from ...membership.master.coordinator import Coordinator
 from ...membership.master.state.journal import JournalRecord
-from ...membership.master.state.master_effects import CheckProof, Event, StandDown
+from ...membership.master.state.master_effects import Event, StandDown
 from ...protocol.addresses import Address
 from ...protocol.errors import RemoteProtocolError, UserError
 from ...protocol.machine_check import Checkups
@@ -49,7 +48,6 @@ from ...protocol.messages import (
 from ...protocol.network.interface import Channel, Network
 from ...protocol.text import plain
 from ...protocol.trust.authority import Authority, Party, holder_of, load_certificate
-from ...protocol.trust.notary import Notary
 from ..exit_codes import ExitCode
 from ..memory_check import needs_of
 from .admission import Admission, check_token
@@ -77,7 +75,6 @@ class MasterService:
     """The coordinator of a run, on any ``Network``.
 
     Args:
-      notary: checks signatures; the default knows peers by their keys.
       probe: dial peers back; otherwise all of them count as reachable.
       clock: the time of decisions, before the waits for the journal are subtracted. It may run
         ahead of trio's clock.
@@ -92,7 +89,6 @@ class MasterService:
         bind: Sequence[Address],
         *,
         authority: Authority | None = None,
-        notary: Notary | None = None,
         probe: bool = True,
         clock: Callable[[], float] = trio.current_time,
         may_decide: Callable[[], bool] | None = None,
@@ -103,7 +99,6 @@ class MasterService:
         self.bind = bind
         self.bound: Sequence[Address] = ()
         self._authority = authority
-        self._notary = notary or Notary(coordinator.context.run_id)
         self._probe = probe
         self._clock = clock
         self._may_decide = may_decide
@@ -147,9 +142,7 @@ class MasterService:
             now=self.now,
             superseded=self._superseded,
         )
-        self.effects = EffectQueue(
-            self.sessions, self._journal.write, self._check_proof, self._superseded
-        )
+        self.effects = EffectQueue(self.sessions, self._journal.write, self._superseded)
         self._other_masters = OtherMasters(coordinator, network, self.decide, lambda: self.bound)
 
     async def run(
@@ -163,7 +156,7 @@ class MasterService:
         self._began_s = self.now()
         async with trio.open_nursery() as nursery:
             self.bound = await nursery.start(self.network.serve, self.bind, self._on_channel, None)
-            nursery.start_soon(self.effects.run, nursery)
+            nursery.start_soon(self.effects.run)
             nursery.start_soon(self._keep_time)
             nursery.start_soon(self._settle_crowd)
             nursery.start_soon(self.sessions.beat)
@@ -270,11 +263,6 @@ class MasterService:
             self.effects.clear()  # the other master decides what is not on disk yet
             self._superseded.set()
 
-    async def _check_proof(self, case: CheckProof) -> None:
-        """Check a proof against a chunk owner: the only tensor data that the master handles."""
-        fault = await self.network.run_sync(partial(_fault_proven, case, self._notary))
-        self.decide(partial(self.coordinator.proof_checked, case, fault))
-
     def _note(self, text: str) -> None:
         self.decide(partial(self.coordinator.note, text))
 
@@ -358,18 +346,3 @@ class MasterService:
 
     def _classed(self, peer: str, reachable: bool) -> None:
         self.decide(partial(self.coordinator.classed, peer, reachable))
-
-
-def _fault_proven(case: CheckProof, notary: Notary) -> str:
-    """Return the fault that a proof shows of a chunk owner, or an empty string. This takes CPU time."""
-    # Imported here: a master without accusations never loads the reduction.
-    from ...collectives.arithmetic import ChunkLayout
-    from ...collectives.evidence import UnsignedError, WrongChunkClaim, check_proof
-
-    layout = ChunkLayout.of(case.order.plan, case.size)
-    claim = WrongChunkClaim(case.order, layout, case.chunk, case.owner, case.digest, case.manifest)
-    try:
-        return check_proof(claim, notary, case.proof)
-    except UnsignedError as error:
-        log.info("a proof against peer %s is invalid: %s", case.owner[:8], error)
-        return ""

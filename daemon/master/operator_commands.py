@@ -64,7 +64,6 @@ class OperatorCommands:
             "withdraw": self._withdraw,
             "approve": self._approve,
             "kick": self._kick,
-            "clear": self._clear,
             "pause": self._pause,
             "resume": self._resume,
             "stop": self._stop_process,
@@ -117,20 +116,6 @@ class OperatorCommands:
         peer = self._find_peer(str(body.get("peer", "")))
         await self._service.see_through(partial(self._coordinator.kick, peer, _reason(body)))
         return {"peer": peer, "kicked": True}
-
-    async def _clear(self, body: Json) -> Json:
-        wanted = str(body.get("peer", ""))
-        quarantined = self._coordinator.context.history.quarantined
-        audits = self._coordinator.scheduler.driver.audits
-        peer = self._find_peer(wanted)
-        if peer not in quarantined and peer not in audits.barred():
-            raise UserError(
-                f"{wanted!r} is not in quarantine",
-                exit_code=ExitCode.USAGE,
-                hint="`holdfast peers` lists the peers in quarantine",
-            )
-        await self._service.see_through(partial(self._coordinator.clear, peer))
-        return {"peer": peer, "cleared": True}
 
     def _find_peer(self, wanted: str) -> str:
         names = {peer: grant.name for peer, grant in self._store.granted().items()}

@@ -85,7 +85,6 @@ FINAL_CODES = {
     RefusalCode.RUN,
     RefusalCode.LAYOUT,
     RefusalCode.KICKED,
-    RefusalCode.QUARANTINED,
     RefusalCode.FULL,
     RefusalCode.FINISHED,
     RefusalCode.LEFT,

@@ -12,7 +12,6 @@ from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
 from ...protocol.messages import RelayOffer
 from ...protocol.trust.credentials import Credentials
-from ...protocol.trust.notary import Notary
 from .volunteer_limits import DiskQuota
 
 NOTICES_MAX = 20  # newest notices to the operator that the status page shows
@@ -36,7 +35,6 @@ class PeerConfig:
     local_checkpoint: str = ""  # file for the trainer's local checkpoint; empty: none
     credentials: Credentials | None = None  # renewed in time; None: nothing to renew
     always_writes: bool = False  # write checkpoints whatever the spec's ``peers`` is
-    notary: Notary | None = None  # signs contributions; None: they stay unsigned
     partial: Path | None = None  # folder for partial copies; None: none are kept
     versions: Path | None = None  # folder for versions and results that wait; None: memory
     memory_bytes: int | None = None  # of this machine; None: no state is too large

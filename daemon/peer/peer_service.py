@@ -8,7 +8,6 @@ parts do the work:
     StateService    the shared state in memory, fetched and served (``state_service``)
     Checkpointer    the shared state on disk (``checkpointer``)
     Reducer         rounds: reductions, repairs, outer steps (``reducer``)
-    Auditor         audits of chunk sums (``auditor``)
     TrainerService  the local trainer (``trainer_service``)
     DataService     leases on the trainer's samples (``data_service``)
 
@@ -19,7 +18,6 @@ parts do the work:
      ├── data.run                    leases on the trainer's samples
      ├── report_progress             once a second, the trainer's progress
      ├── keep_session                keeps the session with the master
-     ├── check, serve (per order)    audits of other members' chunks and of our own
      ├── serve        (per order)    a reduction; repaired over losses, it ends with its round
      ├── apply        (per commit)   outer step in a thread; never cancelled half-way
      ├── fetch        (per fragment) copies a version from donors
@@ -59,8 +57,6 @@ from ...protocol.messages import (
     Commit,
     Diagnose,
     Donate,
-    EvidenceRefused,
-    EvidenceRequest,
     Finished,
     Flush,
     Hello,
@@ -73,7 +69,6 @@ from ...protocol.messages import (
     NewSpec,
     Notice,
     Progress,
-    ProofWanted,
     RelayPair,
     Release,
     Repair,
@@ -90,7 +85,6 @@ from ...protocol.trust.authority import Party
 from ..advertised_hosts import DIALABLE_MAX, dialable
 from ..port_mapping.gateway_search import find_gateways
 from ..port_mapping.port_mapper import PortMapper
-from .auditor import Auditor
 from .checkpointer import Checkpointer
 from .data_service import DataService
 from .master_session import MasterSession, SessionEnded
@@ -116,7 +110,6 @@ class PeerFactories:
     """Makers of the parts; the simulator replaces some of them."""
 
     session: Callable[..., MasterSession] = MasterSession
-    auditor: Callable[..., Auditor] = Auditor
     checkpointer: Callable[..., Checkpointer] = Checkpointer
     reduction: Callable[..., Reduction] = Reduction
 
@@ -158,7 +151,7 @@ class PeerService:
         self.hub = hub = LinkHub(
             network,
             config.me,
-            on_message=self._on_link_message,
+            on_message=lambda peer, message: self.state_service.on_link_message(peer, message),
             tell_master=tell,
             upload=_cap(config.upload_bytes_per_s),
             download=_cap(config.download_bytes_per_s),
@@ -187,7 +180,6 @@ class PeerService:
             perform=perform,
             make_reduction=factories.reduction,
         )
-        self.auditor = factories.auditor(network, hub, spec, self.reducer, start=start, tell=tell)
         self.data = DataService(config.run_id, trainer, replica, spec, tell=tell, perform=perform)
         self.training = TrainerService(
             network,
@@ -317,13 +309,6 @@ class PeerService:
             await self.hub.handle_channel(channel)
         # The master only tests that this peer can be reached, and sends nothing.
 
-    async def _on_link_message(self, peer: str, message: Message) -> None:
-        """Pass a message from a link's control stream to the part that it is for."""
-        if isinstance(message, EvidenceRequest | EvidenceRefused):
-            self.auditor.receive(peer, message)
-        else:
-            await self.state_service.on_link_message(peer, message)
-
     async def _report_progress(self) -> None:
         sent_s = -math.inf
         while True:
@@ -425,9 +410,7 @@ class PeerService:
             case SupplyWeights():
                 self.training.supply_weights()
             case AuditOrder():
-                self._start(self.auditor.check, message)
-            case ProofWanted():
-                self.auditor.prove(message)
+                self.reducer.audit(message)
             case Leased():
                 self.data.leased(message)
             case Route():

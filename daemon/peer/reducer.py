@@ -31,6 +31,7 @@ from ...membership.peer.replica import Replica
 from ...protocol.arena import Values
 from ...protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
 from ...protocol.messages import (
+    AuditOrder,
     Commit,
     Diagnose,
     Diagnosis,
@@ -112,7 +113,7 @@ class Reducer:
                 momentum=self._state_service.state.momentum(fragment) if contribute else None,
                 # A member that cannot be reached is named before the master finds an unexplained stall.
                 link_wait_s=self._spec.value.link_deadline_s,
-                notary=self._config.notary,
+                audited=self._spec.value.reduce.audit > 0,
                 on_lost=lost,
             )
         except RemoteProtocolError as error:
@@ -156,10 +157,10 @@ class Reducer:
         """Return the reductions that have begun and whose round is not over."""
         return [running.reduction for running in self._running.values()]
 
-    def of_round(self, round_id: int) -> Reduction | None:
-        """Return a round's reduction if it runs, or is complete and waits for the round's end."""
-        running = self._running.get(round_id)
-        return None if running is None else running.reduction
+    def audit(self, order: AuditOrder) -> None:
+        """Send checkers this peer's contribution again, or check chunks, and report."""
+        if (running := self._running.get(order.round)) is not None:
+            running.reduction.audit(order, self._tell)
 
     def flush(self, order: Flush) -> None:
         """Accept nothing more from the lost members and report the chunks that are held."""

@@ -35,7 +35,6 @@ from ...protocol.network.sockets import SocketNetwork, bind_all
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import Invite
-from ...protocol.trust.notary import Notary
 from ..congestion import CongestionCheck, compare_with_lanes
 from ..exit_codes import ExitCode
 from ..log_ring import LogRing
@@ -225,7 +224,6 @@ class Peer:
                 )
             config = options.config(
                 credentials,
-                notary=Notary(options.invite.run_id, credentials.identity),
                 upload_bytes_per_s=options.upload_bytes_per_s,
                 download_bytes_per_s=options.download_bytes_per_s,
                 always_writes=options.checkpoints is not None,

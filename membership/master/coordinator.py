@@ -57,14 +57,13 @@ from .routes.routes import Routes
 from .state.context import Context, format_member, quoted
 from .state.journal import (
     JournalRecord,
-    PeerCleared,
     PeerRevoked,
     RunFinished,
     RunHistory,
     RunPaused,
     SpecChanged,
 )
-from .state.master_effects import CheckProof, Effect, EventKind, StandDown
+from .state.master_effects import Effect, EventKind, StandDown
 from .state.roster import Grant, Member
 from .state.run_end import what_is_committed
 from .state.succession import Succession
@@ -327,18 +326,6 @@ class Coordinator:
         self.state_sync.votes.unheard.discard(peer)
         return True
 
-    def clear(self, peer: str, now_s: float) -> list[Effect]:
-        """Lift a quarantine, on the operator's word; the peer may return with its state."""
-        return self._event(now_s, self._clear, peer)
-
-    def _clear(self, peer: str) -> bool:
-        self.scheduler.driver.audits.cleared(peer)
-        if peer in self.context.history.quarantined:
-            name = self.context.name(peer)
-            self.context.record(PeerCleared(peer))
-            self.context.announce(EventKind.JOIN, peer, f"{name} was cleared by the run's operator")
-        return True
-
     def pause(self, now_s: float) -> list[Effect]:
         """Open no more rounds; a round in progress continues."""
         return self._event(now_s, self._set_paused, True)
@@ -392,18 +379,6 @@ class Coordinator:
     ) -> list[Effect]:
         """Announce an event of the daemon; no decision depends on it."""
         return self._event(now_s, self.context.announce, kind, peer, text)
-
-    def proof_checked(self, case: CheckProof, fault: str, now_s: float) -> list[Effect]:
-        """Handle the result of a ``CheckProof``.
-
-        Args:
-          fault: what the proof shows to be wrong with the chunk; empty if it proves nothing.
-        """
-        return self._event(now_s, self._proof_checked, case, fault)
-
-    def _proof_checked(self, case: CheckProof, fault: str) -> bool:
-        self.scheduler.driver.audits.proof_checked(case.order.round, case.attempt, fault)
-        return True
 
     # ------------------------------------------------------------ events: time
 

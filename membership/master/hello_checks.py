@@ -77,16 +77,11 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
 
 
 def shut_out(history: RunHistory, peer: str) -> Refusal | None:
-    """Refuse a key that the operator has removed, or that was convicted."""
-    if peer in history.revoked:
-        what = "removed" if peer in history.admitted else "refused"
-        return RefusalCode.KICKED, f"{what} by the run's operator: {quoted(history.revoked[peer])}"
-    if peer in history.quarantined:
-        return RefusalCode.QUARANTINED, (
-            f"in quarantine: {quoted(history.quarantined[peer])} (the run's operator can lift it: "
-            f"holdfast clear {peer[:8]})"
-        )
-    return None
+    """Refuse a key that was removed for good."""
+    if peer not in history.revoked:
+        return None
+    what = "removed from the run" if peer in history.admitted else "refused by the run's operator"
+    return RefusalCode.KICKED, f"{what}: {quoted(history.revoked[peer])}"
 
 
 def layout_refusal(context: Context, layout: ModelLayout | None) -> Refusal | None:

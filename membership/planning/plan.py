@@ -113,8 +113,7 @@ def make_plan(
         owners = tuple(OwnerRun(peer, count) for peer, count in runs if count)
         guessed = lines.guessed.intersection(contributors)
         predicted_s = None if guessed else _needed_s(cut, work, owned)
-    audited = spec.reduce.audit > 0
-    plan = Plan(cut.chunk_elements, owners, up, down, spec.reduce.combine, sealed=audited)
+    plan = Plan(cut.chunk_elements, owners, up, down, spec.reduce.combine)
     return plan, PlanEstimate(
         predicted_s=predicted_s,
         bound_s=bound_s(work),

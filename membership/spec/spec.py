@@ -234,8 +234,8 @@ class ReduceTable:
     feedback_decay: float = field(default=1.0, validator=_number(0.0, 1.0))
     # The rule by which chunk owners combine contributions; see ``collectives.combine``.
     combine: str = field(default=MEAN, validator=_rule)
-    # The probability with which another contributor audits a chunk of a result before the commit: it
-    # checks the owner's sum. See ``audits``.
+    # The probability with which another contributor adds a chunk of a result up again before the
+    # commit. See ``audits``.
     audit: float = field(default=0.0, validator=_number(0.0, 1.0))
     chunk_bytes: int = field(
         default=CHUNK_BYTES_MAX, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)

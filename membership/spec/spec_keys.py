@@ -113,9 +113,8 @@ MEANINGS = {
         "lie](../security.md#contributors-that-lie)"
     ),
     "reduce.audit": (
-        "probability with which another contributor [audits](../security.md#owners-that-lie) a "
-        "chunk of a result before it is committed: it checks the owner's sum. 0: there are no "
-        "audits, contributions are not signed, and owners are trusted"
+        "probability with which another contributor adds a chunk of a result up again before it is "
+        "committed ([a spot check](../security.md#owners-that-lie)). 0: owners are trusted"
     ),
     "reduce.chunk_bytes": "float32 bytes of a chunk at most, 4096 to 4194304; cut finer for small fragments and all but the fastest lines",
     "reduce.lanes": "initial number of TCP connections for bulk bytes between two peers",

@@ -16,6 +16,7 @@ DEADLINE_SHORT_S = 2.0  # a lost packet or a busy machine takes this long
 DEADLINE_LONG_S = 120.0  # a round with a dead member waits this long
 STEP_DEADLINE_SHORT_S = 10.0  # the first step has four times this; one that compiles takes longer
 OUTVOTED_MIN = 3  # contributors among whom a robust rule can leave out one
+CHECKED_MIN = 3  # contributors among whom a wrong sum can be told from a wrong check
 COARSE_CODECS = (*TOPK_CODECS, "nf4")
 
 
@@ -79,6 +80,12 @@ def _codec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         yield (
             "reduce.combine",
             f"{reduce.combine}: of {spec.membership.contributors} contributors none can be outvoted",
+        )
+    if reduce.audit and 0 < spec.membership.contributors < CHECKED_MIN:
+        yield (
+            "reduce.audit",
+            f"{spec.membership.contributors} contributors: a check needs a third member, which can tell "
+            "which of the two is wrong",
         )
     if spec.sync.donor_share == 0:
         yield ("sync.donor_share", "0: no peer gets a copy of the state while rounds go on")

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from holdfast.daemon.master.journal.journal_store import JournalStore
-from holdfast.daemon.paths import JOURNAL_FILE
-from holdfast.membership.master.state.journal import PeerQuarantined
 from tests.browser.conftest import STRANGE, training_run, watch
 from tests.browser.test_page import give_token, row, row_named, token_of
 from tests.processes.harness import Fleet, member, role
@@ -94,29 +91,6 @@ def test_a_kill_and_its_reason_are_shown(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#events li[data-kind=leave]", has_text="birch").first).to_be_visible()
     expect(row(page, fleet, STRANGE).locator("[data-key=role]")).to_have_text("contributor")
     assert role(fleet.master(), STRANGE) == "contributor"
-
-
-def test_a_quarantined_member_is_cleared_from_the_page(page: Page, fleet: Fleet) -> None:
-    """Write a conviction into the journal, as a master does after an audit."""
-    fleet.kill("birch")
-    status = fleet.until(lambda s: member(s, "birch") is None, "birch is gone")
-    birch = next(each for each in status["departed"] if each["name"] == "birch")["peer"]
-    fleet.kill("master")
-    store = JournalStore(fleet.folder / "master" / JOURNAL_FILE)
-    store.append(PeerQuarantined(birch, "chunk 3 of round 7 is <i>not</i> what it was given"))
-    store.close()
-    fleet.restart_master()
-    line = page.locator("#quarantine .notice")
-    expect(line).to_contain_text("birch (")
-    expect(line).to_contain_text("is in quarantine: chunk 3 of round 7 is <i>not</i> what")
-    page.get_by_role("button", name="Clear… birch").click()
-    dialog = page.get_by_role("dialog", name="Clear birch?")
-    dialog.get_by_role("button", name="Clear").click()
-    give_token(page, token_of(fleet))
-    expect(page.locator("#toasts")).to_contain_text("birch was cleared.")
-    expect(page.locator("#quarantine")).to_be_hidden()
-    assert fleet.master()["quarantined"] == []
-    watch(page).expect("net::ERR_")  # while the master was away
 
 
 def test_a_kick_is_confirmed_first(page: Page, fleet: Fleet) -> None:

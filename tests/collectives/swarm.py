@@ -37,9 +37,7 @@ from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
-from holdfast.protocol.trust.notary import Notary
 from holdfast.simulation.memory_network import MemoryWorld
-from holdfast.simulation.simulated_keys import SimulatedKeys
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -63,7 +61,6 @@ class Node:
     counters: Counters | None = None
     encoded_input: EncodedInput | None = None
     residual: Residual | None = None
-    notary: Notary | None = None
     result: ReduceResult | None = None
     error: HoldfastError | None = None
     reducing: trio.CancelScope = field(factory=trio.CancelScope)
@@ -83,13 +80,12 @@ class Swarm:
         self.world = world or MemoryWorld(random.Random(0))
         self.nodes: list[Node] = []
         self.stall_s = stall_s
-        self.notaries = SimulatedKeys("run")
 
     async def add(self, count: int) -> None:
         for number in range(len(self.nodes), len(self.nodes) + count):
             network = self.world.host(f"n{number}", peer_id(number))
             hub = LinkHub(network, peer_id(number), stall_s=self.stall_s)
-            node = Node(number, network, hub, notary=self.notaries.notary(peer_id(number)))
+            node = Node(number, network, hub)
             self.nodes.append(node)
             await self.nursery.start(self._live, node)
         self.tell_view(self.nodes)
@@ -152,7 +148,6 @@ class Swarm:
                 node.counters,
                 encoded_input=node.encoded_input,
                 residual=node.residual,
-                notary=node.notary,
             )
             node.encoded_input = reduction.encoded_input
             try:
@@ -189,8 +184,7 @@ async def a_real_swarm(count: int, directory: Path) -> AsyncIterator[Swarm]:
                 network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
             )
             await swarm.nursery.start(hub.run)
-            notary = Notary("run", identity)
-            swarm.nodes.append(Node(number, network, hub, notary=notary))
+            swarm.nodes.append(Node(number, network, hub))
             where = tuple(map(str, addresses))
             members.append(
                 MemberInfo(identity.peer_id, name, number, where, Role.CONTRIBUTOR, True)
@@ -212,7 +206,6 @@ def make_order(
     attempt: int = 1,
     rng: random.Random | None = None,
     combine: str = "mean",
-    sealed: bool = False,
 ) -> Reduce:
     """An order whose chunks are dealt to ``owners``, in turn or at random."""
     chunk_count = -(-size.value_count // chunk_elements) + (size.counter_count > 0)
@@ -233,7 +226,7 @@ def make_order(
         view=1,
         contributors=tuple(Contributor(node.peer, w, scale) for node, w, scale in contributors),
         receivers=tuple(node.peer for node in receivers),
-        plan=Plan(chunk_elements, runs, codecs[0], codecs[1], combine=combine, sealed=sealed),
+        plan=Plan(chunk_elements, runs, codecs[0], codecs[1], combine=combine),
     )
 
 

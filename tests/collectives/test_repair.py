@@ -78,7 +78,7 @@ class Round:
                 node.network,
                 np.full(size.value_count, 2.0**node.number, np.float32) if gives else None,
                 np.array([node.number], np.int64) if gives else None,
-                notary=node.notary,
+                audited=True,
                 on_lost=partial(self.note_loss, node.peer),
             )
             self.serving[node.peer] = Serving(node, reduction)

@@ -164,7 +164,6 @@ def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
         (["invite", "--hours", "1e9"], "--hours"),
         (["invite", "--role", "king"], "--role"),
         (["kick"], "PEER"),
-        (["clear"], "PEER"),
         (["config", "plan", "--params", "many"], "--params"),
         (["demo", "--rounds", "1"], "--rounds"),
         (["--log-level", "loud", "status"], "--log-level"),
@@ -289,8 +288,7 @@ def test_a_bad_invite(run: Run, damage: Callable[[str], str], told: str) -> None
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["status"], ["invite"], ["invite", "--list"], ["leave"], ["kick", "x"], ["clear", "x"]],
+    "arguments", [["status"], ["invite"], ["invite", "--list"], ["leave"], ["kick", "x"]]
 )
 def test_a_command_that_finds_no_daemon(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     said = run(*arguments)

@@ -199,7 +199,6 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             ("invite", {"uses": 0}, 422),
             ("withdraw", {"id": "nobody"}, 422),
             ("kick", {"peer": "nobody"}, 422),
-            ("clear", {"peer": "nobody"}, 422),
             ("pause", {}, 200),
             ("resume", {}, 200),
         ):

@@ -75,8 +75,6 @@ def a_status(kind: str) -> dict[str, Any]:
         **status,
         "why_waiting": "x",
         "pending": [{**row, "role": "spare"}],
-        "quarantined": [{"peer": B, "name": "x", "why": "x"}],
-        "barred": [A],
         "routes": [{**route, "names": ["x", "x"], "works": False}],
         "departed": [{**status["members"][0], "name": "x", "why": "x"}],
     }
@@ -103,7 +101,6 @@ def answers(kind: str, text: str) -> dict[str, Any]:
         "events": {"events": [event]},
         "approve": {"approved": True, "name": "x", "peer": A},
         "kick": {"peer": A},
-        "clear": {"peer": A},
         "invites": {"invites": []},
     }
     spoiled: dict[str, Any] = spoilt(plain, text)
@@ -120,7 +117,6 @@ COMMANDS: list[tuple[str, list[str]]] = [
     ("master", ["approve"]),
     ("master", ["approve", A]),
     ("master", ["kick", A]),
-    ("master", ["clear", A]),
 ]
 
 

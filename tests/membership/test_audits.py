@@ -1,42 +1,68 @@
-"""Audits as conversations: who is asked to look, what follows from what is seen, who is convicted."""
+"""Audits as conversations: who is asked to check, and what follows from what it finds.
+
+Each planted bug removes one rule, and the conversation of that name must miss it:
+
+    one word           the word of one checker removes an owner
+    owns again         the suspects own chunks again when the round is run again
+    one bloc           two checkers of one voting bloc count as two
+    two bytes          the contributor that two contradictions have in common is no suspect
+    withheld           an owner that withholds from two checkers is not left out
+    silence is guilt   a chunk that cannot be checked counts as wrong
+    heard for ever     a checker that has contradicted several owners is drawn again
+    any transfer       findings of an earlier order count for a later one
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from attrs import evolve
 
-from holdfast.membership.master.coordinator import Coordinator
-from holdfast.membership.master.rounds.audits import (
-    AUDITORS_MAX,
-    FALSE_MAX,
-    FORGIVEN_BY,
-    WITHHELD_MAX,
-)
-from holdfast.membership.master.state.journal import PeerCleared, PeerQuarantined, RunHistory
-from holdfast.membership.master.state.master_effects import CheckProof
+from holdfast.membership.master.coordinator import Coordinator, Grant
+from holdfast.membership.master.rounds import audits
+from holdfast.membership.master.rounds.audits import ALONE_MAX, CHECKERS_MAX, Auditing
+from holdfast.membership.master.rounds.outcome import Check
+from holdfast.membership.master.state.journal import PeerRevoked, RunHistory
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
-    PROOF_BYTES_MAX,
     Audited,
     AuditOrder,
+    ChunkFinding,
     Commit,
     ContributorRun,
     Flush,
-    ProofPiece,
-    ProofWanted,
     Ready,
     Reduce,
     Reduced,
     RefusalCode,
     Repair,
+    Role,
 )
-from tests.membership.table import CONTRIBUTOR, DIGEST, A, B, C, D, E, Table, hello_of, root_of
+from tests.membership.table import (
+    CONTRIBUTOR,
+    DIGEST,
+    FOUNDER,
+    LINEAGE,
+    A,
+    B,
+    C,
+    D,
+    E,
+    Table,
+    head_of,
+    hello_of,
+    root_of,
+)
 from tests.plain import describe
+from tests.planting import Bugs, Patch
 
 ALL = "[reduce]\naudit = 1.0\n[membership]\nmin_members = 2\n"
-PEERS = (A, B, C, D)
+PEERS = (A, B, C, D, E)
+
+BUGS = Bugs()
+bug = BUGS.named
 
 
 def a_table(toml: str = ALL, peers: Sequence[str] = PEERS) -> Table:
@@ -52,117 +78,188 @@ def owner_of(order: Reduce) -> str:
     return owner
 
 
-def look(table: Table, peers: Sequence[str] = PEERS) -> tuple[str, AuditOrder]:
-    """Return the peer that was asked to audit, and its order."""
-    asked = [
+def ordered(table: Table, peers: Sequence[str] = PEERS) -> tuple[str, AuditOrder]:
+    """Return the peer that is asked to check, and the order, which all hear."""
+    heard = [
         (peer, message)
         for peer in peers
         for message in table.heard.get(peer, [])
         if isinstance(message, AuditOrder)
     ]
-    ((auditor, audit),) = asked
-    table.heard[auditor].remove(audit)
-    return auditor, audit
+    for peer, message in heard:
+        table.heard[peer].remove(message)
+    orders = {message for _peer, message in heard}
+    assert len(orders) == 1, "one check is ordered"
+    (order,) = orders
+    ((checker, chunks),) = [(each.checker, each.chunks) for each in order.checks]
+    assert chunks == (0,)
+    return checker, order
 
 
-def to_look(table: Table, peers: Sequence[str] = PEERS) -> tuple[Reduce, str, str, AuditOrder]:
-    """A round whose result is there: order, owner, auditor, and what it was told."""
+def to_check(table: Table, peers: Sequence[str] = PEERS) -> tuple[Reduce, str, str, AuditOrder]:
+    """A round whose result is there: order, owner, checker, and what it was told."""
     order = table.reduce(*peers)
     table.reduced(order, *peers)
-    auditor, audit = look(table, peers)
-    owner = owner_of(order)
-    assert auditor != owner
-    table.forget()
-    return order, owner, auditor, audit
+    checker, audit = ordered(table, peers)
+    assert checker != owner_of(order)
+    return order, owner_of(order), checker, audit
 
 
-def told(audit: AuditOrder, wrong: tuple[int, ...] = (), unseen: tuple[int, ...] = ()) -> Audited:
-    return Audited(audit.round, audit.attempt, wrong, unseen)
+def found(audit: AuditOrder, *findings: ChunkFinding) -> Audited:
+    return Audited(audit.round, audit.attempt, audit.transfer, findings)
 
 
-def piece(
-    audit: AuditOrder, data: bytes, offset: int = 0, all_bytes: int | None = None
-) -> ProofPiece:
-    length = len(data) if all_bytes is None else all_bytes
-    return ProofPiece(audit.round, audit.attempt, 0, offset, length, data)
+def differs(peer: str = "") -> ChunkFinding:
+    return ChunkFinding(0, True, peer)
 
 
-def prove(table: Table, auditor: str, audit: AuditOrder, fault: str) -> CheckProof:
-    """The auditor calls the chunk wrong and sends its proof, which is judged."""
-    table.say(auditor, told(audit, wrong=(0,)))
-    assert table.hear(auditor, ProofWanted).offset == 0
-    table.say(auditor, piece(audit, b"half of", all_bytes=10))
-    assert table.hear(auditor, ProofWanted).offset == 7
-    table.say(auditor, piece(audit, b" it", 7, 10))
-    (case,) = [effect for effect in table.effects if isinstance(effect, CheckProof)]
-    assert case.proof == b"half of it"
-    table.take(table.master.proof_checked(case, fault, table.now_s))
-    return case
+def unchecked(peer: str = "") -> ChunkFinding:
+    return ChunkFinding(0, False, peer)
 
 
-def quarantined(table: Table) -> list[str]:
-    return [record.peer for record in table.records(PeerQuarantined)]
+def word(table: Table, owner: str, checker: str, contributor: str = "") -> None:
+    """Have a checker contradict an owner in an earlier round."""
+    auditing = table.master.scheduler.driver.audits
+    attempt = next(iter(table.master.scheduler.rounds.values())).running()
+    suspects = auditing._voices(attempt, {owner, checker, contributor} - {""})
+    auditing.contradictions.append(audits.SumContradiction(0, owner, checker, suspects))
 
 
-# ---------------------------------------------------------------- looking
+def others(*than: str) -> list[str]:
+    return [peer for peer in PEERS if peer not in than]
 
 
-def test_without_audits_nobody_signs_or_looks() -> None:
+def rerun(table: Table, order: Reduce, peers: Sequence[str] = PEERS) -> Reduce:
+    """Return the order by which the round is run again, with these contributors."""
+    again = next(m for m in reversed(table.heard[peers[0]]) if isinstance(m, Reduce))
+    assert (again.round, again.version) == (order.round, order.version)
+    assert again.attempt > order.attempt
+    assert [c.peer for c in again.contributors] == list(peers)
+    table.hears_no(peers[0], Commit)
+    return again
+
+
+def next_check(
+    table: Table, fits: Callable[[str, str], object], peers: Sequence[str] = PEERS
+) -> tuple[Reduce, str, str, AuditOrder]:
+    """Have rounds until such an owner is checked by such a checker."""
+    for _round in range(100):
+        order, owner, checker, audit = to_check(table, peers)
+        if fits(owner, checker):
+            return order, owner, checker, audit
+        table.say(checker, found(audit))
+        table.applied(order, *peers)
+        table.forget()
+    raise AssertionError("no such check was drawn")
+
+
+def removed(table: Table) -> list[str]:
+    return [record.peer for record in table.records(PeerRevoked)]
+
+
+# ---------------------------------------------------------------- checking
+
+
+def test_without_audits_nobody_checks() -> None:
     table = a_table("")
     order = table.reduce(*PEERS)
-    assert not order.plan.sealed
     table.reduced(order, *PEERS)
     table.hear(A, Commit)
 
 
-def test_nothing_is_committed_before_it_was_looked_at() -> None:
+def test_nothing_is_committed_before_it_was_checked() -> None:
     table = a_table()
-    order, _owner, auditor, audit = to_look(table)
-    assert order.plan.sealed
+    _order, _owner, checker, audit = to_check(table)
     table.hears_no(A, Commit)
     for other in PEERS:
-        if other != auditor:
-            table.say(other, told(audit))
-            table.say(other, told(audit, wrong=(0,)))  # nobody asked it
+        if other != checker:
+            table.say(other, found(audit), found(audit, differs()))  # nobody asked it
     table.hears_no(A, Commit)
-    table.say(auditor, told(audit))
+    table.say(checker, found(audit))
     table.hear(A, Commit)
     assert describe(table.master, table.now_s)["audited"] == 1
 
 
-def test_who_is_alone_is_not_audited() -> None:
-    table = a_table("[reduce]\naudit = 1.0\n", (A,))
-    table.commit(A)
+@pytest.mark.parametrize("peers", [(A,), (A, B)])
+def test_of_two_nobody_checks(peers: tuple[str, ...]) -> None:
+    table = a_table("[reduce]\naudit = 1.0\n", peers)
+    table.commit(*peers)
 
 
-# ---------------------------------------------------------------- what is proven
-
-
-@pytest.mark.fault("an owner adds up something else than it was given")
-def test_a_proven_lie_ends_the_liar_and_the_round_is_run_again_without_it() -> None:
+def test_who_left_out_a_contributor_that_is_not_lost_owns_nothing_in_the_round() -> None:
     table = a_table()
-    order, owner, auditor, audit = to_look(table)
-    case = prove(table, auditor, audit, "the result is not what its contributions make")
-    assert (case.order, case.chunk, case.owner) == (order, 0, owner)
-    assert (case.digest, case.manifest) == (DIGEST, ())
-    assert quarantined(table) == [owner]
-    assert table.dropped(owner) is RefusalCode.QUARANTINED
-    said = table.announced()
-    assert "is quarantined" in said
-    assert "not what its contributions make" in said
-    left = [peer for peer in PEERS if peer != owner]
-    again = table.hear(left[0], Reduce)
-    assert [c.peer for c in again.contributors] == left
-    assert (again.round, again.version) == (order.round, order.version)
-    table.hears_no(left[0], Commit)
-    table.reduced(again, *left)
-    auditor, audit = look(table, left)
-    table.say(auditor, told(audit))
-    assert table.hear(left[0], Commit).attempt == again.attempt
+    order = table.reduce(*PEERS)
+    owner = owner_of(order)
+    manifest = (ContributorRun(b"\x0f", 1),)
+    for peer in PEERS:
+        table.say(peer, Reduced(order.round, order.attempt, DIGEST, manifest))
+    table.hears_no(A, Commit)
+    assert owner_of(table.hear(A, Reduce)) != owner
 
 
-def test_what_a_liar_made_in_other_rounds_goes_with_it() -> None:
-    """Nobody has looked at that; repaired, it would be spread as it is."""
+# ---------------------------------------------------------------- sums that differ
+
+
+@bug("one word")
+def _(patch: Patch) -> None:
+    patch.setattr(Auditing, "_is_common", lambda *_: True)
+
+
+def one_word() -> None:
+    table = a_table()
+    order, owner, checker, audit = to_check(table)
+    table.say(checker, found(audit, differs()))
+    assert removed(table) == []
+    assert owner in table.master.context.roster
+    rerun(table, order)
+
+
+@bug("owns again")
+def _(patch: Patch) -> None:
+    contradicted = Auditing._contradicted
+
+    def forgetful(self: Auditing, round_: Any, *word: Any) -> str:
+        why = contradicted(self, round_, *word)
+        round_.barred.clear()
+        return why
+
+    patch.setattr(Auditing, "_contradicted", forgetful)
+
+
+def owns_again() -> None:
+    table = a_table()
+    order, owner, checker, audit = to_check(table)
+    table.say(checker, found(audit, differs()))
+    assert "finds another sum than its owner" in table.announced()
+    again = rerun(table, order)
+    assert owner_of(again) not in (owner, checker)
+    table.forget()
+    table.reduced(again, *PEERS)
+    second, audit = ordered(table)
+    assert second not in (owner, checker)
+    table.say(second, found(audit))
+    table.hear(A, Commit)
+
+
+def test_an_owner_that_two_checkers_contradict_leaves_the_run() -> None:
+    table = a_table()
+    order, owner, checker, audit = to_check(table)
+    word(table, owner, others(owner, checker)[0])
+    table.say(checker, found(audit, differs()))
+    assert removed(table) == [owner]
+    assert table.dropped(owner) is RefusalCode.KICKED
+    assert "is removed: checks of sums contradict it" in table.announced()
+    assert not table.master.scheduler.driver.audits.contradictions, "it was all its fault"
+    rerun(table, order, others(owner))
+    table.restart()
+    assert RunHistory.replay(table.journal).is_out(owner)
+    table.join(owner, CONTRIBUTOR, hello_of(owner, incarnation=2))
+    assert table.dropped(owner) is RefusalCode.KICKED
+    assert owner in describe(table.master, table.now_s)["revoked"]
+
+
+def test_what_an_owner_made_in_other_rounds_goes_with_it() -> None:
+    """Nobody has checked that; repaired, it would be spread as it is."""
     table = Table(ALL, fragments=2)
     table.start(*PEERS)
     first = table.reduce(*PEERS)
@@ -172,205 +269,215 @@ def test_what_a_liar_made_in_other_rounds_goes_with_it() -> None:
         root = root_of(second.fragment, second.version)
         table.say(peer, Ready(second.number, 10, 1.0, root, second.at_step))
     other = table.hear(A, Reduce)
-    assert other.round == second.number
     table.reduced(first, *PEERS)
-    auditor, audit = look(table)
+    checker, audit = ordered(table)
+    owner = owner_of(first)
+    word(table, owner, others(owner, checker)[0])
     table.forget()
-    prove(table, auditor, audit, "it is wrong")
-    (liar,) = quarantined(table)
-    left = [peer for peer in PEERS if peer != liar]
+    table.say(checker, found(audit, differs()))
+    assert removed(table) == [owner]
+    left = others(owner)
     again = [m for m in table.heard[left[0]] if isinstance(m, Reduce)]
     assert {message.round for message in again} == {first.round, other.round}
-    assert all(liar not in message.receivers for message in again)
+    assert all(owner not in message.receivers for message in again)
 
 
-def test_who_is_in_quarantine_stays_out_until_it_is_cleared() -> None:
+def test_a_checker_is_not_asked_again_about_an_owner_that_it_has_contradicted() -> None:
     table = a_table()
-    _order, owner, auditor, audit = to_look(table)
-    prove(table, auditor, audit, "it is wrong")
-    table.restart()
-    table.join(owner, CONTRIBUTOR, hello_of(owner, incarnation=2))
-    assert table.dropped(owner) is RefusalCode.QUARANTINED
-    (row,) = describe(table.master, table.now_s)["quarantined"]
-    assert (row["peer"], row["name"]) == (owner, table.master.context.history.admitted[owner].name)
-    assert "wrong" in row["why"]
-    table.take(table.master.clear(owner, table.now_s))
-    assert [record.peer for record in table.records(PeerCleared)] == [owner]
-    assert RunHistory.replay(table.journal).quarantined == {}
-    table.join(owner, CONTRIBUTOR, hello_of(owner, incarnation=2))
+    order, owner, checker, audit = to_check(table)
+    pair = owner, checker
+    word(table, *pair)
+    table.say(checker, found(audit))
+    table.applied(order, *PEERS)
+    table.forget()
+    with pytest.raises(AssertionError, match="no such check"):
+        next_check(table, lambda *both: both == pair)
+
+
+@bug("one bloc")
+def _(patch: Patch) -> None:
+    def voices(_self: Auditing, _attempt: object, peers: Sequence[str]) -> dict[str, object]:
+        return {peer: ("", peer) for peer in peers}
+
+    patch.setattr(Auditing, "_voices", voices)
+
+
+def one_bloc() -> None:
+    table = Table(ALL)
+    table.found()
+    table.join_in_sync(B)
+    bloc = Grant(Role.CONTRIBUTOR, invite="of one person")
+    for peer in (C, D, E):
+        table.join(peer, bloc, host="192.0.2.7")
+        table.sync(peer)
+    table.forget()
+    bloc_checks = next_check(table, lambda owner, by: owner in (A, B) and by in (C, D, E))
+    _order, owner, checker, audit = bloc_checks
+    word(table, owner, next(peer for peer in (C, D, E) if peer != checker))
+    table.say(checker, found(audit, differs()))
+    assert removed(table) == []
+    assert table.master.scheduler.driver.audits.barred() == set()
+
+
+@bug("two bytes")
+def _(patch: Patch) -> None:
+    def beside(self: audits.SumContradiction, peer: str) -> set[object]:
+        return {self.suspects[each] for each in {self.owner, self.checker} - {peer}}
+
+    patch.setattr(audits.SumContradiction, "beside", beside)
+
+
+def two_bytes() -> None:
+    """One of the two may have sent unlike bytes, or said so: neither owns chunks, both stay."""
+    table = a_table()
+    order, owner, checker, audit = to_check(table)
+    liar, other, _another = others(owner, checker)
+    word(table, owner, other, liar)
+    table.say(checker, found(audit, differs(liar)))
+    assert removed(table) == []
+    assert table.master.scheduler.driver.audits.barred() == {owner, liar}
+    rerun(table, order)
+
+
+def test_a_contributor_that_is_all_that_contradictions_have_in_common_leaves() -> None:
+    table = a_table()
+    order, owner, checker, audit = to_check(table)
+    liar, other, another = others(owner, checker)
+    word(table, other, another, liar)
+    table.say(checker, found(audit, differs(liar)))
+    assert removed(table) == [liar]
+    rerun(table, order, others(liar))
+
+
+@bug("heard for ever")
+def _(patch: Patch) -> None:
+    patch.setattr(audits, "ALONE_MAX", 99)
+
+
+def heard_for_ever() -> None:
+    table = a_table()
+    order, owner, checker, audit = to_check(table)
+    for other in others(owner, checker)[:ALONE_MAX]:
+        word(table, other, checker)
+    table.say(checker, found(audit))
+    table.applied(order, *PEERS)
+    table.forget()
+    with pytest.raises(AssertionError, match="no such check"):
+        next_check(table, lambda _owner, by: by == checker)
+
+
+def test_the_operator_hears_of_a_checker_that_checks_no_more() -> None:
+    table = a_table()
+    order, owner, checker, audit = to_check(table)
+    word(table, others(owner, checker)[0], checker)
+    table.say(checker, found(audit, differs()))
+    assert f"has contradicted {ALONE_MAX} owners alone: it checks no more" in table.announced()
+    assert removed(table) == []
+    rerun(table, order)
+
+
+# ---------------------------------------------------------------- what cannot be checked
+
+
+@bug("withheld")
+def _(patch: Patch) -> None:
+    patch.setattr(Auditing, "_mute", lambda *_: "")
+
+
+def withheld() -> None:
+    """An owner that sends its checkers nothing is left out of the round, and stays in the run."""
+    table = a_table()
+    order, owner, first, audit = to_check(table)
+    table.say(first, found(audit, unchecked(owner)))
+    table.hears_no(first, Commit)
+    second, audit = ordered(table)
+    assert second not in (owner, first)
+    table.say(second, found(audit, unchecked(owner)))
+    rerun(table, order, others(owner))
+    assert "2 checkers got nothing from" in table.announced()
     assert owner in table.master.context.roster
 
 
-def test_who_accuses_and_proves_nothing_is_convicted_at_the_last_time() -> None:
-    table = a_table()
-    liar = ""
-    for time in range(1, FALSE_MAX + 1):
-        _order, owner, auditor, audit = to_look(table)
-        while auditor != liar and liar:  # by chance: until it is asked again
-            table.say(auditor, told(audit, unseen=(0,)))
-            auditor, audit = look(table)
-        liar = auditor
-        assert owner != liar
-        prove(table, liar, audit, "")
-        assert quarantined(table) == ([liar] if time == FALSE_MAX else [])
-        if time < FALSE_MAX:
-            auditor, audit = look(table)  # somebody else looks
-            assert auditor not in (liar, owner)
-            table.say(auditor, told(audit))
-            table.hear(A, Commit)
-            order = next(
-                r for r in table.master.scheduler.round_table.past if r.number == audit.round
-            )
-            table.forget()
-            for peer in PEERS:
-                table.applied(order.running().order, peer)  # type: ignore[arg-type]
-    assert table.dropped(liar) is RefusalCode.QUARANTINED
+@bug("silence is guilt")
+def _(patch: Patch) -> None:
+    audited = Auditing.audited
+
+    def harsh(self: Auditing, member: Any, message: Audited) -> None:
+        findings = tuple(evolve(each, differs=True) for each in message.findings)
+        audited(self, member, evolve(message, findings=findings))
+
+    patch.setattr(Auditing, "audited", harsh)
 
 
-def test_a_proof_that_does_not_come_is_none_and_somebody_else_looks() -> None:
+def silence_is_guilt() -> None:
+    """A chunk that no checker could check is committed, and nobody is accused."""
     table = a_table()
-    _order, _owner, auditor, audit = to_look(table)
-    table.say(auditor, told(audit, wrong=(0,)))
-    table.say(auditor, piece(audit, b"half of", all_bytes=10))
-    table.wait(table.spec.membership.deadline_s + 1, *PEERS)
-    other, again = look(table)
-    assert other != auditor
-    table.say(auditor, piece(audit, b" it", 7, 10))  # too late
-    table.say(other, told(again))
+    _order, owner, checker, audit = to_check(table)
+    tried = []
+    for _checker in range(CHECKERS_MAX):
+        tried.append(checker)
+        table.say(checker, found(audit, unchecked()))
+        if len(tried) < CHECKERS_MAX:
+            table.hears_no(A, Commit)
+            checker, audit = ordered(table)
+    assert len({owner, *tried}) == CHECKERS_MAX + 1
     table.hear(A, Commit)
-    assert quarantined(table) == []
+    assert not table.master.scheduler.driver.audits.contradictions
+    assert describe(table.master, table.now_s)["audited"] == 0
 
 
-@pytest.mark.parametrize("odd", ["too long", "nothing", "of another", "elsewhere", "another chunk"])
-def test_pieces_that_are_none_convict_nobody(odd: str) -> None:
+def test_one_checkers_word_that_a_member_is_silent_costs_it_nothing() -> None:
     table = a_table()
-    _order, _owner, auditor, audit = to_look(table)
-    table.say(auditor, told(audit, wrong=(0,)))
-    void = {
-        "too long": piece(audit, b"x", all_bytes=PROOF_BYTES_MAX + 1),
-        "nothing": piece(audit, b"", all_bytes=7),
-    }
-    ignored = {
-        "elsewhere": piece(audit, b"x", offset=3),
-        "another chunk": evolve(piece(audit, b"x"), chunk=1),
-    }
-    if odd == "of another":
-        table.say(next(p for p in PEERS if p != auditor), piece(audit, b"x"))
-    else:
-        table.say(auditor, void.get(odd) or ignored[odd])
-    assert not any(isinstance(effect, CheckProof) for effect in table.effects)
-    if odd in void:
-        other, again = look(table)
-        assert other != auditor
-        table.say(other, told(again))
-        table.hear(A, Commit)
-    else:
-        table.say(auditor, piece(audit, b"x"))
-        assert any(isinstance(effect, CheckProof) for effect in table.effects)
+    _order, owner, first, audit = to_check(table)
+    table.say(first, found(audit, unchecked(owner)))
+    second, audit = ordered(table)
+    table.say(second, found(audit))
+    commit = table.hear(A, Commit)
+    assert [c.peer for c in commit.contributors] == list(PEERS)
 
 
-# ---------------------------------------------------------------- what is not shown
-
-
-def withhold(table: Table) -> tuple[Reduce, str]:
-    """A round whose owner shows nobody what it added: the first order, and the owner."""
-    order, owner, auditor, audit = to_look(table)
-    asked = []
-    while True:
-        asked.append(auditor)
-        table.say(auditor, told(audit, unseen=(0,)))
-        if len(asked) == min(AUDITORS_MAX, len(PEERS) - 1):
-            break
-        auditor, audit = look(table)
-    assert len(set(asked)) == len(asked)
-    return order, owner
-
-
-def test_who_shows_nothing_is_not_convicted_but_owns_nothing_in_the_round() -> None:
+@pytest.mark.fault("a checker is silent or slow", "a deadline", "another one checks")
+def test_a_checker_that_is_silent_is_replaced() -> None:
     table = a_table()
-    order, owner = withhold(table)
-    assert quarantined(table) == []
-    again = table.hear(A, Reduce)
-    assert again.attempt == order.attempt + 1
-    assert {c.peer for c in again.contributors} == set(PEERS)
-    assert owner_of(again) != owner
-    assert "does not show what it added" in table.announced()
+    _order, _owner, first, late = to_check(table)
+    table.wait(table.spec.membership.deadline_s + 1, *PEERS)
+    second, audit = ordered(table)
+    assert second != first
+    table.say(first, found(late))  # it is not its turn any more
+    table.hears_no(A, Commit)
+    table.say(second, found(audit))
+    table.hear(A, Commit)
 
 
-def test_who_shows_nothing_again_and_again_owns_nothing_until_it_is_cleared() -> None:
-    table = a_table()
-    barred: list[str] = []
-    for _round in range(4 * WITHHELD_MAX):
-        order, owner = withhold(table)
-        assert owner not in barred
-        again = table.hear(A, Reduce)
-        table.reduced(again, *PEERS)
-        auditor, audit = look(table)
-        table.say(auditor, told(audit))
-        table.hear(A, Commit)
-        table.applied(order, *PEERS)
-        barred = describe(table.master, table.now_s)["barred"]
-        if barred:
-            break
-    assert barred == [owner]
-    assert quarantined(table) == []
-    assert owner_of(table.reduce(*PEERS)) != owner
-    table.take(table.master.clear(owner, table.now_s))
-    assert describe(table.master, table.now_s)["barred"] == []
-
-
-def test_many_chunks_that_are_right_make_up_for_one_that_was_not_shown() -> None:
-    table = a_table()
-    audits = table.master.scheduler.driver.audits
-    audits.withheld[A] = 2
-    for _chunk in range(FORGIVEN_BY - 1):
-        audits._pass(A)
-    assert audits.withheld[A] == 2
-    audits._pass(A)
-    assert audits.withheld[A] == 1
-    for _chunk in range(FORGIVEN_BY):
-        audits._pass(A)
-    assert A not in audits.withheld
+def test_the_only_checker_of_three_is_silent_and_the_round_goes_on() -> None:
+    peers = (A, B, C)
+    table = a_table(peers=peers)
+    _order, owner, checker, audit = to_check(table, peers)
+    table.say(checker, found(audit, unchecked()))
+    (left,) = {*peers} - {owner, checker}
+    assert ordered(table, peers)[0] == left
+    table.wait(table.spec.membership.deadline_s + 1, *peers)
+    table.hear(A, Commit)
 
 
 @pytest.mark.fault(
-    "an auditor is silent, slow or lost", "its connection, a deadline", "another one looks"
+    "an owner leaves before its chunks are checked",
+    "its connection",
+    "the round is run again without it",
 )
-def test_an_auditor_that_is_lost_or_silent_is_replaced() -> None:
-    table = a_table(peers=(*PEERS, E))
-    peers = (*PEERS, E)
-    _order, _owner, auditor, _audit = to_look(table, peers)
-    table.leave(auditor)
-    left = [peer for peer in peers if peer != auditor]
-    second, _audit = look(table, left)
-    table.wait(table.spec.membership.deadline_s + 1, *left)
-    third, audit = look(table, left)
-    assert len({auditor, second, third}) == 3
-    table.say(second, told(audit))  # too late: it is not its turn
-    table.hears_no(third, Commit)
-    table.say(third, told(audit))
-    table.hear(third, Commit)
-
-
-@pytest.mark.fault("an owner shows nothing, or leaves before it is looked at")
-def test_an_owner_that_is_gone_before_it_was_looked_at_leaves_nothing_behind() -> None:
+def test_an_owner_that_is_gone_before_it_was_checked_leaves_nothing_behind() -> None:
     table = a_table()
-    order, owner, _auditor, _audit = to_look(table)
+    order, owner, _checker, _audit = to_check(table)
     table.leave(owner)
-    left = [peer for peer in PEERS if peer != owner]
-    for peer in left:
-        table.hears_no(peer, Commit)
-        again = table.hear(peer, Reduce)
-        assert again.attempt == order.attempt + 1
-        assert [c.peer for c in again.contributors] == left
+    rerun(table, order, others(owner))
 
 
 def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None:
-    """The owner has sent its results and left; no peer can prove any more what it added."""
+    """The owner has sent its results and left; its own contribution cannot come again."""
     table = a_table()
     order = table.reduce(*PEERS)
     owner = owner_of(order)
-    left = [peer for peer in PEERS if peer != owner]
+    left = others(owner)
     table.leave(owner)
     flush = table.hear(left[0], Flush)
     table.hold(flush, *left, results=b"\x01")
@@ -382,35 +489,118 @@ def test_a_result_that_an_owner_left_behind_when_it_died_is_made_again() -> None
     assert table.hear(left[0], Reduce).attempt > repair.attempt
 
 
-def test_chunks_that_a_successor_adds_are_audited_as_its_own() -> None:
+@pytest.mark.parametrize("came", [True, False])
+def test_a_contributor_that_is_gone_ends_no_check_and_begins_none(came: bool) -> None:
+    """The checker may have its contribution; another checker cannot get it."""
+    table = a_table()
+    _order, owner, checker, audit = to_check(table)
+    gone = others(owner, checker)[0]
+    table.leave(gone)
+    table.hears_no(owner, Commit)
+    table.say(checker, found(audit) if came else found(audit, unchecked(gone)))
+    table.hear(owner, Commit)
+    assert describe(table.master, table.now_s)["audited"] == came
+
+
+def test_a_checker_that_is_lost_leaves_its_chunk_unchecked() -> None:
+    """The chunk has its contribution, which cannot come again."""
+    table = a_table()
+    _order, owner, checker, _audit = to_check(table)
+    table.leave(checker)
+    table.hear(owner, Commit)
+
+
+def test_chunks_that_a_successor_adds_are_checked_as_its_own() -> None:
     table = a_table()
     order = table.reduce(*PEERS)
     owner = owner_of(order)
-    left = [peer for peer in PEERS if peer != owner]
+    left = others(owner)
     table.leave(owner)
     flush = table.hear(left[0], Flush)
     table.hold(flush, *left)
     repair = table.hear(left[0], Repair)
     successor = repair.assignments[0].owner
     place = [c.peer for c in order.contributors].index(owner)
-    manifest = (ContributorRun(bytes([0b1111 & ~(1 << place)]), 1),)
+    manifest = (ContributorRun(bytes([0b11111 & ~(1 << place)]), 1),)
     for peer in left:
         table.say(peer, Reduced(order.round, repair.attempt, DIGEST, manifest))
-    auditor, audit = look(table, left)
-    assert auditor != successor
-    table.say(auditor, told(audit))
+    checker, audit = ordered(table, left)
+    assert checker != successor
+    table.say(checker, found(audit))
     table.hear(left[0], Commit)
 
 
-def test_who_leaves_out_a_contributor_that_was_not_lost_owns_nothing_in_the_round() -> None:
+def test_a_master_that_starts_during_a_check_has_it_made_again() -> None:
     table = a_table()
-    order = table.reduce(*PEERS)
-    owner = owner_of(order)
-    manifest = (ContributorRun(b"\x07", 1),)
+    order, _owner, checker, audit = to_check(table)
+    held = Reduced(order.round, order.attempt, DIGEST)
+    table.restart()
+    table.master.context.lot = b"of the master that starts"
     for peer in PEERS:
-        table.say(peer, Reduced(order.round, order.attempt, DIGEST, manifest))
+        hello = hello_of(peer, heads=[head_of(0, order.version)], lineage=LINEAGE, undecided=[held])
+        table.join(peer, FOUNDER if peer == A else CONTRIBUTOR, hello)
+        table.reduced(order, peer)
+    second, again = ordered(table)
+    assert again.transfer != audit.transfer
+    table.say(checker, found(audit))  # of the order by the master before
     table.hears_no(A, Commit)
-    assert owner_of(table.hear(A, Reduce)) != owner
+    table.say(second, found(again))
+    table.hear(A, Commit)
+
+
+@bug("any transfer")
+def _(patch: Patch) -> None:
+    patch.setattr(Check, "__eq__", lambda self, other: self.checker == other.checker)
+
+
+def any_transfer() -> None:
+    """A checker that gets a chunk of another one has not checked it with its first chunks."""
+    table = a_table()
+    _order, _owner, checker, order = to_check(table)
+    (round_,) = table.master.scheduler.rounds.values()
+    audit = round_.running().audit
+    assert audit is not None
+    later = audit.open[1] = Check(checker, order.transfer + 1)
+    member = table.master.context.roster.members[checker]
+    table.master.scheduler.driver.audits.audited(member, found(order))
+    assert audit.open == {1: later}
+
+
+CONVERSATIONS = {
+    "one word": one_word,
+    "owns again": owns_again,
+    "one bloc": one_bloc,
+    "two bytes": two_bytes,
+    "heard for ever": heard_for_ever,
+    "withheld": withheld,
+    "silence is guilt": silence_is_guilt,
+    "any transfer": any_transfer,
+}
+
+
+@pytest.mark.fault(
+    "an owner adds up something else than it was given",
+    "another member adds the chunk up again",
+    "the round is run again; an owner that two contradict leaves",
+)
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_a_rule_holds(name: str) -> None:
+    CONVERSATIONS[name]()
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("name", BUGS)
+def test_a_rule_that_is_taken_out_is_missed(name: str, monkeypatch: Patch) -> None:
+    BUGS[name](monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        CONVERSATIONS[name]()
+
+
+def test_every_rule_is_listed_above() -> None:
+    assert __doc__ is not None
+    assert set(BUGS) == set(CONVERSATIONS)
+    for name in BUGS:
+        assert f"    {name} " in __doc__
 
 
 # ---------------------------------------------------------------- the draw
@@ -419,9 +609,9 @@ def test_who_leaves_out_a_contributor_that_was_not_lost_owns_nothing_in_the_roun
 def draws(share: float, rounds: int, chunks: int, lot: bytes = b"secret") -> list[set[int]]:
     """Return the chunks that are drawn in each of ``rounds`` rounds."""
     spec = RunSpec.parse(f"[reduce]\naudit = {share}\n")
-    audits = Coordinator(spec, "5" * 32, 1, lot).scheduler.driver.audits
-    audits._alone = lambda number: False  # type: ignore[method-assign]
-    return [{chunk for chunk, _lot in audits._draw(at, 1, chunks)} for at in range(rounds)]
+    auditing = Coordinator(spec, "5" * 32, 1, lot).scheduler.driver.audits
+    auditing._too_few = lambda number: False  # type: ignore[method-assign]
+    return [{chunk for chunk, _lot in auditing._draw(at, 1, chunks)} for at in range(rounds)]
 
 
 def test_chunks_are_drawn_as_often_as_the_spec_says() -> None:

@@ -87,7 +87,7 @@ def test_a_result_of_an_earlier_round_is_none_of_this_one() -> None:
     order = table.reduce(*PEERS)
     stale = Reduced(first.round, first.attempt, DIGEST)
     for peer in PEERS:
-        table.say(peer, stale, Held(first.round, 2, b"\x01"), Audited(first.round, 1, (), ()))
+        table.say(peer, stale, Held(first.round, 2, b"\x01"), Audited(first.round, 1, 7))
     table.hears_no(A, Commit)
     table.reduced(order, *PEERS)
     assert len(table.records(RoundCommitted)) == 2

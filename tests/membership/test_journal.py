@@ -17,8 +17,6 @@ from holdfast.membership.master.state.journal import (
     LeasesReserved,
     MastersKnown,
     PeerAdmitted,
-    PeerCleared,
-    PeerQuarantined,
     PeerRevoked,
     PlaceTaken,
     PlaceVacated,
@@ -74,9 +72,6 @@ EXAMPLES: list[JournalRecord] = [
     RootKnown(head_of(0, 1)),
     PlaceVacated(A),
     PeerRevoked(A, "because"),
-    PeerQuarantined(A, "it lied"),
-    PeerCleared(A),
-    PeerQuarantined("b" * 32, "it lied, too"),
     RunPaused(True),
     MastersKnown(("master:1", "standby:1")),
     SpecChanged("[run]\n"),
@@ -104,7 +99,6 @@ def test_what_the_records_amount_to() -> None:
     assert history.masters == ("master:1", "standby:1")
     assert (history.places, history.vacancies) == (set(), 1)
     assert history.revoked == {A: "because"}
-    assert history.quarantined == {"b" * 32: "it lied, too"}
     assert history.paused
     assert history.finished
 
@@ -205,6 +199,5 @@ def test_effects_are_those_that_the_daemon_knows() -> None:
         "RecordDurably",
         "DropPeer",
         "AnnounceEvent",
-        "CheckProof",
         "StandDown",
     ]

@@ -118,10 +118,10 @@ def test_rounds_without_a_commit_are_counted_over_restarts() -> None:
 def test_a_machine_that_was_never_a_member_was_refused_and_not_removed() -> None:
     table = Table()
     table.start(A, B)
-    for peer, word in ((B, "removed"), (C, "refused")):
+    for peer, word in ((B, "removed from the run"), (C, "refused by the run's operator")):
         table.take(table.master.kick(peer, "no", table.now_s))
         table.join(peer)
-        assert f"was refused: {word} by the run's operator: no" in table.announced()
+        assert f"was refused: {word}: no" in table.announced()
 
 
 @pytest.mark.parametrize(("own", "warned"), [((A, B, C), False), ((A, B), True), ((A,), True)])

@@ -99,6 +99,7 @@ def test_errors_are_what_a_master_refuses(given: dict[tuple[str, str], str]) -> 
         ("[reduce]\ncodec_down = 'int8+zstd'", "reduce.codec_down"),
         ("[reduce]\ncodec_up = 'nf4+zstd'\nfeedback_decay = 0", "reduce.feedback_decay"),
         ("[membership]\ncontributors = 2\n[reduce]\ncombine = 'clipped'", "reduce.combine"),
+        ("[membership]\ncontributors = 2\n[reduce]\naudit = 0.1", "reduce.audit"),
         ("[sync]\ndonor_share = 0.0", "sync.donor_share"),
         ("[membership]\ndeadline_s = 1.0\ngrace_s = 0.5", "membership.deadline_s"),
         ("[membership]\ndeadline_s = 600.0", "membership.deadline_s"),

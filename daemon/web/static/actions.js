@@ -191,18 +191,6 @@ export async function admit(row, refuse) {
   if (await perform("approve", { peer: row.peer, refuse: true, reason: given.reason })) toast(`${row.name} was refused.`);
 }
 
-/** Lifts a member's quarantine, or lets it own chunks again. */
-export async function clear(row) {
-  const given = await ask(
-    `Clear ${row.name}?`,
-    [element("p", { textContent: `${row.name} (${format.short(row.peer)}) may take part and own chunks again. If it returned wrong sums without intent, its memory or its processor is faulty: have the machine checked first.` })],
-    "Clear",
-    { danger: true },
-  );
-  if (given === null) return;
-  if (await perform("clear", { peer: row.peer })) toast(`${row.name} was cleared.`);
-}
-
 async function pause() {
   if (await perform("pause", {})) toast("No more rounds open; the one in flight is finished.");
 }

@@ -7,8 +7,8 @@
 //
 // `#member=NAME` shows one member's page in place of the run's (see fragment.js).
 
-import { Actions, admit, clear, kick } from "./actions.js";
-import { Pending, Quarantine } from "./decisions.js";
+import { Actions, admit, kick } from "./actions.js";
+import { Pending } from "./decisions.js";
 import { byId, mark, onceAFrame, say } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
@@ -35,7 +35,6 @@ class MasterView {
     this.headline = new Headline();
     this.members = new Members(kick);
     this.pending = new Pending(admit);
-    this.quarantine = new Quarantine(clear);
     this.rounds = new Rounds();
     this.matrix = new Matrix();
     this.routes = new Routes();
@@ -75,7 +74,6 @@ class MasterView {
     this.rounds.show(now);
     this.routes.show(now);
     this.pending.show(now);
-    this.quarantine.show(now);
     this.members.show(now, this.rounds.lastCommitted);
   }
 

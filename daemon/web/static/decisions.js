@@ -1,4 +1,4 @@
-// Machines that need a decision of the operator: pending ones, and those in quarantine.
+// Machines that need a decision of the operator: pending ones.
 
 import { byId, element, say } from "./dom.js";
 import * as format from "./format.js";
@@ -55,29 +55,5 @@ export class Pending {
     this.lines.show(
       rows.map(({ peer, name, host, role, founder }) => ({ peer, name, host, role, founder })),
     );
-  }
-}
-
-export class Quarantine {
-  /** `clear(row)` is called by a line's button. */
-  constructor(clear) {
-    this.lines = new Lines("quarantine", (row) =>
-      line(
-        row.barred ? "" : "bad",
-        `${row.name} (${format.short(row.peer)}) ${row.barred ? "owns no chunks" : "is in quarantine"}: ${row.why}.`,
-        button("Clear…", row.name, "plain small", () => clear(row)),
-      ),
-    );
-  }
-
-  show(status) {
-    const names = new Map(status.members.map(({ peer, name }) => [peer, name]));
-    const hidden = (peer) => ({
-      peer,
-      name: names.get(peer) ?? "a former member",
-      why: "it repeatedly did not show the inputs of its sums",
-      barred: true,
-    });
-    this.lines.show([...status.quarantined, ...status.barred.map(hidden)]);
   }
 }

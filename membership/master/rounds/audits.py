@@ -1,21 +1,24 @@
-"""Audits: before a result is committed, other members check what its owners added up.
+"""Audits: before a result is committed, other members add some of its chunks up again.
 
-    all report one result --draw--> chunks with auditors --all passed--> commit
-                            |         |  '-- unseen --> another auditor --AUDITORS_MAX--> withheld
-                            |         '----- wrong ---> its auditor sends the proof, it is checked
-                            |                             |-- proven: the owner is convicted
-                            |                             '-- not proven: another auditor
-                            '-- of an owner that is lost: its inputs cannot be fetched any more
+    all report one result --draw--> chunks with checkers --all equal, or cannot be checked--> commit
+                            |         |  '-- its checker is lost, silent or gets too little --> another
+                            |         '----- a sum differs, or two checkers get nothing of one member,
+                            '-- of an owner that is lost                        --> run again
 
-Chunks and auditors follow from a secret of this master and the number of the attempt, so an owner cannot
-know them before its results are out. A convicted owner is quarantined, and the round is run again without
-it. The round is also run again if an audited owner is lost. An owner that does not show what it added is
-not convicted, because its line may be to blame, but the round is run again with other owners. After
-``WITHHELD_MAX`` such rounds it owns nothing any more.
+Chunks and checkers follow from a secret of this master and the number of the attempt, so an owner cannot
+know them before its results are out.
 
-An owner that lies in ``m`` chunks of each of ``k`` rounds escapes with ``(1 - p) ** (k m)``. Auditors
-need not be believed: they must prove what they accuse of (see ``collectives.evidence``). Accomplices of
-the liar that audit and keep silent reduce ``p`` by their share of the members.
+No word of a member is proof. If a checker's sum differs, one of a few *suspects* lies: the owner, the
+checker, or the contributor that has sent the two different bytes, as the owner says. The round is run again
+with other owners than these. The owner and the contributor are *named*. A member leaves the run if it is
+all that the suspects of at least two contradictions have in common in which it is named. So a
+single liar gets no other member removed: it is itself among the suspects of all of them. Members of one
+voting bloc count as one. Until then a member that two checkers have named owns no chunks. A checker that has
+contradicted ``ALONE_MAX`` owners alone checks no more, and no member checks an owner twice after it has
+contradicted it: so false words end.
+
+An owner that lies in ``m`` chunks of each of ``k`` rounds is not contradicted with probability
+``(1 - p) ** (k m)``, and leaves after ``2 / (1 - (1 - p) ** m)`` rounds with a lie on average.
 """
 
 from __future__ import annotations
@@ -23,174 +26,124 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections import Counter
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+
+from attrs import frozen
 
 from ....protocol.messages import (
     AUDITS_MAX,
-    PROOF_BYTES_MAX,
     Audited,
     AuditOrder,
-    ProofPiece,
-    ProofWanted,
+    CheckerChunks,
+    ChunkFinding,
     RefusalCode,
 )
+from ..routes.routes import Routes
 from ..state.context import Context, quoted
-from ..state.journal import PeerQuarantined
-from ..state.master_effects import CheckProof, EventKind
+from ..state.journal import PeerRevoked
+from ..state.master_effects import EventKind
 from ..state.roster import Member
+from ..state.voting_blocs import Voice, voices_of
 from .attempt import Attempt
-from .outcome import Accusation, Audit, ReductionOutcome
+from .outcome import Audit, Check, ReductionOutcome
 from .round import Round
 from .round_table import RoundTable
 
-AUDITORS_MAX = 3  # auditors of one chunk that got nothing before its owner counts as withholding
-WITHHELD_MAX = 3  # rounds in which an owner withheld; then it owns nothing in this term
-FORGIVEN_BY = 100  # passed chunks after which one such round is forgotten, because lines do fail
+CHECKED_MIN = 3  # contributors; of two, no third can tell which one is wrong
+CHECKERS_MAX = 3  # of one chunk, until it counts as one that cannot be checked
+ALONE_MAX = 2  # owners that a checker may contradict alone; faulty memory can cause one
+CONTRADICTED = "checks of sums contradict it"
+CONTRADICTIONS_MAX = 1_000  # that are remembered; honest runs have none
 AUDIT_DEADLINES_MAX = 4  # of an audit, in addition to the time that the reduction took
-FALSE_MAX = 3  # accusations without proof before a conviction; faulty RAM can cause a few
 _DRAW = struct.Struct(">16sQQ")
-_SHARE = struct.Struct(">QQ")  # for each chunk: whether it is drawn, and its auditor
+_SHARE = struct.Struct(">QQ")  # for each chunk: whether it is drawn, and its checker
+_TRANSFER = struct.Struct(">16sQQQ")
+
+
+@frozen
+class SumContradiction:
+    """A checker's word that an owner's sum is wrong.
+
+    Attributes:
+      suspects: the owner, the checker, and a contributor if there is one; each with its voting bloc.
+    """
+
+    round: int
+    owner: str
+    checker: str
+    suspects: Mapping[str, Voice]
+
+    def names(self, peer: str) -> bool:
+        """Return whether a member is a suspect for another reason than that it has checked."""
+        return peer in self.suspects and peer != self.checker
+
+    def beside(self, peer: str) -> set[Voice]:
+        """Return the voting blocs of the other suspects."""
+        return {voice for other, voice in self.suspects.items() if other != peer}
 
 
 class Auditing:
-    """Draws chunks and evaluates their audits; ``decision`` runs the round again or commits it."""
+    """Draws chunks and evaluates their checks; ``decision`` runs the round again or commits it.
 
-    def __init__(self, context: Context, round_table: RoundTable) -> None:
+    Attributes:
+      equal_count: checks that found the same sum.
+      contradictions: of members that are not removed, the oldest first; forgotten with this master.
+    """
+
+    def __init__(self, context: Context, round_table: RoundTable, routes: Routes) -> None:
         self.context = context
         self.round_table = round_table
-        self.passed_count = 0
-        self.withheld: Counter[str] = Counter()  # rounds, by owner
-        self._passed: Counter[str] = Counter()  # chunks, by owner, since the last was forgotten
-        self._false: Counter[str] = Counter()  # accusations, by accuser
+        self.routes = routes
+        self.equal_count = 0
+        self.contradictions: deque[SumContradiction] = deque(maxlen=CONTRADICTIONS_MAX)
 
     # ------------------------------------------------------------ facts
 
     def audited(self, member: Member, message: Audited) -> None:
-        """Note an auditor's findings."""
-        audit = self._audit(message.round, message.attempt)
-        if audit is None:
+        """Note a checker's findings."""
+        attempt = self.round_table.attempt(message.round, message.attempt)
+        if attempt is None or attempt.audit is None:
             return
-        wrong, unseen = set(message.wrong), set(message.unseen)
-        for chunk in [c for c, auditor in audit.open.items() if auditor == member.peer]:
-            if chunk in audit.accused:
-                continue
-            if chunk in wrong:
-                audit.accused[chunk] = member.peer
-            elif chunk in unseen:
-                audit.tried.setdefault(chunk, set()).add(member.peer)
-            else:
+        audit, check = attempt.audit, Check(member.peer, message.transfer)
+        findings = {each.chunk: each for each in message.findings}
+        for chunk in [chunk for chunk, current in audit.open.items() if current == check]:
+            found = findings.get(chunk)
+            if found is None:
                 del audit.open[chunk]
-                self._pass(self.round_table.rounds[message.round].running().makers[chunk])
-
-    def _pass(self, owner: str) -> None:
-        self.passed_count += 1
-        if owner in self.withheld:
-            self._passed[owner] += 1
-            if self._passed[owner] >= FORGIVEN_BY:
-                self._passed[owner] = 0
-                self.withheld[owner] -= 1
-                self.withheld += Counter()  # drops owners whose count is zero
+                self.equal_count += 1
+            elif found.differs:
+                audit.different.append((member.peer, found))
+            else:
+                audit.tried.setdefault(chunk, set()).add(member.peer)
+                if attempt.contributes(found.peer) and found.peer != member.peer:
+                    audit.mute.setdefault(found.peer, set()).add(member.peer)
+                    self.routes.disputes.note(member.peer, found.peer, self.context.now_s)
 
     def moved(self, member: Member, audit: Audit) -> None:
-        """Extend the time of an auditor that bulk bytes reach."""
-        if member.peer in audit.open.values() and audit.accusation is None:
+        """Extend the time of a checker that bulk bytes reach."""
+        if any(check and check.checker == member.peer for check in audit.open.values()):
             audit.due_s = min(self._due_s(), audit.until_s)
-
-    def proof(self, member: Member, message: ProofPiece) -> None:
-        """Take in a piece of an accusation's proof."""
-        audit = self._audit(message.round, message.attempt)
-        accusation = audit.accusation if audit is not None else None
-        if audit is None or accusation is None or accusation.checking:
-            return
-        if (accusation.accuser, accusation.chunk) != (member.peer, message.chunk):
-            return
-        if message.offset != len(accusation.data):
-            return
-        accusation.data += message.data
-        ends = len(accusation.data) >= message.all_bytes
-        if message.all_bytes > PROOF_BYTES_MAX or not (message.data or ends):
-            self._void(audit)  # it cannot be checked
-            return
-        audit.due_s = self._due_s()
-        if not ends:
-            wanted = ProofWanted(
-                message.round, message.attempt, accusation.chunk, len(accusation.data)
-            )
-            self.context.send(accusation.accuser, wanted)
-            return
-        accusation.checking, audit.due_s = True, math.inf
-        attempt = self.round_table.rounds[message.round].running()
-        assert attempt.order is not None
-        self.context.out.append(
-            CheckProof(
-                attempt.order,
-                self.context.history.sizes[attempt.order.fragment],
-                audit.number,
-                accusation.chunk,
-                attempt.makers[accusation.chunk],
-                audit.outcome.digest,
-                audit.outcome.manifest,
-                bytes(accusation.data),
-            )
-        )
-
-    def proof_checked(self, number: int, attempt_number: int, fault: str) -> None:
-        """Conclude an accusation.
-
-        Args:
-          fault: what the proof shows to be wrong; empty if it proves nothing.
-        """
-        audit = self._audit(number, attempt_number)
-        if audit is None or audit.accusation is None:
-            return
-        accusation, round_ = audit.accusation, self.round_table.rounds[number]
-        owner = round_.running().makers[accusation.chunk]
-        accuser = accusation.accuser
-        self._void(audit)
-        if fault:
-            self.convict(
-                owner,
-                f"in round {number} it gave a wrong result for chunk {accusation.chunk}: "
-                f"{quoted(fault)} (shown by {self.context.name(accuser)})",
-            )
-        else:
-            self._false_accusation(round_, accuser, owner, accusation.chunk)
-
-    def _false_accusation(self, round_: Round, accuser: str, owner: str, chunk: int) -> None:
-        self._false[accuser] += 1
-        text = (
-            f"in round {round_.number} it called chunk {chunk} of {self.context.name(owner)} wrong "
-            "and did not prove it"
-        )
-        self.context.announce(EventKind.BAD, accuser, f"{self.context.name(accuser)}: {text}")
-        self.context.tell(accuser, text)
-        if self._false[accuser] >= FALSE_MAX:
-            self.convict(accuser, f"{FALSE_MAX} times it accused others falsely; the last: {text}")
-
-    def convict(self, peer: str, why: str) -> None:
-        """Quarantine a peer: nothing of it is added any more until the operator clears it."""
-        text = f"{self.context.name(peer)} is quarantined: {why}"
-        self.context.record(PeerQuarantined(peer, quoted(why)))
-        self.context.announce(EventKind.BAD, peer, text)
-        for round_ in self.round_table.reducing():  # its results there may be wrong, too
-            if peer in round_.running().peers():
-                round_.refused.add(peer)
-        self.round_table.evict(peer, RefusalCode.QUARANTINED, why)
-
-    def cleared(self, peer: str) -> None:
-        """Forget what a peer was accused of."""
-        self.withheld.pop(peer, None)
-        self._false.pop(peer, None)
 
     # ------------------------------------------------------------ questions
 
     def barred(self) -> set[str]:
-        """Return the peers that may not own chunks any more."""
-        return {peer for peer, count in self.withheld.items() if count >= WITHHELD_MAX}
+        """Return the members that own no chunks because two checkers have named them."""
+        checkers: dict[str, set[Voice]] = {}
+        for each in self.contradictions:
+            for peer in filter(each.names, each.suspects):
+                checkers.setdefault(peer, set()).add(each.suspects[each.checker])
+        return {peer for peer, voices in checkers.items() if len(voices) > 1}
+
+    def muzzled(self) -> set[str]:
+        """Return the members that check no more: they have contradicted several owners alone."""
+        owners: dict[str, set[Voice]] = {}
+        for each in self.contradictions:
+            owners.setdefault(each.checker, set()).add(each.suspects[each.owner])
+        return {peer for peer, voices in owners.items() if len(voices) >= ALONE_MAX}
 
     def due_s(self, attempt: Attempt) -> float:
-        """Return when the present auditors' time is over."""
+        """Return when the present checkers' time is over."""
         return attempt.audit.due_s if attempt.audit is not None else math.inf
 
     # ------------------------------------------------------------ conclusions
@@ -206,31 +159,40 @@ class Auditing:
         if audit is None or (audit.number, audit.outcome) != (attempt.number, outcome):
             audit = attempt.audit = self._begin(round_, outcome)
             if (chunk := self._lacking(attempt, outcome)) is not None:
-                return self._withheld(round_, attempt.makers[chunk], chunk)
+                maker = attempt.makers[chunk]
+                round_.barred.add(maker)
+                return f"{self.context.name(maker)} has left out a contributor that is not lost"
+        if audit.different:
+            first = {
+                (checker, attempt.makers[found.chunk]): found for checker, found in audit.different
+            }
+            return "; ".join(
+                [self._contradicted(round_, *pair, found) for pair, found in first.items()]
+            )
+        if why := self._mute(round_, audit):
+            return why
         gone = sorted({attempt.makers[chunk] for chunk in audit.open} & attempt.lost.keys())
         if gone:
-            return f"{self._names(gone)} cannot show any more what went into the result"
-        for chunk, auditor in audit.open.items():
-            left = auditor in attempt.lost or auditor in attempt.gone
-            late = self.context.now_s >= audit.due_s
-            if left or (late and (audit.accusation is None or audit.accusation.accuser == auditor)):
-                audit.tried.setdefault(chunk, set()).add(auditor)
-                audit.accused.pop(chunk, None)
-                if audit.accusation is not None and audit.accusation.accuser == auditor:
-                    audit.accusation = None
-        return self._reassign(round_, audit) or self._open_accusation(round_, audit)
+            names = ", ".join(self.context.name(peer) for peer in gone)
+            return f"{names} cannot send any more what its chunks are checked with"
+        late = self.context.now_s >= audit.due_s
+        for chunk, check in audit.open.items():
+            if check is not None and (late or not attempt.serves(check.checker)):
+                audit.tried.setdefault(chunk, set()).add(check.checker)
+        self._assign(round_, audit)
+        return ""
 
     def _begin(self, round_: Round, outcome: ReductionOutcome) -> Audit:
         attempt = round_.running()
         lots = dict(self._draw(round_.number, attempt.number, len(attempt.owners)))
-        return Audit(attempt.number, outcome, math.inf, lots, dict.fromkeys(lots, ""), len(lots))
+        return Audit(attempt.number, outcome, math.inf, lots, dict.fromkeys(lots))
 
     def _draw(
         self, number: int, attempt_number: int, chunk_count: int
     ) -> Iterator[tuple[int, int]]:
-        """Yield the chunks that are audited, each with a random number."""
+        """Yield the chunks that are checked, each with a random number."""
         share = self.context.spec.reduce.audit
-        if not share or self._alone(number):
+        if not share or self._too_few(number):
             return
         seed = _DRAW.pack(b"holdfast audits ", number, attempt_number)
         stream = hashlib.shake_256(self.context.lot + seed).digest(_SHARE.size * chunk_count)
@@ -242,82 +204,166 @@ class Auditing:
         for _at, chunk, lot in sorted(drawn)[:AUDITS_MAX]:
             yield chunk, lot
 
+    def _too_few(self, number: int) -> bool:
+        return len(self.round_table.rounds[number].running().survivors()) < CHECKED_MIN
+
     def _lacking(self, attempt: Attempt, outcome: ReductionOutcome) -> int | None:
         """Return a chunk that lacks a contributor that is not lost; None if there is none."""
         if not self.context.spec.reduce.audit:
             return None
         chunk = 0
         for run in outcome.manifest:
-            bits = int.from_bytes(run.contributors, "little")
-            missing = {p for place, p in enumerate(attempt.peers()) if not bits >> place & 1}
-            if missing - attempt.lost.keys():
+            here = _present(attempt, outcome, chunk)
+            if set(attempt.peers()) - here - attempt.lost.keys():
                 return chunk
             chunk += run.chunk_count
         return None
 
-    def _alone(self, number: int) -> bool:
-        """Return whether there is no other member that could audit."""
-        return len(self.round_table.rounds[number].running().survivors()) < 2
+    # ------------------------------------------------------------ checkers
 
-    def _reassign(self, round_: Round, audit: Audit) -> str:
-        """Assign chunks that have no auditor, or whose auditor got nothing."""
+    def _assign(self, round_: Round, audit: Audit) -> None:
+        """Assign chunks that have no checker, or whose checker could not check them."""
         attempt = round_.running()
+        able = self._able(round_, audit)
         orders: dict[str, list[int]] = {}
-        for chunk, auditor in audit.open.items():
+        for chunk, check in list(audit.open.items()):
             tried = audit.tried.get(chunk, set())
-            if auditor and auditor not in tried:
+            if check is not None and check.checker not in tried:
                 continue
             maker = attempt.makers[chunk]
-            able = [
+            left = [
                 peer
-                for peer in attempt.survivors()
-                if peer != maker and peer not in tried and attempt.outcomes[peer] == audit.outcome
+                for peer in able
+                if peer != maker and peer not in tried and not self._has_contradicted(peer, maker)
             ]
-            if not able or len(tried) >= AUDITORS_MAX:
-                return self._withheld(round_, maker, chunk)
-            audit.open[chunk] = able[audit.lots[chunk] % len(able)]
-            orders.setdefault(audit.open[chunk], []).append(chunk)
-        for auditor, chunks in orders.items():
-            message = AuditOrder(round_.number, attempt.number, tuple(sorted(chunks)))
-            self.context.send(auditor, message)
+            lost = _present(attempt, audit.outcome, chunk) & attempt.lost.keys()
+            if lost or not left or len(tried) >= CHECKERS_MAX:
+                del audit.open[chunk]  # it cannot be checked, which says nothing of any member
+                continue
+            checker = left[audit.lots[chunk] % len(left)]
+            orders.setdefault(checker, []).append(chunk)
         if orders:
-            # An audit moves a small part of the reduction's bytes.
-            taken_s = self.context.now_s - attempt.started_s
-            limit_s = AUDIT_DEADLINES_MAX * self.context.spec.membership.deadline_s
-            audit.due_s, audit.until_s = self._due_s(), self.context.now_s + taken_s + limit_s
-        return ""
+            self._order(round_, audit, orders)
 
-    def _withheld(self, round_: Round, maker: str, chunk: int) -> str:
-        self.withheld[maker] += 1
-        round_.barred.add(maker)
-        what = f"{self.context.name(maker)} does not show what it added to chunk {chunk}"
-        if self.withheld[maker] == WITHHELD_MAX:
-            text = f"{what}, in {WITHHELD_MAX} rounds now: it owns no chunks any more"
-            self.context.announce(EventKind.ROLE, maker, text)
-            self.context.tell(maker, f"{text}. Other members must be able to fetch from it")
-        return what
+    def _able(self, round_: Round, audit: Audit) -> list[str]:
+        """Return the members that may check: those that others can send to, and that are believed."""
+        attempt = round_.running()
+        out = round_.barred | self.muzzled() | self.routes.apart(attempt.survivors())
+        return [
+            peer
+            for peer in attempt.survivors()
+            if peer not in out and attempt.outcomes[peer] == audit.outcome
+        ]
 
-    def _open_accusation(self, round_: Round, audit: Audit) -> str:
-        if audit.accusation is None and audit.accused:
-            chunk, accuser = next(iter(audit.accused.items()))
-            audit.accusation, audit.due_s = Accusation(accuser, chunk), self._due_s()
-            self.context.send(accuser, ProofWanted(round_.number, audit.number, chunk, 0))
-        return ""
+    def _has_contradicted(self, checker: str, owner: str) -> bool:
+        pair = checker, owner
+        return any((each.checker, each.owner) == pair for each in self.contradictions)
 
-    def _void(self, audit: Audit) -> None:
-        """End the accusation; another member audits the chunk."""
-        assert audit.accusation is not None
-        chunk, accuser = audit.accusation.chunk, audit.accusation.accuser
-        audit.accusation, audit.due_s = None, self._due_s()
-        audit.accused.pop(chunk, None)
-        audit.tried.setdefault(chunk, set()).add(accuser)
-
-    def _audit(self, number: int, attempt_number: int) -> Audit | None:
-        attempt = self.round_table.attempt(number, attempt_number)
-        return None if attempt is None else attempt.audit
+    def _order(self, round_: Round, audit: Audit, orders: Mapping[str, list[int]]) -> None:
+        attempt = round_.running()
+        audit.order_count += 1
+        where = round_.number, attempt.number, audit.order_count
+        seed = self.context.lot + _TRANSFER.pack(b"holdfast checks ", *where)
+        transfer = int.from_bytes(hashlib.sha256(seed).digest()[:4], "big")
+        for checker, chunks in orders.items():
+            audit.open.update(dict.fromkeys(chunks, Check(checker, transfer)))
+        checks = tuple(CheckerChunks(checker, tuple(chunks)) for checker, chunks in orders.items())
+        message = AuditOrder(round_.number, attempt.number, transfer, checks)
+        for peer in attempt.survivors():
+            self.context.send(peer, message)
+        # An audit moves a small part of the reduction's bytes.
+        taken_s = self.context.now_s - attempt.started_s
+        limit_s = AUDIT_DEADLINES_MAX * self.context.spec.membership.deadline_s
+        audit.due_s, audit.until_s = self._due_s(), self.context.now_s + taken_s + limit_s
 
     def _due_s(self) -> float:
         return self.context.now_s + self.context.spec.membership.deadline_s
 
-    def _names(self, peers: list[str]) -> str:
-        return ", ".join(self.context.name(peer) for peer in peers)
+    # ------------------------------------------------------------ members that send checkers nothing
+
+    def _mute(self, round_: Round, audit: Audit) -> str:
+        """Leave out of the round a member of which two checkers got nothing; return why, or nothing.
+
+        Otherwise an owner would only have to withhold its own contribution from its checkers.
+        """
+        attempt = round_.running()
+        for peer, checkers in audit.mute.items():
+            voices = self._voices(attempt, checkers)
+            if len(set(voices.values())) > 1 and peer not in attempt.lost:
+                why = f"{len(checkers)} checkers got nothing from {self.context.name(peer)}"
+                attempt.lose(peer, why)
+                attempt.missed[peer] = f"it was left out of round {round_.number}: {why}"
+                return why
+        return ""
+
+    # ------------------------------------------------------------ sums that differ
+
+    def _contradicted(self, round_: Round, checker: str, owner: str, found: ChunkFinding) -> str:
+        """Note a contradiction and what follows from it; return why the round is run again."""
+        attempt = round_.running()
+        suspects = {owner, checker}
+        if attempt.contributes(found.peer):
+            suspects.add(found.peer)
+        round_.barred |= suspects
+        others = suspects - {owner, checker}
+        between = (
+            f", to whom {self.context.name(min(others))} has sent unlike bytes" if others else ""
+        )
+        why = (
+            f"in chunk {found.chunk} {self.context.name(checker)} finds another sum than its owner "
+            f"{self.context.name(owner)}{between}"
+        )
+        self.context.announce(EventKind.ROUND, checker, f"round {round_.number}: {why}")
+        for peer in sorted(suspects):
+            self.context.tell(
+                peer, f"round {round_.number}: {why}. Test the memory of this machine"
+            )
+        if suspects & self.context.history.revoked.keys():
+            return why  # a moment ago, for this
+        before = self.muzzled()
+        self.contradictions.append(
+            SumContradiction(round_.number, owner, checker, self._voices(attempt, suspects))
+        )
+        common = next(
+            (peer for peer in sorted(suspects - {checker}) if self._is_common(peer)), None
+        )
+        if common is not None:
+            self._remove(common, f"round {round_.number}: {why}")
+        for peer in sorted(self.muzzled() - before):
+            name = self.context.name(peer)
+            text = f"{name} has contradicted {ALONE_MAX} owners alone: it checks no more"
+            self.context.announce(EventKind.ROLE, peer, text)
+        return why
+
+    def _voices(self, attempt: Attempt, peers: Iterable[str]) -> dict[str, Voice]:
+        """Return the voting blocs of these members; each is one of its own if all are of one."""
+        voices = voices_of(self.context.roster, attempt.receivers)
+        alike = len(set(voices.values())) < 2
+        return {peer: ("", peer) if alike else voices.get(peer, ("", peer)) for peer in peers}
+
+    def _is_common(self, peer: str) -> bool:
+        """Return whether a member is all that the contradictions in which it is named have in common."""
+        beside = [each.beside(peer) for each in self.contradictions if each.names(peer)]
+        return len(beside) > 1 and not set.intersection(*beside)
+
+    def _remove(self, peer: str, why: str) -> None:
+        """Remove a member for good, as the operator's ``kick`` does."""
+        for each in [each for each in self.contradictions if peer in each.suspects]:
+            self.contradictions.remove(each)  # it was at fault, and the others were not
+        text = f"{CONTRADICTED}, the last one in {why}"
+        self.context.record(PeerRevoked(peer, quoted(text)))
+        self.context.announce(EventKind.BAD, peer, f"{self.context.name(peer)} is removed: {text}")
+        for round_ in self.round_table.reducing():  # its results there may be wrong, too
+            if peer in round_.running().peers():
+                round_.refused.add(peer)
+        self.round_table.evict(peer, RefusalCode.KICKED, text)
+
+
+def _present(attempt: Attempt, outcome: ReductionOutcome, chunk: int) -> set[str]:
+    """Return the contributors that are in a chunk."""
+    for run in outcome.manifest:
+        if chunk < run.chunk_count:
+            bits = int.from_bytes(run.contributors, "little")
+            return {peer for place, peer in enumerate(attempt.peers()) if bits >> place & 1}
+        chunk -= run.chunk_count
+    return set(attempt.peers())

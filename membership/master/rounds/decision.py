@@ -1,6 +1,6 @@
 """Decisions: what becomes of a reduction whose contributors have all reported a result.
 
-all survivors reported --results agree, audits passed-----------> commit
+all survivors reported --results agree, checks found them right--> commit
                         '--results differ: ask what differs-----> commit, run again or abort
                         '--a contribution must not be added-----> run again without it
 """
@@ -45,7 +45,7 @@ class Decision:
         """Decide on a round whose survivors have all reported.
 
         Returns:
-          False if there is nothing to do before auditors or asked members answer.
+          False if there is nothing to do before checkers or asked members answer.
         """
         attempt = round_.running()
         if attempt.inquiry is not None and attempt.inquiry.question is not Question.DIFFERENCE:
@@ -66,7 +66,8 @@ class Decision:
             return True
         why = self.audits.advance(round_, outcome)
         if why:
-            self.orders.rerun(round_, why)
+            if not self.orders.abort_below_quorum(round_):
+                self.orders.rerun(round_, why)
             return True
         if attempt.audit is not None and not attempt.audit.over:
             return False

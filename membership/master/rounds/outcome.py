@@ -6,7 +6,7 @@ import math
 
 from attrs import Factory, define, frozen
 
-from ....protocol.messages import ContributorRun
+from ....protocol.messages import ChunkFinding, ContributorRun
 
 
 @frozen
@@ -17,14 +17,12 @@ class ReductionOutcome:
     manifest: tuple[ContributorRun, ...]  # empty: all contributors are in all chunks
 
 
-@define
-class Accusation:
-    """An accusation whose proof is being sent or checked."""
+@frozen
+class Check:
+    """One check of a chunk: the member that makes it, and the transfer of the order for it."""
 
-    accuser: str
-    chunk: int
-    data: bytearray = Factory(bytearray)
-    checking: bool = False
+    checker: str
+    transfer: int
 
 
 @define
@@ -33,28 +31,28 @@ class Audit:
 
     Attributes:
       number: of the attempt, after repairs.
-      due_s: until when the present auditors are waited for.
-      lots: by chunk, a random number that selects its first auditor.
-      open: drawn chunks that have not passed, with their auditors; an empty auditor is to be assigned.
-      count: number of drawn chunks.
+      due_s: until when the present checkers are waited for.
+      lots: by chunk, a random number that selects its first checker.
+      open: drawn chunks that are not checked yet, with their checks; None: it is to be assigned.
       until_s: limit of ``due_s``, even if bytes move.
-      tried: by chunk, auditors that could not check it.
-      accused: chunks that were called wrong, with the accuser.
-      accusation: the one that is being proven.
+      tried: by chunk, members that could not check it.
+      different: findings of other sums, with their checkers.
+      mute: by member, the checkers that got nothing from it.
+      order_count: orders to checkers.
     """
 
     number: int
     outcome: ReductionOutcome
     due_s: float
     lots: dict[int, int]
-    open: dict[int, str]
-    count: int
+    open: dict[int, Check | None]
     until_s: float = math.inf
     tried: dict[int, set[str]] = Factory(dict)
-    accused: dict[int, str] = Factory(dict)
-    accusation: Accusation | None = None
+    different: list[tuple[str, ChunkFinding]] = Factory(list)
+    mute: dict[str, set[str]] = Factory(dict)
+    order_count: int = 0
 
     @property
     def over(self) -> bool:
-        """Return whether all drawn chunks have passed."""
+        """Return whether no drawn chunk is to be checked any more."""
         return not self.open

@@ -64,7 +64,7 @@ class ReductionDriver:
         self.context = context
         self.state_sync = state_sync
         self.round_table = round_table
-        self.audits = Auditing(context, round_table)
+        self.audits = Auditing(context, round_table, routes)
         self.orders = ReductionOrders(context, round_table, bandwidths, routes, self.audits)
         self.accusations = Accusations(context, round_table, routes)
         self.inquirer = Inquirer(context, round_table, routes)
@@ -203,7 +203,7 @@ class ReductionDriver:
         for round_ in self.round_table.reducing():
             attempt = round_.running()
             if not attempt.unreported():
-                # Only auditors are waited for, or members that were asked about their results.
+                # Only checkers are waited for, or members that were asked about their results.
                 limits += [self.audits.due_s(attempt), self.inquirer.limit_s(attempt)]
                 continue
             limits += [

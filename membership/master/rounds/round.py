@@ -93,7 +93,7 @@ class Round:
     refused: set[str] = Factory(set)  # members whose update must not be added in this round
     called_bad: dict[str, set[str]] = Factory(dict)  # by peer: members that call its update bad
     alone: set[str] = Factory(set)  # accusers on whose word alone the round was run again
-    barred: set[str] = Factory(set)  # own nothing in this round: they failed an audit's fetch
+    barred: set[str] = Factory(set)  # own and check nothing in this round: audits suspect them
     digest: bytes = b""  # of the committed result
     contents: MeanContents | None = None  # contributors of the committed mean
     stall_count: int = 0  # attempts in which nothing moved

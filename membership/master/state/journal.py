@@ -198,25 +198,10 @@ class RootKnown(JournalRecord):
 
 @frozen
 class PeerRevoked(JournalRecord):
-    """The operator removed a peer for good; its place becomes a vacancy."""
+    """The operator, or what checkers found, removed a peer for good; its place becomes a vacancy."""
 
     peer: str
     reason: str
-
-
-@frozen
-class PeerQuarantined(JournalRecord):
-    """A peer was convicted of a lie and may not enter until the operator clears it."""
-
-    peer: str
-    reason: str
-
-
-@frozen
-class PeerCleared(JournalRecord):
-    """The operator lifted a quarantine."""
-
-    peer: str
 
 
 @frozen
@@ -274,7 +259,6 @@ class RunHistory:
     places: set[str] = Factory(set)  # peers that are contributors
     vacancies: int = 0  # places given up and not taken again
     revoked: dict[str, str] = Factory(dict)  # by peer: the reason
-    quarantined: dict[str, str] = Factory(dict)  # by peer: the reason
     paused: bool = False
     finished: bool = False
     data: LeaseHistory = Factory(LeaseHistory)
@@ -361,13 +345,9 @@ class RunHistory:
             case PeerRevoked():
                 if record.peer in self.places:
                     self._vacate(record.peer)
-                self._shut_out(self.revoked, record.peer, record.reason)
-            case PeerQuarantined():
-                if record.peer in self.places:
-                    self._vacate(record.peer)
-                self._shut_out(self.quarantined, record.peer, record.reason)
-            case PeerCleared():
-                self.quarantined.pop(record.peer, None)
+                self.revoked[record.peer] = record.reason
+                if len(self.revoked) > REVOKED_MAX:
+                    del self.revoked[next(iter(self.revoked))]
             case RunPaused():
                 self.paused = record.paused
             case RunFinished():
@@ -382,12 +362,7 @@ class RunHistory:
 
     def is_out(self, peer: str) -> bool:
         """Return whether a peer may not enter."""
-        return peer in self.revoked or peer in self.quarantined
-
-    def _shut_out(self, table: dict[str, str], peer: str, reason: str) -> None:
-        table[peer] = reason
-        if len(table) > REVOKED_MAX:
-            del table[next(iter(table))]
+        return peer in self.revoked
 
     def _vacate(self, peer: str) -> None:
         self.places.discard(peer)

@@ -10,7 +10,7 @@ import enum
 
 from attrs import frozen
 
-from ....protocol.messages import ContributorRun, FragmentSize, Message, Reduce, RefusalCode
+from ....protocol.messages import Message, RefusalCode
 from .journal import JournalRecord
 
 EVENT_CHARS_MAX = 1_000  # longer texts (they quote peers) are cut here
@@ -77,30 +77,10 @@ class AnnounceEvent:
 
 
 @frozen
-class CheckProof:
-    """Check a proof, and report the result by ``Coordinator.proof_checked``.
-
-    Attributes:
-      attempt: the number under which the result was reported.
-      chunk, owner: the chunk that is called wrong, and the member that added it up.
-      digest, manifest: of the result that the receivers agree on.
-    """
-
-    order: Reduce
-    size: FragmentSize
-    attempt: int
-    chunk: int
-    owner: str
-    digest: bytes
-    manifest: tuple[ContributorRun, ...]
-    proof: bytes
-
-
-@frozen
 class StandDown:
     """End the process without carrying out queued effects: another master is obeyed."""
 
     reason: str
 
 
-Effect = SendMessage | RecordDurably | DropPeer | AnnounceEvent | CheckProof | StandDown
+Effect = SendMessage | RecordDurably | DropPeer | AnnounceEvent | StandDown

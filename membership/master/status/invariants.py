@@ -94,8 +94,9 @@ def _check_rounds(coordinator: Coordinator) -> None:
         if not attempt.unreported():
             look = attempt.audit
             assert look is not None, "everybody has reported and nothing was decided"
-            assert look.open, "everything is looked at and nothing was decided"
-            assert set(look.open.values()) <= set(survivors), "nobody looks who should"
+            assert look.open, "everything is checked and nothing was decided"
+            checkers = {check.checker for check in look.open.values() if check is not None}
+            assert checkers <= set(survivors), "a check waits for somebody who is gone"
             continue
         assert not attempt.flushing or attempt.unheard() or attempt.may_learn_more(), "answered"
         assert not attempt.held.keys() & attempt.lost.keys(), "the lost have a say"

@@ -383,15 +383,6 @@ class RouteRow:
 
 
 @frozen(kw_only=True)
-class QuarantinedRow:
-    """A peer that was proven to lie; it stays out until the run's operator clears it."""
-
-    peer: str
-    name: str
-    why: str
-
-
-@frozen(kw_only=True)
 class EventRow:
     """An event of this master's life."""
 
@@ -439,9 +430,7 @@ class RunStatus:
     masters: tuple[str, ...]
     rewound: int
     revoked: Annotated[dict[str, str], about("By peer: why.")]
-    quarantined: tuple[QuarantinedRow, ...]
-    barred: Annotated[tuple[str, ...], about("Peers that own no chunks.")]
-    audited: Annotated[int, about("Chunks that were audited and found right.")]
+    audited: Annotated[int, about("Chunks that other members added up again, with the same sum.")]
     warnings: Annotated[
         tuple[str, ...],
         about("What the operator should look at, though the run does not wait for it."),

@@ -23,7 +23,6 @@ from .records import (
     MemberCounts,
     MemberRow,
     PlaceCounts,
-    QuarantinedRow,
     RelayRow,
     RouteRow,
     RunName,
@@ -89,12 +88,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         masters=tuple(history.masters),
         rewound=history.rewind_count,
         revoked=dict(history.revoked),
-        quarantined=tuple(
-            QuarantinedRow(peer=peer, name=history.name_of(peer), why=why)
-            for peer, why in history.quarantined.items()
-        ),
-        barred=tuple(sorted(scheduler.driver.audits.barred())),
-        audited=scheduler.driver.audits.passed_count,
+        audited=scheduler.driver.audits.equal_count,
         warnings=tuple(
             format_invite_warning(invite, count)
             for invite, count in large_invites(coordinator.places.contributing()).items()
