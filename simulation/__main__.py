@@ -54,13 +54,15 @@ LIES_MAX = 8  # chunks that a liar is sure to own
 )
 @click.option(
     "--hostile",
-    is_flag=True,
+    "kind",
+    flag_value="hostile",
     help="Instead of faults, one of five peers and a spare sends its master false messages of every kind. No "
     "other peer may be removed, excluded for long or out-voted, and rounds must continue.",
 )
 @click.option(
     "--failover",
-    is_flag=True,
+    "kind",
+    flag_value="failover",
     help="Instead of the usual faults, three masters share a database: the leading one crashes, is frozen, or is "
     "cut off from the database or its members, and the database fails. No version may be committed twice.",
 )
@@ -79,8 +81,7 @@ def simulate(
     audit: float,
     liar: str | None,
     lies: int,
-    hostile: bool,
-    failover: bool,
+    kind: str | None,
     jobs: int | None,
     json_path: Path | None,
     quiet: bool,
@@ -105,17 +106,16 @@ def simulate(
     """
     from .batch import BatchOptions, BatchReport
     from .lying_peers import Lie
+    from .scenario import RunKind
 
     if liar and not audit:
         raise click.UsageError("only audits can convict a --liar: give --audit as well")
     if liar and peers:
         raise click.UsageError("--liar always uses four peers: omit --peers")
-    for name, given in (("--hostile", hostile), ("--failover", failover)):
-        if given and (liar or peers or audit or (hostile and failover)):
-            raise click.UsageError(
-                f"{name} cannot be combined with --liar, --peers, --audit, --hostile or --failover"
-            )
-    choice = BatchOptions(peers, audit, Lie(liar) if liar else None, lies, hostile, failover)
+    if kind and (liar or peers or audit):
+        raise click.UsageError(f"--{kind} cannot be combined with --liar, --peers or --audit")
+    run_kind = RunKind(kind) if kind else RunKind.PLAIN
+    choice = BatchOptions(peers, audit, Lie(liar) if liar else None, lies, run_kind)
     if trace and seeds != 1:
         raise click.UsageError("--trace prints one seed: give --seeds 1 as well")
     report, began_s, interrupted = BatchReport(start), time.monotonic(), False
@@ -173,13 +173,12 @@ def _run_one(
     report: BatchReport, seed: int, choice: BatchOptions, *, quiet: bool, trace: bool
 ) -> None:
     from .batch import try_seed
-    from .scenario import Scenario
 
-    if not quiet and choice.liar is None and not (choice.hostile or choice.failover):
-        scenario = Scenario.of(seed, choice.peers, choice.audit)
+    if not quiet and choice.liar is None:
+        scenario = choice.scenario(seed)
         click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}")
-        for fault in scenario.faults:
-            click.echo(f"  planned    {fault}")
+        for cause in scenario.causes:
+            click.echo(f"  planned    {cause}")
     result = try_seed(seed, choice, tell=click.echo if trace else None)
     report.add(result)
     if result.violation is not None:
@@ -191,10 +190,10 @@ def _run_one(
 
 
 def format_violation(violation: Violation) -> str:
-    """Format a violation with its faults and the command that reproduces it."""
+    """Format a violation with its faults or lies and the command that reproduces it."""
     lines = [f"seed {violation.seed} violated an invariant: {violation.what}"]
     lines += [f"  fault      {fault}" for fault in violation.faults]
-    lines += [f"  minimal    {fault}" for fault in violation.shrunk or ["no fault at all"]]
+    lines += [f"  minimal    {fault}" for fault in violation.shrunk or ["nothing at all"]]
     return "\n".join([*lines, f"  reproduce  {violation.reproduce}"])
 
 

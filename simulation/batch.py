@@ -16,12 +16,9 @@ from multiprocessing.connection import Connection
 
 from attrs import define, field, frozen
 
-from .failover_run import live_with_failovers
-from .hostile_peer import Hostile
-from .hostile_run import live_with_hostile
 from .liar_run import FoundOut, live_with_a_liar
 from .lying_peers import Lie
-from .scenario import Scenario
+from .scenario import RunKind, Scenario
 from .scenario_run import RunOutcome, run_scenario
 from .shrink import shrink
 from .witness import Tell, ViolationError
@@ -38,16 +35,14 @@ class BatchOptions:
       peers: number of peers at the start; None to draw it from the seed.
       audit: the probability that a chunk of a result is audited.
       liar: instead of faults, one peer that lies in ``lies`` chunks of each round.
-      hostile: instead of faults, one peer that sends its master false messages of every kind.
-      failover: three masters on one database, and faults of them.
+      kind: of scenarios; only plain ones have a choice of ``peers`` and ``audit``.
     """
 
     peers: int | None = None
     audit: float = 0.0
     liar: Lie | None = None
     lies: int = 1
-    hostile: bool = False
-    failover: bool = False
+    kind: RunKind = RunKind.PLAIN
 
     @property
     def options(self) -> str:
@@ -58,10 +53,12 @@ class BatchOptions:
                 f" --audit {self.audit:g}" if self.audit else "",
                 f" --liar {self.liar.value}" if self.liar is not None else "",
                 f" --lies {self.lies}" if self.lies != 1 else "",
-                " --hostile" if self.hostile else "",
-                " --failover" if self.failover else "",
+                f" --{self.kind.value}" if self.kind is not RunKind.PLAIN else "",
             ]
         )
+
+    def scenario(self, seed: int) -> Scenario:
+        return Scenario.of(seed, self.peers, self.audit, self.kind)
 
 
 PLAIN = BatchOptions()
@@ -73,8 +70,8 @@ class Violation:
 
     Attributes:
       what: the first error's type and text.
-      faults: the faults of its scenario.
-      shrunk: the faults of the smallest scenario found that still fails.
+      faults: the faults and lies of its scenario.
+      shrunk: those of the smallest scenario found that still fails.
       reproduce: the command that reproduces it.
     """
 
@@ -159,12 +156,8 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     Args:
       tell: receives every witnessed event.
     """
-    scenario = Scenario.of(seed, choice.peers, choice.audit)
+    scenario = choice.scenario(seed)
     try:
-        if choice.hostile:
-            return SeedResult(seed, outcome=live_with_hostile(seed, tell))
-        if choice.failover:
-            return SeedResult(seed, outcome=live_with_failovers(seed, tell))
         if choice.liar is not None:
             lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
             return SeedResult(seed, found_out=lived)
@@ -173,11 +166,9 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
         what = _describe(error)
     faults: list[str] = []
     shrunk: list[str] = []
-    if choice.hostile:
-        faults = sorted(kind.value for kind in Hostile.of(seed).kinds)
-    elif choice.liar is None and not choice.failover:
+    if choice.liar is None:
         smaller = shrink(scenario, lambda each: bool(broken_by(each)))
-        faults, shrunk = ([str(fault) for fault in each.faults] for each in (scenario, smaller))
+        faults, shrunk = scenario.causes, smaller.causes
     reproduce = f"python -m holdfast.simulation --start {seed} --seeds 1{choice.options}"
     return SeedResult(seed, violation=Violation(seed, what, faults, shrunk, reproduce))
 

@@ -120,6 +120,7 @@ class Swarm:
         self.samples = samples
         self.master_clock_ahead_s = 0.0
         self.master: WitnessedMaster | None = None
+        self.master_hosts: tuple[str, ...] = (MASTER,)
         self.master_addresses = [MASTER_ADDRESS]
         self._master_scope = trio.CancelScope()
         self._term = 0
@@ -187,7 +188,23 @@ class Swarm:
                 continue
             return
 
-    def crash_master(self) -> None:
+    async def return_master(self, _host: str) -> None:
+        """Start a master again that has crashed, unless it runs already."""
+        if self.master is None:
+            try:
+                await self.start_master()
+            except JournalAwayError:  # the disk is full
+                await self.revive_master()
+
+    def master_runs(self, _host: str) -> bool:
+        return self.master is not None
+
+    @property
+    def leading(self) -> str | None:
+        """The host of the master that leads the run."""
+        return MASTER if self.master is not None else None
+
+    def crash_master(self, _host: str = MASTER) -> None:
         self.go_on(MASTER)
         self.world.crash(MASTER)
         self._master_scope.cancel()
@@ -385,12 +402,13 @@ class Swarm:
         if name in self.peers:
             sim = self.peers[name]
             self._mute[sim.peer, sim.service.config.incarnation] = self._decisive_s()
-        if asleep:
+        if asleep and self.world.is_alive(name):
             self.world.freeze(name)
 
     def go_on(self, name: str) -> None:
         if self.standstill.stopped(name):
-            self.world.thaw(name)
+            if self.world.is_alive(name):
+                self.world.thaw(name)
             self.standstill.go_on(name)
             if name in self.peers:
                 sim = self.peers[name]
@@ -422,7 +440,7 @@ class Swarm:
         self.at_peace = True
         for name in list(self.twins):
             self.end_twin(name)
-        for name in [*sorted(self.peers), MASTER]:
+        for name in [*sorted(self.peers), *self.master_hosts]:
             self.go_on(name)
         self.heal_all()
         for restore in reversed(self._changed_lines):
@@ -438,7 +456,7 @@ class Swarm:
             self.master.decide(self.master.coordinator.resume)
 
     def heal_all(self) -> None:
-        names = [*sorted(self.peers), MASTER]
+        names = [*sorted(self.peers), *self.master_hosts]
         for index, one in enumerate(names):
             for other in names[index + 1 :]:
                 self.world.heal(one, other)
