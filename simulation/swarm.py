@@ -250,7 +250,9 @@ class Swarm:
         member = context.roster.get(sim.peer)
         if member is None or member.incarnation != sim.service.config.incarnation:
             return  # the master means an earlier life, and does not know of its death yet
-        if context.history.founded and not sim.holds_everything:
+        if not context.history.founded:
+            return
+        if not keeps_state(sim, self.witness, self.master):
             raise ViolationError(f"{sim.name} got a place without holding the state")
 
     # ------------------------------------------------------------ peers
