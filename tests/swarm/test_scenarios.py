@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
 
 import pytest
 import trio
@@ -20,7 +19,7 @@ from holdfast.simulation.hostile_peer import Adversary, Falsehood
 from holdfast.simulation.scenario import Fault, Instant, Kind, Scenario
 from holdfast.simulation.scenario_run import run_scenario
 from holdfast.simulation.shrink import RUNS_MAX, shrink
-from tests.planting import Note, Patch, first_that_shows, what_shows
+from tests.planting import Note, Patch, what_shows
 
 QUIET = Scenario(seed=1, peers=3, bytes_per_s=1e5)
 
@@ -174,7 +173,7 @@ def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
     )
     monkeypatch.setattr(MeanFactors, "of", patched)
     many = (seed for seed in range(100) if len(Scenario.of(seed).faults) > 1)
-    seed = what_shows(53, _is_broken, partial(first_that_shows, _is_broken, many), record_property)
+    seed = what_shows(53, _is_broken, many, record_property)
     assert seed is not None
     violation = try_seed(seed).violation
     assert violation is not None
