@@ -8,10 +8,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, suppress
-from itertools import islice
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 
 from attrs import define, field, frozen
@@ -24,7 +24,6 @@ from .shrink import shrink
 from .witness import Tell, ViolationError
 
 WHAT_CHARS_MAX = 4_000  # of a violation's description
-AHEAD = 4  # queued seeds per process
 
 
 @frozen
@@ -187,24 +186,12 @@ def _end_with(parent: Connection) -> None:
     os._exit(1)
 
 
-def try_seeds(
-    start: int, count: int, choice: BatchOptions, jobs: int, add: Callable[[SeedResult], None]
-) -> None:
-    """Run many seeds in ``jobs`` processes and pass each result to ``add`` as it completes.
-
-    Raises:
-      KeyboardInterrupt: at once; the results passed to ``add`` until then are complete.
-    """
+def try_seeds(start: int, count: int, choice: BatchOptions, jobs: int) -> Iterator[SeedResult]:
+    """Run many seeds in ``jobs`` processes and yield their results in order."""
+    run, seeds = partial(try_seed, choice=choice), range(start, start + count)
     if jobs == 1:
-        gc.freeze()  # as ``_prepare`` does
-        try:
-            for seed in range(start, start + count):
-                add(try_seed(seed, choice))
-        finally:
-            gc.unfreeze()
+        yield from map(run, seeds)
         return
-    seeds = iter(range(start, start + count))
-    waiting: set[Future[SeedResult]] = set()
     spawn = multiprocessing.get_context("spawn")
     theirs, ours = spawn.Pipe(duplex=False)
     with (
@@ -212,22 +199,10 @@ def try_seeds(
         ProcessPoolExecutor(jobs, spawn, initializer=_prepare, initargs=(theirs,)) as pool,
         ours,  # closed first, in this process or by its death: the workers end at once
     ):
-        while True:
-            with _sigint_blocked():  # submitting starts processes
-                for seed in islice(seeds, AHEAD * jobs - len(waiting)):
-                    waiting.add(pool.submit(try_seed, seed, choice))
-            if not waiting:
-                return
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in sorted(done, key=lambda f: f.result().seed):
-                add(future.result())
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT in processes started in this context: it is the parent's, which then ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # SIGINT is blocked in the processes that are started here: it is the parent's to end them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            results = pool.map(run, seeds)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield from results

@@ -31,7 +31,6 @@ from ..protocol.messages import ModelLayout, Role
 from ..protocol.trust.authority import Party
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .frozen_hosts import FrozenHosts, on_host
-from .holdings import keeps_state
 from .lying_peers import Corrupts
 from .memory_network import MemoryWorld
 from .scenario import MASTER
@@ -43,6 +42,7 @@ from .witnessed_services import (
     WitnessedPeer,
     WitnessedStore,
     check_honesty,
+    keeps_state,
     promoted,
 )
 
@@ -174,27 +174,16 @@ class Swarm:
     async def _master_ended(self, _error: UserError) -> None:
         """Restart a master that ended by itself, as a service manager would."""
         self.crash_master()
-        await self.revive_master()
-
-    async def revive_master(self) -> None:
-        """Try to restart the master until it runs."""
-        while True:
-            await trio.sleep(RESTART_S)
-            if self.master is not None:
-                return
-            try:
-                await self.start_master()
-            except JournalAwayError:
-                continue
-            return
+        await trio.sleep(RESTART_S)
+        await self.return_master(MASTER)
 
     async def return_master(self, _host: str) -> None:
         """Start a master again that has crashed, unless it runs already."""
-        if self.master is None:
+        while self.master is None:
             try:
                 await self.start_master()
             except JournalAwayError:  # the disk is full
-                await self.revive_master()
+                await trio.sleep(RESTART_S)
 
     def master_runs(self, _host: str) -> bool:
         return self.master is not None

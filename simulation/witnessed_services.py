@@ -22,6 +22,7 @@ from ..membership.master.state.master_effects import (
     RecordDurably,
     SendMessage,
 )
+from ..membership.peer.local_round import RoundState
 from ..membership.peer.peer_effects import PeerEffect, TellMaster
 from ..protocol.errors import HoldfastError
 from ..protocol.messages import (
@@ -204,6 +205,34 @@ class SimPeer:
         return bool(fragments) and all(
             here.version is not None and here.fetching is None for here in fragments
         )
+
+
+def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) -> bool:
+    """Return whether a peer holds every committed version, or the previous one and the next's result.
+
+    Args:
+      master: the live master, or None.
+    """
+    if not (sim.alive and sim.holds_everything):
+        return False
+    commits, versions = list(witness.commits), dict(witness.versions)
+    if master is not None:
+        history = master.coordinator.context.history
+        commits += history.commits.values()
+        for fragment, version in enumerate(history.versions):
+            versions[fragment] = max(version, versions.get(fragment, 0))
+    decided = {commit.round for commit in commits}
+    results = {
+        (here.fragment, here.version)
+        for here in sim.service.replica.rounds.values()
+        if here.phase in (RoundState.REDUCED, RoundState.APPLYING) and here.round in decided
+    }
+    for head in sim.service.replica.heads():
+        committed = versions.get(head.fragment, 0)
+        step_away = (head.fragment, head.version) in results
+        if head.version != committed and not (head.version == committed - 1 and step_away):
+            return False
+    return True
 
 
 def check_honesty(effects: list[Effect], liars: Collection[str]) -> None:
