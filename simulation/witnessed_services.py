@@ -149,7 +149,7 @@ class WitnessedPeer(PeerService):
         super()._hear(message)
 
     def _contradiction(self, message: Message | SessionEnded) -> str:
-        """Return why the master cannot say this to an honest peer; empty: it can."""
+        """Return why a correct master would not send this to an honest peer; empty: it may."""
         replica = self.replica
         match message:
             case Welcome():
