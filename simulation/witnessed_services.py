@@ -149,7 +149,7 @@ class WitnessedPeer(PeerService):
         super()._hear(message)
 
     def _contradiction(self, message: Message | SessionEnded) -> str:
-        """Return why a correct master would not send this to an honest peer; empty: it may."""
+        """Return the reason why an honest peer cannot be sent a message, or an empty string."""
         replica = self.replica
         match message:
             case Welcome():
