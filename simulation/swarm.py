@@ -31,7 +31,6 @@ from ..protocol.messages import ModelLayout, Role
 from ..protocol.trust.authority import Party
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .frozen_hosts import FrozenHosts, on_host
-from .holdings import keeps_state
 from .lying_peers import Corrupts
 from .memory_network import MemoryWorld
 from .scenario import MASTER
@@ -42,6 +41,7 @@ from .witnessed_services import (
     WitnessedPeer,
     WitnessedStore,
     check_honesty,
+    keeps_state,
     promoted,
 )
 
@@ -118,6 +118,7 @@ class Swarm:
         self.samples = samples
         self.master_clock_ahead_s = 0.0
         self.master: WitnessedMaster | None = None
+        self.master_hosts: tuple[str, ...] = (MASTER,)
         self.master_addresses = [MASTER_ADDRESS]
         self._master_scope = trio.CancelScope()
         self._term = 0
@@ -170,21 +171,26 @@ class Swarm:
     async def _master_ended(self, _error: UserError) -> None:
         """Restart a master that ended by itself, as a service manager would."""
         self.crash_master()
-        await self.revive_master()
+        await trio.sleep(RESTART_S)
+        await self.return_master(MASTER)
 
-    async def revive_master(self) -> None:
-        """Try to restart the master until it runs."""
-        while True:
-            await trio.sleep(RESTART_S)
-            if self.master is not None:
-                return
+    async def return_master(self, _host: str) -> None:
+        """Start a master again that has crashed, unless it runs already."""
+        while self.master is None:
             try:
                 await self.start_master()
-            except JournalAwayError:
-                continue
-            return
+            except JournalAwayError:  # the disk is full
+                await trio.sleep(RESTART_S)
 
-    def crash_master(self) -> None:
+    def master_runs(self, _host: str) -> bool:
+        return self.master is not None
+
+    @property
+    def leading(self) -> str | None:
+        """The host of the master that leads the run."""
+        return MASTER if self.master is not None else None
+
+    def crash_master(self, _host: str = MASTER) -> None:
         self.go_on(MASTER)
         self.world.crash(MASTER)
         self._master_scope.cancel()
@@ -231,7 +237,9 @@ class Swarm:
         member = context.roster.get(sim.peer)
         if member is None or member.incarnation != sim.service.config.incarnation:
             return  # the master means an earlier life, and does not know of its death yet
-        if context.history.founded and not sim.holds_everything:
+        if not context.history.founded:
+            return
+        if not keeps_state(sim, self.witness, self.master):
             raise ViolationError(f"{sim.name} got a place without holding the state")
 
     # ------------------------------------------------------------ peers
@@ -376,12 +384,13 @@ class Swarm:
         if name in self.peers:
             sim = self.peers[name]
             self._mute[sim.peer, sim.service.config.incarnation] = self._decisive_s()
-        if asleep:
+        if asleep and self.world.is_alive(name):
             self.world.freeze(name)
 
     def go_on(self, name: str) -> None:
         if self.standstill.stopped(name):
-            self.world.thaw(name)
+            if self.world.is_alive(name):
+                self.world.thaw(name)
             self.standstill.go_on(name)
             if name in self.peers:
                 sim = self.peers[name]
@@ -413,7 +422,7 @@ class Swarm:
         self.at_peace = True
         for name in list(self.twins):
             self.end_twin(name)
-        for name in [*sorted(self.peers), MASTER]:
+        for name in [*sorted(self.peers), *self.master_hosts]:
             self.go_on(name)
         self.heal_all()
         for restore in reversed(self._changed_lines):
@@ -429,7 +438,7 @@ class Swarm:
             self.master.decide(self.master.coordinator.resume)
 
     def heal_all(self) -> None:
-        names = [*sorted(self.peers), MASTER]
+        names = [*sorted(self.peers), *self.master_hosts]
         for index, one in enumerate(names):
             for other in names[index + 1 :]:
                 self.world.heal(one, other)

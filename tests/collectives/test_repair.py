@@ -432,6 +432,7 @@ def manifest_lies(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(result, "pack_set", lambda present: b"\x07")
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "plant",
     [
