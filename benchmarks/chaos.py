@@ -40,7 +40,6 @@ from typing import Any
 
 from attrs import asdict
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
 from benchmarks.chaos_checks import (
     check_journal,
     committed_tokens,
@@ -48,13 +47,9 @@ from benchmarks.chaos_checks import (
 )
 from benchmarks.chaos_run import ChaosRun, Seen, finish_line
 from benchmarks.chaos_schedule import Fault, counts, schedule
-from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback, Switch, why_no_switch
-from benchmarks.lab_run import LabRun, stop_on_signals
-from benchmarks.namespaces import LabError
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
-from benchmarks.sections import Measured
+from benchmarks.lab_run import LabRun
+from benchmarks.report import Measured, Table, keep_json, run_main, say
 
 STEP_S = 0.025
 LOSS_RATIO_MAX = 1.01
@@ -192,27 +187,31 @@ def compared_loss(calm: Seen, rough: Seen) -> tuple[int, dict[str, float]]:
     }
 
 
-def chaos() -> Measured:
-    """The section of RESULTS.md: half an hour, and ten minutes of reference before it.
-
-    Raises:
-      BenchError: a promise was broken; the logs are kept and named.
-    """
+def lived_through(**how: Any) -> dict[str, Any]:
+    """Measure in a folder that goes if all was well; else it is named. ``how``: see ``measure``."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
-    found = measure(
+    found: dict[str, Any] = {}
+    try:
+        found = measure(folder=folder, **how)
+    finally:
+        for each in found.get("violations", ()):
+            print(f"VIOLATION: {each}")
+        if found.get("ok"):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            print(f"chaos: logs and journals are in {folder}", file=sys.stderr)
+    return found
+
+
+def chaos() -> Measured:
+    """The section of RESULTS.md: half an hour, and ten minutes of reference before it."""
+    found = lived_through(
         minutes=SECTION_MINUTES,
         seed=1,
         peers=6,
         per_hour=120.0,
         reference_minutes=REFERENCE_SHARE * SECTION_MINUTES,
-        folder=folder,
     )
-    for each in found["violations"]:
-        say(f"VIOLATION: {each}")
-    if found["ok"]:
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        say(f"logs and journals are in {folder}")
     faults = ", ".join(f"{count} {kind}" for kind, count in found["faults"].items())
     ratio = found["loss_ratio"]
     table = Table(
@@ -258,39 +257,18 @@ def main() -> int:
         parser.error(f"up to a day, and from {PEERS_MIN} to {PEERS_MAX} peers")
     if not 0 <= options.faults_per_hour <= 3_600:
         parser.error("from 0 to 3600 faults an hour")
-    reference = options.reference_minutes or max(
-        REFERENCE_MINUTES_MIN, REFERENCE_SHARE * options.minutes
+    share = max(REFERENCE_MINUTES_MIN, REFERENCE_SHARE * options.minutes)
+    found = lived_through(
+        minutes=options.minutes,
+        seed=options.seed,
+        peers=options.peers,
+        per_hour=options.faults_per_hour,
+        reference_minutes=options.reference_minutes or share,
     )
-    stop_on_signals()
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
-    kept = True
-    try:
-        found = measure(
-            minutes=options.minutes,
-            seed=options.seed,
-            peers=options.peers,
-            per_hour=options.faults_per_hour,
-            reference_minutes=reference,
-            folder=folder,
-        )
-        keep_json(found, options.json)
-        for each in found["violations"]:
-            print(f"VIOLATION: {each}")
-        print(f"{'ok' if found['ok'] else 'FAILED'}: {finish_line(found)}")
-        kept = not found["ok"]
-        return 0 if found["ok"] else 1
-    except (BenchError, LabError) as error:
-        print(f"chaos: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("chaos: stopped", file=sys.stderr)
-        return 130
-    finally:
-        if kept:
-            print(f"chaos: logs and journals are in {folder}", file=sys.stderr)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+    keep_json(found, options.json)
+    print(f"{'ok' if found['ok'] else 'FAILED'}: {finish_line(found)}")
+    return 0 if found["ok"] else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("chaos", main))

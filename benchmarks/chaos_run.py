@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from attrs import Factory, define, frozen
 from blake3 import blake3
@@ -25,13 +24,13 @@ from numpy.typing import NDArray
 
 from benchmarks.chaos_checks import Entry, LiveTime, Parity, read_journal
 from benchmarks.chaos_schedule import Fault, Kind
-from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback, Switch
-from benchmarks.lab_run import LabRun, Status
-from benchmarks.progress import say
+from benchmarks.lab_run import LabRun
+from benchmarks.report import BenchError, say
+from holdfast.daemon.cli.fleet import MASTER, Status
 from holdfast.membership.master.state.journal import RunFounded
 from holdfast.protocol.arena import Arena, arena_bytes
-from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.errors import HoldfastError, UserError
 from holdfast.protocol.messages import FragmentSize
 
 LOOK_S = 0.4  # between two looks; a round takes seconds
@@ -40,7 +39,6 @@ START_S = 120.0  # for all to be in sync at the beginning: six times torch on tw
 RECOVER_S = 120.0  # for all to be in sync and at rest after the last fault
 HOLDERS_MIN = 2  # in sync and well, beside whoever is hurt: memory is all there is yet
 SAMPLE_EVERY = 5  # versions of which one is kept, for its loss
-ANSWER_ERRORS = (BenchError, httpx.HTTPError, OSError, ValueError)
 
 Values = NDArray[np.float32]
 
@@ -102,6 +100,7 @@ class ChaosRun:
         self._sizes: tuple[FragmentSize, ...] = ()
         self._bits: dict[int, tuple[str, str]] = {}  # digest of the shared values, by version
         self._told_s = 0.0
+        self._trainers: dict[str, int] = {}  # process ids at the last look, by peer
 
     # ------------------------------------------------------------ the story
 
@@ -109,7 +108,7 @@ class ChaosRun:
         """Master and peers, until all are in sync and the places are taken."""
         self.run.start_master(toml)
         for name in self.names:
-            self.run.join(name, self.hosts[name], founder=name == self.names[0])
+            self.run.join_on(self.hosts[name], name, founder=name == self.names[0])
 
         def ready(status: Status) -> bool:
             return bool(
@@ -143,7 +142,7 @@ class ChaosRun:
             self._await(lambda s: self._all_in_sync(s), "all peers are in sync again")
             self.run.act("pause", {})
             status = self._await(lambda s: self._at_rest(s), "the paused run is at rest")
-        except BenchError as error:
+        except UserError as error:
             self.seen.violations.append(f"it did not recover: {error}")
             status = None
         self._look()
@@ -155,13 +154,15 @@ class ChaosRun:
         live, well = [], set()
         for name in self.names:
             self._notice_end(name)
-            if name in self._down or name in self._stopped or not self.run.serves(name):
+            node = self.run.nodes[name]
+            if name in self._down or name in self._stopped or node.address() is None:
                 continue
             try:
                 status = self.run.peer(name)
-            except ANSWER_ERRORS:
+            except UserError:
                 continue
-            self.seen.parity.saw(name, self.run.pid(name), status["heads"])
+            self._trainers[name] = status["command_pid"]
+            self.seen.parity.saw(name, node.process.pid, status["heads"])
             if not status["in_sync"]:
                 continue
             self._look_at_bits(name, status)
@@ -175,7 +176,7 @@ class ChaosRun:
 
     def _notice_end(self, name: str) -> None:
         """Whoever ends without being killed by us has a bug; it is started again all the same."""
-        code = self.run.ended(name)
+        code = self.run.nodes[name].process.poll()
         if code is None or name in self._down:
             return
         self.seen.violations.append(f"{name} ended by itself with exit status {code}")
@@ -186,7 +187,7 @@ class ChaosRun:
         """The shared values themselves must be equal, whatever the digests say."""
         if not self._sizes:
             return
-        found = read_shared(self.run.pid(name), self._sizes)
+        found = read_shared(self.run.nodes[name].process.pid, self._sizes)
         if found is None or found[0] != status["heads"][0]["version"]:
             return  # it has gone on since it said so
         version, values = found
@@ -253,8 +254,9 @@ class ChaosRun:
             self.run.kill("master")
             self._later(fault, lambda: self._start_again("master"), "master")
         else:
-            self.run.send_signal("master", signal.SIGSTOP)
-            self._later(fault, lambda: self.run.send_signal("master", signal.SIGCONT), "master")
+            master = self.run.nodes[MASTER]
+            master.signal(signal.SIGSTOP)
+            self._later(fault, lambda: master.signal(signal.SIGCONT), "master")
 
     def _hurt_peer(self, fault: Fault, name: str) -> None:
         other = None if fault.other is None else self.names[fault.other]
@@ -268,15 +270,15 @@ class ChaosRun:
                 self.run.kill(name)
                 self._later(fault, lambda: self._start_again(name), name)
             case Kind.KILL_TRAINER:
-                self.run.signal_trainer(name, signal.SIGKILL)
+                self._signal_trainer(name, signal.SIGKILL)
             case Kind.STOP_PEER:
                 self._stopped.add(name)
-                self.run.signal_trainer(name, signal.SIGSTOP)
-                self.run.send_signal(name, signal.SIGSTOP)
+                self._signal_trainer(name, signal.SIGSTOP)
+                self.run.nodes[name].signal(signal.SIGSTOP)
                 self._later(fault, lambda: self._wake(name), name)
             case Kind.STOP_TRAINER:
-                self.run.signal_trainer(name, signal.SIGSTOP)
-                self._later(fault, lambda: self._wake_trainer(name), name)
+                self._signal_trainer(name, signal.SIGSTOP)
+                self._later(fault, lambda: self._signal_trainer(name, signal.SIGCONT), name)
             case _:
                 self._cut(fault, name, other)
 
@@ -313,18 +315,20 @@ class ChaosRun:
 
     def _wake(self, name: str) -> None:
         self._stopped.discard(name)
-        self.run.send_signal(name, signal.SIGCONT)
-        self._wake_trainer(name)
+        self.run.nodes[name].signal(signal.SIGCONT)
+        self._signal_trainer(name, signal.SIGCONT)
 
-    def _wake_trainer(self, name: str) -> None:
-        self.run.signal_trainer(name, signal.SIGCONT)
+    def _signal_trainer(self, name: str, number: signal.Signals) -> None:
+        if pid := self._trainers.get(name):
+            with contextlib.suppress(ProcessLookupError):  # its daemon has ended it meanwhile
+                os.killpg(pid, number)
 
     def _start_again(self, name: str) -> None:
         self._down.discard(name)
         if name == "master":
             self.run.restart_master()
         else:
-            self.run.join(name, self.hosts[name])
+            self.run.join_on(self.hosts[name], name)
 
     # ------------------------------------------------------------ the end
 
@@ -333,7 +337,7 @@ class ChaosRun:
         story = "the master does not answer"
         while time.monotonic() < until_s:
             self._look()
-            with contextlib.suppress(*ANSWER_ERRORS):
+            with contextlib.suppress(UserError):
                 status = self.run.master()
                 if condition(status):
                     return status

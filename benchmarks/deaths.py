@@ -19,11 +19,11 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.lab_run import LabRun, Status
-from benchmarks.progress import say
-from benchmarks.report import Table
-from benchmarks.sections import LOSSY, Measured
+from benchmarks.lab_run import LabRun
+from benchmarks.report import Measured, Table, say
+from benchmarks.sections import LOSSY
 from benchmarks.wan_lab import WanLab
+from holdfast.daemon.cli.fleet import Status
 
 PEERS = ("a", "b", "c", "d")  # on hosts 1 to 4; the master is on host 0
 MIB = 64
@@ -130,24 +130,23 @@ def scene(*, cut_off: bool) -> tuple[list[float], list[Death]]:
     ):
         run.start_master(SPEC)
         for host, name in enumerate(PEERS, 1):
-            run.join(name, host, founder=host == 1)
+            run.join_on(host, name, founder=host == 1)
         undisturbed_s = _full_rounds(run, DISCARDED_COUNT + UNDISTURBED_COUNT)[DISCARDED_COUNT:]
         for turn in range(TIMES):
             victim = 1 + turn % (len(PEERS) - 1)  # the founder stays: it is nobody special
             name, host = PEERS[victim], victim + 1
-            run.note_trainers()
             status = _await_middle(run, statistics.median(undisturbed_s))
-            gone_s = time.monotonic()
             if cut_off:
                 lab.set(host, loss=1.0)
             else:
                 run.kill(name)
+            gone_s = time.monotonic()
             found.append(_follow(run, name, status, gone_s))
             say(f"{name}: {found[-1]}")
             if cut_off:
                 lab.set(host, loss=LOSSY.loss)
             else:
-                run.join(name, host)
+                run.join_on(host, name)
             _full_rounds(run, DISCARDED_COUNT)
     return undisturbed_s, found
 

@@ -24,29 +24,26 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgpack
 from attrs import asdict, frozen
 
-from benchmarks.commands import BenchError
 from benchmarks.grounds import Switch, why_no_switch
-from benchmarks.lab_run import MASTER_PORT, LabRun, Status, stop_on_signals
+from benchmarks.lab_run import MASTER_PORT, LabRun
 from benchmarks.postgres_server import PostgresServer, why_no_postgres
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
-from benchmarks.sections import Measured
+from benchmarks.report import BenchError, Measured, Table, keep_json, run_main, say
+from holdfast.daemon.cli.fleet import MASTER, Polls, Status
+from holdfast.protocol.errors import UserError
 
 DATABASE, MASTERS, PEERS = 0, {"m1": 1, "m2": 2}, {"a": 3, "b": 4, "c": 5}
 TIMES = 5
 FROZEN_S = 30.0
 WAIT_S = 60.0
-POLL_S = 0.05
 TAKEOVER_S_MAX = 10.0  # asked for
-SCRIPT = ("-m", "benchmarks.chaos_trainer")
+SCRIPT = (str(Path(__file__).with_name("chaos_trainer.py")), "--step-s=0.05")
 SPEC = """\
 [run]
 name = "failover"
@@ -86,43 +83,35 @@ class FailoverRun(LabRun):
     def __init__(self, lab: Switch, folder: Path, script: Sequence[str], url: str) -> None:
         super().__init__(lab, folder, script)
         self._url = url
+        self.hosts = dict(MASTERS)
+        (folder / "run.toml").write_text(SPEC)
 
     def start_one(self, name: str) -> None:
         """Start a master, or start it again."""
-        spec = self._folder / "run.toml"
-        spec.write_text(SPEC)
-        listen = f"{self._lab.address(MASTERS[name])}:{MASTER_PORT}"
-        shared = ("--journal", self._url, "--key-file", str(self._folder / "run.key"), "--standby")
-        self._spawn(
-            name, MASTERS[name], "master", str(spec), "--no-invite", "--listen", listen, *shared
+        self.spawn(
+            name,
+            *("standby", str(self.folder / "run.toml"), "--no-invite"),
+            *("--journal", self._url, "--key-file", str(self.folder / "run.key")),
+            *("--listen", f"{self.ground.address(MASTERS[name])}:{MASTER_PORT}"),
+            *("--http", self.http(MASTERS[name]), "--state", str(self.folder / name)),
         )
 
-    def master(self) -> Status:
-        before_s = time.monotonic()
-        status = self._http(self.leader, "status", None)
-        return {**status, "asked_s": (before_s + time.monotonic()) / 2}
-
-    def act(self, what: str, body: Any) -> dict[str, Any]:
-        return self._http(self.leader, what, body)
+    def ask(self, name: str, what: str, body: Mapping[str, object] | None = None) -> Status:
+        return super().ask(self.leader if name == MASTER else name, what, body)
 
     def status_of(self, name: str) -> Status:
         """A master's status, whatever it does; empty while it does not answer."""
-        with contextlib.suppress(BenchError, httpx.HTTPError, OSError):
-            return self._http(name, "status", None)
+        with contextlib.suppress(UserError):
+            return self.ask(name, "status")
         return {}
 
     def until_true(self, condition: Callable[[], object], what: str) -> float:
         """Wait for something; return this process's clock then."""
-        until_s = time.monotonic() + WAIT_S
+        polls = Polls(WAIT_S)
         while not condition():
-            if time.monotonic() > until_s:
-                tails = "\n".join(
-                    f"--- {name}\n{self._tail(name)}"
-                    for name in (*MASTERS, "a")
-                    if name in self._processes
-                )
-                raise BenchError(f"not within {WAIT_S:g} s: {what}\n{tails}")
-            time.sleep(POLL_S)
+            if not polls.wait():
+                tails = (f"{name}: {node.log_tail}" for name, node in self.nodes.items())
+                raise BenchError(f"not within {WAIT_S:g} s: {what}", hint="\n".join(tails))
         return time.monotonic()
 
 
@@ -140,9 +129,8 @@ def measure(times: int, faults: Sequence[str]) -> list[Case]:
         run.start_one("m2")
         run.until_true(lambda: run.status_of("m2").get("state") == "standby", "m2 waits")
         for rank, (name, host) in enumerate(PEERS.items()):
-            run.join(name, host, founder=rank == 0, more=["--step-s=0.05"])
+            run.join_on(host, name, founder=rank == 0)
         run.until_true(lambda: run.master()["committed"] >= 2, "rounds")
-        run.note_trainers()
         cases = []
         for fault in faults:
             for number in range(times):
@@ -192,8 +180,8 @@ def _break(run: FailoverRun, lab: Switch, fault: str, master: str) -> Callable[[
         run.kill(master)
         return lambda: run.start_one(master)
     if fault == "frozen":
-        run.send_signal(master, signal.SIGSTOP)
-        return lambda: run.send_signal(master, signal.SIGCONT)
+        run.nodes[master].signal(signal.SIGSTOP)
+        return lambda: run.nodes[master].signal(signal.SIGCONT)
     others = [DATABASE] if fault == "cut off from database" else list(PEERS.values())
     for other in others:
         lab.cut(host, other)
@@ -264,7 +252,7 @@ def tables(cases: Sequence[Case]) -> list[Table]:
             ],
             rows,
             [
-                "Three peers, a lease of 5 s, `deadline_s` 15 s (both defaults); smallest to largest of the times. "
+                "Three peers, `deadline_s` 15 s (the default) and so a lease of 5 s; smallest to largest of the times. "
                 "Every process has a network namespace of its own on this machine's two cores. A frozen master is "
                 f"thawed after {FROZEN_S:g} s, and waits then like one that was started again. The one that is cut "
                 "off from its peers gives the lease up, since it sees another master."
@@ -294,19 +282,13 @@ def main() -> int:
     parser.add_argument("--faults", default=",".join(FAULTS), help=", ".join(FAULTS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    stop_on_signals()
     if reason := why_no_failover():
-        print(reason, file=sys.stderr)
-        return 1
-    try:
-        found = summary(measure(options.times, options.faults.split(",")))
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        return 1
+        raise BenchError(reason)
+    found = summary(measure(options.times, options.faults.split(",")))
     print(keep_json(found, options.json))
     broken = found["rounds_lost"] or found["double_commits"] or found["trainers_restarted"]
     return 1 if broken or found["takeover_s_max"] > TAKEOVER_S_MAX else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("failover", main))

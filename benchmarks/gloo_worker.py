@@ -1,4 +1,4 @@
-"""One rank of torch.distributed's gloo, for ``holdfast bench allreduce --vs gloo`` and ``benchmarks.lines``.
+"""One rank of torch.distributed's gloo, for ``benchmarks.allreduce --vs gloo`` and ``benchmarks.lines``.
 
 It waits on standard input for its turns (``begin``, then ``reduce`` again and again), and answers
 each with a line of JSON. Between turns it does nothing, so that it disturbs nobody's measurement.
@@ -8,14 +8,12 @@ The sum is made in place, on memory that has been used before, which is the best
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 import os
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -25,8 +23,6 @@ import torch.distributed as dist
 SIOCGIFADDR = 0x8915
 TIMEOUT = timedelta(minutes=10)
 CHECKED_VALUES = 2**16
-
-SumUp = Callable[[torch.Tensor], object]  # in place, over all ranks
 
 
 def interface_of(address: str) -> str:
@@ -43,9 +39,7 @@ def interface_of(address: str) -> str:
     raise SystemExit(f"gloo_worker: no interface has the address {address}")
 
 
-def begin(arguments: dict[str, Any]) -> SumUp:
-    if arguments.get("torchft"):
-        return begin_torchft(arguments)
+def begin(arguments: dict[str, Any]) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(arguments["address"])
     dist.init_process_group(
         "gloo",
@@ -54,35 +48,15 @@ def begin(arguments: dict[str, Any]) -> SumUp:
         world_size=arguments["peers"],
         timeout=TIMEOUT,
     )
-    return dist.all_reduce
-
-
-def begin_torchft(arguments: dict[str, Any]) -> SumUp:
-    """Make torchft's own group: its managed one asks its lighthouse before each step besides."""
-    groups = importlib.import_module("torchft.process_group")  # has no types, and need not be here
-
-    os.environ["GLOO_SOCKET_IFNAME"] = interface_of(arguments["address"])
-    rank, peers = arguments["rank"], arguments["peers"]
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        arguments["master"], arguments["port"], peers, is_master=rank == 0, timeout=TIMEOUT
-    )
-    group = groups.ProcessGroupGloo(timeout=TIMEOUT)
-    group.configure(f"{arguments['master']}:{arguments['port']}/bench", "bench", rank, peers)
-    group.store_here = store  # it serves all ranks for as long as the group is there
-
-    def sum_up(values: torch.Tensor) -> None:
-        group.allreduce([values], dist.ReduceOp.SUM).wait()
-
-    return sum_up
 
 
 def reduce(
-    sum_up: SumUp, values: torch.Tensor, initial: torch.Tensor, arguments: dict[str, Any]
+    values: torch.Tensor, initial: torch.Tensor, arguments: dict[str, Any]
 ) -> dict[str, Any]:
     values.copy_(initial)
     cpu_before_s = time.process_time()
     started_s = time.monotonic()
-    sum_up(values)
+    dist.all_reduce(values)
     took_s = time.monotonic() - started_s
     cpu_s = time.process_time() - cpu_before_s
     scale = sum(range(1, arguments["peers"] + 1)) / (arguments["rank"] + 1)
@@ -97,13 +71,12 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     initial = torch.randn(arguments["values"], generator=generator) * (arguments["rank"] + 1)
     values = torch.empty_like(initial)
-    sum_up: SumUp = dist.all_reduce
     for line in sys.stdin:
         answer: dict[str, Any] = {}
         if line.strip() == "begin":
-            sum_up = begin(arguments)
+            begin(arguments)
         else:
-            answer = reduce(sum_up, values, initial, arguments)
+            answer = reduce(values, initial, arguments)
         print(json.dumps(answer), flush=True)
 
 

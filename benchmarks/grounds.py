@@ -24,10 +24,14 @@ SWITCH_HOSTS_MAX = 128
 
 
 class Ground(Protocol):
-    """What ``LabRun`` needs of the place where it starts processes."""
+    """The place where a run's processes are started."""
 
     def address(self, number: int) -> str:
         """A host's IPv4 address."""
+        ...
+
+    def command(self, number: int, argv: Sequence[str]) -> list[str]:
+        """``argv`` as it must be started to run on a host."""
         ...
 
     def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -57,6 +61,9 @@ class Loopback:
 
     def address(self, number: int) -> str:
         return f"127.77.{self._subnet}.{number + 1}"
+
+    def command(self, number: int, argv: Sequence[str]) -> list[str]:
+        return list(argv)
 
     def popen(self, number: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         return subprocess.Popen(argv, **options)

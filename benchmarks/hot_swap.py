@@ -6,7 +6,7 @@ Three contributors and a spare on loopback, a model of a size that makes a reduc
 A contributor (daemon and trainer) is killed, in turns in the middle of training and of a reduction;
 it is started again and is the next spare. All times are the master's: its events say when the dead
 is gone and when the spare is a contributor, its rounds when they opened, closed and were committed.
-What the kill itself takes to happen is at most a look (``POLL_S``) of ours.
+What the kill itself takes to happen is at most a look of ours.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.commands import BenchError
 from benchmarks.grounds import Loopback
-from benchmarks.lab_run import LabRun, Status, stop_on_signals
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
-from benchmarks.sections import Measured
+from benchmarks.lab_run import LabRun
+from benchmarks.report import Measured, Table, keep_json, run_main, say
+from holdfast.daemon.cli.fleet import Status
 
 TIMES = 10
 PEERS = ("a", "b", "c", "d")
@@ -99,15 +97,14 @@ def swaps(times: int) -> list[Swap]:
         run.start_master(SPEC)
         hosts = {name: host for host, name in enumerate(PEERS, 1)}
         for name, host in hosts.items():
-            run.join(name, host, founder=host == 1)
+            run.join_on(host, name, founder=host == 1)
         for turn in range(times):
             status = _quiet(run)
-            run.note_trainers()
             spare = _spare(status)
             victim = next(n for n in _rotated(turn) if n != spare)
             found.append(_swap(run, status, victim, spare, reducing=turn % 2 == 1))
             say(f"{turn + 1}: {found[-1]}")
-            run.join(victim, hosts[victim])
+            run.join_on(hosts[victim], victim)
     return found
 
 
@@ -238,14 +235,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=TIMES)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    stop_on_signals()
-    try:
-        found = swaps(options.times)
-    except BenchError as error:
-        print(f"hot_swap: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    found = swaps(options.times)
     over = sorted(each.over_s for each in found)
     verdict = {
         "swaps": [{**asdict(each), "over_s": each.over_s} for each in found],
@@ -259,4 +249,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("hot_swap", main))

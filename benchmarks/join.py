@@ -19,18 +19,17 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.commands import BenchError
-from benchmarks.lab_run import LabRun, Status
-from benchmarks.namespaces import LabError
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json
-from benchmarks.sections import MIB, Measured
+from benchmarks.lab_run import LabRun
+from benchmarks.report import BenchError, Measured, Table, keep_json, run_main, say
+from benchmarks.sections import MIB
 from benchmarks.wan_lab import MTU, Host, WanLab
+from holdfast.daemon.cli.fleet import Status
 
 DONORS = ("a", "b", "c")  # on hosts 1 to 3; the master is on host 0, the joiner on the last one
 JOINER = "late"
@@ -75,7 +74,6 @@ class Join:
       joined_to_sync_s: from its attachment to its being in sync.
       copy_s: from the first to the last look at which blocks were still missing.
       copied_bytes: that came in ``copy_s``.
-      line_bytes: as which they travelled, some of them compressed.
       round_bytes: that the donors sent in ``copy_s`` and were no blocks.
       given_bytes_per_s: what its link gives; see the top of this file.
     """
@@ -87,7 +85,6 @@ class Join:
     joined_to_sync_s: float
     copy_s: float
     copied_bytes: int
-    line_bytes: int
     round_bytes: int
     given_bytes_per_s: float
 
@@ -97,12 +94,15 @@ class Join:
 
     @property
     def share(self) -> float:
-        return self.line_bytes / self.copy_s / self.given_bytes_per_s
+        return self.copied_bytes / self.copy_s / self.given_bytes_per_s
 
 
-def joins(state_mib: int = STATE_MIB) -> Measured:
+CASES = (("three donors", False), ("one is killed half-way", True))
+
+
+def joins(state_mib: int = STATE_MIB, cases: Sequence[tuple[str, bool]] = CASES) -> Measured:
     found = []
-    for case, kill in (("three donors", False), ("one is killed half-way", True)):
+    for case, kill in cases:
         say(f"{case}: {state_mib} MiB of state, three donors at {UP_MBIT:g} Mbit/s")
         found.append(scene(case, state_mib, kill=kill))
         say(_said(found[-1]))
@@ -113,28 +113,19 @@ def joins(state_mib: int = STATE_MIB) -> Measured:
         f"{4 * DELAY_MS:g} ms round trip",
         ["make bench ARGS='--only join'"],
         [
-            "case",
-            "round before, s",
-            "round during the copy, s",
-            "times",
-            "copy, s",
-            "MB/s",
-            "saved",
-            "its link gives, MB/s",
-            "share",
-            "attached to in sync, s",
+            *("case", "round before, s", "round during the copy, s", "times", "copy, s", "MB/s"),
+            *("its link gives, MB/s", "share", "attached to in sync, s"),
         ],
         [_shown(each) for each in found],
         [
             "`holdfast master` and `holdfast join` as processes in the lab; times by the master's "
             "clock. Rounds: from the order to reduce to the commit, medians. What its link gives: "
             f"the less of {DOWN_MBIT:g} Mbit/s and of what the live donors' uplinks have left beside "
-            f"what they sent for rounds, of which TCP carries {CARRIED:.1%}; the share of it is of blocks "
-            "as they travel, which compression has made so much smaller (saved). When a donor is killed, "
-            "the round that it dies in counts, too."
+            f"what they sent for rounds, of which TCP carries {CARRIED:.1%}; the share of it is of "
+            "blocks. When a donor is killed, the round that it dies in counts, too."
         ],
     )
-    return [table], [asdict(each) for each in found]
+    return [table], [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]
 
 
 def _shown(join: Join) -> list[str]:
@@ -145,7 +136,6 @@ def _shown(join: Join) -> list[str]:
         f"{join.ratio:.2f}",
         f"{join.copy_s:.1f}",
         f"{join.copied_bytes / join.copy_s / 1e6:.1f}",
-        f"{1 - join.line_bytes / join.copied_bytes:.0%}",
         f"{join.given_bytes_per_s / 1e6:.1f}",
         f"{join.share:.0%}",
         f"{join.joined_to_sync_s:.1f}",
@@ -169,10 +159,9 @@ def scene(case: str, state_mib: int, *, kill: bool) -> Join:
     ):
         run.start_master(SPEC)
         for host, name in enumerate(DONORS, 1):
-            run.join(name, host, founder=host == 1)
+            run.join_on(host, name, founder=host == 1)
         before = _rounds_with_all(run)
-        run.note_trainers()
-        run.join(JOINER, len(DONORS) + 1)
+        run.join_on(len(DONORS) + 1, JOINER)
         return _follow(run, case, before, state_mib * MIB, victim=DONORS[-1] if kill else "")
 
 
@@ -221,12 +210,6 @@ def copied_bytes(status: Status) -> int:
     return 0 if row is None else int(row["bytes"]["state_received"])
 
 
-def line_bytes(status: Status) -> int:
-    """What these were on the line."""
-    row = row_of(status, JOINER)
-    return 0 if row is None else copied_bytes(status) - int(row["bytes"]["state_saved"])
-
-
 def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: str) -> Join:
     """Watch the newcomer until it is in sync; kill a donor when half of the state is there."""
     first: Status | None = None  # when the first blocks had come
@@ -258,8 +241,7 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
         raise BenchError("the copy was over before it was seen: take a larger state")
     copy_s = last["now_s"] - first["now_s"]
     all_bytes = copied_bytes(last) - copied_bytes(first)
-    travelled_bytes = line_bytes(last) - line_bytes(first)
-    round_bytes = max(0, _sent_bytes(last) - _sent_bytes(first) - travelled_bytes)
+    round_bytes = max(0, _sent_bytes(last) - _sent_bytes(first) - all_bytes)
     donor_s = len(DONORS) * copy_s - (last["now_s"] - killed_s if killed_s else 0.0)
     left = (donor_s * CARRIED * UP_MBIT * 1e6 / 8 - round_bytes) / copy_s
     begun = [each for each in reductions(status, 2) if _closed_s(each) >= first["now_s"]]
@@ -277,7 +259,6 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
         joined_to_sync_s=status["now_s"] - joined_s(status),
         copy_s=copy_s,
         copied_bytes=all_bytes,
-        line_bytes=travelled_bytes,
         round_bytes=round_bytes,
         given_bytes_per_s=min(CARRIED * DOWN_MBIT * 1e6 / 8, left),
     )
@@ -300,19 +281,10 @@ def main() -> int:
     parser.add_argument("--kill", action="store_true", help="only the case with a death")
     parser.add_argument("--no-kill", action="store_true", help="only the case without")
     options = parser.parse_args()
-    cases = [("three donors", False)] * (not options.kill)
-    cases += [("one is killed half-way", True)] * (not options.no_kill)
-    try:
-        found = [scene(case, options.state_mib, kill=kill) for case, kill in cases]
-    except (BenchError, LabError) as error:
-        print(f"join: {error}", file=sys.stderr)
-        return 1
-    for each in found:
-        say(_said(each))
-    raw = [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]
-    keep_json(raw, options.json)
+    cases = [case for case in CASES if not (options.no_kill if case[1] else options.kill)]
+    keep_json(joins(options.state_mib, cases)[1], options.json)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("join", main))

@@ -27,19 +27,16 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import attrs
 from attrs import asdict, frozen
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
-from benchmarks.commands import ROOT, BenchError
-from benchmarks.lab_run import stop_on_signals
 from benchmarks.learning_arms import (
     DEFAULT,
     EVALUATION_BATCH,
+    FOUND,
     FRAGMENTS,
     SYNC_EVERY,
     VALIDATION_WINDOWS,
@@ -49,30 +46,22 @@ from benchmarks.learning_arms import (
     arm_of,
     with_baselines,
 )
-from benchmarks.progress import say
-from benchmarks.report import RESULTS, Table, commit, machine
-from benchmarks.sections import Measured
+from benchmarks.report import ROOT, BenchError, Measured, Table, commit, keep_json, run_main, say
 
 SEEDS = 3
 KEPT = ROOT / "build" / "learning"
-PLOT = RESULTS / "learning.png"
 POLL_S = 0.2
 COMMAND = "python -m benchmarks.learning"
 
 
 @frozen
 class Job:
-    """An arm with a seed, and where its outcome is kept.
-
-    Attributes:
-      module: the command that has the arm, and measures it with ``--one``.
-    """
+    """An arm with a seed, and where its outcome is kept."""
 
     arm: Arm
     recipe: Recipe
     validation_windows: int
     folder: Path
-    module: str = "benchmarks.learning"
 
     @property
     def path(self) -> Path:
@@ -105,7 +94,6 @@ class Job:
         from benchmarks.learning_run import run_arm  # imports torch
 
         outcome = run_arm(self.arm, self.recipe, validation_windows=self.validation_windows)
-        outcome.notes["processor"] = machine()["processor"]
         content = {"commit": commit(), "key": self.key, "outcome": asdict(outcome)}
         self.folder.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_suffix(".new")
@@ -170,7 +158,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
     recipe = job.recipe
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", job.module, "--one", job.arm.name),
+            *(sys.executable, "-m", "benchmarks.learning", "--one", job.arm.name),
             *("--seed", str(recipe.seed), "--steps", str(recipe.steps)),
             *("--batch", str(recipe.batch), "--keep", str(job.folder.resolve())),
             *("--validation-windows", str(job.validation_windows)),
@@ -214,7 +202,6 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
             "seconds": sum(outcome.seconds for outcome in some),
             "outcomes": [asdict(outcome) for outcome in some],
         }
-        figures[name]["meets"] = meets(arm, figures[name])
     return figures
 
 
@@ -244,31 +231,22 @@ def _ratio_error(some: Sequence[Outcome], baselines: Sequence[Outcome]) -> float
     return error / statistics.fmean(of_base)
 
 
-def meets(arm: Arm, figures: dict[str, Any]) -> bool | None:
-    """Whether the arm does what is asked of it; None: nothing is."""
-    ratio, speed = figures["ratio_to_baseline"], figures["speed"]
-    answers = []
-    if ratio is not None and arm.ratio_max is not None:
-        answers.append(ratio <= arm.ratio_max)
-    if ratio is not None and arm.ratio_min is not None:
-        answers.append(ratio >= arm.ratio_min)
-    if arm.speed_min is not None:
-        answers.append(speed >= arm.speed_min)
-    return all(answers) if answers else None
-
-
 # ---------------------------------------------------------------- as a section of RESULTS.md
 
 
-def why_no_learning() -> str:
-    return "" if find_spec("matplotlib") else "matplotlib is not installed (`make dev` does it)"
-
-
 def learning() -> Measured:
-    jobs = jobs_of(DEFAULT, SEEDS, Recipe(), VALIDATION_WINDOWS, KEPT)
-    figures = summary(measure_all(jobs, os.cpu_count() or 1, reuse=False))
-    plot(figures, PLOT)
-    return [table(figures)], figures
+    return _section(DEFAULT, os.cpu_count() or 1, reuse=False)
+
+
+def found() -> Measured:
+    """Arms that take hours: what any commit found of them is kept."""
+    return _section(FOUND, 1, reuse=True)
+
+
+def _section(names: Sequence[str], parallel: int, *, reuse: bool) -> Measured:
+    jobs = jobs_of(names, SEEDS, Recipe(), VALIDATION_WINDOWS, KEPT)
+    figures = summary(measure_all(jobs, parallel, reuse=reuse))
+    return [table(figures, f"{COMMAND} --arms {','.join(names)}")], figures
 
 
 def jobs_of(
@@ -282,9 +260,7 @@ def jobs_of(
     ]
 
 
-def table(
-    figures: dict[str, dict[str, Any]], plotted: Path = PLOT, command: str = COMMAND
-) -> Table:
+def table(figures: dict[str, dict[str, Any]], command: str) -> Table:
     rows = []
     for name, row in figures.items():
         arm = arm_of(name)
@@ -297,34 +273,21 @@ def table(
                 str(len(row["losses"])),
                 "" if arm.baseline == name else _against(row),
                 "" if arm.baseline == name else f"`{arm.baseline}`",
-                _asked(arm),
-                {True: "yes", False: "NO", None: ""}[row["meets"]],
                 f"{row['tokens'] / 1e3:.0f}",
                 "" if row["speed"] is None else f"{row['speed']:.1%}",
                 f"{row['round_bytes'] / 1e6:.3f}",
-                f"{row['seconds'] / len(row['losses']):.0f}",
             ]
         )
-    header = [
-        "arm",
-        "loss",
-        "over seeds",
-        "seeds",
-        "against",
-        "of",
-        "asked",
-        "met",
-        "thousand tokens",
-    ]
-    header += ["speed", "MB a round", "s to measure"]
     outcomes = [each for row in figures.values() for each in row["outcomes"]]
-    commits = {each["notes"]["commit"] for each in outcomes}
-    processors = {each["notes"].get("processor", "the machine above") for each in outcomes}
+    commits = sorted({f"`{each['notes']['commit']}`" for each in outcomes})
     return Table(
         "Validation loss of the shared parameters, nats per byte, mean over seeds; against the baseline over the "
         "seeds that both have",
         [command],
-        header,
+        [
+            *("arm", "loss", "over seeds", "seeds", "against", "of"),
+            *("thousand tokens", "speed", "MB a round"),
+        ],
         rows,
         [
             "A byte-level GPT (0.8 million parameters) on the standard library's sources, split by "
@@ -336,13 +299,10 @@ def table(
             "Production master, peers and hook, torch in every trainer; the network is the one in "
             "memory, time is virtual. Every peer's copy was compared byte by byte at the end, and "
             "its roots at every version. `dp` is plain torch in one process.",
-            f"Code of {', '.join(sorted(f'`{each}`' for each in commits))}; on "
-            f"{', '.join(sorted(processors))}.",
-            "*MB a round*: handed to all streams between all hosts, from the first commit to the "
-            "last; for `dp`, computed, not counted: a ring all-reduce of bf16 gradients, a step. "
-            "*Speed*: tokens per virtual second, as a share of what the peers did alone; what is "
-            "waited for in rounds without overlap is in it.",
-            f"![Validation loss over steps](results/{plotted.name})",
+            f"Code of {', '.join(commits)}. *MB a round*: handed to all streams between all hosts, from "
+            "the first commit to the last; for `dp`, computed, not counted: a ring all-reduce of bf16 "
+            "gradients, a step. *Speed*: tokens per virtual second, as a share of what the peers did "
+            "alone; what is waited for in rounds without overlap is in it.",
         ],
     )
 
@@ -352,48 +312,6 @@ def _against(row: dict[str, Any]) -> str:
         return ""
     error = row["ratio_error"]
     return f"{row['ratio_to_baseline'] - 1:+.2%}" + ("" if error is None else f" ± {error:.2%}")
-
-
-def _asked(arm: Arm) -> str:
-    asked = []
-    if arm.ratio_max is not None:
-        asked.append(f"≤ {arm.ratio_max - 1:+.1%}")
-    if arm.ratio_min is not None:
-        asked.append(f"≥ {arm.ratio_min - 1:+.1%}")
-    if arm.speed_min is not None:
-        asked.append(f"speed ≥ {arm.speed_min:.0%}")
-    return ", ".join(asked)
-
-
-def plot(figures: dict[str, dict[str, Any]], path: Path) -> None:
-    """Curves of the mean over seeds, and each seed's last loss, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    curves, ends = figure.subplots(1, 2, width_ratios=(3, 2))
-    names = list(figures)
-    for number, name in enumerate(names):
-        outcomes = figures[name]["outcomes"]
-        steps = [step for step, _ in outcomes[0]["curve"]]
-        means = [
-            statistics.fmean(each["curve"][at][1] for each in outcomes) for at in range(len(steps))
-        ]
-        style = "--" if name.startswith("dp") else "-"
-        color = f"C{number % 10}"
-        curves.plot(steps[1:], means[1:], style, color=color, label=name, marker=".")
-        ends.plot(figures[name]["losses"], [name] * len(outcomes), "o", color=color)
-        ends.plot([figures[name]["loss"]], [name], "|", color=color, markersize=16)
-    curves.set(xlabel="inner steps of a replica", ylabel="validation loss, nats per byte")
-    curves.grid(alpha=0.3)
-    curves.legend(fontsize="small", ncols=2)
-    ends.set(xlabel="at the end, by seed; the bar is the mean")
-    ends.invert_yaxis()
-    ends.grid(alpha=0.3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Without the program's version in it, the same figures make the same file.
-    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 # ---------------------------------------------------------------- the command
@@ -406,7 +324,6 @@ def main() -> int:
     parser.add_argument("--arms", metavar="NAME[,...]", help=f"of {', '.join(DEFAULT)}, and others")
     parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="of each arm")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curves there (PNG)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
     parser.add_argument("--reuse", action="store_true", help="also what other commits found")
     parser.add_argument("--keep", type=Path, default=KEPT, help="folder for finished runs")
@@ -416,32 +333,21 @@ def main() -> int:
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    stop_on_signals()
     recipe = Recipe(options.steps, options.batch, options.seed)
-    try:
-        if options.one:
-            job = Job(arm_of(options.one), recipe, options.validation_windows, options.keep)
-            job.measure()
-            return 0
-        names = names_of(options.arms) if options.arms else DEFAULT
-        jobs = jobs_of(names, options.seeds, recipe, options.validation_windows, options.keep)
-        if options.validation_windows % EVALUATION_BATCH:
-            raise BenchError(f"--validation-windows must be a multiple of {EVALUATION_BATCH}")
-        for job in jobs:
-            check_steps(job)
-        figures = summary(measure_all(jobs, options.jobs, reuse=options.reuse))
-        if options.json:
-            content = {"commit": commit(), "seeds": options.seeds, "arms": figures}
-            options.json.write_text(json.dumps(content, indent=1) + "\n")
-        if options.plot:
-            plot(figures, options.plot)
-        _print(figures)
-    except BenchError as error:
-        print(f"learning: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("learning: stopped; finished runs are kept", file=sys.stderr)
-        return 130
+    if options.one:
+        Job(arm_of(options.one), recipe, options.validation_windows, options.keep).measure()
+        return 0
+    names = names_of(options.arms) if options.arms else DEFAULT
+    jobs = jobs_of(names, options.seeds, recipe, options.validation_windows, options.keep)
+    if options.validation_windows % EVALUATION_BATCH:
+        raise BenchError(f"--validation-windows must be a multiple of {EVALUATION_BATCH}")
+    for job in jobs:
+        check_steps(job)
+    figures = summary(measure_all(jobs, options.jobs, reuse=options.reuse))
+    keep_json({"commit": commit(), "seeds": options.seeds, "arms": figures}, options.json)
+    for name, row in figures.items():
+        against = _against(row)
+        print(f"{name:16} loss {row['loss']:.4f}  {against} of {row['baseline']}")
     return 0
 
 
@@ -458,24 +364,11 @@ def names_of(text: str) -> list[str]:
 
 def check_steps(job: Job) -> None:
     """Raises BenchError for steps in which not every fragment gets its round."""
-    arm, steps = job.arm, job.recipe.steps - job.arm.warm_steps
+    arm, steps = job.arm, job.recipe.steps
     every = int(arm.settings.get("sync_every", 1))
     if steps < every or steps % every:
         raise BenchError(f"{arm.name}: {steps} steps are no whole number of rounds of {every}")
 
 
-def _print(figures: dict[str, dict[str, Any]]) -> None:
-    for name, row in figures.items():
-        arm = arm_of(name)
-        told = f"{name:16} loss {row['loss']:.4f}"
-        if row["ratio_to_baseline"] is not None:
-            told += f"  {_against(row)} of {arm.baseline}"
-        if row["meets"] is not None:
-            told += f"  {'meets' if row['meets'] else 'MISSES'} {_asked(arm)}"
-        if arm.speed_min is not None:
-            told += f"  speed {row['speed']:.1%}"
-        print(told)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("learning", main))

@@ -1,24 +1,22 @@
 """The arms of ``learning``: what each run is, and what it is compared with.
 
-A name may change some of its arm's settings: ``diloco4@sync_every=10,warm_steps=100``. Keys are those
-of ``[diloco]``, ``[reduce]`` and ``[membership]`` in ``run.toml``, which no two tables share, and of
-``Arm`` ``inner`` and ``warm_steps``. A baseline has the same inner optimizer.
+A name may change some of its arm's settings: ``diloco4@sync_every=10,inner=muon``. Keys are those
+of ``[diloco]``, ``[reduce]`` and ``[membership]`` in ``run.toml``, which no two tables share, and ``inner``. A
+baseline has the same inner optimizer.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import attrs
 import numpy as np
 from attrs import asdict, evolve, field, frozen
-from attrs.validators import ge, in_, instance_of
-from numpy.typing import NDArray
+from attrs.validators import in_
 
-from benchmarks.commands import BenchError
+from benchmarks.report import BenchError
 from holdfast.membership.spec.spec import DilocoTable, MembershipTable, ReduceTable, RunSpec
 from holdfast.protocol.errors import UserError
 
@@ -48,8 +46,6 @@ _TABLES = {
 
 INNER = ("adamw", "muon")
 
-Lie = Callable[[int, NDArray[np.float32]], None]  # (round, pseudo-gradient): changes it
-
 
 @frozen(eq=False)  # a key of caches by itself: its settings have no hash
 class Arm:
@@ -62,12 +58,7 @@ class Arm:
       settings: of ``run.toml``, by key.
       kill_rounds: after so many rounds one peer dies and another one comes; 0: nobody does.
       inner: optimizer, ``adamw`` or ``muon``.
-      warm_steps: of all steps, the first ones, trained as data parallel.
-      leased: the run shares out the windows, each once an epoch; else each replica draws its own.
       slowness: how many times longer the steps of the last peers take, and of those that replace them.
-      ratio_max: the loss may be so many times the baseline's; None: nothing is asked.
-      ratio_min: it must be so many times the baseline's: the baseline is the better one.
-      speed_min: the share of what all peers do alone, in tokens per second.
     """
 
     name: str
@@ -77,17 +68,12 @@ class Arm:
     settings: dict[str, Any] = field(factory=dict)
     kill_rounds: int = 0
     inner: str = field(default="adamw", validator=in_(INNER))
-    warm_steps: int = field(default=0, validator=[instance_of(int), ge(0)])
-    leased: bool = False
     slowness: tuple[float, ...] = ()
-    ratio_max: float | None = None
-    ratio_min: float | None = None
-    speed_min: float | None = None
 
     @property
     def key(self) -> dict[str, Any]:
-        """What its outcome depends on; a name, a description and what is asked are none of that."""
-        told = {"name", "what", "baseline", "ratio_max", "ratio_min", "speed_min"}
+        """What its outcome depends on; a name and a description are none of that."""
+        told = {"name", "what", "baseline"}
         defaults = Arm("", "", 0, "")
         key = {
             name: value
@@ -110,10 +96,6 @@ class Arm:
         """Whether there are peers at all, or one process that adds up all gradients."""
         return not self.name.startswith("dp")
 
-    def lie_of(self, replica: int) -> Lie | None:
-        """What this replica does to its pseudo-gradients before anybody sees them; None: nothing."""
-        return None
-
     @property
     def fragments(self) -> int:
         return int(self.settings.get("fragments", 1))
@@ -126,8 +108,8 @@ class Arm:
         return max(NEAR_S, int(self.settings.get("overlap", 0)) * STEP_S / TRIPS)
 
     def rounds(self, steps: int) -> int:
-        """Rounds in so many steps: each fragment once per ``sync_every``, after the warm ones."""
-        return (steps - self.warm_steps) * self.fragments // int(self.settings["sync_every"])
+        """Rounds in so many steps: each fragment once per ``sync_every``."""
+        return steps * self.fragments // int(self.settings["sync_every"])
 
     def toml(self, steps: int) -> str:
         """The run's ``run.toml``."""
@@ -210,23 +192,26 @@ def _arm(name: str, what: str, peers: int, baseline: str, **settings: Any) -> Ar
     return Arm(name, what, peers, baseline, {**common, **settings}, **extra)
 
 
-_EXTRA = ("kill_rounds", "inner", "slowness", "leased", "ratio_max", "ratio_min", "speed_min")
+_EXTRA = ("kill_rounds", "inner", "slowness")
 _STREAMING = {"fragments": FRAGMENTS, "overlap": 2}
-_NF4 = {"codec_up": "nf4", "codec_down": "nf4", "error_feedback": True}
-_LATE = {"fragments": FRAGMENTS, "overlap": 4}
+_ONE_STEP = {"fragments": FRAGMENTS, "overlap": 1}
+_NF4 = {"codec_up": "nf4", "codec_down": "nf4"}
+_MUON: dict[str, Any] = {"inner": "muon", "sync_every": 10, "outer_lr": 1.0}
+# In place of momentum a rate of 2: with 1 the loss is 4 % higher, with 2.5 1.6 %. So few rounds cannot
+# afford to lose anything.
+_SPARSE = {"outer_lr": 2.0, "outer_momentum": 0.0, "feedback_decay": 1.0}
 _UNEVEN: dict[str, Any] = {
     "slowness": (10 / 3, 10.0),
     "overlap": 2,
     "pace": "elastic",
     "min_members": 2,
-    "leased": True,
 }
 
 ARMS = (
     Arm("dp", "data parallel, 2 replicas", 2, "dp"),
-    _arm("diloco2", "DiLoCo, 2 peers", 2, "dp", ratio_max=1.015),
-    _arm("diloco4", "DiLoCo, 4 peers", 4, "dp4", ratio_max=1.06),
-    _arm("streaming2", "streaming, overlap 2", 2, "diloco2", **_STREAMING, ratio_max=1.005),
+    _arm("diloco2", "DiLoCo, 2 peers", 2, "dp"),
+    _arm("diloco4", "DiLoCo, 4 peers", 4, "dp4"),
+    _arm("streaming2", "streaming, overlap 2", 2, "diloco2", **_STREAMING),
     _arm(
         "streaming2-nf4",
         "streaming, overlap 2, NF4 both ways",
@@ -234,29 +219,14 @@ ARMS = (
         "streaming2",
         **_STREAMING,
         **_NF4,
-        ratio_max=1.005,
     ),
     _arm(
         "sparse2",
         "the 4th part of the values with 2 bits each, no outer momentum",
         2,
         "diloco2",
-        algorithm="sparse",
         codec_up="topk4",
-        outer_lr=2.0,  # in place of momentum: with 1.0 the loss is 4 % higher, with 2.5 1.6 %
-        feedback_decay=1.0,  # so few rounds cannot afford to lose anything
-        outer_momentum=0.0,
-        ratio_max=1.015,
-    ),
-    _arm("delta4", "overlap 4, merge delta", 2, "streaming2", **_LATE),
-    _arm(
-        "lerp4",
-        "overlap 4, merge lerp 0.5",
-        2,
-        "delta4",
-        **_LATE,
-        merge="lerp:0.5",
-        ratio_min=1.005,
+        **_SPARSE,
     ),
     _arm(
         "churn4",
@@ -266,80 +236,36 @@ ARMS = (
         kill_rounds=5,
         min_members=3,
         pace="elastic",
-        ratio_max=1.01,
-    ),
-    _arm(
-        "unequal2",
-        "2 peers, one ten times slower, elastic",
-        2,
-        "diloco2",
-        slowness=(10.0,),
-        overlap=2,
-        pace="elastic",
-        speed_min=0.95,
     ),
     # What was found since: see ``docs/choosing.md``.
-    _arm(
-        "muon4",
-        "DiLoCo, 4 peers, Muon inside, H = 10, outer rate 1",
-        4,
-        "dp4@inner=muon",
-        inner="muon",
-        sync_every=10,
-        outer_lr=1.0,
-        ratio_max=1.025,
-    ),
-    _arm(
-        "muon8",
-        "DiLoCo, 8 peers, Muon inside, H = 10, outer rate 1",
-        8,
-        "dp8@inner=muon",
-        inner="muon",
-        sync_every=10,
-        outer_lr=1.0,
-        ratio_max=1.04,
-    ),
-    _arm(
-        "streaming2-1",
-        "streaming, overlap 1",
-        2,
-        "diloco2",
-        fragments=FRAGMENTS,
-        overlap=1,
-        ratio_max=1.005,
-    ),
+    _arm("muon4", "DiLoCo, 4 peers, Muon, H = 10, outer rate 1", 4, "dp4@inner=muon", **_MUON),
+    _arm("muon8", "DiLoCo, 8 peers, Muon, H = 10, outer rate 1", 8, "dp8@inner=muon", **_MUON),
+    _arm("streaming2-1", "streaming, overlap 1", 2, "diloco2", **_ONE_STEP),
     _arm(
         "sparse2-10",
         "the 8th part of the values with 2 bits each, H = 10, no outer momentum",
         2,
         "diloco2",
-        algorithm="sparse",
         codec_up="topk8",
+        codec_down="int8+zstd",
         sync_every=10,
-        outer_lr=2.0,
-        feedback_decay=1.0,
-        outer_momentum=0.0,
-        ratio_max=1.015,
+        **_SPARSE,
     ),
     _arm(
         "streaming2-1-nf4",
         "streaming, overlap 1, NF4 both ways",
         2,
         "diloco2",
-        fragments=FRAGMENTS,
-        overlap=1,
+        **_ONE_STEP,
         **_NF4,
     ),
     _arm(
         "muon-streaming2",
-        "streaming, overlap 1, NF4 both ways, Muon inside, H = 10, outer rate 1",
+        "streaming, overlap 1, NF4 both ways, Muon, H = 10, outer rate 1",
         2,
         "dp@inner=muon",
-        inner="muon",
-        sync_every=10,
-        outer_lr=1.0,
-        fragments=FRAGMENTS,
-        overlap=1,
+        **_MUON,
+        **_ONE_STEP,
         **_NF4,
     ),
     # As fast as 10, 3 and 1: in the steps of the fastest one the last one takes a tenth as many.
@@ -353,6 +279,7 @@ ARMS = (
         kill_rounds=3,
     ),
     # What others are compared with.
+    Arm("dp4", "data parallel, 4 replicas", 4, "dp4"),
     Arm("dp8", "data parallel, 8 replicas", 8, "dp8"),
     Arm(
         "dp-uneven3",
@@ -360,11 +287,6 @@ ARMS = (
         3,
         "dp-uneven3",
         slowness=_UNEVEN["slowness"],
-        leased=True,
-    ),
-    Arm("dp4", "data parallel, 4 replicas", 4, "dp4"),
-    _arm(
-        "lerp4-0", "overlap 4, merge lerp 0", 2, "delta4", **_LATE, merge="lerp:0", ratio_min=1.005
     ),
 )
 BY_NAME = {arm.name: arm for arm in ARMS}
@@ -407,21 +329,14 @@ def _changed(arm: Arm, key: str, value: Any) -> Arm:
         return evolve(
             arm, inner=value, baseline=arm.name if own else f"{arm.baseline}@inner={value}"
         )
-    if arm.distributed and key == "warm_steps":
-        return evolve(arm, warm_steps=value)
     if arm.distributed and key in _TABLES:
         return evolve(arm, settings={**arm.settings, key: value})
     raise ValueError("no setting that a name could change")
 
 
-# What brings DiLoCo with 4 peers closer to data parallel.
-VARIANTS = ["diloco4@sync_every=10", "diloco4@warm_steps=100"]
 # A section of its own: what was found since, and what that is compared with.
-FOUND = [
-    *("muon4", "muon4@outer_lr=0.7", "diloco4@inner=muon", "muon8", "muon8@outer_lr=0.7"),
-    *("muon8@outer_lr=0.7,sync_every=5", "streaming2-1", "streaming2-1-nf4", "sparse2-10"),
-    *("muon-streaming2", "muon-streaming2@outer_lr=0.7", "uneven3", "elastic3"),
-]
+FOUND = ["muon4", "diloco4@inner=muon", "muon8", "streaming2-1", "streaming2-1-nf4", "sparse2-10"]
+FOUND += ["muon-streaming2", "uneven3", "elastic3"]
 # The arm that measures a preset's settings; ``allreduce`` with SGD is data parallel to the last bit.
 OF_PRESET = {
     "diloco": "diloco2",
@@ -431,7 +346,7 @@ OF_PRESET = {
     "muon-streaming": "muon-streaming2",
 }
 _OTHERS = {*FOUND, "dp8", "dp-uneven3"}
-DEFAULT = [*(arm.name for arm in ARMS if arm.name not in _OTHERS), *VARIANTS]
+DEFAULT = [*(arm.name for arm in ARMS if arm.name not in _OTHERS), "diloco4@sync_every=10"]
 
 
 def with_baselines(names: list[str]) -> list[str]:

@@ -28,7 +28,7 @@ from benchmarks.learning_arms import (
     Outcome,
     Recipe,
 )
-from benchmarks.learning_script import Learner, Windows, corpus, warm_start, weights_digest
+from benchmarks.learning_script import Learner, corpus, draw, weights_digest
 from benchmarks.learning_trainer import TorchTrainer
 from examples.train import CONTEXT, GPT, windows
 from holdfast.client.tensors import find_shared, layout_of
@@ -92,13 +92,13 @@ class Judge:
 def _run_alone(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, dict[str, Any]]:
     learner = Learner(arm, recipe)
     batches = [arm.batch(replica, recipe.batch) for replica in range(arm.peers)]
-    chosen = Windows(arm, recipe, batches)
+    chances = [recipe.chance(replica) for replica in range(arm.peers)]
     every = max(1, recipe.steps // CURVE_POINTS)
     curve = []
     for step in range(recipe.steps):
         if step % every == 0:
             curve.append(judge.point(learner.model, step))
-        learner.step(step, chosen.draw(step))
+        learner.step(step, draw(chances, batches))
     model = learner.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return model, {
@@ -210,13 +210,13 @@ async def _live_through(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, di
         if arm.kill_rounds:
             nursery.start_soon(swarm.replace_some)
         rounds = swarm.spec.run.rounds
-        curve = [judge.point(warm_start(arm, recipe).model, arm.warm_steps)]
+        curve = [judge.point(Learner(arm, recipe).model, 0)]
         first_bytes = 0
         for count in _milestones(rounds):
             await swarm.committed_count(count)
             first_bytes = first_bytes or swarm.sent_bytes
             await swarm.when(swarm.holder, within_s=WAIT_S)
-            step = arm.warm_steps + swarm.committed * (recipe.steps - arm.warm_steps) // rounds
+            step = swarm.committed * recipe.steps // rounds
             holder = swarm.holder()
             assert holder is not None
             if count > 1:
@@ -224,15 +224,14 @@ async def _live_through(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, di
         await swarm.committed_count(rounds)
         round_bytes = (swarm.sent_bytes - first_bytes) / max(1, rounds - 1)
         ended_s = trio.current_time()
-        # Who came when all was over has heard of nothing; who lies may have been sent away.
-        trainers = swarm.trainers
-        names = [n for n in swarm.alive if trainers[n].began_s <= ended_s and not trainers[n].lies]
-        honest = [trainers[name] for name in names]
-        await swarm.until(lambda: all(trainer.digest for trainer in honest))
+        # A peer that came when all was over has heard of nothing.
+        names = [name for name in swarm.alive if swarm.trainers[name].began_s <= ended_s]
+        trainers = [swarm.trainers[name] for name in names]
+        await swarm.until(lambda: all(trainer.digest for trainer in trainers))
         await swarm.when(lambda: all(map(swarm.in_sync, names)), within_s=WAIT_S)
         swarm.check_final(names)
         model = swarm.shared_model(names)
-        if {trainer.digest for trainer in honest} != {weights_digest(model)}:
+        if {trainer.digest for trainer in trainers} != {weights_digest(model)}:
             raise DisagreementError("a trainer ended with other weights than the run's")
         figures = {
             "curve": curve,
@@ -260,13 +259,11 @@ def _speed(arm: Arm, recipe: Recipe, trainers: Sequence[TorchTrainer], ended_s: 
 
 def _notes(swarm: LearningSwarm) -> dict[str, Any]:
     commits = swarm.witness.commits
-    assert swarm.master is not None
     return {
         "rounds": len(commits),
         "peers": sum(trainer.tokens > 0 for trainer in swarm.trainers.values()),
         "killed": len(swarm.peers) - len(swarm.alive),
         "contributors_at_last": len(commits[-1].contributors),
         "contributions": sum(len(commit.contributors) for commit in commits),
-        "samples_spent": swarm.master.coordinator.context.history.data.spent.count,
         "virtual_s": trio.current_time(),
     }

@@ -53,21 +53,6 @@ class Learner:
             optimizer.step()
         return float(loss.item())
 
-    def take_over(self, other: Learner) -> None:
-        """Weights and optimizers' states become copies of another one's."""
-        self.model.load_state_dict(other.model.state_dict())
-        for mine, its in zip(self.optimizers, other.optimizers, strict=True):
-            mine.load_state_dict(_copied(its.state_dict()))
-
-
-def _copied(value: Any) -> Any:
-    """``load_state_dict`` would share the tensors."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
-
 
 def make_optimizers(model: GPT, inner: str) -> list[torch.optim.Optimizer]:
     """``adamw``: as in the example. ``muon``: Muon for the layers' matrices, at AdamW's rates."""
@@ -93,43 +78,6 @@ def draw(chances: Sequence[np.random.Generator], batches: Sequence[int]) -> np.n
     last = len(corpus()[0]) - CONTEXT
     drawn = [each.integers(last, size=batch) for each, batch in zip(chances, batches, strict=True)]
     return np.concatenate(drawn)
-
-
-def window_count() -> int:
-    """Windows of the training text side by side: the samples that a run leases."""
-    return len(corpus()[0]) // CONTEXT - 1
-
-
-class Windows:
-    """Where each step's windows begin, in data parallel.
-
-    Args:
-      batches: windows of a step of each replica.
-    """
-
-    def __init__(self, arm: Arm, recipe: Recipe, batches: Sequence[int]) -> None:
-        self._chances = [recipe.chance(replica) for replica in range(arm.peers)]
-        self._batches = batches
-        self._order = (
-            np.random.default_rng(recipe.seed).permutation(window_count()) if arm.leased else None
-        )
-
-    def draw(self, step: int) -> np.ndarray:
-        if self._order is None:
-            return draw(self._chances, self._batches)
-        count = sum(self._batches)
-        places = np.arange(step * count, (step + 1) * count)
-        return self._order[places % len(self._order)] * CONTEXT
-
-
-@cache
-def warm_start(arm: Arm, recipe: Recipe) -> Learner:
-    """After the arm's ``warm_steps`` of data parallel; not to be trained further."""
-    learner = Learner(arm, recipe)
-    chances = [recipe.chance(replica) for replica in range(arm.peers)]
-    for step in range(arm.warm_steps):
-        learner.step(step, draw(chances, [recipe.batch] * arm.peers))
-    return learner
 
 
 def weights_digest(model: nn.Module) -> bytes:

@@ -17,34 +17,24 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import trio
 
 from benchmarks.learning_arms import Arm, Recipe
-from benchmarks.learning_script import Learner, draw, warm_start, weights_digest, window_count
+from benchmarks.learning_script import Learner, draw, weights_digest
 from examples.train import CONTEXT
 from holdfast.client.attach import attach_over
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.client.hook import Run
 from holdfast.daemon.peer.trainer_port import TrainerEvents
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
 from holdfast.protocol.messages import (
-    SAMPLES_AHEAD,
-    VERSION_MAX,
     ArenaOpened,
-    Draw,
-    DrawHello,
-    Drawn,
     FragmentSize,
-    LeaseRange,
     Message,
     ModelLayout,
-    Posted,
-    Rejected,
     TrainerHello,
 )
 from holdfast.simulation.drifting_trainer import SimTrainer
@@ -120,44 +110,6 @@ class PatientConnection(DaemonConnection):
         return message
 
 
-class PatientSource:
-    """Leased windows for ``run.sampler``: what the script asks for, the trio thread draws.
-
-    Attributes:
-      waits: the script waits for an answer.
-    """
-
-    def __init__(self, wait: Callable[[float], None]) -> None:
-        self.waits = False
-        self._hello = DrawHello(VERSION_MAX, 0, window_count(), SAMPLES_AHEAD)
-        self._asked: Draw | None = None  # None: for the key
-        self._answer: Drawn | Rejected | None = None
-        self._wait = wait
-
-    def begin(self) -> bytes:
-        return self._receive().key
-
-    def request(self, index: int, count: int) -> None:
-        self._asked = Draw(index, count)
-
-    def receive(self) -> tuple[LeaseRange, ...]:
-        return self._receive().ranges
-
-    def _receive(self) -> Drawn:
-        self.waits = True
-        self._wait(math.inf)
-        assert isinstance(self._answer, Drawn), self._answer
-        return self._answer
-
-    async def answer(self, events: TrainerEvents) -> None:
-        """Draw what the script waits for."""
-        if self._asked is None:
-            self._answer = events.begin_draws(self._hello)
-        else:
-            self._answer = await events.draw(self._hello, self._asked)
-        self.waits = False
-
-
 # ---------------------------------------------------------------- the trainer as its daemon sees it
 
 
@@ -171,7 +123,6 @@ class TorchTrainer(SimTrainer):
     Attributes:
       tokens: trained so far.
       began_s: when its first step began; infinite before.
-      lies: whether it posts something else than its pseudo-gradients.
       digest: of its model's weights when it had left its loop; empty before.
     """
 
@@ -193,9 +144,6 @@ class TorchTrainer(SimTrainer):
         self._arm = arm
         self._recipe = recipe
         self._replica = replica
-        self._lie = arm.lie_of(replica)
-        self.lies = self._lie is not None
-        self._source: PatientSource | None = None  # of an arm with leased windows
         self._files: list[int] = []
         self._mail_count = 0
         self._now_s = 0.0  # for the script, which must not see how long this machine takes
@@ -223,7 +171,6 @@ class TorchTrainer(SimTrainer):
         assert self._events is not None
         ours, theirs = socket.socketpair()
         self._mail_count = 0
-        self._source = None
 
         def play(wait: Callable[[float], None]) -> None:
             self._script(PatientConnection(theirs, wait), wait)
@@ -234,9 +181,7 @@ class TorchTrainer(SimTrainer):
                 self._now_s = trio.current_time()
                 while (wait_s := turns.go_on()) is not None:
                     self._hear(line)
-                    if self._source is not None and self._source.waits:
-                        await self._source.answer(self._events)
-                    elif wait_s == math.inf:
+                    if wait_s == math.inf:
                         self._put(ours, await self._receive.receive())
                     else:
                         self.began_s = min(self.began_s, trio.current_time())
@@ -254,9 +199,6 @@ class TorchTrainer(SimTrainer):
             if isinstance(message, TrainerHello):  # a daemon hears of it as ``trainer_came``
                 assert message.layout == self.layout
             else:
-                if isinstance(message, Posted) and self._lie is not None:
-                    assert self._posted is not None
-                    self._lie(message.round, self._posted.values(message.fragment))
                 self._events.trainer_sent(message)
 
     def _put_all(self, line: socket.socket) -> None:
@@ -280,31 +222,16 @@ class TorchTrainer(SimTrainer):
     # ------------------------------------------------------------ the script
 
     def _script(self, connection: DaemonConnection, wait: Callable[[float], None]) -> None:
-        arm, recipe = self._arm, self._recipe
+        recipe = self._recipe
         chance, batch = recipe.chance(self._replica), [recipe.batch]
         tokens = recipe.batch * CONTEXT
-        learner = Learner(arm, recipe)
-        if arm.warm_steps and self._replica < arm.peers:  # who comes later begins with nothing
-            learner.take_over(warm_start(arm, recipe))
-            for _step in range(arm.warm_steps):
-                draw([chance], batch)
+        learner = Learner(self._arm, recipe)
         model, optimizer = learner.model, learner.optimizers[0]
         with attach_over(lambda: connection, model, optimizer, lambda: self._now_s) as run:
-            samples = self._lease(run, wait) if arm.leased else None
             while not run.finished:
-                step = arm.warm_steps + run.global_step
-                if samples is None:
-                    starts = draw([chance], batch)
-                else:
-                    starts = np.fromiter(islice(samples, recipe.batch), np.int64) * CONTEXT
-                loss = learner.step(step, starts, run.rate_scale)
+                starts = draw([chance], batch)
+                loss = learner.step(run.global_step, starts, run.rate_scale)
                 wait(self.step_s)
                 self.tokens += tokens
-                run.step(loss=loss, tokens=tokens, samples=None if samples is None else len(starts))
+                run.step(loss=loss, tokens=tokens)
             self.digest = weights_digest(learner.model)
-
-    def _lease(self, run: Run, wait: Callable[[float], None]) -> Iterator[int]:
-        """Return this trainer's windows: the run's sampler, over turns in place of a socket."""
-        source = self._source = PatientSource(wait)
-        run._source = lambda _length, _ahead: source  # type: ignore[method-assign, assignment]
-        return iter(run.sampler(window_count()))

@@ -4,10 +4,8 @@
     python -m benchmarks.lines --profiles even,fibre --peers 2,4 --congestion cubic --rival none
 
 Each case is a run as users start it: a master, so many ``join`` and their trainers, each on a host of its
-own behind a line of ``line_profiles.toml``. Nobody tells them the lines. ``--told`` measures ``holdfast
-bench allreduce``, which is told. Beside them, in the same lab and on the same congestion control, goes
-PyTorch's gloo, whose ring is also that of torchft's plain data parallelism (``--rival torchft`` drives it
-through torchft's own process group, if that is installed).
+own behind a line of ``line_profiles.toml``. Nobody tells them the lines. Beside them, in the same lab and on
+the same congestion control, goes PyTorch's gloo, whose ring is also that of torchft's plain data parallelism.
 
 A round's time is the master's: from the order to reduce until all have the result. *T_LB* is the time
 below which no plan can end it, plus two delays.
@@ -16,38 +14,31 @@ below which no plan can end it, plus two delays.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
+from contextlib import ExitStack
+from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from benchmarks import wan_lab
-from benchmarks.commands import BenchError, allreduce_in, end
-from benchmarks.lab_run import LabRun, Status, stop_on_signals
-from benchmarks.line_cases import PLOT, Case, plot, table_of, with_kept
-from benchmarks.namespaces import END_S, LabError, ended
-from benchmarks.progress import say
-from benchmarks.report import commit, keep_json, new_record, print_tables
-from benchmarks.sections import Measured
+from benchmarks.gloo import GlooWorker
+from benchmarks.lab_run import LabRun
+from benchmarks.report import Measured, Table, keep_json, run_main, say, show
 from benchmarks.wan_lab import Host, WanLab
+from holdfast.daemon.cli.fleet import Status
 from holdfast.membership.planning.bandwidth import Bandwidth
 from holdfast.membership.planning.plan import wire_bytes_per_value
 from holdfast.membership.planning.shares import Workload, bound_s
 
 PROFILES = Path(__file__).with_name("line_profiles.toml")
 SCRIPT = Path(__file__).with_name("one_fragment.py")
-WORKER = Path(__file__).with_name("gloo_worker.py")
 VALUE_BYTES = 4
 ROUNDS = 7
 COUNTED_FROM = 3  # rounds before it find out what the lines carry
@@ -55,11 +46,7 @@ SYNC_EVERY, STEP_S = 10, 0.2  # two seconds between rounds, in which connections
 WAIT_S = 900.0  # for a case's rounds; some take a minute each
 RIVAL_ROUNDS = 3
 RIVAL_PORT = 29_550
-RIVALS = ("gloo", "torchft", "none")
-PEERS = (2, 4, 8)
-CONGESTION = ("bbr", "cubic")
-CODECS = ("fp32",)
-SECTION, TITLE = "lines", "rounds over lines that nobody described"
+RIVALS = ("gloo", "none")
 
 SPEC = """\
 [run]
@@ -156,7 +143,7 @@ def learnt(
             SPEC.format(sync_every=SYNC_EVERY, codec=codec, peers=peers, congestion=congestion)
         )
         for host, name in enumerate(names, 1):
-            run.join(name, host, founder=name == names[0])
+            run.join_on(host, name, founder=name == names[0])
         first = run.until(_committed(1), "a round", WAIT_S)["committed"]
         before = _carried(lab, run, names)
         status = run.until(_committed(rounds), f"{rounds} rounds", WAIT_S)
@@ -166,15 +153,10 @@ def learnt(
     due = payload_bytes(profile, peers, codec) * (status["committed"] - first)
     return {
         "rounds_s": tuple(round(each["reduce_s"], 3) for each in done),
-        "predicted_s": tuple(_rounded(each["plan"]["predicted_s"]) for each in done),
         "sent_over_payload": (after[0] - before[0]) / due,
         "wire_over_payload": (after[1] - before[1]) / due,
         "late_ms_max": late_ms,
     }
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
 
 
 def _committed(count: int) -> Callable[[Status], bool]:
@@ -187,118 +169,96 @@ def _carried(lab: WanLab, run: LabRun, names: Sequence[str]) -> tuple[float, flo
     return sent, sum(host["up"]["bytes"] for host in lab.stats()["hosts"][1:])
 
 
-# ---------------------------------------------------------------- told, and rivals
+# ---------------------------------------------------------------- a rival
 
 
-def told(profile: Profile, peers: int, codec: str, congestion: str, rounds: int) -> dict[str, Any]:
-    """Measure ``holdfast bench allreduce`` in the lab, told what the lines carry."""
-    hosts = profile.lines(peers)
-    with lab_of(profile, peers, congestion, master=False) as lab:
-        figures = allreduce_in(
-            lab,
-            0,
-            f"--size={profile.value_count * VALUE_BYTES}",
-            f"--codec={codec}",
-            f"--congestion={congestion}",
-            "--up=" + ",".join(f"{host.up_mbit:g}" for host in hosts),
-            "--down=" + ",".join(f"{host.down_mbit:g}" for host in hosts),
-            f"--delay-ms={workload(profile, peers, codec).delay_s * 1e3:g}",
-            f"--repeat={rounds}",
-            "--warm-up=0",
-        )
-    return {
-        "rounds_s": tuple(round(each, 3) for each in figures["all_s"]),
-        "sent_over_payload": sum(figures["socket_bytes_per_peer"])
-        / payload_bytes(profile, peers, codec),
-        "late_ms_max": figures["hub"]["late_ms_max"],
-    }
-
-
-def rival_rounds(
-    profile: Profile, peers: int, congestion: str, rival: str, rounds: int
-) -> tuple[float, ...]:
-    """Measure a rival's all-reduce of the same float32 values: the slowest rank's time, per round."""
-    workers: list[subprocess.Popen[str]] = []
-    with lab_of(profile, peers, congestion, master=False) as lab:
-        try:
-            for rank in range(peers):
-                arguments = {
-                    "address": lab.address(rank),
-                    "master": lab.address(0),
-                    "port": RIVAL_PORT,
-                    "rank": rank,
-                    "peers": peers,
-                    "values": profile.value_count,
-                    "torchft": rival == "torchft",
-                }
-                argv = [sys.executable, str(WORKER), json.dumps(arguments)]
-                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-                quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-                workers.append(lab.popen(rank, argv, text=True, env=quiet, **pipes))
-            _turn(workers, "begin")
-            return tuple(
-                round(max(each["s"] for each in _turn(workers, "reduce")), 3) for _ in range(rounds)
+def rival_rounds(profile: Profile, peers: int, congestion: str, rounds: int) -> tuple[float, ...]:
+    """Measure gloo's all-reduce of the same float32 values: the slowest rank's time, per round."""
+    with lab_of(profile, peers, congestion, master=False) as lab, ExitStack() as stack:
+        workers = [
+            GlooWorker(
+                partial(lab.popen, rank),
+                rank=rank,
+                peers=peers,
+                master=lab.address(0),
+                port=RIVAL_PORT,
+                address=lab.address(rank),
+                values=profile.value_count,
             )
-        finally:
-            for worker in workers:
-                assert worker.stdin is not None
-                worker.stdin.close()  # it ends with its input
-            for worker in workers:
-                if not ended(worker, END_S):
-                    end(worker)
+            for rank in range(peers)
+        ]
+        for worker in workers:
+            stack.callback(worker.close)
+        _turn(workers, "begin")
+        times = []
+        for _round in range(rounds):
+            times.append(round(max(each["s"] for each in _turn(workers, "reduce")), 3))
+            time.sleep(SYNC_EVERY * STEP_S)
+    return tuple(times)
 
 
-def _turn(workers: Sequence[subprocess.Popen[str]], word: str) -> list[dict[str, Any]]:
-    """Tell all workers to do something, and hear what came of it."""
+def _turn(workers: Sequence[GlooWorker], word: str) -> list[dict[str, Any]]:
     for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write(word + "\n")
-        worker.stdin.flush()
-    answers = []
-    for worker in workers:
-        assert worker.stdout is not None
-        line = worker.stdout.readline()
-        if not line:
-            raise BenchError("a rival's worker ended; what it said is above")
-        answers.append(json.loads(line))
-    time.sleep(SYNC_EVERY * STEP_S if word == "reduce" else 0.0)
-    return answers
+        worker.say(word)
+    return [worker.hear() for worker in workers]
 
 
 # ---------------------------------------------------------------- cases
 
 
+@frozen
+class Case:
+    """What is measured, and what came of it; times in seconds.
+
+    Attributes:
+      round_s: the median from the third round on; ``rounds_s`` are all, in order.
+      t_lb_s: below which no plan can end a round.
+      rival_s: the median of the rival's; None: not measured.
+      sent_over_payload: bytes that all lanes sent over those that had to leave the peers.
+      wire_over_payload: the same of IP packets on the lines: headers, control and TCP's retransmissions.
+      commit: of the program that was measured.
+    """
+
+    profile: str
+    peers: int
+    codec: str
+    congestion: str
+    round_s: float
+    t_lb_s: float
+    rounds_s: tuple[float, ...]
+    rival: str = ""
+    rival_s: float | None = None
+    rival_rounds_s: tuple[float, ...] = ()
+    sent_over_payload: float | None = None
+    wire_over_payload: float | None = None
+    late_ms_max: float = 0.0
+    commit: str = ""
+
+    @property
+    def share(self) -> float:
+        """Of T_LB's speed."""
+        return self.t_lb_s / self.round_s
+
+
 def measure(
-    profile: Profile,
-    peers: int,
-    codec: str,
-    congestion: str,
-    *,
-    learns: bool,
-    rounds: int,
-    rival: str,
+    profile: Profile, peers: int, codec: str, congestion: str, *, rounds: int, rival: str
 ) -> Case:
     say(f"{profile.name}, {peers} peers, {codec}, {congestion}")
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
-        if learns:
-            found = learnt(profile, peers, codec, congestion, rounds, Path(directory))
-        else:
-            found = told(profile, peers, codec, congestion, rounds)
+        found = learnt(profile, peers, codec, congestion, rounds, Path(directory))
     theirs: tuple[float, ...] = ()
     if rival != "none" and codec == "fp32":
-        theirs = rival_rounds(profile, peers, congestion, rival, RIVAL_ROUNDS)
+        theirs = rival_rounds(profile, peers, congestion, RIVAL_ROUNDS)
     return Case(
         profile.name,
         peers,
         codec,
         congestion,
-        learns,
         statistics.median(found["rounds_s"][COUNTED_FROM - 1 :]),
         bound_s(workload(profile, peers, codec)),
         rival=rival if theirs else "",
         rival_s=statistics.median(theirs) if theirs else None,
         rival_rounds_s=theirs,
-        commit=commit(),
         **found,
     )
 
@@ -308,10 +268,9 @@ def told_of(case: Case) -> str:
     sent = f", sent {case.sent_over_payload:.3f}" if case.sent_over_payload else ""
     wire = f", on the wire {case.wire_over_payload:.3f}" if case.wire_over_payload else ""
     rounds = " ".join(f"{each:.2f}" for each in case.rounds_s)
-    predicted = " ".join("?" if each is None else f"{each:.2f}" for each in case.predicted_s)
     return (
         f"  {case.round_s:.2f} s of T_LB {case.t_lb_s:.2f}: {case.share:.0%}{rival}{sent}{wire}\n"
-        f"  rounds {rounds}; predicted {predicted}; hub late {case.late_ms_max:.1f} ms"
+        f"  rounds {rounds}; hub late {case.late_ms_max:.1f} ms"
     )
 
 
@@ -327,20 +286,39 @@ MATRIX = (
 )
 
 
-def why_no_lines() -> str:
-    if reason := wan_lab.why_not() or wan_lab.missing():
-        return reason
-    return "" if find_spec("matplotlib") else "matplotlib is not installed (`make dev` does it)"
-
-
-def figures_of(cases: Sequence[Case]) -> Measured:
-    """Return the section's table and figures, and draw its picture."""
-    plot(cases, PLOT)
-    return [table_of(cases, _about())], [asdict(case) for case in cases]
-
-
-def _about() -> list[str]:
-    return [f"{each.name}: {each.about}" for each in profiles().values()]
+def table_of(cases: Sequence[Case]) -> Table:
+    return Table(
+        "Rounds over lines that nobody described, in real runs; medians from the third round on",
+        ["python -m benchmarks.lines --json lines.json"],
+        [
+            "line, peers, codec",
+            "congestion control",
+            "a round, s",
+            "T_LB, s",
+            "share of T_LB's speed",
+            "first round, s",
+            "rival, s",
+            "sent over payload",
+        ],
+        [
+            [
+                f"{case.profile}, {case.peers}, {case.codec}",
+                case.congestion,
+                f"{case.round_s:.2f}",
+                f"{case.t_lb_s:.2f}",
+                f"{case.share:.0%}",
+                f"{case.rounds_s[0]:.2f}",
+                f"{case.rival_s:.2f} ({case.rival})" if case.rival_s else "",
+                f"{case.sent_over_payload:.3f}" if case.sent_over_payload else "",
+            ]
+            for case in cases
+        ],
+        [
+            *(f"- {each.name}: {each.about}" for each in profiles().values()),
+            "Each peer's own line, and each peer on a host of its own. A rival's time is that of the slowest"
+            " rank, without a master, membership or encryption.",
+        ],
+    )
 
 
 def lines() -> Measured:
@@ -350,7 +328,7 @@ def lines() -> Measured:
         for part in MATRIX
         for case in measured_cases(*map(_listed, part[:4]), rival=part[4], rounds=ROUNDS)
     ]
-    return figures_of(cases)
+    return [table_of(cases)], [asdict(case) for case in cases]
 
 
 def measured_cases(
@@ -361,14 +339,11 @@ def measured_cases(
     *,
     rival: str,
     rounds: int,
-    learns: bool = True,
 ) -> Iterator[Case]:
     """Measure all combinations, one after the other."""
     known = profiles()
     for name, count, codec, control in product(names, peers, codecs, congestion):
-        case = measure(
-            known[name], int(count), codec, control, learns=learns, rounds=rounds, rival=rival
-        )
+        case = measure(known[name], int(count), codec, control, rounds=rounds, rival=rival)
         say(told_of(case))
         yield case
 
@@ -384,43 +359,26 @@ def main() -> int:
     known = profiles()
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--profiles", default=",".join(known), help=", ".join(known))
-    parser.add_argument("--peers", default=",".join(map(str, PEERS)))
-    parser.add_argument("--congestion", default=",".join(CONGESTION))
-    parser.add_argument("--codecs", default=",".join(CODECS))
+    parser.add_argument("--peers", default="2,4,8")
+    parser.add_argument("--congestion", default="bbr,cubic")
+    parser.add_argument("--codecs", default="fp32")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument(
-        "--keep",
-        action="store_true",
-        help="put the cases among those of RESULTS.md; then `python -m benchmarks.run --render`",
-    )
-    parser.add_argument("--told", action="store_true", help="measure what is told the lines")
     parser.add_argument("--rival", choices=RIVALS, default=RIVALS[0])
     options = parser.parse_args()
-    stop_on_signals()
     cases = []
-    try:
-        for case in measured_cases(
-            _listed(options.profiles),
-            _listed(options.peers),
-            _listed(options.codecs),
-            _listed(options.congestion),
-            rival=options.rival,
-            rounds=options.rounds,
-            learns=not options.told,
-        ):
-            cases.append(case)
-            if options.json:
-                keep_json([asdict(each) for each in cases], options.json)
-    except (BenchError, LabError) as error:
-        print(f"lines: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    print_tables([table_of(cases, _about())])
-    if options.keep:
-        new_record(SECTION, TITLE, *figures_of(with_kept(cases)), os.getloadavg()[0]).save()
+    for case in measured_cases(
+        _listed(options.profiles),
+        _listed(options.peers),
+        _listed(options.codecs),
+        _listed(options.congestion),
+        rival=options.rival,
+        rounds=options.rounds,
+    ):
+        cases.append(case)
+        keep_json([asdict(each) for each in cases], options.json)
+    show([table_of(cases)])
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("lines", main))

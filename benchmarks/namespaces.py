@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from holdfast.protocol.errors import UserError
+
 NAMESPACES = Path("/run/netns")
 CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
 END_S = 5.0  # for what still runs there to end before it is killed
 
 
-class LabError(Exception):
+class LabError(UserError):
     """There is no lab here; the text says what is missing."""
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,28 +15,19 @@ from torch import nn
 import holdfast
 
 CHANGED_VALUES = 2**16  # by a step; a pseudo-gradient of any kind takes equally long to add
-# What a step adds is drawn once, for it is to take time and not work; other numbers at each step, so
-# that the state compresses as a trained one does.
+# What a step adds is drawn once, for it is to take time and not work; other numbers at each step.
 NOISE = 1e-3  # standard deviation
 NOISE_COUNT = 2**22
 NOISE_STRIDE = 7_919
 
 
 class OneFragment(nn.Module):
-    """So many float32 values, in tensors of equal size, equal everywhere at first.
+    """So many float32 values, in tensors of equal size, all zeros at first."""
 
-    Args:
-      drawn: they begin as random numbers, and not as zeros, which take no memory and are never sent.
-    """
-
-    def __init__(self, value_count: int, tensor_count: int, *, drawn: bool) -> None:
+    def __init__(self, value_count: int, tensor_count: int) -> None:
         super().__init__()
         each = value_count // tensor_count
         self.values = nn.ParameterList(nn.Parameter(torch.zeros(each)) for _ in range(tensor_count))
-        if drawn:
-            chance = torch.Generator().manual_seed(1)
-            for values in self.values:
-                nn.init.uniform_(values, -0.1, 0.1, generator=chance)
 
 
 def changed_count(values: torch.Tensor, all_in: int) -> int:
@@ -63,21 +52,15 @@ def main() -> None:
     parser.add_argument(
         "--all-in", type=int, default=0, help="change every value in so many steps; 0: only some"
     )
-    parser.add_argument("--drawn", action="store_true", help="random initial weights, not zeros")
     parser.add_argument("--step-s", type=float, default=0.05)
-    parser.add_argument("--own", type=Path, help="write what this process uses before it attaches")
     options = parser.parse_args()
     torch.set_num_threads(1)
     value_count = options.values or options.mib * 2**20 // 4
-    model = OneFragment(value_count, options.tensors, drawn=options.drawn)
+    model = OneFragment(value_count, options.tensors)
     count = changed_count(model.values[0], options.all_in)
     noise_count = NOISE_COUNT + count + NOISE_STRIDE * options.tensors
     noise = NOISE * torch.randn(noise_count, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    if options.own is not None:
-        from process_memory import pss_bytes  # type: ignore[import-not-found]  # beside this script
-
-        options.own.write_text(str(pss_bytes(os.getpid())))
     with holdfast.attach(model, optimizer) as run:
         for step in itertools.count():
             if run.finished:

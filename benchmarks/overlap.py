@@ -5,10 +5,10 @@ trainers' steps are sleeps of a given length (``overlap_trainer``), since two co
 models. *Busy* is steps times their length by the time that they took, from one merge to another one
 of the same fragment, after a warm-up: what the hook copies and merges counts as lost, too.
 
-    python -m benchmarks.overlap --cases wan --json -     one table by itself
+    python -m benchmarks.overlap --cases wan              one table by itself
     make bench ARGS='--only overlap'                      all of them, into RESULTS.md
 
-The settings of a case are given; or fragments and overlap are what ``holdfast plan``'s formulas come
+The settings of a case are given; or fragments and overlap are what ``holdfast config plan``'s formulas come
 to, for its H and codec the fewest with which nobody waits on ``LINE_SHARE`` of the line. Bytes are the
 lab's own count, of packets; without their headers they are what the sockets carried.
 """
@@ -27,14 +27,11 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.commands import BenchError
-from benchmarks.lab_run import LabRun, Status, stop_on_signals
-from benchmarks.namespaces import LabError
-from benchmarks.progress import say
-from benchmarks.report import Table
-from benchmarks.sections import Measured
+from benchmarks.lab_run import LabRun
+from benchmarks.report import BenchError, Measured, Table, keep_json, run_main, say, show
 from benchmarks.wan_lab import Host, WanLab
-from holdfast.daemon.cli.plan_table import format_codec, toml_of
+from holdfast.daemon.cli.fleet import Status
+from holdfast.daemon.cli.plan_table import format_codec
 from holdfast.membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
 from holdfast.membership.planning.bandwidth import Bandwidth
 from holdfast.membership.planning.predict import Conditions, predict
@@ -224,9 +221,8 @@ def measure(case: Case) -> Found:
         run.start_master(toml_of(spec) + MEMBERSHIP.format(peers=case.peers))
         logs = {name: Path(directory) / f"{name}.steps" for name in names_of(case)}
         for host, (name, log) in enumerate(logs.items(), 1):
-            run.join(name, host, founder=host == 1, more=["--log", str(log)])
+            run.join_on(host, name, "--log", str(log), founder=host == 1)
         run.until(lambda s: s["committed"] >= 1, "a first round", WAIT_S)
-        run.note_trainers()
         say(f"{case.name}: {toml_of(spec).replace(chr(10), ' ')}; the first round is committed")
         fragments = spec.diloco.fragments
         first = (run.master()["committed"] // fragments + case.warm) * fragments
@@ -234,6 +230,16 @@ def measure(case: Case) -> Found:
         watched = watch(lab, run, first, last)
         spans = [span_of(log, first, last) for log in logs.values()]
     return found(case, spec, watched, spans)
+
+
+def toml_of(spec: RunSpec) -> str:
+    """Return the settings of a case as TOML for run.toml."""
+    diloco, reduce = spec.diloco, spec.reduce
+    return (
+        f"[diloco]\nsync_every = {diloco.sync_every}\nfragments = {diloco.fragments}\n"
+        f"overlap = {diloco.overlap}\n[reduce]\n"
+        f'codec_up = "{reduce.codec_up}"\ncodec_down = "{reduce.codec_down}"'
+    )
 
 
 def names_of(case: Case) -> list[str]:
@@ -248,7 +254,7 @@ def _script(case: Case) -> list[str]:
         "all-in": case.sync_every,
     }
     given = [f"--{name}={value}" for name, value in options.items()]
-    return ["-m", "benchmarks.overlap_trainer", *given]
+    return [str(Path(__file__).with_name("overlap_trainer.py")), *given]
 
 
 def watch(lab: WanLab, run: LabRun, first: int, last: int) -> Watched:
@@ -349,9 +355,26 @@ def most_within(samples: Sequence[Sample], window_s: float) -> int:
 
 def overlap() -> Measured:
     """The section of RESULTS.md."""
-    all_found = {name: [measured(case) for case in cases] for name, cases in CASES.items()}
-    tables = [_busy_table(all_found), _bytes_table(all_found["bytes"])]
-    return tables, as_document(all_found)
+    return sections(list(CASES))
+
+
+def sections(names: Sequence[str]) -> Measured:
+    """Measure these tables of cases."""
+    all_found = {name: [measured(case) for case in CASES[name]] for name in names}
+    raw = {
+        name: [
+            {
+                **asdict(each),
+                "value_count": each.case.value_count,
+                "mean_busy": each.mean_busy,
+                "data_parallel_bytes": each.data_parallel_bytes,
+                "times_fewer": each.times_fewer,
+            }
+            for each in some
+        ]
+        for name, some in all_found.items()
+    }
+    return [_table(all_found)], raw
 
 
 def measured(case: Case) -> Found:
@@ -369,7 +392,7 @@ def measured(case: Case) -> Found:
     return each
 
 
-def _busy_table(all_found: Mapping[str, Sequence[Found]]) -> Table:
+def _table(all_found: Mapping[str, Sequence[Found]]) -> Table:
     rows = [
         [
             f"{each.case.value_count / 1e6:.1f} million parameters, H={each.case.sync_every}, steps of "
@@ -377,129 +400,68 @@ def _busy_table(all_found: Mapping[str, Sequence[Found]]) -> Table:
             str(each.fragments),
             str(each.overlap),
             each.codecs,
-            f"{each.mean_busy:.1%}",
-            f"{min(each.busy):.1%}",
+            f"{each.mean_busy:.1%} ({min(each.busy):.1%})",
             f"{each.waited:.1%}",
             f"{each.hook:.1%}",
             f"{each.late:.1%}",
             f"{each.predicted:.1%}",
             f"{each.reduce_s:.2f}",
+            f"{each.bytes_per_step:,.0f}",
+            f"{each.times_fewer:.1f}",
+            f"{8 * each.peak_bytes_per_s / 1e6:.2f}",
         ]
-        for name in ("wan", "large")
-        for each in all_found[name]
+        for found in all_found.values()
+        for each in found
     ]
     return Table(
-        f"How busy {PEERS} trainers are on slow lines, {4 * DELAY_MS:g} ms round trip",
-        ["python -m benchmarks.overlap --cases wan,large"],
+        f"How busy {PEERS} trainers are on slow lines, {4 * DELAY_MS:g} ms round trip, and what they send",
+        ["python -m benchmarks.overlap"],
         [
             "the demo's model, in size",
             "P",
             "tau",
             "codecs",
-            "busy",
-            "the least busy",
+            "busy (least)",
             "waited",
             "copied and merged",
             "steps were late",
             "predicted",
             "a round, s",
+            "bytes of a peer and a step",
+            "times fewer than data parallel",
+            "peak, Mbit/s",
         ],
         rows,
         [
             "Busy is steps times their length by the time that they took, in the trainers "
             "themselves. Trainers are simulated: a step changes a part of the weights by noise and "
             "sleeps; daemons, hook, arenas and lines are real, all on the cores of this machine. P, "
-            "tau and codecs of the first row are the gentlest with which by the formulas of `holdfast "
-            f"plan` nobody waits on {LINE_SHARE:.0%} of the line; the others' are given. Predictions "
-            "leave out what it takes to encode, copy and merge. Promised: at least "
-            f"{BUSY_GOAL:.0%}, where without overlap it is under {BLOCKING_MAX:.0%}, and at least "
-            f"{SLOW_GOAL:.0%} with 30 million parameters."
-        ],
-    )
-
-
-def _bytes_table(some: Sequence[Found]) -> Table:
-    whole = some[0]
-    rows = [
-        [
-            str(each.fragments),
-            f"{each.bytes_per_step:,.0f}",
-            f"{each.data_parallel_bytes:,.0f}",
-            f"{each.times_fewer:.1f}",
-            f"{each.data_parallel_bytes / each.packet_bytes_per_step:.1f}",
-            f"{8 * each.peak_bytes_per_s / 1e6:.2f}",
-            f"{whole.peak_bytes_per_s / each.peak_bytes_per_s:.2f}",
-            f"{each.mean_busy:.1%}",
-        ]
-        for each in some
-    ]
-    case = whole.case
-    return Table(
-        f"Bytes of a peer and a step, each way: {case.value_count / 1e6:.1f} million parameters, "
-        f"{PEERS} peers, H={case.sync_every}, {case.codec} both ways",
-        ["python -m benchmarks.overlap --cases bytes"],
-        [
-            "P",
-            "sent",
-            "data parallel, bf16",
-            "times fewer",
-            "as packets, times fewer",
-            f"peak of {whole.overlap * case.step_s:g} s, Mbit/s",
-            "times lower",
-            "busy",
-        ],
-        rows,
-        [
-            "Sent: the packets of all hosts as the lab counts them, the master's and everything that "
+            "tau and codecs of the first row are the gentlest with which by the formulas of the plan "
+            f"nobody waits on {LINE_SHARE:.0%} of the line; the others' are given. Predictions "
+            "leave out what it takes to encode, copy and merge.",
+            "Bytes: the packets of all hosts as the lab counts them, the master's and everything that "
             f"is no round included, less {HEADER_BYTES} bytes of headers each. Data parallel: "
-            "2 (n - 1)/n bf16 gradients of 2 bytes a parameter, out and in, at each step; its "
-            "control messages and headers are not counted, so *as packets* is unfair to us. The "
-            f"peak is the most sent within tau steps ({case.mbit:g} Mbit/s lines carry a round in "
-            f"less). Promised: {TIMES_GOAL:g} times fewer, and a peak that is lower by P."
+            "2 (n - 1)/n bf16 gradients of 2 bytes a parameter, out and in, at each step. The peak is "
+            f"the most sent within tau steps. Promised: busy at least {BUSY_GOAL:.0%}, where without "
+            f"overlap it is under {BLOCKING_MAX:.0%}, and at least {SLOW_GOAL:.0%} with 30 million "
+            f"parameters; {TIMES_GOAL:g} times fewer bytes, and a peak that is lower by P.",
         ],
     )
-
-
-def as_document(all_found: Mapping[str, Sequence[Found]]) -> dict[str, Any]:
-    return {
-        name: [
-            {
-                **asdict(each),
-                "value_count": each.case.value_count,
-                "mean_busy": each.mean_busy,
-                "data_parallel_bytes": each.data_parallel_bytes,
-                "times_fewer": each.times_fewer,
-            }
-            for each in some
-        ]
-        for name, some in all_found.items()
-    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", default=",".join(CASES), help=", ".join(CASES))
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    stop_on_signals()
-    try:
-        if unknown := set(options.cases.split(",")) - CASES.keys():
-            raise BenchError(f"no cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-        all_found = {
-            name: [measured(case) for case in CASES[name]] for name in options.cases.split(",")
-        }
-    except (BenchError, LabError) as error:
-        print(f"overlap: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    text = json.dumps(as_document(all_found), indent=1) + "\n"
-    if options.json == "-":
-        print(text, end="")
-    elif options.json:
-        Path(options.json).write_text(text)
+    names = options.cases.split(",")
+    if unknown := {*names} - CASES.keys():
+        raise BenchError(f"no cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    tables, raw = sections(names)
+    keep_json(raw, options.json)
+    show(tables)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("overlap", main))

@@ -1,6 +1,6 @@
 """The demo's model in any size, with steps that only take their time: what a run makes it lose.
 
-    holdfast join INVITE -- python -m benchmarks.overlap_trainer --step-s 0.1 --log steps.jsonl
+    holdfast join INVITE -- python benchmarks/overlap_trainer.py --step-s 0.1 --log steps.jsonl
 
 Two cores cannot train four models, but they can carry four runs' communication. A step changes a
 part of every tensor by noise, so that after ``--all-in`` steps no value is what it was and what is
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from attrs import asdict, frozen
 from torch import nn
 
 import holdfast
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a daemon starts this file
 from examples import train
 
 NOISE = 1e-3  # standard deviation of what a step adds

@@ -19,8 +19,8 @@ from typing import Any, Self
 
 import psycopg
 
-from benchmarks.commands import BenchError
 from benchmarks.grounds import Ground, Loopback
+from benchmarks.report import BenchError
 
 PACKAGED = Path("/usr/lib/postgresql")
 SERVER_USER = "postgres"

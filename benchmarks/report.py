@@ -1,8 +1,8 @@
-"""What was measured, as files: one JSON per section, and RESULTS.md made from all of them.
+"""What was measured: tables at the terminal, JSON in ``build/bench``, and sections of RESULTS.md.
 
-A section can be measured again by itself; its file is replaced, and RESULTS.md is made anew. Each
-file says when, where and from which commit its figures come, so sections of several days or
-machines can stand side by side without pretending to be one measurement.
+RESULTS.md is the record. A section can be measured again by itself: then only its text is replaced. Each
+section says when, where and from which commit its figures come, so sections of several days or machines can
+stand side by side without pretending to be one measurement.
 """
 
 from __future__ import annotations
@@ -10,32 +10,31 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, field, frozen
+from attrs import frozen
+
+from holdfast.protocol.errors import UserError
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results"
+ROOT = HERE.parent
 RESULTS_MD = HERE / "RESULTS.md"
+BUILD = ROOT / "build" / "bench"
+HEADING = "## "
 
-PREFACE = """\
-# Results
+_began_s = time.monotonic()
 
-Made by `make bench`; do not edit. Each section is measured by itself (`make bench ARGS='--only
-lossy'`) and says when, where and from which commit. Where two things are compared they took turns
-in one run, on one machine: compare ratios, not milliseconds of different days. Times are medians
-of the counted rounds; the rounds before them, in which lanes open, pages are touched and TCP finds
-its rate, are discarded, and each table says how many.
 
-*T_LB* is the time below which no plan can end a reduction over the lines given: every line must
-carry what its member sends and receives anyway, and all lines together every contribution and
-every result. `W` in the lab's commands is `python benchmarks/wan_lab.py`, run as root.
-"""
+class BenchError(UserError):
+    """Something could not be measured; what a program said of it is above."""
 
 
 @frozen
@@ -57,55 +56,48 @@ class Table:
     notes: Sequence[str] = ()
 
 
-@frozen
-class Record:
-    """A section's file: ``tables`` as shown, ``raw`` with every figure that was read."""
-
-    section: str
-    title: str
-    date: str  # UTC, to the minute
-    commit: str
-    machine: dict[str, str]
-    tables: Sequence[Table]
-    raw: Any = field(factory=dict)
-    load_before: float | None = None  # processes that ran or wanted to, on average, before it began
-
-    def save(self) -> Path:
-        """Write it; a reader never sees half a file."""
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.section}.json"
-        scratch = path.with_suffix(".new")
-        scratch.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        scratch.replace(path)
-        return path
-
-    @classmethod
-    def load(cls, path: Path) -> Record:
-        content = json.loads(path.read_text())
-        content["tables"] = [Table(**table) for table in content["tables"]]
-        return cls(**content)
+Measured = tuple[list[Table], Any]  # tables as shown, and every figure that was read
 
 
-def new_record(section: str, title: str, tables: Sequence[Table], raw: Any, load: float) -> Record:
-    """A record of now and here."""
-    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    return Record(section, title, date, commit(), machine(), tables, raw, load)
+# ---------------------------------------------------------------- at the terminal
+
+
+def say(what: str) -> None:
+    """Print one line on standard error, with the time since the start."""
+    print(f"[{time.monotonic() - _began_s:6.1f} s] {what}", file=sys.stderr, flush=True)
+
+
+def show(tables: Sequence[Table]) -> None:
+    """Print tables for who runs a benchmark by itself."""
+    for table in tables:
+        print(f"\n{table.title}")
+        for row in (table.header, *table.rows):
+            print(" | ".join(row))
 
 
 def keep_json(figures: Any, path: Path | None) -> str:
-    """Write figures to this file, if there is one; returns the text."""
+    """Write figures to this file, if there is one; return the text."""
     text = json.dumps(figures, indent=1)
     if path is not None:
         path.write_text(text + "\n")
     return text
 
 
-def print_tables(tables: Sequence[Table]) -> None:
-    """For who runs a benchmark by itself."""
-    for table in tables:
-        print(f"\n{table.title}")
-        for row in (table.header, *table.rows):
-            print(" | ".join(row))
+def run_main(name: str, body: Callable[[], int]) -> int:
+    """Run a benchmark's command and return its exit status; SIGTERM ends it as Ctrl+C does."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        return body()
+    except UserError as error:
+        print(f"{name}: {error}\n{error.hint}".rstrip(), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: stopped", file=sys.stderr)
+        return 130
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------- where and from what
@@ -140,53 +132,54 @@ def _installed(package: str) -> str:
 
 
 def commit() -> str:
-    """The working tree's commit; a + says that the tree differs from it, results aside."""
+    """The working tree's commit; a + says that the tree differs from it, RESULTS.md aside."""
     head = _git("rev-parse", "--short=10", "HEAD")
-    changed = _git(
-        "status", "--porcelain", "--", ":/", ":(exclude)results", f":(exclude){RESULTS_MD.name}"
-    )
+    changed = _git("status", "--porcelain", "--", ":/", f":(exclude){RESULTS_MD.name}")
     return head + ("+" if changed else "") if head else "unknown"
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
+    command = ["git", "-C", str(HERE), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-# ---------------------------------------------------------------- as a page
+# ---------------------------------------------------------------- as a section of RESULTS.md
 
 
-def render(records: Sequence[Record]) -> str:
-    """RESULTS.md, sections in the order given."""
-    machines: list[dict[str, str]] = []
-    for record in records:
-        if record.machine not in machines:
-            machines.append(record.machine)
-    lines = [PREFACE]
-    for number, each in enumerate(machines, 1):
-        told = ", ".join(f"{name} {value}" for name, value in each.items())
-        lines.append(f"Machine {number}: {told}.\n")
-    for record in records:
-        where = machines.index(record.machine) + 1
-        lines.append(f"## {record.section}: {record.title}\n")
-        lines.append(
-            f"Measured {record.date} UTC, machine {where}, commit `{record.commit}`{_load(record)}.\n"
-        )
-        for table in record.tables:
-            lines.append(_render_table(table))
-    return "\n".join(lines)
+def keep_section(name: str, title: str, measured: Measured, load: float) -> None:
+    """Keep a section's figures in ``build/bench``, and put its text into RESULTS.md.
+
+    Args:
+      load: processes that ran or wanted to, on average, before it began.
+    """
+    tables, raw = measured
+    where = {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"), "commit": commit()}
+    BUILD.mkdir(parents=True, exist_ok=True)
+    keep_json({**where, "machine": machine(), "load": load, "raw": raw}, BUILD / f"{name}.json")
+    told = ", ".join(f"{key} {value}" for key, value in machine().items())
+    lines = [
+        f"{HEADING}{name}: {title}\n",
+        f"Measured {where['date']} UTC, commit `{where['commit']}`; load average before: {load:.1f}.",
+        f"{told[0].upper()}{told[1:]}.\n",
+        *map(_render, tables),
+    ]
+    RESULTS_MD.write_text(with_section(RESULTS_MD.read_text(), name, "\n".join(lines)))
 
 
-def _load(record: Record) -> str:
-    """How quiet the machine was; it may have had other work to do."""
-    if record.load_before is None:
-        return ""
-    return f"; load average before: {record.load_before:.1f} on {record.machine['cores']} cores"
+def with_section(page: str, name: str, section: str) -> str:
+    """Return the page with this text in place of the section of that name, or at its end."""
+    parts = page.split(f"\n{HEADING}")
+    text = section.removeprefix(HEADING).rstrip("\n") + "\n"
+    for at, part in enumerate(parts):
+        if at and part.startswith(f"{name}: "):
+            parts[at] = text
+            break
+    else:
+        parts.append(text)
+    return f"\n{HEADING}".join(parts)
 
 
-def _render_table(table: Table) -> str:
+def _render(table: Table) -> str:
     lines = [f"**{table.title}**", ""]
     if table.commands:
         lines += ["```console", *table.commands, "```", ""]
@@ -195,7 +188,7 @@ def _render_table(table: Table) -> str:
     lines += [_row(row) for row in table.rows]
     lines.append("")
     for note in table.notes:
-        lines += [f"{note}", ""]
+        lines += [note, ""]
     return "\n".join(lines)
 
 

@@ -31,14 +31,10 @@ import trio
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
-from benchmarks.progress import say
-from benchmarks.report import Table, keep_json, print_tables
-from benchmarks.sections import Measured
-from holdfast.collectives.links.break_reports import REPORT_LATER_S, reports_at_once
-from holdfast.daemon.master.journal_base import GrantRow
-from holdfast.daemon.master.journal_store import JournalStore
+from benchmarks.report import Measured, Table, keep_json, run_main, say, show
+from holdfast.daemon.master.journal.journal_base import GrantRow
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
-from holdfast.daemon.peer.announced_messages import SOURCE_S
 from holdfast.daemon.peer.line_report import links_reported
 from holdfast.daemon.peer.peer_service import PROGRESS_S, progress_every_s
 from holdfast.membership.master.coordinator import Coordinator
@@ -48,25 +44,22 @@ from holdfast.membership.master.status.status import describe
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.digests import body_digest
 from holdfast.protocol.messages import (
     MEMBERS_MAX,
     VERSION_MAX,
     VERSION_MIN,
     FragmentSize,
     Hello,
-    Message,
     ModelLayout,
     Role,
     TensorSpec,
 )
 from holdfast.protocol.network.interface import Channel, Network
-from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
 
-COUNTS = (100, 200, 500, 1_000)
+COUNTS = (100, 200, 500)
 ROUNDS = 3  # measured, after one that is not
 VALUE_COUNT = 2**28  # 1 GiB of float32
 TRAIN_S = 4.0  # from Open to Ready
@@ -93,8 +86,6 @@ sync_every = 100
 
 LAYOUT = ModelLayout((TensorSpec("weights", (VALUE_COUNT,), "float32", "parameter"),))
 SIZE = FragmentSize(VALUE_COUNT, VALUE_COUNT, 0)
-CURVE_CHARS = 40
-PASSED_ON = ("BriefReduce", "ViewChange")
 PARTS = ("decide", "decode", "encode", "journal")
 _LENGTH = struct.Struct(">I")
 
@@ -108,9 +99,6 @@ class Meter:
     sent_count: Counter[str] = Factory(Counter)
     received_bytes: float = 0
     received_count: float = 0
-    _sends: bool = (
-        False  # the next message to be encoded is sent; others are encoded for their digest
-    )
 
     def timed(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, with its thread's processor time added to ``what``."""
@@ -127,21 +115,15 @@ class Meter:
     @contextmanager
     def on_the_wire(self) -> Iterator[None]:
         """Meter the master's encoding, sending and decoding; it alone uses ``wire`` here."""
-        meter, encode, decode, send = self, wire.encode, wire.decode_counted, MessageStream.send
+        encode, decode = wire.encode, wire.decode_counted
         timed_encode, timed_decode = self.timed("encode", encode), self.timed("decode", decode)
 
         def metered_encode(message: Any) -> bytes:
             body: bytes = timed_encode(message)
-            if self._sends:
-                self._sends = False
-                name = type(message).__name__
-                self.sent_bytes[name] += len(body) + _LENGTH.size
-                self.sent_count[name] += 1
+            name = type(message).__name__
+            self.sent_bytes[name] += len(body) + _LENGTH.size
+            self.sent_count[name] += 1
             return body
-
-        async def metered_send(self: MessageStream, message: Message) -> None:
-            meter._sends = True  # it encodes before it waits for anything
-            await send(self, message)
 
         def metered_decode(data: bytes, types: Any = None) -> Any:
             self.received_bytes += len(data) + _LENGTH.size
@@ -149,12 +131,10 @@ class Meter:
             return timed_decode(data, types)
 
         wire.encode, wire.decode_counted = metered_encode, metered_decode
-        MessageStream.send = metered_send  # type: ignore[method-assign]
         try:
             yield
         finally:
             wire.encode, wire.decode_counted = encode, decode
-            MessageStream.send = send  # type: ignore[method-assign]
 
     def watch(self, coordinator: Coordinator, store: JournalStore) -> None:
         """Meter what the master decides and records."""
@@ -164,17 +144,13 @@ class Meter:
 
     def take(self) -> dict[str, Any]:
         """What it has counted; counts anew."""
-        found = {**asdict(self, filter=_is_public), "cpu_total_s": sum(self.cpu_s.values())}
+        found = {**asdict(self), "cpu_total_s": sum(self.cpu_s.values())}
         found["sent_bytes_total"] = sum(self.sent_bytes.values())
         found["sent_count_total"] = sum(self.sent_count.values())
         for counter in (self.cpu_s, self.sent_bytes, self.sent_count):
             counter.clear()
         self.received_bytes = self.received_count = 0
         return found
-
-
-def _is_public(attribute: Any, _: object) -> bool:
-    return not attribute.name.startswith("_")
 
 
 def peer_of(number: int) -> str:
@@ -191,7 +167,6 @@ class LightPeer:
     """The control side of one peer.
 
     Args:
-      passed_on: by digest, what members have of what they pass on; one for all of them.
       progress_s: from one report of progress to the next.
     """
 
@@ -201,7 +176,6 @@ class LightPeer:
         peer: str,
         network: Network,
         chance: random.Random,
-        passed_on: dict[bytes, bytes],
         progress_s: float = PROGRESS_S,
     ) -> None:
         self.name = name
@@ -217,8 +191,6 @@ class LightPeer:
         self._attempts: dict[int, int] = {}  # of the round that was flushed last
         self._chunk_count = 0
         self._reduced = 0  # the last round that it has the result of
-        self._passed_on = passed_on  # by digest: what members have, of all members
-        self._nursery: trio.Nursery | None = None
         self.received_bytes = 0
 
     async def run(self, heartbeat_s: float) -> None:
@@ -226,7 +198,7 @@ class LightPeer:
         async with trio.open_nursery() as nursery:
             (self.at,) = await nursery.start(self.network.serve, [self.at], _ignore, None)
             channel = await self._dial()
-            self._stream, self._nursery = channel.stream, nursery
+            self._stream = channel.stream
             await self.say("Hello", wire.to_plain(self._hello()))
             nursery.start_soon(self._every, heartbeat_s, "Heartbeat", lambda: {"sequence": 0})
             nursery.start_soon(self._every, self._progress_s, "Progress", self._progress)
@@ -294,34 +266,9 @@ class LightPeer:
                 self._hear(body, nursery)
 
     def _hear(self, body: bytes, nursery: trio.Nursery) -> None:
-        name = _name_of(body)
-        if name in PASSED_ON:
-            self._passed_on.setdefault(body_digest(body), body)
-        if name == "MessageAnnounced":
-            announced = msgpack.unpackb(body)[1]
-            known = self._passed_on.get(announced["digest"], b"")
-            # A light peer has no use for views, so it waits for orders only.
-            if announced.get("first_view") is None and _name_of(known) != "ViewChange":
-                nursery.start_soon(self._on_announced, announced["digest"], nursery)
-            return
-        answer = getattr(self, f"_on_{name.lower()}", None)
+        answer = getattr(self, f"_on_{_name_of(body).lower()}", None)
         if answer is not None:
             nursery.start_soon(answer, msgpack.unpackb(body)[1])
-
-    async def _on_announced(self, digest: bytes, nursery: trio.Nursery) -> None:
-        """Get a message from the member that has it, or from the master if nobody sends it."""
-        with trio.move_on_after(SOURCE_S):
-            await trio.sleep(2 * DELAY_S)
-            while digest not in self._passed_on:
-                await trio.sleep(DELAY_S)
-            self._hear(self._passed_on[digest], nursery)
-            return
-        await self.say("MessageWanted", {"digest": digest})
-
-    async def _on_messagebody(self, message: dict[str, Any]) -> None:
-        self._passed_on.setdefault(body_digest(message["body"]), message["body"])
-        if self._nursery is not None:
-            self._hear(message["body"], self._nursery)
 
     async def _wait(self, seconds: float) -> None:
         await trio.sleep(seconds + self._chance.uniform(0, JITTER_S))
@@ -476,7 +423,6 @@ async def _measured(peers: int) -> Scale:
         store.append(record)
     coordinator = Coordinator.restore(RunSpec.parse(SPEC), RUN_ID, records, 1)
     meter.watch(coordinator, store)
-    passed_on: dict[bytes, bytes] = {}
     network = world.host("master", MASTER_ID, Party.MASTER)
     master = MasterService(coordinator, store, network, [Address("master", PORT)])
     heartbeat_s = coordinator.context.spec.heartbeat_s
@@ -493,7 +439,7 @@ async def _measured(peers: int) -> Scale:
                 store.admit(peer, GrantRow(Role.CONTRIBUTOR, number == 0, name))
                 host, lot = world.host(name, peer), random.Random(number)
                 every_s = progress_every_s(peers)
-                light = LightPeer(name, peer, host, lot, passed_on, every_s)
+                light = LightPeer(name, peer, host, lot, every_s)
                 scope = trio.CancelScope()
 
                 async def live() -> None:
@@ -503,10 +449,7 @@ async def _measured(peers: int) -> Scale:
                     world.crash(name)
                     await trio.sleep(2 * DELAY_S)
                     for other in list(lights.values()):
-                        if reports_at_once(other.peer, peer, len(lights)):
-                            await other.say("LinkBroken", {"peer": peer})
-                    await trio.sleep(REPORT_LATER_S)
-                    assert peer not in coordinator.context.roster  # or all others would report
+                        await other.say("LinkBroken", {"peer": peer})
 
                 lights[peer] = light
                 nursery.start_soon(live)
@@ -575,7 +518,7 @@ async def _measured(peers: int) -> Scale:
 
 
 def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
-    """The section of RESULTS.md: a table, and the same as a curve in text."""
+    """The section of RESULTS.md."""
     found = []
     for peers in counts:
         say(f"{peers} light peers")
@@ -587,6 +530,7 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
         [
             "peers",
             "a round: master's CPU, s",
+            "of which",
             "messages sent, received",
             "bytes sent, received",
             "order to commit, s",
@@ -607,12 +551,11 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             f"{APPLY_S:g} s, each up to {JITTER_S:g} s longer; one way takes {DELAY_S * 1e3:g} ms. "
             f"Churn: {CHURN_SHARE:.0%} of the peers end within a minute, and as many others join. "
             "The plan has some 4,200 chunks (1 GiB of float32). Bytes are of whole messages before TLS. "
-            "Orders and changes of the view go to 16 members, which pass them on; what they send is not in it. "
-            "A newcomer gets its first view from a member. While all join, everybody hears of each batch of "
-            "newcomers: these bytes grow with the members times the seconds that joining takes.",
+            "While all join, each newcomer gets a whole view, and everybody hears of each batch of newcomers: "
+            "these bytes grow with the square of the members.",
         ],
     )
-    return [table, _curve(found)], {"runs": [asdict(each) for each in found]}
+    return [table], {"runs": [asdict(each) for each in found]}
 
 
 def _row(each: Scale) -> list[str]:
@@ -620,6 +563,7 @@ def _row(each: Scale) -> list[str]:
     return [
         f"{each.peers:,}",
         f"{per_round['cpu_total_s']:.2f}",
+        ", ".join(f"{what} {per_round['cpu_s'].get(what, 0):.2f}" for what in PARTS),
         f"{per_round['sent_count_total']:,.0f}, {per_round['received_count']:,.0f}",
         f"{_mb(per_round['sent_bytes_total'])}, {_mb(per_round['received_bytes'])}",
         f"{each.commit_s:.2f}",
@@ -639,19 +583,6 @@ def _mb(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-def _curve(found: list[Scale]) -> Table:
-    """The master's CPU of a round as bars; ``CURVE_CHARS`` is the longest."""
-    most = max(each.round["cpu_total_s"] for each in found) or 1.0
-    rows = []
-    for each in found:
-        cpu_s = each.round["cpu_total_s"]
-        parts = ", ".join(f"{what} {each.round['cpu_s'].get(what, 0):.2f}" for what in PARTS)
-        bar = "█" * max(1, round(CURVE_CHARS * cpu_s / most))
-        rows.append([f"{each.peers:,}", f"{cpu_s:.2f}", parts, bar])
-    header = ["peers", "CPU of a round, s", "of which", "the curve"]
-    return Table("The master's CPU of a round", [], header, rows)
-
-
 def _divided(found: dict[str, Any], by: int) -> dict[str, Any]:
     return {
         key: {k: v / by for k, v in value.items()} if isinstance(value, dict) else value / by
@@ -669,9 +600,9 @@ def main() -> int:
         parser.error(f"from 2 to {MEMBERS_MAX - 1} peers: one more joins in the end")
     tables, raw = scale(counts)
     keep_json(raw, options.json)
-    print_tables(tables)
+    show(tables)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("scale", main))

@@ -10,9 +10,8 @@ address range that is reserved for benchmarks; nothing leaves the machine. TCP i
 
 From a shell, as root (``{rank}`` is the host's number, ``{peers}`` how many there are):
 
-    python benchmarks/wan_lab.py --check
     python benchmarks/wan_lab.py --hosts 2 --mbit 300 --delay-ms 25 --loss 0.0001 -- \\
-        holdfast bench allreduce --rank {rank} --peers {peers} --master 198.18.0.1:29500 --token t
+        python -m benchmarks.allreduce --rank {rank} --peers {peers} --master 198.18.0.1:29500 --token t
 
 A host's delay and loss count each way on its own link: a path from one host to another has the
 delay of both, and its round trip twice that. Namespaces are called ``holdfast-PID-NUMBER`` after
@@ -28,7 +27,6 @@ import hashlib
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -52,10 +50,10 @@ from benchmarks.namespaces import (
     missing_tool,
     why_none,
 )
+from benchmarks.report import run_main
 
 HUB_SOURCE = Path(__file__).with_name("wan_hub.c")
 ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-AVAILABLE_CONGESTION = ALLOWED_CONGESTION.with_name("tcp_available_congestion_control")
 DEVICE = "wan0"
 MTU = 1_500
 MTU_MAX = 65_535
@@ -277,160 +275,6 @@ def compiled_hub() -> Path:
     return program
 
 
-# ---------------------------------------------------------------- does it do what it says?
-
-PORT = 29_400
-WARM_UP_S = 1.5  # until TCP has found its rate; not measured
-PINGS = 20
-# As many hosts as the largest benchmark has, with all their lines full both ways.
-CROWD_COUNT = 8
-CROWD_MBIT = 300
-
-# Run on the hosts. Plain blocking sockets: what is measured is the lab, not holdfast.
-SINK = """
-import socket, sys, time
-listener = socket.create_server(("0.0.0.0", int(sys.argv[1])))
-print("ready", flush=True)
-stream, _ = listener.accept()
-buffer = bytearray(1 << 18)
-warm_s, total, first, last = float(sys.argv[2]), 0, None, None
-while count := stream.recv_into(buffer):
-    last = time.monotonic()
-    first = first or last
-    if last - first >= warm_s:
-        if not total:
-            began = last
-        total += count
-print(total * 8 / (last - began) / 1e6 if total else 0.0)
-"""
-SOURCE = """
-import socket, sys, time
-stream = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-end = time.monotonic() + float(sys.argv[3])
-data = bytes(1 << 18)
-while time.monotonic() < end:
-    stream.sendall(data)
-"""
-# Small UDP packets there and back: how long they take, and how many get lost.
-ECHO = """
-import socket
-s = socket.socket(type=socket.SOCK_DGRAM)
-s.bind(("0.0.0.0", 29401))
-print("ready", flush=True)
-while True:
-    data, sender = s.recvfrom(64)
-    s.sendto(data, sender)
-"""
-PINGER = """
-import json, socket, statistics, struct, sys, threading, time
-count, gap_s = int(sys.argv[2]), float(sys.argv[3])
-s = socket.socket(type=socket.SOCK_DGRAM)
-s.connect((sys.argv[1], 29401))
-s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-s.settimeout(1.5)
-def send():
-    for _ in range(count):
-        s.send(struct.pack("d", time.monotonic()))
-        time.sleep(gap_s)
-threading.Thread(target=send).start()
-times = []
-try:
-    while len(times) < count:
-        (sent_s,) = struct.unpack("d", s.recv(64))
-        times.append(time.monotonic() - sent_s)
-except TimeoutError:
-    pass
-print(json.dumps({"lost": 1 - len(times) / count, "rtt_ms": statistics.median(times or [0]) * 1e3}))
-"""
-
-
-def measure_rates(lab: WanLab, pairs: Sequence[tuple[int, int]], seconds: float) -> list[float]:
-    """One TCP connection per (from, to), all at once; Mbit/s of user bytes that arrived."""
-    sinks = []
-    for index, (_source, target) in enumerate(pairs):
-        argv = [sys.executable, "-c", SINK, str(PORT + 10 + index), str(WARM_UP_S)]
-        sinks.append(lab.popen(target, argv, stdout=subprocess.PIPE, text=True))
-        assert sinks[-1].stdout is not None
-        sinks[-1].stdout.readline()
-    for index, (source, target) in enumerate(pairs):
-        argv = [sys.executable, "-c", SOURCE, lab.address(target), str(PORT + 10 + index)]
-        lab.popen(source, [*argv, str(seconds + WARM_UP_S)])
-    return [float(sink.communicate()[0]) for sink in sinks]
-
-
-def measure_path(lab: WanLab, source: int, target: int, count: int, gap_s: float) -> dict[str, Any]:
-    """Round trip and loss (there and back) of small packets."""
-    with lab.popen(target, [sys.executable, "-c", ECHO], stdout=subprocess.PIPE) as echo:
-        assert echo.stdout is not None
-        echo.stdout.readline()
-        argv = [sys.executable, "-c", PINGER, lab.address(target), str(count), str(gap_s)]
-        done = lab.run(source, argv, capture_output=True, check=True)
-        echo.kill()
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def check(seconds: float, mtu: int) -> bool:
-    """Compare what the lab does with what it was told; prints a line each."""
-    good = True
-
-    def report(what: str, wanted: float, found: float, low: float, high: float, unit: str) -> None:
-        nonlocal good
-        fine = low <= found <= high
-        good = good and fine
-        print(f"{'ok ' if fine else 'BAD'} {what}: {found:.5g} {unit} (configured {wanted:g})")
-
-    user = (mtu - 52) / mtu  # of each packet; the rest is headers of IP and TCP with timestamps
-    # BBR where there is it: CUBIC does not fill a line this short-queued both ways, and what is
-    # measured here is the line.
-    congestion = "bbr" if "bbr" in AVAILABLE_CONGESTION.read_text().split() else "cubic"
-    host = Host(500, 500, 5, congestion=congestion)
-    with WanLab([host, host], mtu=mtu) as lab:
-        path = measure_path(lab, 0, 1, PINGS, 0.02)
-        report("round trip, idle", 20, path["rtt_ms"], 20, 22, "ms")
-        lab.stats()
-        rates = measure_rates(lab, [(0, 1)], seconds)
-        report("rate, one way", 500, rates[0] / user, 450, 505, "Mbit/s")
-        lab.set(1, down_mbit=50)
-        rates = measure_rates(lab, [(0, 1)], seconds)
-        report("rate, bound by the receiver", 50, rates[0] / user, 45, 51, "Mbit/s")
-        lab.set(1, down_mbit=500)
-        rates = measure_rates(lab, [(0, 1), (1, 0)] * 2, seconds)
-        for way, name in enumerate(("there", "back")):
-            found = sum(rates[way::2]) / user
-            report(f"rate, both ways at once, {name}", 500, found, 450, 525, "Mbit/s")
-        print(f"    the hub was late by {lab.stats()['late_ms_max']:.2f} ms at most")
-        lab.set(0, loss=0.01)
-        lab.set(1, loss=0.01)
-        path = measure_path(lab, 0, 1, 10_000, 0.0001)
-        report("loss, there and back over both links", 0.0394, path["lost"], 0.03, 0.05, "")
-        lab.set(0, loss=1.0)
-        path = measure_path(lab, 0, 1, PINGS, 0.001)
-        report("loss, host cut off", 1, path["lost"], 1, 1, "")
-    crowd = Host(CROWD_MBIT, CROWD_MBIT, 5, congestion=congestion)
-    with WanLab([crowd] * CROWD_COUNT, mtu=mtu) as lab:
-        lab.stats()
-        began_s = time.monotonic()
-        pairs = [(number, (number + 1) % CROWD_COUNT) for number in range(CROWD_COUNT)]
-        rates = measure_rates(lab, pairs, seconds)
-        took_s = time.monotonic() - began_s
-        low, high = 0.9 * CROWD_MBIT, 1.01 * CROWD_MBIT
-        report(
-            f"rate, the slowest of {CROWD_COUNT} at once",
-            CROWD_MBIT,
-            min(rates) / user,
-            low,
-            high,
-            "Mbit/s",
-        )
-        stats = lab.stats()
-        print(
-            f"    the hub was late by {stats['late_ms_max']:.2f} ms at most and took "
-            f"{stats['cpu_s'] / took_s:.0%} of a processor"
-        )
-    return good
-
-
 # ---------------------------------------------------------------- command line
 
 
@@ -450,14 +294,8 @@ def run_everywhere(lab: WanLab, argv: Sequence[str]) -> int:
     return next((code for process in processes if (code := process.poll())), 0)
 
 
-def _stop(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="measure the lab itself")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measured rate")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--mbit", type=float, default=0.0, help="both ways; 0: no limit")
     parser.add_argument("--up-mbit", type=float)
@@ -469,29 +307,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("command", nargs="*", help="after --; run on every host")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _stop)
-    try:
-        if options.check:
-            return 0 if check(options.seconds, options.mtu) else 1
-        if not options.command:
-            parser.error("--check, or a command after --")
-        host = Host(
-            options.mbit if options.up_mbit is None else options.up_mbit,
-            options.mbit if options.down_mbit is None else options.down_mbit,
-            options.delay_ms,
-            options.loss,
-            congestion=options.congestion,
-        )
-        with WanLab([host] * options.hosts, mtu=options.mtu, seed=options.seed) as lab:
-            code = run_everywhere(lab, options.command)
-            print(json.dumps(lab.stats()), file=sys.stderr)
-            return code
-    except LabError as error:
-        print(f"wan_lab: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    if not options.command:
+        parser.error("a command after --")
+    host = Host(
+        options.mbit if options.up_mbit is None else options.up_mbit,
+        options.mbit if options.down_mbit is None else options.down_mbit,
+        options.delay_ms,
+        options.loss,
+        congestion=options.congestion,
+    )
+    with WanLab([host] * options.hosts, mtu=options.mtu, seed=options.seed) as lab:
+        code = run_everywhere(lab, options.command)
+        print(json.dumps(lab.stats()), file=sys.stderr)
+        return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("wan_lab", main))

@@ -4,15 +4,13 @@
      └── Donor._serve            one per request
 
 The blocks of a request are a source of frames: a lane reads each block when it can send it, in the lane's
-own thread, so nothing is queued. The links send frames of rounds before blocks. Blocks for a slow line are
-compressed if ``block_compression`` finds that it pays.
+own thread, so nothing is queued. The links send frames of rounds before blocks.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -23,9 +21,7 @@ from ..collectives.links.send_queue import Frame, Load
 from ..protocol.errors import PeerLostError, RemoteProtocolError
 from ..protocol.messages import BlocksRefused, BlocksRequest, FragmentHead, Index, IndexRequest
 from ..protocol.network.interface import Network
-from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
-from .block_compression import CompressionGain, LineRate
-from .byte_shuffle import squeeze
+from ..protocol.network.lane import FrameHeader, FrameKind
 from .fragment_state import NotHeldError
 from .shared_state import SharedState
 
@@ -36,31 +32,15 @@ QUEUED_MAX = 1_024
 class _Batch:
     """The blocks of one request as frames; a ``FrameSource`` of ``collectives.links.send_queue``.
 
-    Args:
-      line: rate of the link.
-      gain: compression gain of the fragment.
-
     Attributes:
       refusal: why the rest is not sent: the version is gone.
     """
 
-    def __init__(
-        self, state: SharedState, request: BlocksRequest, line: LineRate, gain: CompressionGain
-    ) -> None:
+    def __init__(self, state: SharedState, request: BlocksRequest) -> None:
         self.request = request
         self.refusal = ""
         self._state = state
-        self._line = line
-        self._gain = gain
         self._blocks = deque(request.blocks)
-        # By block, as first decided: a block that is sent again must be the same frame.
-        self._compressed: dict[int, bool] = {}
-        self._frames_bytes: deque[int] = deque()  # lanes' threads append, several at a time
-
-    @property
-    def carried_bytes(self) -> int:
-        """Return the bytes sent so far, as they were on the line."""
-        return sum(self._frames_bytes)
 
     def next_frame(self) -> Load | None:
         try:
@@ -74,13 +54,11 @@ class _Batch:
     def _frame(self, block: int) -> Frame | None:
         request = self.request
         try:
-            plain = self._state.block(request.fragment, request.version, block)
+            payload = self._state.block(request.fragment, request.version, block)
         except NotHeldError as error:
             self.refusal = str(error)
             self._blocks.clear()
             return None
-        payload = self._to_send(block, plain)
-        self._frames_bytes.append(len(payload))
         header = FrameHeader(
             kind=FrameKind.BLOCK,
             round=0,
@@ -90,16 +68,6 @@ class _Batch:
             payload_bytes=len(payload),
         )
         return header, payload
-
-    def _to_send(self, block: int, plain: memoryview) -> Buffer:
-        if block not in self._compressed:
-            self._compressed[block] = self._line.slow and self._gain.worth_trying()
-        if not self._compressed[block]:
-            return plain
-        place = self._state.places(self.request.fragment)[block]
-        compressed = squeeze(plain, place.element_bytes)
-        self._gain.note(len(plain), len(compressed))
-        return compressed if len(compressed) < len(plain) else plain
 
 
 class Donor:
@@ -114,8 +82,6 @@ class Donor:
         self._unsent: Counter[str] = (
             Counter()
         )  # requested blocks that were not sent yet, by receiver
-        self._lines: WeakKeyDictionary[Link, LineRate] = WeakKeyDictionary()
-        self._gains = [CompressionGain() for _ in state.sizes]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled, beginning with requests that came before."""
@@ -166,13 +132,8 @@ class Donor:
             if isinstance(request, IndexRequest):
                 await link.send(await self._index(request.head))
                 return
-            line = self._lines.setdefault(link, LineRate())
-            batch = _Batch(self._state, request, line, self._gains[request.fragment])
-            line.begin()
-            try:
-                await link.send_from(batch, SendRank.COPY)
-            finally:
-                line.end(batch.carried_bytes)
+            batch = _Batch(self._state, request)
+            await link.send_from(batch, SendRank.COPY)
             if batch.refusal:
                 await link.send(
                     BlocksRefused(

@@ -27,7 +27,6 @@ from .blocks import (
     digest_blocks,
     zeros_digest,
 )
-from .byte_shuffle import plain_block
 from .fragment_state import FragmentState
 
 Find = Callable[[bytes], bytes | memoryview | None]
@@ -70,19 +69,6 @@ class IncomingFragment:
     def wanted(self) -> set[bytes]:
         """Return the digests of all its blocks."""
         return {self.digest(index) for index in range(len(self._fragment.places))}
-
-    def plain(self, index: int, payload: memoryview) -> memoryview:
-        """Return a block's bytes, decompressed if the payload is shorter than the block.
-
-        Raises:
-          StateMismatchError: the payload is shorter and does not decompress to the block's length.
-        """
-        try:
-            return plain_block(self.place(index), payload)
-        except ValueError as error:
-            raise StateMismatchError(
-                f"block {index} of fragment {self.head.fragment}: {error}", (index,)
-            ) from None
 
     def accept(self, index: int, data: bytes | bytearray | memoryview) -> bool:
         """Take one block. Unless ``in_place``, ``data`` must not change any more.

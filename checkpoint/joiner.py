@@ -54,8 +54,7 @@ OWED_S_MAX = 3.0  # a block owed for longer is also requested from a donor witho
 
 RATE_S = 10.0  # the rate of a fetch is the mean over this time
 
-# The progress, bytes of whole blocks that came, and those of them that compression kept off the line.
-OnProgress = Callable[[CopyProgress, int, int], None]
+OnProgress = Callable[[CopyProgress, int], None]  # the progress, and the bytes of blocks that came
 
 
 class Joiner:
@@ -178,7 +177,6 @@ class _Fetch:
         self._done_bytes = 0
         self._all_bytes = 0
         self._received_bytes = 0
-        self._saved_bytes = 0
         self._rate = _RecentRate()
         self._bad: list[str] = []
         self._reasons: dict[str, str] = {}
@@ -201,9 +199,7 @@ class _Fetch:
             if self._incoming is not None:
                 self._incoming.abandon()
         givers = tuple(donor.peer for donor in self._donors.values() if donor.gave)
-        return FetchReport(
-            self._head, self._received_bytes, givers, tuple(self._bad), self._saved_bytes
-        )
+        return FetchReport(self._head, self._received_bytes, givers, tuple(self._bad))
 
     # ------------------------------------------------------------ the hub's side, in lanes' threads
 
@@ -225,8 +221,7 @@ class _Fetch:
         if incoming is None or header.index not in donor.outstanding or donor.gone:
             return
         try:
-            plain = incoming.plain(header.index, payload)
-            new = incoming.accept(header.index, plain)
+            new = incoming.accept(header.index, payload)
         except StateMismatchError as error:
             self._loop.soon(partial(donor.send.send_nowait, error))
             return
@@ -235,18 +230,18 @@ class _Fetch:
             and self._partial_copy is not None
             and self._loop.now_s() >= self._joiner.keep_from_s
         ):
-            self._partial_copy.put(incoming.digest(header.index), plain)
-        if incoming.in_place and plain is payload:
+            self._partial_copy.put(incoming.digest(header.index), payload)
+        if incoming.in_place:
             self._rooms.append(payload)
-        size_bytes, saved_bytes = (len(plain), len(plain) - len(payload)) if new else (0, 0)
-        self._loop.soon(partial(self._accepted, donor, header.index, size_bytes, saved_bytes))
+        size_bytes = len(payload) if new else 0
+        self._loop.soon(partial(self._accepted, donor, header.index, size_bytes))
 
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
         """Do nothing: the block is still outstanding."""
 
     # ------------------------------------------------------------ on the event loop
 
-    def _accepted(self, donor: DonorView, block: int, size_bytes: int, saved_bytes: int) -> None:
+    def _accepted(self, donor: DonorView, block: int, size_bytes: int) -> None:
         """Count a block that came; 0 bytes if it came before."""
         if self._ended:
             return
@@ -256,7 +251,6 @@ class _Fetch:
             self._done_count += 1
             self._done_bytes += size_bytes
             self._received_bytes += size_bytes
-            self._saved_bytes += saved_bytes
             self._rate.add(size_bytes)
             donor.gave += 1
         for other in self._donors.values():
@@ -395,7 +389,7 @@ class _Fetch:
                 giving,
                 rounds_kept=0,  # the replica's to know
             )
-            self._progress(progress, self._received_bytes, self._saved_bytes)
+            self._progress(progress, self._received_bytes)
 
     async def _within_stall(self, sending: Awaitable[None], donor: DonorView) -> None:
         with trio.move_on_after(STALL_S) as scope:

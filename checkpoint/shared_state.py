@@ -175,20 +175,6 @@ class SharedState:
                 state.parts.counters[:] = counters
                 return self._digest(state, version_after)
 
-    def digest_now(self, fragment: int) -> tuple[FragmentHead, bytes] | None:
-        """Digest the bytes in memory again, to compare the memories of peers. Heavy.
-
-        Returns:
-          The head and the block digests; None if the fragment is not whole or is being received.
-        """
-        state = self._fragments[fragment]
-        with state.changes:
-            if state.head is None or self._open_transfer(fragment) is not None:
-                return None
-            version, digests = state.head.version, digest_blocks(state.parts, state.places)
-        root = fragment_root(self.run_id, fragment, version, state.size, digests)
-        return FragmentHead(fragment, version, root), digests
-
     def check_index(self, head: FragmentHead, digests: bytes) -> bool:
         """Return whether these are the block digests of a head."""
         places = self._fragments[head.fragment].places

@@ -5,7 +5,7 @@
 
 The root comes from the master, the index must hash to the root, and every block must hash to its entry in
 the index: a donor can be slow or gone, but it cannot pass off other bytes. A donor that sends other bytes
-is dropped and reported. A BLOCK frame that is shorter than its block holds it compressed.
+is dropped and reported.
 
 The two sides are ``joiner.Joiner`` and ``donor.Donor``; this file holds the results of a fetch. Both take
 messages from the links by ``receive``, which never waits, so a link's control stream never queues behind
@@ -46,11 +46,9 @@ class FetchReport:
       received_bytes: bytes of received blocks; 0 when all were here before.
       donors: peer ids of donors that served at least one block.
       bad_donors: peer ids of donors that served wrong bytes.
-      saved_bytes: the part of ``received_bytes`` that compression kept off the line.
     """
 
     head: FragmentHead
     received_bytes: int
     donors: tuple[str, ...]
     bad_donors: tuple[str, ...]
-    saved_bytes: int = 0

@@ -7,9 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from attrs import frozen
 
-from ..diloco.eager import OuterEstimate
-from ..diloco.fragments import PARAMETER
-from ..diloco.merge import MergeRule, parse_merge
 from ..protocol.arena import Arena, map_arena
 from ..protocol.errors import RemoteProtocolError
 from ..protocol.messages import ArenaOpened
@@ -26,7 +23,6 @@ class Arenas:
     shared: Arena
     posted: Arena
     overlap_steps: int
-    merge: MergeRule
 
     @classmethod
     def open(
@@ -65,7 +61,6 @@ class Arenas:
                 posted,
                 overlap,
                 copier,
-                _make_estimate(message, [tensors[index] for index in fragment]),
                 wait,
                 None if writes is None else [tensors[i] for i in fragment if i in writes],
             )
@@ -73,11 +68,7 @@ class Arenas:
         )
         if tuple(replica.size for replica in replicas) != tuple(message.sizes):
             raise RemoteProtocolError("the daemon's sizes of the fragments are not this model's")
-        try:
-            merge = parse_merge(message.merge)
-        except ValueError as error:
-            raise RemoteProtocolError(str(error)) from error
-        return cls(replicas, shared, posted, message.overlap_steps, merge)
+        return cls(replicas, shared, posted, message.overlap_steps)
 
     @property
     def under_way(self) -> bool:
@@ -96,11 +87,3 @@ class Arenas:
                 replica.finish()
             else:
                 replica.advance()
-
-
-def _make_estimate(message: ArenaOpened, tensors: Sequence[SharedTensor]) -> OuterEstimate | None:
-    """Make the estimate for previews, or return None if the trainer waits for rounds or previews are off."""
-    if not message.preview or message.overlap_steps == 0 or message.outer_lr == 0.0:
-        return None
-    count = sum(tensor.count for tensor in tensors if tensor.spec.kind == PARAMETER)
-    return OuterEstimate(count, message.outer_lr, message.outer_momentum, message.nesterov)

@@ -5,13 +5,11 @@ pseudo-gradient is the anchor minus the local tensors, and every operation here 
 
     load      local <- theta                           anchor <- theta     nothing is pending
     post      posted arena <- anchor - local           snapshot <- local   only with overlap
-    merge     local <- theta + (local - base)          anchor <- theta     or the spec's other merge
-    withdraw  local <- snapshot + (local - base)       the posted delta is not counted
+    merge     local <- theta + (local - base)          anchor <- theta
+    withdraw  nothing moves                            the posted delta is not counted
 
 The base of a merge is the snapshot when the round contains this trainer's contribution, else the anchor.
 So training that the run has not counted yet stays in the local tensors and in the next pseudo-gradient.
-With eager updates a post also moves the local tensors, from the snapshot to the *preview*, an estimate of
-the round's outcome. Until the round ends the preview is the base, and ``withdraw`` takes it back.
 Tensors in 16 bits are rounded when they are written. Their anchor moves by the same rounding, so that the
 rounding does not count as training.
 
@@ -35,10 +33,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..diloco.eager import FOUNDING_VERSION, OuterEstimate
 from ..diloco.fragments import BUFFER, COUNTER, PARAMETER
-from ..diloco.merge import MergeRule, merged
-from ..protocol.arena import Arena, NotWholeError
+from ..diloco.merge import merged
+from ..protocol.arena import FOUNDING_VERSION, Arena, NotWholeError
 from ..protocol.messages import FragmentSize
 from .box_views import BoxViews, whole_count
 from .copier import CudaCopier, Result, Transfer, WorkBeside
@@ -67,7 +64,6 @@ class FragmentReplica:
       posted: the arena that the trainer writes.
       overlap: training goes on while a round runs; takes memory for a snapshot.
       copier: copies between the tensors' devices and the host.
-      estimate: for previews; only with overlap.
       wait: waits while the daemon writes to the shared arena; see ``Arena.read``.
       writes: the tensors that this process writes into the posted arena, if it is one of several; None:
         all. It keeps and reads its parts of all of them.
@@ -87,7 +83,6 @@ class FragmentReplica:
         posted: Arena,
         overlap: bool,
         copier: CudaCopier | None = None,
-        estimate: OuterEstimate | None = None,
         wait: Callable[[], None] = os.sched_yield,
         writes: Collection[SharedTensor] | None = None,
     ) -> None:
@@ -99,16 +94,13 @@ class FragmentReplica:
         self._integer = _slices(integer)
         # One process with whole tensors copies fragments as they are; of several each has its own boxes.
         self._boxes = None if writes is None else BoxViews(floating, integer, writes)
-        self._own: Values | None = None  # what was posted, for the estimate, if there are boxes
         self._shared = shared
         self._posted = posted
         self._wait = wait
         self._overlap = overlap
         self._copier = CudaCopier() if copier is None else copier
         self._anchor: Values = np.zeros(sum(tensor.count for tensor in floating), np.float32)
-        self._estimate = estimate
         self._snapshot: Parts | None = None
-        self._preview: Parts | None = None
         self._operation: Operation | None = None
         self._transfer: Awaited | None = None  # the operation waits for it
         self._defers = any(self._copier.defers(each.tensor) for each in tensors)
@@ -158,8 +150,6 @@ class FragmentReplica:
 
         They come to the same step at different moments: one may have posted again before another's call.
         """
-        if self._estimate is not None:
-            self.finish()  # a merge may still read what was posted
         if self._boxes is None:
             self._posted.release(self._index)
 
@@ -180,8 +170,6 @@ class FragmentReplica:
     def withdraw(self) -> None:
         """Give the last post up, if any: its delta is in no version and will be in none."""
         self.finish()
-        if self._preview is not None:
-            self._begin(self._end_preview())
         self._snapshot = None
 
     def load(self) -> None:
@@ -192,11 +180,9 @@ class FragmentReplica:
         """
         if self._transfer is not None:
             self._transfer.drop()
-        self._operation = self._transfer = self._snapshot = self._preview = None
+        self._operation = self._transfer = self._snapshot = None
         self.lost = False
         counters = self._read_shared(self._anchor)
-        if self._estimate is not None:
-            self._estimate.loaded(self._anchor, self.version)
         for tensor, place in self._floating:
             tensor.write(self._anchor[place])
             if tensor.low_precision:
@@ -204,25 +190,23 @@ class FragmentReplica:
         for tensor, place in self._integer:
             tensor.write(counters[place])
 
-    def merge(self, merge: MergeRule, *, contributed: bool, share: float = 0.0) -> None:
+    def merge(self, *, contributed: bool) -> None:
         """Take over a committed version, and keep the training that is not part of it.
 
         Args:
-          merge: the rule if the round contains this trainer's contribution; else the delta stays.
-          contributed: it does; ``post`` was called for the round, and no ``load`` nor ``withdraw`` since.
-          share: this trainer's part of the round's weights, from 0 to 1.
+          contributed: the version contains this trainer's contribution; ``post`` was called for the
+            round, and no ``load`` nor ``withdraw`` since.
 
         Raises:
           NotWholeError: the fragment is being fetched; ``load`` must follow.
         """
         self.finish()
-        if contributed and self._snapshot is None and merge is merged:
+        if contributed and self._snapshot is None:
             self.load()  # nothing was trained since the post
-            return
-        if self._estimate is None and not self._defers:
-            self._merge_here(merge if contributed else merged, contributed=contributed)
-            return
-        self._begin(self._merge(merge, contributed, share))
+        elif self._defers:
+            self._begin(self._merge(contributed=contributed))
+        else:
+            self._merge_here(contributed=contributed)
 
     # ------------------------------------------------------------ operations
 
@@ -256,20 +240,15 @@ class FragmentReplica:
             self._snapshot = values
         taken = self._copier.down([*values, *counters])
         yield taken
-        own = self._own_delta()
-        ahead = yield from self._beside(partial(self._write_post, taken.parts, own))
+        yield from self._beside(partial(self._write_post, taken.parts))
         self.written = True
-        if ahead is not None:
-            yield from self._start_preview(ahead)
 
-    def _write_post(self, taken: Parts, own: Values | None) -> Values | None:
-        """Write the posted arena, and return the parameters to go on from, if they can be estimated."""
+    def _write_post(self, taken: Parts) -> None:
+        """Write the posted arena."""
         with self._writing(self.version):
             local = iter(taken)
             for (tensor, place), part in zip(self._floating, self._posted_values(), strict=True):
                 now: Values = next(local).numpy()
-                if self._boxes is not None and own is not None:
-                    _subtract(self._anchor[place], now, own[place], tensor)
                 if part is not None:
                     shape = part.shape
                     _subtract(self._anchor[place].reshape(shape), now.reshape(shape), part, tensor)
@@ -277,35 +256,8 @@ class FragmentReplica:
                 counters_here = next(local).numpy()
                 if count is not None:
                     count[...] = counters_here.reshape(count.shape)
-        if self._estimate is None or own is None:
-            return None
-        return self._estimate.preview(own)
 
-    def _start_preview(self, ahead: Values) -> Operation:
-        """Move the parameters to the preview, until the posted round is over."""
-        assert self._snapshot is not None
-        parameters = [each for each in self._floating if each[0].spec.kind == PARAMETER]
-        sent = self._copier.up(
-            [torch.from_numpy(ahead[place]) for _, place in parameters],
-            [tensor.tensor.device for tensor, _ in parameters],
-        )
-        yield sent
-        roundings = self._shift(sent.parts, self._snapshot, merged)
-        moved = [
-            part if rounding is None else part + rounding
-            for part, rounding in zip(sent.parts, roundings, strict=True)
-        ]
-        self._preview = [*moved, *self._snapshot[len(moved) :]]
-
-    def _end_preview(self) -> Operation:
-        """Move the parameters back by the preview's shift, keeping the training since."""
-        snapshot, preview = self._snapshot, self._preview
-        assert snapshot is not None
-        self._snapshot = self._preview = None
-        count = sum(tensor.spec.kind == PARAMETER for tensor, _ in self._floating)
-        yield from self._move_anchor(self._shift(snapshot[:count], preview, merged))
-
-    def _merge_here(self, rule: MergeRule, *, contributed: bool) -> None:
+    def _merge_here(self, *, contributed: bool) -> None:
         """Merge as ``_merge`` does, at once and piece by piece, as all tensors are in the host's memory."""
         theta = self._shared.values(self._index)
         sources = (
@@ -317,12 +269,13 @@ class FragmentReplica:
         for number, ((tensor, place), source) in enumerate(
             zip(self._floating, sources, strict=True)
         ):
-            base: torch.Tensor | None = torch.from_numpy(self._anchor[place])
+            base = torch.from_numpy(self._anchor[place])
             if contributed:
-                base = None if self._snapshot is None else self._snapshot[number]
+                assert self._snapshot is not None
+                base = self._snapshot[number]
             pieces += pieces_of(tensor, source, self._anchor[place], base)
         while True:
-            version = merge_pieces(pieces, self._read, rule)
+            version = merge_pieces(pieces, self._read)
             counters: Counters = np.empty(
                 sum(tensor.count for tensor, _ in self._integer), np.int64
             )
@@ -335,13 +288,12 @@ class FragmentReplica:
         if contributed:
             self._snapshot = None
 
-    def _merge(self, merge: MergeRule, contributed: bool, share: float) -> Operation:
+    def _merge(self, *, contributed: bool) -> Operation:
         version = self.version
         self.version = self._read(
             _nothing
         )  # raises NotWholeError here, where the caller expects it
-        own = self._own_delta() if contributed and self._estimate is not None else None
-        fetch = partial(self._fetch, version, own, share, with_anchor=not contributed)
+        fetch = partial(self._fetch, with_anchor=not contributed)
         try:
             while (fetched := (yield from self._beside(fetch))) is None:
                 self.version = self._read(_nothing)
@@ -352,21 +304,17 @@ class FragmentReplica:
         news = [theta[place] for _, place in self._floating]
         yield sent
         here = len(news) * (1 if contributed else 2)
-        bases: Parts | None = sent.parts[len(news) : here]
-        if contributed:
-            bases = self._snapshot if self._preview is None else self._preview
-        rule = merge if contributed else merged
-        roundings = self._shift(sent.parts[: len(news)], bases, rule)
+        bases = self._snapshot if contributed else sent.parts[len(news) : here]
+        assert bases is not None
+        roundings = self._shift(sent.parts[: len(news)], bases)
         for (tensor, _), count in zip(self._integer, sent.parts[here:], strict=True):
             tensor.write(torch.maximum(count, tensor.counters(copy=False)))
         if contributed:
-            self._snapshot = self._preview = None
+            self._snapshot = None
         self._anchor = theta
         yield from self._move_anchor(roundings)
 
-    def _fetch(
-        self, version: int, own: Values | None, share: float, *, with_anchor: bool
-    ) -> tuple[Values, Transfer, int] | None:
+    def _fetch(self, *, with_anchor: bool) -> tuple[Values, Transfer, int] | None:
         """Read the shared state and begin to copy it to the tensors' devices, with the anchor if wanted.
 
         Returns:
@@ -378,8 +326,6 @@ class FragmentReplica:
         found = self._shared.read_once(self._index, partial(self._copy_shared, theta, counters))
         if found is None:
             return None
-        if self._estimate is not None:
-            self._estimate.committed(theta, found - version, own, share)
         values = [theta[place] for _, place in self._floating]
         if with_anchor:
             values += [self._anchor[place] for _, place in self._floating]
@@ -404,24 +350,21 @@ class FragmentReplica:
         yield cast("WorkBeside[object]", pending)
         return pending.result
 
-    def _shift(
-        self, targets: Parts, bases: Parts | None, merge: MergeRule
-    ) -> list[torch.Tensor | None]:
-        """Set the first tensors to ``merge(target, local, base)``; without bases, base is local.
+    def _shift(self, targets: Parts, bases: Parts) -> list[torch.Tensor | None]:
+        """Set the floating tensors to ``merged(target, local, base)``.
 
         Returns:
           For each tensor in 16 bits its rounding, for the others None.
         """
-        # The rules use operators only, so they work on tensors as on arrays. A float64 tensor keeps
+        # ``merged`` uses operators only, so it works on tensors as on arrays. A float64 tensor keeps
         # its precision.
-        rule = cast("TensorMerge", merge)
+        rule = cast("TensorMerge", merged)
         roundings: list[torch.Tensor | None] = []
-        for number, ((tensor, _), target) in enumerate(zip(self._floating, targets, strict=False)):
+        for (tensor, _), target, base in zip(self._floating, targets, bases, strict=True):
             local = tensor.precise_values()
-            base = local if bases is None else bases[number]
             new = rule(target, local, base)
             if tensor.spec.kind == BUFFER:
-                # The difference of two infinities is NaN, so elements that did not move skip the rule.
+                # The difference of two infinities is NaN, so elements that did not move stay out.
                 new = torch.where(local == base, target, new)
             tensor.write(new)
             roundings.append(tensor.values(copy=False) - new if tensor.low_precision else None)
@@ -429,7 +372,7 @@ class FragmentReplica:
 
     def _move_anchor(self, roundings: Sequence[torch.Tensor | None]) -> Operation:
         """Move the anchor of tensors in 16 bits by their rounding."""
-        pairs = zip(self._floating, roundings, strict=False)
+        pairs = zip(self._floating, roundings, strict=True)
         rounded = [(place, part) for (_, place), part in pairs if part is not None]
         if not rounded:
             return
@@ -484,14 +427,6 @@ class FragmentReplica:
         if self._boxes is None:
             return [posted[place] for _, place in self._integer]
         return self._boxes.written(self._boxes.counters(posted), self._integer)
-
-    def _own_delta(self) -> Values | None:
-        """Return where this process's last pseudo-gradient is, or None if no estimate needs it."""
-        if self._boxes is None:
-            return self._posted.values(self._index)
-        if self._own is None and self._estimate is not None:
-            self._own = np.zeros_like(self._anchor)
-        return self._own
 
 
 def _nothing() -> None:

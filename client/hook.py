@@ -695,7 +695,7 @@ class Run:
         if not self.contributing and not contributed:
             replica.load()
         elif contributed or replica.version < message.version:
-            replica.merge(arenas.merge, contributed=contributed, share=message.share)
+            replica.merge(contributed=contributed)
         if replica.version < message.version:
             raise RemoteProtocolError(
                 f"fragment {fragment} should be at version {message.version} "

@@ -15,7 +15,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from ..diloco.fragments import BUFFER
-from ..diloco.merge import MergeRule, merged
+from ..diloco.merge import merged
 from .tensors import SharedTensor
 
 PIECE_COUNT = (
@@ -37,7 +37,7 @@ class Piece:
       local: them, flat; a view of the tensor if ``in_place``.
       shared: the same values in the shared arena.
       anchor: in the replica's anchor, flat; the new values go there, too.
-      base: of the first merge; None: the values themselves.
+      base: of the first merge.
       version: that they were merged to last.
     """
 
@@ -46,12 +46,12 @@ class Piece:
     in_place: bool
     shared: Values
     anchor: Values
-    base: torch.Tensor | None
+    base: torch.Tensor
     version: int | None = None
 
 
 def pieces_of(
-    tensor: SharedTensor, shared: Values, anchor: Values, base: torch.Tensor | None
+    tensor: SharedTensor, shared: Values, anchor: Values, base: torch.Tensor
 ) -> Iterator[Piece]:
     """Cut a tensor into pieces; one whose values do not lie one after the other is one piece.
 
@@ -66,17 +66,13 @@ def pieces_of(
     local, flat = values.view(-1), shared.reshape(-1)
     for start in range(0, len(flat), PIECE_COUNT):
         where = slice(start, start + PIECE_COUNT)
-        part = None if base is None else base[where]
-        yield Piece(tensor, local[where], True, flat[where], anchor[where], part)
+        yield Piece(tensor, local[where], True, flat[where], anchor[where], base[where])
 
 
-def merge_pieces(pieces: Sequence[Piece], read: Read, rule: MergeRule) -> int | None:
+def merge_pieces(pieces: Sequence[Piece], read: Read) -> int | None:
     """Merge all pieces, and return the version that they all have; None if there are none.
 
     Call it again to merge a newer version.
-
-    Args:
-      rule: of a piece's first merge.
 
     Raises:
       NotWholeError: the fragment is being fetched; some pieces are merged.
@@ -88,22 +84,19 @@ def merge_pieces(pieces: Sequence[Piece], read: Read, rule: MergeRule) -> int | 
             target = scratch[: piece.shared.size]
             version = read(lambda: np.copyto(target.reshape(piece.shared.shape), piece.shared))  # noqa: B023
             if piece.version != version:
-                _merge_piece(piece, target, merged if piece.version is not None else rule)
+                _merge_piece(piece, target)
                 piece.version = version
     return version
 
 
-def _merge_piece(piece: Piece, target: Values, rule: MergeRule) -> None:
-    """Set a piece to ``rule(target, local, base)``, and its anchor to what was written."""
+def _merge_piece(piece: Piece, target: Values) -> None:
+    """Set a piece to ``merged(target, local, base)``, and its anchor to what was written."""
     dtype = torch.float64 if piece.local.dtype == torch.float64 else torch.float32
     local, new_shared = piece.local.to(dtype), torch.from_numpy(target)
-    if piece.version is not None:
-        base = torch.from_numpy(piece.anchor)
-    else:
-        base = local if piece.base is None else piece.base
-    new = cast("TensorMerge", rule)(new_shared, local, base)
+    base = piece.base if piece.version is None else torch.from_numpy(piece.anchor)
+    new = cast("TensorMerge", merged)(new_shared, local, base)
     if piece.tensor.spec.kind == BUFFER:
-        # The difference of two infinities is NaN, so elements that did not move skip the rule.
+        # The difference of two infinities is NaN, so elements that did not move stay out.
         new = torch.where(local == base, new_shared, new)
     if piece.in_place:
         piece.local.copy_(new)

@@ -2,7 +2,6 @@
 
     codecs/             values of a chunk <-> bytes                                  pure
     arithmetic, combine, robust_rules   how a fragment is cut, added up and encoded  pure
-    gather_tree         which peer sends which chunk to which peer                   pure
     links/              connections to the other members, kept up as the view says
     result, chunk_tracker   the bytes and the state of each chunk
     chunk_sender, chunk_adder   frames that go out, frames that come in

@@ -98,7 +98,7 @@ class ChunkLayout:
     zstd_up: bool
     zstd_down: bool
 
-    # A tree has two layouts; rounds of one fragment have the same as long as the lines do.
+    # Rounds of one fragment have the same as long as the lines do.
     @classmethod
     @lru_cache(maxsize=2)
     def of(cls, plan: Plan, size: FragmentSize) -> ChunkLayout:
@@ -207,14 +207,13 @@ class MeanFactors:
 
 @frozen
 class SumTerm:
-    """One term of a chunk's sum: a contribution, or a site's sum.
+    """One term of a chunk's sum: a contribution.
 
     Attributes:
       peer: its sender, to blame if it cannot be added.
       data: the encoding as it came.
       factor: what its values are multiplied by.
       codec, zstd: how it is encoded, and whether it may be compressed.
-      is_sum: a site's sum, made by its leader; else the peer's own contribution.
     """
 
     peer: str
@@ -222,7 +221,6 @@ class SumTerm:
     factor: np.float32
     codec: Codec
     zstd: bool = False
-    is_sum: bool = False
 
 
 def reduce_values(
@@ -236,7 +234,7 @@ def reduce_values(
     """Add up one chunk of ``n`` values, in order, divide and encode the sum.
 
     Args:
-      observe: reads the values of every term that is no sum.
+      observe: reads the values of every term.
       out: shape ``(n,)``; becomes the result before it is encoded. Receivers have what ``encoded_out``
         decodes to.
       encoded_out: becomes the encoded result; may be the memory of ``out`` if ``codec`` is verbatim.
@@ -315,8 +313,7 @@ def _add_verbatim(
             finite = finite and all_finite(into)
             if observe is not None:  # now that the values are in the cache
                 for values, term in inputs:
-                    if not term.is_sum:
-                        observe(term.peer, start, values[block])
+                    observe(term.peer, start, values[block])
     return finite
 
 
@@ -329,7 +326,7 @@ def _add_decoded(
         for position, term in enumerate(terms):
             values = out if position == 0 else scratch
             decode_checked(term.codec, term.zstd, term.data, values, term.peer)
-            if observe is not None and not term.is_sum:
+            if observe is not None:
                 observe(term.peer, 0, values)
             if term.factor != 1:
                 np.multiply(values, term.factor, out=values)

@@ -8,25 +8,21 @@ waits for a frame, so a reduction cannot hold up a lane, nor two reductions each
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
 from ..protocol.errors import BadContributionError, RemoteProtocolError
 from ..protocol.network.lane import FrameHeader
-from .arithmetic import SumTerm, Values, reduce_counters, reduce_values
+from .arithmetic import Values, reduce_counters
 from .chunk_sender import ChunkSender
 from .chunk_tracker import FrameDuty, UnwantedFrameError
 from .combine import combine_chunk
-from .links.buffer_pool import BufferPool
 from .links.event_loop import Loop
 from .norm_report import NOTHING, NormSums
 from .reduction_context import ReductionContext
 from .spot_check import digests_of
-
-ONE = np.float32(1)
 
 
 class ChunkAdder:
@@ -36,7 +32,6 @@ class ChunkAdder:
 
     Args:
       sender: is given what this node has to send on.
-      buffers: memory for a site's sums.
       momentum: outer momentum before the round, of the first values of the fragment; contributions
         are compared with it. None if they are not to be.
 
@@ -48,12 +43,10 @@ class ChunkAdder:
         self,
         context: ReductionContext,
         sender: ChunkSender,
-        buffers: BufferPool,
         momentum: Values | None = None,
     ) -> None:
         self._context = context
         self._sender = sender
-        self._buffers = buffers
         self._momentum = NOTHING if momentum is None else momentum
         self._lock = threading.Lock()  # guards the next one; nothing else is done under it
         self._norms = NormSums()
@@ -87,7 +80,7 @@ class ChunkAdder:
     def _decode(self, source: str, header: FrameHeader, payload: memoryview) -> bool:
         index = header.index
         self._context.result.decode(header.kind, index, payload, source)
-        self._sender.result_came(index, source)
+        self._sender.result_came(source)
         return self._finish(index)
 
     def _finish(self, index: int) -> bool:
@@ -97,7 +90,7 @@ class ChunkAdder:
     # ------------------------------------------------------------ sums
 
     def add_up(self, index: int) -> bool:
-        """Add up a chunk that this node gathers and that lacks nothing.
+        """Add up a chunk that this node owns and that lacks nothing.
 
         Returns:
           Whether all chunks are done now (at one call only).
@@ -109,87 +102,41 @@ class ChunkAdder:
         arrived = tracker.contributions(index)
         if context.encoded_input is not None:
             arrived[context.me] = context.own_chunk(index)
-        if tracker.role(index).parent is None:
-            self.make_result(index, arrived)
-            if context.audited:
-                self.added[index] = digests_of(context, index, arrived)
-            del arrived  # its memory is used again from here on
-            tracker.added_up(index)
-            return self._finish(index)
-        encoded = self._make_sum(index, arrived)
-        del arrived
+        self.make_result(index, arrived)
+        if context.audited:
+            self.added[index] = digests_of(context, index, arrived)
+        del arrived  # its memory is used again from here on
         tracker.added_up(index)
-        self._sender.sum_ready(index, encoded)
-        return False
+        return self._finish(index)
 
     def make_result(self, index: int, arrived: Mapping[str, memoryview]) -> None:
         """Make the result of a chunk that this node owns.
 
         Args:
-          arrived: encoded contributions, and sums of sites, by peer.
+          arrived: encoded contributions, by peer.
         """
         context, result = self._context, self._context.result
+        layout, contributors = context.layout, context.order.contributors
         room = result.room(index)
-        length, present = len(room), [True] * len(context.contributors)
-        if not context.tree.sites:
-            present = [peer in arrived for peer in context.contributors]
-        if context.layout.cuts[index].is_counters:
+        if layout.cuts[index].is_counters:
             reduce_counters(list(arrived.values()), result.counters)
             np.frombuffer(room, "<i8")[:] = result.counters
-        elif context.tree.sites:
-            values, terms = result.scratch(index), self._terms(arrived)
-            codec, divisor = context.layout.codec_down, context.factors.divisor
-            with self._observed(index) as norms:
-                length = reduce_values(terms, divisor, codec, values, room, norms.take)
+            length = len(room)
         else:
-            values, contributors = result.scratch(index), context.order.contributors
-            layout, rule = context.layout, context.rule
-            with self._observed(index) as norms:
-                length = combine_chunk(
-                    contributors, arrived, layout, rule, values, room, norms.take, context.factors
-                )
-        result.made(index, length, present)
-
-    def _make_sum(self, index: int, arrived: Mapping[str, memoryview]) -> memoryview:
-        """Return our site's sum of a chunk that another site's peer owns, encoded."""
-        layout = self._context.layout
-        cut = layout.cuts[index]
-        room = self._buffers.take(cut.up_bytes)
-        if cut.is_counters:
-            reduce_counters(list(arrived.values()), np.frombuffer(room, "<i8"))
-            return room
-        values = np.frombuffer(self._buffers.take(4 * cut.count), np.float32)
-        terms = self._terms(arrived)
-        with self._observed(index) as norms:
-            length = reduce_values(terms, ONE, layout.codec_up, values, room, norms.take)
-        return room[:length]
-
-    def _terms(self, arrived: Mapping[str, memoryview]) -> list[SumTerm]:
-        """Return the terms of a chunk's sum: contributors in their order, then sites by leader."""
-        context = self._context
-        terms = []
-        factors = dict(zip(context.contributors, context.factors.factors, strict=True))
-        for peer in (*factors, *(p for p in context.order.receivers if p not in factors)):
-            if peer not in arrived:
-                continue
-            near = context.tree.is_near(peer)
-            layout = context.inner if near else context.layout
-            is_sum = not near and not context.tree.is_alone(peer)
-            factor = ONE if is_sum else factors[peer]
-            up, zstd = layout.codec_up, layout.zstd_up
-            terms.append(SumTerm(peer, arrived[peer], factor, up, zstd, is_sum))
-        return terms
-
-    # ------------------------------------------------------------ norms
-
-    @contextmanager
-    def _observed(self, index: int) -> Iterator[NormSums]:
-        """Observe one chunk's contributions while they are added up."""
-        owned = self._context.tracker.role(index).parent is None
-        norms = NormSums(self._momentum[self._context.layout.cuts[index].values], owned=owned)
-        yield norms
-        with self._lock:
-            self._norms.add(norms)
+            norms = NormSums(self._momentum[layout.cuts[index].values])
+            length = combine_chunk(
+                contributors,
+                arrived,
+                layout,
+                context.rule,
+                result.scratch(index),
+                room,
+                norms.take,
+                context.factors,
+            )
+            with self._lock:
+                self._norms.add(norms)
+        result.made(index, length, [each.peer in arrived for each in contributors])
 
     def norm_sums(self) -> tuple[bytes, float]:
         """Return the fields ``norm_sums`` and ``momentum_square`` of ``Reduced``."""

@@ -21,7 +21,6 @@ from attrs import define, field, frozen
 from ..protocol.errors import BadContributionError, PeerLostError
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
 from .codecs.compression import FrameCompressor
-from .gather_tree import ChunkRole
 from .links.hub import LinkHub
 from .links.link import Link
 from .links.send_priority import SendRank
@@ -91,11 +90,8 @@ class ChunkSender:
         self._lock = threading.Lock()  # guards the next two; nothing else is done under it
         self._ahead: Counter[str] = Counter()  # contributions less results that came, by owner
         self._held_back: set[str] = set()  # owners to which one more was refused
-        # Entries of the next two are added on the event loop. The thread that completes a chunk
-        # removes it from the first one.
+        # Entries are added on the event loop. The thread that completes a chunk removes it.
         self._takers: dict[int, list[_Batch]] = {}  # batches that wait for a chunk's result
-        self._gathered: dict[int, _Batch] = {}  # the batch that waits for our site's sum
-        self._sums: dict[int, memoryview] = {}  # our site's sums, encoded
         self._links: dict[str, Link] = {}  # replaced as a whole, since threads iterate over it
 
     @property
@@ -105,8 +101,8 @@ class ChunkSender:
 
     # ------------------------------------------------------------ on the event loop
 
-    def plan(self, chunks: Iterable[tuple[int, ChunkRole]], on_bad: OnBad) -> list[Send]:
-        """Plan what to send of these chunks: contributions, our own or our site's, and results.
+    def plan(self, chunks: Iterable[int], on_bad: OnBad) -> list[Send]:
+        """Plan what to send of these chunks: contributions to owners, results of our own.
 
         Args:
           on_bad: called, in any thread, if our own values cannot be encoded.
@@ -115,19 +111,18 @@ class ChunkSender:
         self._maker.on_bad = on_bad
         up: dict[str, _Batch] = {}
         down: dict[str, _Batch] = {}
-        for index, role in chunks:
-            if role.parent is not None and (role.gathers or context.encoded_input is not None):
-                if role.parent not in up:
-                    up[role.parent] = self._contributions(role.parent)
-                batch = up[role.parent]
-                batch.count += 1
-                if role.gathers:
-                    self._gathered[index] = batch
-                else:
-                    batch.ready.append(index)
-            self._takers[index] = [down.setdefault(peer, self._results()) for peer in role.takers]
-            for batch in self._takers[index]:
-                batch.count += 1
+        for index in chunks:
+            owner = context.tracker.owner(index)
+            if owner == context.me:
+                takers = [down.setdefault(peer, self._results()) for peer in context.others]
+                for batch in takers:
+                    batch.count += 1
+                self._takers[index] = takers
+            elif context.encoded_input is not None:
+                if owner not in up:
+                    up[owner] = self._contributions(owner)
+                up[owner].count += 1
+                up[owner].ready.append(index)
         return [
             *(Send(peer, up[peer], contribution=True) for peer in context.rotated(up)),
             *(Send(peer, down[peer], contribution=False) for peer in context.rotated(down)),
@@ -169,17 +164,11 @@ class ChunkSender:
         for batch in takers:
             batch.ready.append(index)
         if takers:
-            self._wake_links()
+            for link in self._links.values():
+                link.wake()
 
-    def sum_ready(self, index: int, encoded: memoryview) -> None:
-        """Send our site's sum of a chunk to the chunk's owner."""
-        self._sums[index] = encoded
-        self._gathered[index].ready.append(index)
-        self._wake_links()
-
-    def result_came(self, index: int, source: str) -> None:
-        """Allow one more contribution to the peer that sent this chunk's result."""
-        self._sums.pop(index, None)
+    def result_came(self, source: str) -> None:
+        """Allow one more contribution to the peer that sent a result."""
         with self._lock:
             self._ahead[source] -= 1
             held_back = source in self._held_back
@@ -197,10 +186,7 @@ class ChunkSender:
             return True
 
     def contribution_load(self, index: int, attempt: int) -> Load:
-        """Return what makes the frame of our contribution, or of our site's, to a chunk."""
-        if index in self._gathered:
-            # The owner has had a sum that is gone: the chunk's result came.
-            return partial(self._maker.sum, index, attempt, self._sums.get(index))
+        """Return what makes the frame of our contribution to a chunk."""
         return partial(self._maker.contribution, index, attempt)
 
     def result_load(self, index: int, attempt: int) -> Load:
@@ -210,10 +196,6 @@ class ChunkSender:
         except OSError:
             return _no_frame
         return partial(self._maker.result, kind, index, attempt, payload)
-
-    def _wake_links(self) -> None:
-        for link in self._links.values():
-            link.wake()
 
 
 class FrameMaker:
@@ -234,7 +216,6 @@ class FrameMaker:
         self._me, self._order = context.me, context.order
         self._cuts = context.layout.cuts
         self._encoded_input = context.encoded_input
-        self._near = not context.tree.is_alone(context.me)
         self._compressor = FrameCompressor(context.layout.zstd_up)
 
     def contribution(self, index: int, attempt: int) -> Frame | None:
@@ -245,16 +226,7 @@ class FrameMaker:
         except ValueError as error:
             self.on_bad(BadContributionError(self._me, str(error)))
             return None
-        return self._contribution(index, attempt, payload, compress=not self._near)
-
-    def sum(self, index: int, attempt: int, encoded: memoryview | None) -> Frame | None:
-        """Make the frame of a site's sum; returns None if there is none."""
-        if encoded is None:
-            return None
-        return self._contribution(index, attempt, encoded, compress=True)
-
-    def _contribution(self, index: int, attempt: int, payload: Buffer, *, compress: bool) -> Frame:
-        if compress and self._compressor.pays and not self._cuts[index].is_counters:
+        if self._compressor.pays and not self._cuts[index].is_counters:
             payload = self._compressor.compress(memoryview(payload))
         return self._frame(FrameKind.CONTRIBUTION, index, attempt, payload)
 

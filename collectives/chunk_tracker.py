@@ -5,8 +5,6 @@ it. It is held for some microseconds, never during a computation, and no other l
 pool's is taken under it.
 
     a chunk that we own             contributions arrive -> begun (none is missing) -> held
-    a chunk that we gather for      contributions arrive -> begun -> our site's sum goes to the owner
-      our site, as its leader         -> the owner's result arrives -> held
     any other chunk                 its result arrives -> held
 
 A chunk is begun once, and a result that is held never changes. When peers are shut out, chunks stop
@@ -19,7 +17,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from attrs import define, field
 
@@ -28,7 +26,6 @@ from ..protocol.messages import Assignment
 from ..protocol.network.lane import FrameHeader, FrameKind
 from .arithmetic import ChunkLayout
 from .contributor_sets import pack_set
-from .gather_tree import ChunkRole, Tree
 from .links.buffer_pool import BufferPool
 from .result import RoundResult
 
@@ -55,9 +52,9 @@ class UnwantedFrameError(Exception):
 
 @define(eq=False)
 class _Chunk:
-    role: ChunkRole  # this node's
-    since: int  # the attempt that assigned this role
-    missing: set[str]  # peers whose contributions it waits for; never this node
+    owner: str  # the peer that sends its result; another one after a repair
+    since: int  # the attempt that named this owner
+    missing: set[str]  # peers whose contributions it waits for here; never this node
     arrived: dict[str, memoryview] = field(factory=dict)
     begun: bool = False
     held: bool = False
@@ -67,9 +64,7 @@ class ChunkTracker:
     """The chunks of one reduction on one node. Thread-safe.
 
     Args:
-      layout: of what crosses sites, and of results.
-      inner: of contributions within our site.
-      contributes: whether this node contributes.
+      contributors: peer ids.
       attempt: of the order.
       result: memory for results.
       buffers: memory for contributions.
@@ -78,30 +73,29 @@ class ChunkTracker:
     def __init__(
         self,
         layout: ChunkLayout,
-        inner: ChunkLayout,
-        tree: Tree,
+        contributors: Collection[str],
         me: str,
-        contributes: bool,
         attempt: int,
         fragment: int,
         result: RoundResult,
         buffers: BufferPool,
     ) -> None:
         self._layout = layout
-        self._inner = inner
-        self._tree = tree
         self._me = me
-        self._contributes = contributes
+        self._contributes = me in contributors
+        self._givers = frozenset(contributors) - {me}  # to our chunks
         self._first_attempt = attempt
         self._fragment = fragment
         self._result = result
         self._buffers = buffers
-        self._up_bytes_max = max((cut.up_bytes for cut in (*layout.cuts, *inner.cuts)), default=0)
+        self._up_bytes_max = max((cut.up_bytes for cut in layout.cuts), default=0)
         self._lock = threading.Lock()  # guards all that follows
         self._shut: set[str] = set()
-        roles = [tree.role(index) for index in range(len(layout.cuts))]
-        self._chunks = [_Chunk(role, attempt, set(role.givers)) for role in roles]
-        self._makers = [role.parent or me for role in roles]
+        self._makers = [cut.owner for cut in layout.cuts]
+        self._chunks = [
+            _Chunk(owner, attempt, set(self._givers) if owner == me else set())
+            for owner in self._makers
+        ]
         self._placed: dict[tuple[int, str], memoryview] = {}  # by chunk and sender
         self._owed = self._count_owed()
 
@@ -171,7 +165,7 @@ class ChunkTracker:
         chunk = self._chunks[header.index]
         return (
             chunk.held
-            and chunk.role.parent == peer
+            and chunk.owner == peer
             and header.attempt == chunk.since > self._first_attempt
         )
 
@@ -184,13 +178,12 @@ class ChunkTracker:
             return f"sent chunk {index}, which does not exist"
         chunk = self._chunks[index]
         if header.kind is FrameKind.CONTRIBUTION:
-            if peer not in chunk.role.givers:
+            if chunk.owner != self._me or peer not in self._givers:
                 return f"sent a contribution to chunk {index} that it does not owe"
             twice = peer not in chunk.missing
-            layout = self._inner if self._tree.is_near(peer) else self._layout
-            length = layout.objection(header.kind, index, header.payload_bytes)
+            length = self._layout.objection(header.kind, index, header.payload_bytes)
         else:
-            if chunk.role.parent != peer:
+            if chunk.owner != peer:
                 return f"sent a result for chunk {index}, which is not its to send"
             twice = chunk.held
             length = self._result.objection(header.kind, index, header.payload_bytes)
@@ -210,7 +203,7 @@ class ChunkTracker:
             return [index for index in indices if self._begin(self._chunks[index])]
 
     def _begin(self, chunk: _Chunk) -> bool:
-        if not chunk.role.gathers or chunk.missing or chunk.begun or chunk.held:
+        if chunk.owner != self._me or chunk.missing or chunk.begun or chunk.held:
             return False
         if not chunk.arrived and not self._contributes:
             return False  # no contributor is left
@@ -226,7 +219,7 @@ class ChunkTracker:
         """Record that a begun chunk is added up, and free its contributions."""
         with self._lock:
             chunk = self._chunks[index]
-            chunk.held = chunk.role.parent is None
+            chunk.held = True
             chunk.arrived.clear()
 
     # ------------------------------------------------------------ losses
@@ -246,7 +239,7 @@ class ChunkTracker:
                 self._owed.pop(peer, None)
             for index, peer in [key for key in self._placed if key[1] in new]:
                 del self._placed[index, peer]
-                if self._chunks[index].role.parent == peer:  # a lane may still write a result there
+                if self._chunks[index].owner == peer:  # a lane may still write a result there
                     self._result.move(index)
             complete = []
             for index, chunk in enumerate(self._chunks):
@@ -269,16 +262,17 @@ class ChunkTracker:
         with self._lock:
             for index in chunks:
                 chunk = self._chunks[index]
-                if chunk.role.parent not in self._shut:
+                if chunk.owner not in self._shut:
                     raise RemoteProtocolError("a repair of chunks whose owner is not lost")
                 if assignment.from_scratch and chunk.held:
                     raise RemoteProtocolError(
                         f"chunk {index} is made again, but its result is held here"
                     )
-                chunk.role, chunk.since = self._tree.star(assignment.owner), attempt
+                chunk.owner, chunk.since = assignment.owner, attempt
                 if assignment.from_scratch:
                     self._makers[index] = assignment.owner
-                    chunk.missing = set(chunk.role.givers) - self._shut
+                    if assignment.owner == self._me:
+                        chunk.missing = set(self._givers) - self._shut
             self._owed = self._count_owed()
         return chunks
 
@@ -292,14 +286,14 @@ class ChunkTracker:
         """Return the attempt under which a chunk's frames are sent."""
         return self._chunks[index].since
 
-    def unheld(self) -> list[tuple[int, ChunkRole]]:
-        """Return the chunks whose results are not held here, in order, with this node's roles."""
+    def unheld(self) -> list[int]:
+        """Return the chunks whose results are not held here, in order."""
         with self._lock:
-            return [(i, chunk.role) for i, chunk in enumerate(self._chunks) if not chunk.held]
+            return [index for index, chunk in enumerate(self._chunks) if not chunk.held]
 
-    def role(self, index: int) -> ChunkRole:
-        """Return this node's present role in a chunk."""
-        return self._chunks[index].role
+    def owner(self, index: int) -> str:
+        """Return a chunk's present owner: contributions go to it, and it sends the result."""
+        return self._chunks[index].owner
 
     def owing(self) -> list[str]:
         """Return the peers that owe this node frames."""
@@ -316,10 +310,10 @@ class ChunkTracker:
         owners: set[str] = set()
         with self._lock:
             for chunk in self._chunks:
-                if chunk.role.gathers and not contributors:
+                if chunk.owner == self._me and not contributors:
                     contributors = set(chunk.missing)
-                if not chunk.held and chunk.role.parent is not None:
-                    owners.add(chunk.role.parent)
+                if not chunk.held and chunk.owner != self._me:
+                    owners.add(chunk.owner)
         return sorted(contributors), sorted(owners)
 
     def makers(self) -> list[str]:
@@ -336,7 +330,6 @@ class ChunkTracker:
         owed: Counter[str] = Counter()
         for chunk in self._chunks:
             owed.update(chunk.missing)
-            parent = chunk.role.parent
-            if parent is not None and not chunk.held and parent not in self._shut:
-                owed[parent] += 1
+            if not chunk.held and chunk.owner not in {self._me, *self._shut}:
+                owed[chunk.owner] += 1
         return dict(owed)

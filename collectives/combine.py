@@ -1,13 +1,11 @@
-"""The result of a chunk's contributions: their mean, or a robust rule's result.
+"""The result of a chunk's contributions: their mean, or their clipped mean.
 
-``combine_chunk`` is all that an owner of a star's chunk does to its values (in a tree the site leaders add first:
-see ``chunk_adder``; counters take their maximum). It is a pure function of the encoded
+``combine_chunk`` is all that an owner does to a chunk's values (counters take their maximum). It is a pure function of the encoded
 contributions, of the order (contributors, weights, clip factors) and of the plan. So every peer that
 has the same contributions gets the same bytes, on any machine, in whatever order they came. Checkers
 call ``combined``, which does the same without an owner's buffers.
 
     mean          sum of c_i s_i x_i over sum of c_i; see ``arithmetic``
-    trimmed:A     without the share A of the values at each end, coordinate by coordinate; see ``robust_rules``
     clipped:R     a contribution farther away than R times the median distance counts less; see ``robust_rules``
 """
 
@@ -33,10 +31,10 @@ from .arithmetic import (
     reduce_counters,
     reduce_values,
 )
-from .robust_rules import capped_weights, clipped_mean, trimmed_mean
+from .robust_rules import capped_weights, clipped_mean
 
-MEAN, TRIMMED, CLIPPED = "mean", "trimmed", "clipped"
-AMOUNTS = {TRIMMED: 0.25, CLIPPED: 1.0}  # where the plan names none
+MEAN, CLIPPED = "mean", "clipped"
+RADIUS = 1.0  # where the plan names none
 
 
 @frozen
@@ -44,34 +42,30 @@ class Rule:
     """A rule that makes a result of contributions.
 
     Attributes:
-      amount: ``A`` or ``R`` of the table at the top of this file; 0 for a mean.
+      radius: ``R`` of the table at the top of this file; 0 for a mean.
     """
 
-    kind: str = MEAN
-    amount: float = 0.0
+    radius: float = 0.0
 
     @classmethod
     def of(cls, plan: Plan, contributors: Sequence[Contributor] = ()) -> Rule:
         """Parse a plan's rule.
 
         Raises:
-          RemoteProtocolError: there is no such rule, or not for a tree or for these weights.
+          RemoteProtocolError: there is no such rule, or not for these weights.
         """
-        kind, _, text = plan.combine.partition(":")
         if plan.combine == MEAN:
             return cls()
+        kind, _, text = plan.combine.partition(":")
         try:
-            amount = float(text) if text else AMOUNTS[kind]
-            limit = {TRIMMED: 0.5, CLIPPED: math.inf}[kind]
-        except (KeyError, ValueError):
-            raise RemoteProtocolError(f"the plan combines by {plan.combine!r}") from None
-        if not 0.0 < amount < limit:
+            radius = float(text) if text else RADIUS
+        except ValueError:
+            radius = 0.0
+        if kind != CLIPPED or not 0.0 < radius < math.inf:
             raise RemoteProtocolError(f"the plan combines by {plan.combine!r}")
-        if plan.sites:
-            raise RemoteProtocolError(f"{kind} needs every contribution, and a tree adds them up")
         if contributors:
             capped_weights(contributors, [True] * len(contributors))
-        return cls(kind, amount)
+        return cls(radius)
 
 
 def combine_chunk(
@@ -110,17 +104,14 @@ def combine_chunk(
         SumTerm(each.peer, encoded[each.peer], factor, up, zstd)
         for each, factor in zip(here, factors.factors, strict=True)
     ]
-    if rule.kind == MEAN:
+    if not rule.radius:
         down, divisor = layout.codec_down, factors.divisor
         return reduce_values(terms, divisor, down, out, encoded_out, observe)
     weights = capped_weights(contributors, present)
     rows = [
         _row(term, each.scale, out.size, observe) for term, each in zip(terms, here, strict=True)
     ]
-    if rule.kind == TRIMMED:
-        trimmed_mean(rows, weights, rule.amount, out)
-    else:
-        clipped_mean(rows, weights, rule.amount, out)
+    clipped_mean(rows, weights, rule.radius, out)
     finite = bool(np.isfinite(out).all())
     return encode_result(terms, finite, layout.codec_down, out, encoded_out)
 

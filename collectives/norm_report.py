@@ -24,13 +24,12 @@ class NormSums:
 
     Args:
       momentum: the outer momentum of one chunk's values, or of the first of them; only read.
-      owned: whether this node owns the chunk; else the owner counts the chunk's momentum.
     """
 
-    def __init__(self, momentum: Values = NOTHING, *, owned: bool = True) -> None:
+    def __init__(self, momentum: Values = NOTHING) -> None:
         self._momentum = momentum[:SAMPLE_VALUES]
         with np.errstate(over="ignore"):
-            self._momentum_square = product(self._momentum, self._momentum) if owned else 0.0
+            self._momentum_square = product(self._momentum, self._momentum)
         self._sums: dict[str, tuple[float, float, float]] = {}  # as in ``Reduced``
 
     def take(self, peer: str, start: int, values: Values) -> None:

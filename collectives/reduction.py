@@ -66,7 +66,6 @@ from .chunk_sender import ChunkSender, SendTasks
 from .codecs.error_feedback import Residual
 from .contributor_sets import unpack_bits
 from .encoded_input import EncodedInput
-from .gather_tree import ChunkRole
 from .links.hub import LINK_WAIT_S, LinkHub
 from .reduction_context import ReductionContext
 from .spot_check import SpotCheck
@@ -184,7 +183,7 @@ class Reduction:
         self._link_wait_s = link_wait_s
         self._on_lost = on_lost
         self._sender = ChunkSender(context)
-        self._adder = ChunkAdder(context, self._sender, hub.buffers, momentum)
+        self._adder = ChunkAdder(context, self._sender, momentum)
 
         self._watches: dict[str, trio.CancelScope] = {}
         self._losses: dict[str, PeerLostError] = {}  # of peers that owed us something then
@@ -311,8 +310,8 @@ class Reduction:
 
     # ------------------------------------------------------------ chunks that no frame completes
 
-    def _add_up_complete(self, chunks: Iterable[tuple[int, ChunkRole]]) -> None:
-        self._put_to_work(self._context.tracker.begin_complete(index for index, _role in chunks))
+    def _add_up_complete(self, chunks: Iterable[int]) -> None:
+        self._put_to_work(self._context.tracker.begin_complete(chunks))
 
     def _put_to_work(self, chunks: Iterable[int]) -> None:
         self._to_add_up += chunks
@@ -409,14 +408,14 @@ class Reduction:
         self.flush(order.lost)
         self.attempt = order.attempt
         context, tracker = self._context, self._context.tracker
-        again: list[tuple[int, ChunkRole]] = []
+        again: list[int] = []
         lacking: dict[str, list[int]] = {}  # what we hold and spread, by receiver
         for assignment in order.assignments:
             if assignment.owner not in context.order.receivers:
                 raise RemoteProtocolError("a repair by a peer that does not take part")
             chunks = tracker.take_over(assignment, order.attempt)
             if assignment.from_scratch:
-                again += [(index, tracker.role(index)) for index in chunks]
+                again += chunks
             elif assignment.owner == context.me:
                 receivers = context.order.receivers
                 bits = unpack_bits(assignment.lacking, len(receivers))
@@ -468,7 +467,7 @@ class Reduction:
         context, chunks = self._context, range(len(self._context.layout.cuts))
         if context.layout.down_bytes <= IN_MEMORY_BYTES_MAX:
             return
-        kept = [each for each in chunks if not to_send or context.tracker.role(each).takers]
+        kept = [each for each in chunks if not to_send or context.tracker.owner(each) == context.me]
         context.result.move_to_file(kept, folder)
 
     def _make_result(self) -> ReduceResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import numpy as np
-from attrs import evolve
 
 from ..protocol.errors import BadContributionError, LocalProtocolError, RemoteProtocolError
 from ..protocol.messages import FragmentSize, Plan, Reduce
@@ -14,7 +13,6 @@ from .chunk_tracker import ChunkTracker
 from .codecs.error_feedback import Residual
 from .combine import Rule
 from .encoded_input import EncodedInput
-from .gather_tree import INNER_CODEC, Tree
 from .links.buffer_pool import BufferPool
 from .links.hub import LinkHub
 from .result import RoundResult
@@ -31,9 +29,8 @@ class ReductionContext:
 
     Attributes:
       contributors: peer ids, in the order's order.
-      needed: the peers that the round depends on: contributors, chunk owners and site leaders.
-      layout: of what crosses sites, and of results.
-      inner: of contributions within a site, which travel unencoded.
+      others: the other receivers, in the order's order.
+      needed: the peers that the round depends on: contributors and chunk owners.
       factors: of all contributors.
       encoded_input: this node's contribution; None if it does not contribute.
 
@@ -63,25 +60,20 @@ class ReductionContext:
         self.factors = MeanFactors.of(order.contributors)
         owners = [cut.owner for cut in self.layout.cuts]
         _check_order(order, me, self.contributors, owners)
-        self.tree = Tree(order.plan, owners, self.contributors, order.receivers, me)
-        self.needed = {*self.contributors, *owners, *self.tree.leaders}
-        near = evolve(order.plan, codec_up=INNER_CODEC)
-        self.inner = ChunkLayout.of(near, size) if self.tree.sites else self.layout
+        self.others = tuple(peer for peer in order.receivers if peer != me)
+        self.needed = {*self.contributors, *owners}
         self.encoded_input: EncodedInput | None = None
         if me in self.contributors:
-            alone = self.tree.is_alone(me)
-            plan = order.plan if alone else near
+            plan = order.plan
             if encoded_input is None or not encoded_input.fits(plan, size):
-                feedback = residual if alone and self.layout.codec_up.lossy else None
+                feedback = residual if self.layout.codec_up.lossy else None
                 encoded_input = _make_input(plan, size, values, counters, feedback, hub.buffers)
             self.encoded_input = encoded_input
         self.result = RoundResult(self.layout, len(self.contributors), hub.buffers)
         self.tracker = ChunkTracker(
             self.layout,
-            self.inner,
-            self.tree,
+            self.contributors,
             me,
-            self.encoded_input is not None,
             order.attempt,
             order.fragment,
             self.result,

@@ -20,7 +20,6 @@ class ExitCode(enum.IntEnum):
     TRAINER = 9  # the training command cannot be started
     SUPERSEDED = 10  # another master has taken the run over; this one must stay stopped
     VIOLATION = 11  # a simulated run broke a promise
-    DIFFERS = 12  # some peers' states differ from the run's
     MEMORY = 13  # the run's state does not fit into this machine's memory
     UNFIT = 14  # `doctor` found a fault that keeps this machine from taking part
     INTERRUPTED = 130  # a second Ctrl+C, or one before there was anything to drain

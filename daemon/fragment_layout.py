@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from ..diloco.fragments import Fragment, Pattern, TensorShape, grouped, split
+from ..diloco.fragments import Fragment, TensorShape, grouped, split
 from ..membership.spec.spec import DilocoTable
 from ..protocol.errors import UserError
 from ..protocol.messages import FragmentSize, ModelLayout
@@ -22,7 +20,7 @@ def fragments_of(layout: ModelLayout, diloco: DilocoTable) -> tuple[Fragment, ..
     try:
         if diloco.groups:
             return grouped(tensors, diloco.groups)
-        return split(tensors, diloco.fragments, cast(Pattern, diloco.pattern))
+        return split(tensors, diloco.fragments)
     except ValueError as error:
         key = "groups" if diloco.groups else "fragments"
         raise UserError(

@@ -29,6 +29,14 @@ class LogLine:
     text: Annotated[str, about("Printable, without colours.")]
 
 
+@frozen
+class PeerLog:
+    """The newest lines of a peer's log."""
+
+    peer: Annotated[str, about("Its name.")]
+    lines: Annotated[tuple[LogLine, ...], about("The oldest first.")]
+
+
 class LogRing:
     """The newest ``LINES_KEPT_MAX`` lines. Threads may call every method.
 

@@ -4,11 +4,6 @@ The run can continue without it. Therefore its last seconds may be lost, and a d
 by a new one. The journal is a separate file (see ``journal_store``); rounds that the journal has and the
 history lacks are copied from it (see ``run_recorder``).
 
-Old points are merged: a point of a *level* stands for ``2 ** level`` points of level 0. When a level is
-full, its oldest points are merged in pairs into the next level. A run of any length takes a few times
-``LEVEL_POINTS`` rows and is finest at its end. A *gap* is a row without figures that marks the end of a
-time without a master.
-
 All methods may wait for the disk: call them from a thread. They run one at a time.
 """
 
@@ -27,17 +22,13 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from ..protocol.messages import COUNT_MAX
-from . import member_curves
-from .member_curves import Line, MemberPoint
+from . import curves
+from .curves import COLUMNS, EVERYBODY, MEMBER_COLUMNS, Line, MemberPoint, Point, Row
 
 log = logging.getLogger("holdfast.master")
 
 HISTORY_FILE = "history.db"
-SCHEMA_VERSION = 1
-LEVEL_POINTS = 4_096
-LEVELS = 16  # the oldest points of the last level are deleted
-MERGED_POINTS = 256  # at a time
+SCHEMA_VERSION = 2
 ROUNDS_MAX = 10_000
 ROUNDS_BYTES_MAX = 128 * 2**20  # of compressed rows; fewer than ROUNDS_MAX with 1,000 members
 EVENTS_MAX = 20_000
@@ -46,36 +37,11 @@ BUSY_S = 5.0  # for another program that has the file open
 ZIP_LEVEL = 3
 
 SCHEMA = """
-create table if not exists points (
-    id integer primary key, level integer not null, at real not null, gap_s real, step integer,
-    rounds integer, loss real, loss_min real, loss_max real, tokens_per_s real, utilisation real,
-    members integer, sent_bytes integer, saved_bytes integer);
-create index if not exists points_by_level on points (level, id);
-create index if not exists points_by_time on points (at);
-create index if not exists gaps on points (at) where gap_s is not null;
 create table if not exists rounds (number integer primary key, bytes integer not null, body blob);
 create table if not exists events (
     id integer primary key, at real not null, kind text not null, peer text, name text not null,
     text text not null);
 """
-
-
-@frozen
-class Point:
-    """A point of the curve: the run at one moment."""
-
-    at: float  # unix seconds
-    step: int | None = None
-    rounds: int | None = None
-    loss: float | None = None
-    loss_min: float | None = None
-    loss_max: float | None = None
-    tokens_per_s: float | None = None
-    utilisation: float | None = None
-    members: int | None = None
-    sent_bytes: int | None = None
-    saved_bytes: int | None = None
-    gap_s: float | None = None  # set in a gap: nothing is known of this time before it
 
 
 @frozen
@@ -88,27 +54,6 @@ class PastEvent:
     peer: str | None
     name: str
     text: str
-
-
-COLUMNS = tuple(name for name in attrs.fields_dict(Point) if name != "gap_s")
-STORED = ("gap_s", *COLUMNS)
-THINNED = (
-    "max(at), max(step), max(rounds), avg(loss), min(loss_min), max(loss_max), avg(tokens_per_s), "
-    "avg(utilisation), cast(round(avg(members)) as integer), max(sent_bytes), max(saved_bytes)"
-)
-# The oldest points of a level, merged in pairs: neighbours of which both or none are gaps.
-MERGED = f"""
-with oldest as (
-    select *, row_number() over (order by id) as place from points where level = ? limit ?),
-spans as (
-    select *, place - row_number() over (partition by gap_s is null order by id) as span
-    from oldest),
-ranked as (
-    select *, row_number() over (partition by gap_s is null, span order by id) - 1 as rank
-    from spans)
-select max(id), sum(gap_s), {THINNED} from ranked group by gap_s is null, span, rank / 2
-order by 1"""
-Row = tuple[Any, ...]
 
 
 class MetricsStore:
@@ -151,8 +96,7 @@ class MetricsStore:
                 if db.execute("pragma quick_check(1)").fetchone()[0] != "ok":
                     raise sqlite3.DatabaseError("its pages are damaged")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
-                db.executescript(SCHEMA + member_curves.SCHEMA)
-            self._counts = dict(db.execute("select level, count(*) from points group by level"))
+                db.executescript(SCHEMA + curves.SCHEMA)
             self._rounds = _round_sums(db)
         except BaseException:
             db.close()
@@ -219,13 +163,6 @@ class MetricsStore:
             return True
         packed = [(number, zlib.compress(body, ZIP_LEVEL)) for number, body in rounds]
         with self._access(), self._db:
-            counts = dict(self._counts)
-            self._db.executemany(
-                f"insert into points (level, {', '.join(STORED)}) values (0{', ?' * len(STORED)})",
-                [[_storable(getattr(point, name)) for name in STORED] for point in points],
-            )
-            counts[0] = counts.get(0, 0) + len(points)
-            self._merge(counts)
             self._db.executemany(
                 "insert or replace into rounds values (?, ?, ?)",
                 [(number, len(body), body) for number, body in packed],
@@ -241,40 +178,22 @@ class MetricsStore:
             if events:
                 oldest = events[-1].id - EVENTS_MAX
                 self._db.execute("delete from events where id <= ?", [oldest])
-            self._warn_refused(member_curves.write_points(self._db, members))
-            # Not before: after a failed transaction the old counts hold.
-            self._counts, self._rounds = counts, (count, size_bytes)
+            self._warn_refused(curves.write_points(self._db, points, members))
+            # Not before: after a failed transaction the old sums hold.
+            self._rounds = count, size_bytes
             return True
         return False
 
     def _warn_refused(self, names: Sequence[str]) -> None:
         """Warn once of each figure that is not stored, and of no more than there may be figures."""
         for name in names:
-            if name not in self._refused and len(self._refused) < member_curves.FIGURES_MAX:
+            if name not in self._refused and len(self._refused) < curves.FIGURES_MAX:
                 self._refused.add(name)
                 self._warn(
-                    f"the figure {name[: member_curves.FIGURE_NAME_CHARS_MAX]!r} of run.log is not stored: "
-                    f"a run has at most {member_curves.FIGURES_MAX}, with names of 1 to "
-                    f"{member_curves.FIGURE_NAME_CHARS_MAX} characters"
+                    f"the figure {name[: curves.FIGURE_NAME_CHARS_MAX]!r} of run.log is not stored: "
+                    f"a run has at most {curves.FIGURES_MAX}, with names of 1 to "
+                    f"{curves.FIGURE_NAME_CHARS_MAX} characters"
                 )
-
-    def _merge(self, counts: dict[int, int]) -> None:
-        """Merge points of every level that is full."""
-        for level in range(LEVELS):
-            while counts.get(level, 0) >= LEVEL_POINTS + MERGED_POINTS:
-                self._merge_oldest(level, counts)
-
-    def _merge_oldest(self, level: int, counts: dict[int, int]) -> None:
-        merged = self._db.execute(MERGED, [level, MERGED_POINTS]).fetchall()
-        old = "delete from points where level = ? and id <= ?"
-        counts[level] -= self._db.execute(old, [level, merged[-1][0]]).rowcount
-        if level + 1 < LEVELS:
-            self._db.executemany(
-                f"insert into points (level, id, {', '.join(STORED)}) "
-                f"values ({level + 1}, ?{', ?' * len(STORED)})",
-                merged,
-            )
-            counts[level + 1] = counts.get(level + 1, 0) + len(merged)
 
     def _forget_rounds(self) -> tuple[int, int]:
         """Delete the oldest rounds; return the count and bytes left.
@@ -292,13 +211,9 @@ class MetricsStore:
     # ------------------------------------------------------------ reading
 
     def last_point(self) -> Point | None:
-        """Return the newest point with figures."""
+        """Return the newest point of the run, without figures."""
         with self._access():
-            row = self._db.execute(
-                f"select {', '.join(STORED)} from points where gap_s is null "
-                "order by id desc limit 1"
-            ).fetchone()
-            return None if row is None else Point(**dict(zip(STORED, row, strict=True)))
+            return curves.last_point(self._db)
         return None
 
     def last_event_id(self) -> int:
@@ -309,32 +224,9 @@ class MetricsStore:
         return 0
 
     def points(self, count: int, from_at: float | None, to_at: float | None) -> list[Row]:
-        """Return ``count`` rows of ``COLUMNS`` at most, oldest first; a gap is a row of None."""
+        """Return ``count`` rows of ``COLUMNS`` of the run at most, and gaps, oldest first."""
         with self._access():
-            first_at, last_at, found_count = self._db.execute(
-                "select min(at), max(at), count(*) from points where at between ? and ?",
-                [-1e300 if from_at is None else from_at, 1e300 if to_at is None else to_at],
-            ).fetchone()
-            if not found_count:
-                return []
-            span = [first_at, last_at]
-            gaps = self._db.execute(
-                "select at from points where gap_s is not null and gap_s > ? and at between ? and ? "
-                "order by at limit ?",
-                [(last_at - first_at) / count, *span, count // 2],
-            ).fetchall()
-            columns, grouping, arguments = ", ".join(COLUMNS), "", []
-            if found_count > count:
-                columns, grouping = THINNED, "group by cast((at - ?) / ? as integer)"
-                width = (last_at - first_at) / max(1, count - len(gaps) - 1)
-                arguments = [first_at, width or 1.0]
-            rows = self._db.execute(
-                f"select {columns} from points where gap_s is null and at between ? and ? "
-                f"{grouping} order by 1",
-                [*span, *arguments],
-            ).fetchall()
-            blank = (None,) * (len(COLUMNS) - 1)
-            return sorted([*rows, *((at, *blank) for (at,) in gaps)], key=_by_time)
+            return curves.rows_of(self._db, EVERYBODY, COLUMNS, count, from_at, to_at)
         return []
 
     def rounds(self, count: int, before: int | None) -> list[bytes]:
@@ -358,42 +250,40 @@ class MetricsStore:
 
     def losses(self) -> tuple[float | None, float | None]:
         """Return the run's first and last loss, of those that are stored."""
-        first, last = (
-            f"(select loss from points where loss is not null order by at {order} limit 1)"
-            for order in ("asc", "desc")
-        )
         with self._access():
-            found: tuple[float | None, float | None]
-            found = self._db.execute(f"select {first}, {last}").fetchone()
-            return found
+            return curves.losses(self._db)
         return None, None
 
     def figures(self) -> list[str]:
         """Return the names of the figures of ``run.log``."""
         with self._access():
-            return member_curves.figure_names(self._db)
+            return curves.figure_names(self._db)
         return []
 
     def member(self, member: str) -> tuple[str, str] | None:
         """Return id and name of a member with points, found by either, or None."""
         with self._access():
-            return member_curves.find_member(self._db, member)
+            return curves.find_member(self._db, member)
         return None
 
     def member_points(
         self, peer: str, count: int, from_at: float | None, to_at: float | None
     ) -> list[Row]:
-        """Return ``count`` rows of a member at most, and gaps, oldest first: see ``member_curves``."""
+        """Return ``count`` rows of a member at most, and gaps, oldest first.
+
+        They have ``MEMBER_COLUMNS`` and figures by name.
+        """
+        columns = (*MEMBER_COLUMNS, "figures")
         with self._access():
-            return member_curves.member_rows(self._db, peer, count, from_at, to_at)
+            return curves.rows_of(self._db, peer, columns, count, from_at, to_at)
         return []
 
     def lines(
         self, of: str, count: int, from_at: float | None, to_at: float | None, *, figure: bool
     ) -> tuple[list[Line], int]:
-        """Return a line per member, and how many members are left out: see ``member_curves``."""
+        """Return a line per member, and how many members are left out: see ``curves``."""
         with self._access():
-            return member_curves.lines(self._db, of, count, from_at, to_at, figure=figure)
+            return curves.lines(self._db, of, count, from_at, to_at, figure=figure)
         return [], 0
 
     def events(
@@ -433,15 +323,11 @@ class MetricsStore:
         return []
 
 
-def _storable(value: object) -> object:
-    """Limit a sum of members' own figures to the range of SQLite's integers."""
-    return max(-COUNT_MAX, min(value, COUNT_MAX)) if isinstance(value, int) else value
-
-
 def _connect(path: Path | str) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
     if str(path) != ":memory:":
         os.chmod(path, 0o600)
+    db.create_aggregate("mean_figures", 1, curves.MeanFigures)
     db.execute("pragma journal_mode = wal")
     db.execute(
         "pragma synchronous = normal"
@@ -454,13 +340,3 @@ def _round_sums(db: sqlite3.Connection) -> tuple[int, int]:
     row = db.execute("select count(*), coalesce(sum(bytes), 0) from rounds").fetchone()
     count, size_bytes = row
     return count, size_bytes
-
-
-def _by_time(row: Row) -> float:
-    at: float = row[0]
-    return at
-
-
-def as_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Transpose rows of ``COLUMNS``."""
-    return {name: [row[at] for row in rows] for at, name in enumerate(COLUMNS)}

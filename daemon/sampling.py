@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from ..protocol.messages import MEMBERS_MAX, Progress
-from .member_curves import MemberPoint
+from .curves import MemberPoint
 
 UTILISATION_S = 20.0  # a trainer waits once a round: over less time its utilisation leaps
 

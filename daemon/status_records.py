@@ -38,17 +38,6 @@ class PendingRow:
 
 
 @frozen(kw_only=True)
-class StandbyRow:
-    """A machine that keeps a copy of the master's journal."""
-
-    where: Annotated[str, about("The address from which it connects to the master.")]
-    records: Annotated[int, about("Records in its copy.")]
-    in_step: Annotated[
-        bool, about("Nothing is acknowledged before it is in this copy. false: it is being copied.")
-    ]
-
-
-@frozen(kw_only=True)
 class Ending:
     """The outcome of a finished run; null where it is not known."""
 
@@ -78,7 +67,6 @@ class MasterStatus(RunStatus):
     value_count: int
     addresses: tuple[str, ...]
     pending: tuple[PendingRow, ...]
-    standbys: tuple[StandbyRow, ...] = ()
     ending: Annotated[Ending | None, about("null: the run is not finished.")]
 
 
@@ -170,7 +158,6 @@ class PeerStatus:
     ] = None
     congestion: Annotated[CongestionReport | None, about("null: the spec is not known yet.")] = None
     state_received_bytes: int = 0
-    state_saved_bytes: int = 0
     copies: tuple[CopyRow, ...] = ()
     heads: tuple[HeadRow, ...] = ()
     rounds: tuple[PeerRoundRow, ...] = ()

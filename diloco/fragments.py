@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
 
 PARAMETER = "parameter"  # float, averaged through the outer optimizer
 BUFFER = "buffer"  # float, averaged plainly
@@ -29,8 +28,6 @@ COUNTER_BYTES = 8  # int64
 # Tensors outside every layer (embeddings, the head) get a fragment of their own if they have at least
 # this part of an even share of the bytes; a smaller fragment would waste a round.
 APART_SHARE_MIN = 0.5
-
-Pattern = Literal["strided", "sequential"]
 
 
 @dataclass(frozen=True)
@@ -90,9 +87,7 @@ class Fragment:
         return self.value_count * VALUE_BYTES + self.counter_count * COUNTER_BYTES
 
 
-def split(
-    tensors: Sequence[TensorShape], fragment_count: int, pattern: Pattern = "strided"
-) -> tuple[Fragment, ...]:
+def split(tensors: Sequence[TensorShape], fragment_count: int) -> tuple[Fragment, ...]:
     """Divide a layout into fragments; every tensor is in exactly one of them.
 
     A layer is all tensors whose names agree up to their first integer component:
@@ -100,15 +95,14 @@ def split(
     module counts as a layer. Tensors outside the layers (embeddings, final norm, head) are kept
     together in the last fragment, unless they are so small that they join the lightest one.
 
-    ``strided`` (the default) deals layers out like cards: of every ``Q`` consecutive layers each of
+    Layers are strided over depth (arXiv 2501.18512, section 2): of every ``Q`` consecutive layers each of
     the ``Q`` layer fragments gets one, and the heaviest goes to the fragment that is lightest so far.
     Fragments therefore differ by at most one layer's bytes, and layer ``i`` of layers of equal size is in
-    fragment ``i % Q``. ``sequential`` gives runs of consecutive layers.
+    fragment ``i % Q``.
 
     Args:
       tensors: the layout; tied tensors appear once.
       fragment_count: at least 1; 1 means one fragment of everything.
-      pattern: the rule that spreads layers over fragments (arXiv 2501.18512, section 2).
 
     Raises:
       ValueError: there is nothing to split, a kind is unknown, or there are fewer groups of
@@ -117,8 +111,6 @@ def split(
     _check(tensors)
     if fragment_count < 1:
         raise ValueError(f"fragment_count must be at least 1, got {fragment_count}")
-    if pattern not in ("strided", "sequential"):
-        raise ValueError(f'pattern must be "strided" or "sequential", got {pattern!r}')
     if fragment_count == 1:
         return (_fragment(tensors, range(len(tensors))),)
 
@@ -135,10 +127,9 @@ def split(
     stays_apart = bool(apart) and (
         fragment_count > len(layers) or apart_bytes >= APART_SHARE_MIN * fair_bytes
     )
-    deal = _strided if pattern == "strided" else _sequential
     bins = [
         [index for layer in layer_numbers for index in layers[layer]]
-        for layer_numbers in deal(layer_bytes, fragment_count - stays_apart)
+        for layer_numbers in _strided(layer_bytes, fragment_count - stays_apart)
     ]
     if stays_apart:
         bins.append(apart)
@@ -239,23 +230,6 @@ def _strided(layer_bytes: Sequence[int], bin_count: int) -> list[list[int]]:
         for layer, number in zip(heaviest_first, lightest_first, strict=False):
             bins[number].append(layer)
             load_bytes[number] += layer_bytes[layer]
-    return bins
-
-
-def _sequential(layer_bytes: Sequence[int], bin_count: int) -> list[list[int]]:
-    bins: list[list[int]] = []
-    start = 0
-    for bins_left in range(bin_count, 1, -1):
-        share_bytes = sum(layer_bytes[start:]) / bins_left
-        last_stop = len(layer_bytes) - (bins_left - 1)  # every later fragment needs a layer
-        stop = start + 1
-        filled_bytes = layer_bytes[start]
-        while stop < last_stop and filled_bytes + layer_bytes[stop] / 2 <= share_bytes:
-            filled_bytes += layer_bytes[stop]
-            stop += 1
-        bins.append(list(range(start, stop)))
-        start = stop
-    bins.append(list(range(start, len(layer_bytes))))
     return bins
 
 

@@ -36,6 +36,7 @@ from .messages import FragmentSize
 HEADER_BYTES = 4_096
 ALIGNMENT_BYTES = 64
 NOTHING_WHOLE = -1  # the version of a fragment that holds no whole version
+FOUNDING_VERSION = 0  # of the run's initial weights
 
 MAIL_SLOT = 0  # shared arena: messages the daemon has sent to the trainer
 NAMED_SLOT = 1  # shared arena: the step at which all ranks wait for the word, or ``NO_STEP_NAMED``

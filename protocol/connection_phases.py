@@ -4,9 +4,7 @@
     master       newcomer    NEWCOMER
     newcomer     master      ADMITTING
     master       member      GREETING: Hello, Resume      MEMBER
-    master       master      CLAIM: TermClaim, JournalWanted
-    master       standby     STANDBY
-    standby      master      COPIED
+    master       master      CLAIM: TermClaim
     peer         peer        LINK_GREETING                LINK
 
 Any other message is refused by its first bytes: see ``wire``. A peer accepts all messages from its master,
@@ -60,12 +58,7 @@ ADMITTING = ConnectionPhase(
 )
 
 CLAIM_FRAME_BYTES_MAX = 8_192  # an id, a number and a nonce
-CLAIM = ConnectionPhase(
-    frozenset({messages.TermClaim, messages.JournalWanted}), CLAIM_FRAME_BYTES_MAX
-)
-# A standby that keeps a copy of the journal, and its master.
-STANDBY = ConnectionPhase(frozenset({messages.JournalStored}), FRAME_BYTES_MAX)
-COPIED = ConnectionPhase(frozenset({messages.JournalPart, messages.Refused}), FRAME_BYTES_MAX)
+CLAIM = ConnectionPhase(frozenset({messages.TermClaim}), CLAIM_FRAME_BYTES_MAX)
 
 # Only the ``Hello`` of a member with a trainer is long: it contains the layout.
 GREETING = ConnectionPhase(frozenset({messages.Hello, messages.Resume}), FRAME_BYTES_MAX)
@@ -75,8 +68,6 @@ MEMBER = ConnectionPhase(
         {
             messages.Applied,
             messages.Audited,
-            messages.BlocksVerified,
-            messages.CheckpointTold,
             messages.Diagnosis,
             messages.WeightsSupplied,
             messages.Heartbeat,
@@ -85,9 +76,7 @@ MEMBER = ConnectionPhase(
             messages.LeasesWanted,
             messages.Leaving,
             messages.LinkBroken,
-            messages.LogTail,
             messages.Measured,
-            messages.MessageWanted,
             messages.NotReady,
             messages.Progress,
             messages.Ready,
@@ -102,7 +91,6 @@ MEMBER = ConnectionPhase(
             messages.TrainerAttached,
             messages.TrainerFailed,
             messages.TrainerLost,
-            messages.Verified,
         }
     ),
     FRAME_BYTES_MAX,
@@ -125,8 +113,6 @@ LINK = ConnectionPhase(
             messages.IndexRequest,
             messages.LanesReceived,
             messages.LanesWanted,
-            messages.MessageBody,
-            messages.MessageWanted,
         }
     ),
     LINK_FRAME_BYTES_MAX,

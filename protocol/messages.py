@@ -31,27 +31,21 @@ MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room f
 NAME_CHARS_MAX = 64  # in a peer's name, so that tables and logs stay readable
 WORD_CHARS_MAX = 64  # in the name of a dtype, a codec, a phase or a metric
 NORM_SUMS_BYTES = 12  # three float32 for each contributor in ``Reduced.norm_sums``
-MEMBERS_MAX = 16_384  # members of a view
-LINK_LOADS_MAX = 1_024  # links in a report of what was measured
+MEMBERS_MAX = 512  # members of a run: each keeps a link to every other one
 ROUNDS_HELD_MAX = 256  # undecided or unapplied rounds; a joiner that falls further behind refetches
 KEPT_STATES_MAX = 16  # checkpoints that a peer reports, the newest ones
 FRAGMENTS_MAX = 1_024  # fragments of a model
 TENSORS_MAX = 65_536  # tensors of a model; mixture-of-experts models reach some ten thousand
 DIMENSIONS_MAX = 16  # dimensions of a tensor
 RANKS_MAX = 63  # processes of one peer's trainer; their slots fill a page, see ``arena``
-SITE_CHARS_MAX = 64  # in a site's name
 LANES_OPEN_MAX = 64  # lanes of one link at once; far more than one path can use
 OWNER_RUNS_MAX = 4_096  # runs of consecutive chunks with one owner, in a plan
-SITES_MAX = 256  # sites in a plan
 BLOCKS_MAX = 65_536  # block digests in one index: 64 GiB of state a fragment at 1 MiB a block
 CHECKED_ADDRESSES_MAX = 4  # addresses at which the master dials a newcomer back, in one check
 JUNK_BYTES_MAX = 16_384  # in one message that times a newcomer's line
 METRICS_MAX = 32  # named figures that a trainer reports beside its loss
 LEASE_RANGES_MAX = 4_096  # ranges of leased positions in one message; a peer holds a few
 SAMPLES_MAX = 2**40  # of a data set: so that positions of many epochs are numbers of a message
-JOURNAL_ROW_BYTES_MAX = 4 * 2**20  # a commit of 16,384 contributors takes 1 MB
-JOURNAL_ROWS_MAX = 1_024  # in one message
-ANNOUNCED_BYTES_MAX = 2 * 2**20  # of a message that members pass on
 LEASED_MAX = 2**32  # positions that a peer asks for at once
 SAMPLES_AHEAD = 64  # samples that are leased to a peer before its trainer's speed is known
 ORDER_KEY_BYTES = 16  # of the order of a run's samples
@@ -59,8 +53,6 @@ CERTIFICATE_BYTES_MAX = 8_192
 COUNT_MAX = 2**63 - 1
 CHUNK_BITS_BYTES_MAX = 2**17  # one bit for each chunk of a fragment: a million chunks
 AUDITS_MAX = 2**12  # chunks of one result that are checked; of a larger result fewer are drawn
-LOG_LINES_MAX = 1_000  # lines of a peer's log in one answer
-LOG_CHARS_MAX = 2**16  # of an answer's lines together: half a second at 1 Mbit/s
 
 
 _count: Any = and_(ge(0), le(COUNT_MAX))
@@ -107,11 +99,6 @@ def _each(validator: Any, count_max: int) -> Any:
 
 
 _peers = _each(_peer, MEMBERS_MAX)
-
-
-def _log_chars(_instance: object, attribute: Any, value: tuple[SentLine, ...]) -> None:
-    if (count := sum(len(line.text) for line in value)) > LOG_CHARS_MAX:
-        raise ValueError(f"{attribute.name} has {count} characters, more than {LOG_CHARS_MAX}")
 
 
 class Message:
@@ -233,21 +220,6 @@ class MemberInfo:
 
 
 @frozen
-class FirstView:
-    """What a newcomer must know to get its first view from another member.
-
-    Attributes:
-      number: of the view.
-      source: the member that has it.
-      you: the newcomer.
-    """
-
-    number: int = field(validator=_count)
-    source: MemberInfo
-    you: MemberInfo
-
-
-@frozen
 class Contributor:
     """A contributor to a round."""
 
@@ -323,18 +295,6 @@ class Assignment:
 
 
 @frozen
-class SiteLeaders:
-    """Members behind one line, which gather contributions and spread results within their site.
-
-    ``leaders``: the member that does so for each chunk, in runs as ``Plan.owners``. A chunk whose owner
-    is in the site is led by its owner.
-    """
-
-    members: tuple[str, ...] = field(validator=_peers)  # at least two
-    leaders: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
-
-
-@frozen
 class Plan:
     """The division of a fragment into chunks, and each chunk's owner. The last chunk may be short.
 
@@ -346,7 +306,6 @@ class Plan:
     owners: tuple[OwnerRun, ...] = field(validator=max_len(OWNER_RUNS_MAX))
     codec_up: str = field(validator=_word)  # contributor -> owner
     codec_down: str = field(validator=_word)  # owner -> receivers
-    sites: tuple[SiteLeaders, ...] = field(default=(), validator=max_len(SITES_MAX))
     combine: str = field(default="mean", validator=_word)  # a rule of ``collectives.combine``
 
 
@@ -481,8 +440,6 @@ class Hello(Message):
     # The cap that the machine's owner sets on traffic to other peers; 0: no cap.
     upload_bytes_per_s: float = field(default=0.0, validator=_finite)
     download_bytes_per_s: float = field(default=0.0, validator=_finite)  # the same for receiving
-    # Members with the same site share a line; empty: members with the same address share one.
-    site: str = field(default="", validator=and_(max_len(SITE_CHARS_MAX), printable))
     # Of the newest master that the peer has obeyed; an older master learns that it is superseded.
     term: int = field(default=0, validator=_count)
     nonce: bytes = field(default=b"", validator=_nonce)
@@ -551,14 +508,12 @@ class Progress(Message):
     phase: str = field(validator=_word)  # "training", "waiting for commit", ...
     bulk_sent_bytes: int = field(validator=_count)
     bulk_received_bytes: int = field(validator=_count)
-    state_received_bytes: int = field(validator=_count)  # blocks of state, before compression
+    state_received_bytes: int = field(validator=_count)  # blocks of state
     metrics: dict[str, float] = field(validator=_metrics)
     # Seconds since the daemon started, while contributing: waiting inside the hook, and outside of it.
     waited_s: float = field(default=0.0, validator=_finite)
     stepped_s: float = field(default=0.0, validator=_finite)
     copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
-    # Of ``state_received_bytes``: saved by compression.
-    state_saved_bytes: int = field(default=0, validator=_count)
     accelerators: str = field(default="", validator=_word)  # "7 of 8 GPUs"; empty: not told
 
 
@@ -575,7 +530,7 @@ class Measured(Message):
     sending_s: float = field(validator=_finite)
     received_bytes: int = field(validator=_count)
     receiving_s: float = field(validator=_finite)
-    links: tuple[LinkLoad, ...] = field(validator=max_len(LINK_LOADS_MAX))  # that sent bytes
+    links: tuple[LinkLoad, ...] = field(validator=max_len(MEMBERS_MAX))  # that sent bytes
     best_bytes_per_s: float = field(default=0.0, validator=_finite)
 
 
@@ -810,54 +765,6 @@ class SyncFailed(Message):
 
 
 @frozen
-class Verified(Message):
-    """Peer, after ``Verify``: the roots of the bytes in its memory, for complete fragments only."""
-
-    number: int = field(validator=_count)
-    heads: tuple[FragmentHead, ...] = field(validator=max_len(FRAGMENTS_MAX))
-
-
-@frozen
-class CheckpointTold(Message):
-    """Peer, after ``WriteCheckpoint``: accepted or declined; and later, a second time, the outcome."""
-
-    number: int = field(validator=_count)
-    writes: bool  # the checkpoint is being written; False: it is written, or will not be
-    name: str = field(default="", validator=_text)  # of the written checkpoint
-    reason: str = field(default="", validator=_text)  # the reason why there is none
-
-
-@frozen
-class SentLine:
-    """A line of a peer's log, from its daemon (a notice) or from its trainer's output."""
-
-    at: float = field(validator=_finite)  # unix seconds
-    trainer: bool
-    text: str = field(validator=_text)
-
-
-@frozen
-class LogTail(Message):
-    """Peer, after ``LogRequest``: the newest lines of its log, oldest first, or why it sends none."""
-
-    number: int = field(validator=_count)
-    lines: tuple[SentLine, ...] = field(
-        default=(), validator=and_(max_len(LOG_LINES_MAX), _log_chars)
-    )
-    refusal: str = field(default="", validator=_text)
-
-
-@frozen
-class BlocksVerified(Message):
-    """Peer, after ``VerifyBlocks``: 32 bytes per block, or none if the peer has another version."""
-
-    number: int = field(validator=_count)
-    fragment: int = field(validator=_count)
-    version: int = field(validator=_count)
-    digests: bytes = field(validator=max_len(32 * BLOCKS_MAX))
-
-
-@frozen
 class Leaving(Message):
     """Peer: it wants to leave; it stays until ``Released``."""
 
@@ -1004,7 +911,7 @@ class BriefReduce(Message):
     scales: tuple[float, ...] = field(validator=_each(_finite, MEMBERS_MAX))  # empty: all are 1.0
     receivers: bytes = field(validator=_packed)  # runs of numbers
     owners: bytes = field(validator=max_len(16 * OWNER_RUNS_MAX))  # numbers and counts of chunks
-    plan: Plan  # without owners and sites
+    plan: Plan  # without owners
 
 
 @frozen
@@ -1018,33 +925,6 @@ class BriefCommit(Message):
     at_step: int = field(validator=_count)
     digest: bytes = field(validator=_digest)
     manifest: tuple[ContributorRun, ...] = field(default=(), validator=_manifest)
-
-
-@frozen
-class MessageAnnounced(Message):
-    """Master: the member ``source`` has a message for you, which many members get. It counts as sent here.
-
-    ``digest`` is its encoding's BLAKE3 hash. What comes after this one is handled after that message.
-    """
-
-    digest: bytes = field(validator=_digest)
-    source: int = field(validator=_count)  # by number, in the view of this connection
-    first_view: FirstView | None = None  # the message is this connection's first view
-
-
-@frozen
-class MessageWanted(Message):
-    """A member, to the source of an announced message, or to the master if that has not sent it."""
-
-    digest: bytes = field(validator=_digest)
-    view: int = field(default=0, validator=_count)  # it is this whole view; 0: it is none
-
-
-@frozen
-class MessageBody(Message):
-    """The encoding of an announced message."""
-
-    body: bytes = field(validator=max_len(ANNOUNCED_BYTES_MAX))
 
 
 @frozen
@@ -1168,38 +1048,6 @@ class Release(Message):
 
 
 @frozen
-class Verify(Message):
-    """Master, on the operator's command: digest the state in memory, and report its roots."""
-
-    number: int = field(validator=_count)
-
-
-@frozen
-class VerifyBlocks(Message):
-    """Master: report the block digests of a fragment whose root differs between peers."""
-
-    number: int = field(validator=_count)
-    fragment: int = field(validator=_count)
-    version: int = field(validator=_count)
-
-
-@frozen
-class WriteCheckpoint(Message):
-    """Master, on the operator's command: write a checkpoint now, whatever the schedule says."""
-
-    number: int = field(validator=_count)
-
-
-@frozen
-class LogRequest(Message):
-    """Master, on the operator's command: send the newest lines of the peer's log."""
-
-    number: int = field(validator=_count)
-    lines: int = field(validator=and_(ge(1), le(LOG_LINES_MAX)))
-    after: float = field(default=0.0, validator=_finite)  # unix seconds: only later lines
-
-
-@frozen
 class Leased(Message):
     """Master: leases on these positions.
 
@@ -1256,53 +1104,6 @@ class TermClaim(Message):
     run_id: str = field(validator=_run_id)
     term: int = field(validator=_count)
     nonce: bytes = field(validator=_nonce)
-
-
-@frozen
-class CopiedRow:
-    """A row of the master's journal, for a standby's copy.
-
-    Attributes:
-      table: "records", "tokens" or "grants".
-      row: its values as an array in MessagePack.
-    """
-
-    table: str = field(validator=_word)
-    row: bytes = field(validator=max_len(JOURNAL_ROW_BYTES_MAX))
-
-
-@frozen
-class JournalWanted(Message):
-    """A standby, to the master: send the records from ``count`` on, all else of the journal, and what changes.
-
-    ``check`` is the checksum of the last record that it has (empty: it has none), so that it cannot continue another
-    history. ``schema`` is the version of its tables.
-    """
-
-    run_id: str = field(validator=_run_id)
-    count: int = field(validator=_count)
-    check: bytes = field(validator=max_len(32))
-    schema: int = field(validator=_count)
-
-
-@frozen
-class JournalPart(Message):
-    """Master, to a standby: rows to be written as one. Without rows: a sign of life. Answered by ``JournalStored``.
-
-    ``is_all``: there is nothing else to send. ``in_step``: the master waits for this standby with every answer to others.
-    """
-
-    serial: int = field(validator=_count)
-    rows: tuple[CopiedRow, ...] = field(validator=max_len(JOURNAL_ROWS_MAX))
-    is_all: bool
-    in_step: bool
-
-
-@frozen
-class JournalStored(Message):
-    """A standby, to the master: the part with this serial number is on disk."""
-
-    serial: int = field(validator=_count)
 
 
 # ---------------------------------------------------------------- peer <-> peer (a link's control stream)
@@ -1500,14 +1301,8 @@ class ArenaOpened(Message):
     fragments: tuple[tuple[int, ...], ...] = field(validator=max_len(FRAGMENTS_MAX))
     sizes: tuple[FragmentSize, ...] = field(validator=max_len(FRAGMENTS_MAX))
     overlap_steps: int = field(validator=_count)
-    merge: str = field(validator=_word)
     # The trainer sends ``Failing`` after this many losses in a row that are not finite; 0: never.
     nan_steps: int = field(default=0, validator=_count)
-    # While a round runs, train on from an estimate of its outcome; see ``diloco.eager``.
-    preview: bool = False
-    outer_lr: float = field(default=0.0, validator=_finite)  # of the outer step, as the next two
-    outer_momentum: float = field(default=0.0, validator=_finite)
-    nesterov: bool = False
     # The path that ``KeepState`` writes to; empty: the trainer writes none.
     local_checkpoint: str = field(default="", validator=_text)
 
@@ -1608,7 +1403,6 @@ class RoundEnded(Message):
     version: int = field(validator=_count)
     step: int = field(validator=_count)
     step_limit: int = field(validator=_count)
-    share: float = field(default=0.0, validator=_finite)  # this peer's part of all weights, up to 1
 
 
 @frozen

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from contextlib import nullcontext, redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..daemon.cli.options import FILE
 from ..daemon.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from .batch import BatchOptions, BatchReport, SeedResult, Violation
+    from .batch import BatchOptions, BatchReport, Violation
 
 SEEDS_MAX = 10_000_000
 PEERS_MIN, PEERS_MAX = 2, 1_000
@@ -54,23 +50,21 @@ LIES_MAX = 8  # chunks that a liar is sure to own
 )
 @click.option(
     "--hostile",
-    is_flag=True,
+    "kind",
+    flag_value="hostile",
     help="Instead of faults, one of five peers and a spare sends its master false messages of every kind. No "
     "other peer may be removed, excluded for long or out-voted, and rounds must continue.",
 )
 @click.option(
     "--failover",
-    is_flag=True,
+    "kind",
+    flag_value="failover",
     help="Instead of the usual faults, three masters share a database: the leading one crashes, is frozen, or is "
     "cut off from the database or its members, and the database fails. No version may be committed twice.",
 )
 @click.option(
     "--jobs", type=click.IntRange(1, 1_024), help="Number of processes (default: one per core)."
 )
-@click.option(
-    "--json", "json_path", type=FILE, help="Also write the results to this file; - for stdout."
-)
-@click.option("--quiet", is_flag=True, help="Print only violations.")
 @click.option("--trace", is_flag=True, help="Print every recorded event; needs --seeds 1.")
 def simulate(
     seeds: int,
@@ -79,11 +73,8 @@ def simulate(
     audit: float,
     liar: str | None,
     lies: int,
-    hostile: bool,
-    failover: bool,
+    kind: str | None,
     jobs: int | None,
-    json_path: Path | None,
-    quiet: bool,
     trace: bool,
 ) -> None:
     """Run the production master and peers in virtual time, with faults drawn from seeds.
@@ -103,39 +94,34 @@ def simulate(
       python -m holdfast.simulation --seeds 2000 --failover
       python -m holdfast.simulation --start 17 --seeds 1
     """
-    from .batch import BatchOptions, BatchReport
+    from .batch import BatchOptions, BatchReport, try_seeds
     from .lying_peers import Lie
+    from .scenario import RunKind
 
     if liar and not audit:
         raise click.UsageError("only checks find a --liar out: give --audit as well")
     if liar and peers:
         raise click.UsageError("--liar always uses four peers: omit --peers")
-    for name, given in (("--hostile", hostile), ("--failover", failover)):
-        if given and (liar or peers or audit or (hostile and failover)):
-            raise click.UsageError(
-                f"{name} cannot be combined with --liar, --peers, --audit, --hostile or --failover"
-            )
-    choice = BatchOptions(peers, audit, Lie(liar) if liar else None, lies, hostile, failover)
+    if kind and (liar or peers or audit):
+        raise click.UsageError(f"--{kind} cannot be combined with --liar, --peers or --audit")
+    run_kind = RunKind(kind) if kind else RunKind.PLAIN
+    choice = BatchOptions(peers, audit, Lie(liar) if liar else None, lies, run_kind)
     if trace and seeds != 1:
         raise click.UsageError("--trace prints one seed: give --seeds 1 as well")
     report, began_s, interrupted = BatchReport(start), time.monotonic(), False
-    to_stdout = json_path is not None and str(json_path) == "-"
-    with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
-        try:
-            if seeds == 1:
-                _run_one(report, start, choice, quiet=quiet, trace=trace)
-            else:
-                _run_all(report, seeds, choice, jobs or os.cpu_count() or 1, quiet=quiet)
-        except KeyboardInterrupt:
-            interrupted = True
-        seconds = time.monotonic() - began_s
-        if not quiet:
-            click.echo(summary(report, seconds))
-            if choice.liar is not None and report.lied:
-                click.echo(about_liars(report, choice))
-    if json_path is not None:
-        with click.open_file(str(json_path), "w") as out:
-            out.write(json.dumps(as_json(report, seconds, interrupted), indent=2) + "\n")
+    try:
+        if seeds == 1:
+            _run_one(report, start, choice, trace=trace)
+        else:
+            for result in try_seeds(start, seeds, choice, min(jobs or os.cpu_count() or 1, seeds)):
+                report.add(result)
+                if result.violation is not None:
+                    click.echo(format_violation(result.violation))
+    except KeyboardInterrupt:
+        interrupted = True
+    click.echo(summary(report, time.monotonic() - began_s))
+    if choice.liar is not None and report.lied:
+        click.echo(about_liars(report, choice))
     if report.violations:
         sys.exit(ExitCode.VIOLATION)
     if interrupted:
@@ -143,58 +129,29 @@ def simulate(
         sys.exit(ExitCode.INTERRUPTED)
 
 
-def _run_all(
-    report: BatchReport, seeds: int, choice: BatchOptions, jobs: int, *, quiet: bool
-) -> None:
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from .batch import try_seeds
-
-    columns = (TextColumn("seeds"), MofNCompleteColumn(), TextColumn("{task.fields[broken]}"))
-    console = Console(stderr=True)
-    shown = Progress(
-        *columns, TimeRemainingColumn(), console=console, disable=quiet or not console.is_terminal
-    )
-    with shown:
-        bar = shown.add_task("seeds", total=seeds, broken="")
-
-        def add_result(result: SeedResult) -> None:
-            report.add(result)
-            if result.violation is not None:
-                click.echo(format_violation(result.violation))
-            broken = f"{len(report.violations)} broken" if report.violations else ""
-            shown.update(bar, advance=1, broken=broken)
-
-        try_seeds(report.start, seeds, choice, min(jobs, seeds), add_result)
-
-
-def _run_one(
-    report: BatchReport, seed: int, choice: BatchOptions, *, quiet: bool, trace: bool
-) -> None:
+def _run_one(report: BatchReport, seed: int, choice: BatchOptions, *, trace: bool) -> None:
     from .batch import try_seed
-    from .scenario import Scenario
 
-    if not quiet and choice.liar is None and not (choice.hostile or choice.failover):
-        scenario = Scenario.of(seed, choice.peers, choice.audit)
+    if choice.liar is None:
+        scenario = choice.scenario(seed)
         click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}")
-        for fault in scenario.faults:
-            click.echo(f"  planned    {fault}")
+        for cause in scenario.causes:
+            click.echo(f"  planned    {cause}")
     result = try_seed(seed, choice, tell=click.echo if trace else None)
     report.add(result)
     if result.violation is not None:
         click.echo(format_violation(result.violation))
-    elif result.outcome is not None and not quiet:
+    elif result.outcome is not None:
         for line in result.outcome.faults:
             click.echo(f"  happened   {line}")
         click.echo(f"  trace      {result.outcome.trace}")
 
 
 def format_violation(violation: Violation) -> str:
-    """Format a violation with its faults and the command that reproduces it."""
+    """Format a violation with its faults or lies and the command that reproduces it."""
     lines = [f"seed {violation.seed} violated an invariant: {violation.what}"]
     lines += [f"  fault      {fault}" for fault in violation.faults]
-    lines += [f"  minimal    {fault}" for fault in violation.shrunk or ["no fault at all"]]
+    lines += [f"  minimal    {fault}" for fault in violation.shrunk or ["nothing at all"]]
     return "\n".join([*lines, f"  reproduce  {violation.reproduce}"])
 
 
@@ -218,13 +175,6 @@ def about_liars(report: BatchReport, choice: BatchOptions) -> str:
         f"{len(report.lied)} liars found out after {mean:.1f} rounds with a lie on average "
         f"(expected: about {expected:.1f}), at most {max(report.lied)}"
     )
-
-
-def as_json(report: BatchReport, seconds: float, interrupted: bool) -> dict[str, object]:
-    """Return the document that ``--json`` writes."""
-    from attrs import asdict
-
-    return {**asdict(report), "seconds": seconds, "interrupted": interrupted}
 
 
 if __name__ == "__main__":

@@ -8,26 +8,22 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, suppress
-from itertools import islice
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 
 from attrs import define, field, frozen
 
-from .failover_run import live_with_failovers
-from .hostile_peer import Hostile
-from .hostile_run import live_with_hostile
 from .liar_run import FoundOut, live_with_a_liar
 from .lying_peers import Lie
-from .scenario import Scenario
+from .scenario import RunKind, Scenario
 from .scenario_run import RunOutcome, run_scenario
 from .shrink import shrink
 from .witness import Tell, ViolationError
 
 WHAT_CHARS_MAX = 4_000  # of a violation's description
-AHEAD = 4  # queued seeds per process
 
 
 @frozen
@@ -38,16 +34,14 @@ class BatchOptions:
       peers: number of peers at the start; None to draw it from the seed.
       audit: the probability that a chunk of a result is audited.
       liar: instead of faults, one peer that lies in ``lies`` chunks of each round.
-      hostile: instead of faults, one peer that sends its master false messages of every kind.
-      failover: three masters on one database, and faults of them.
+      kind: of scenarios; only plain ones have a choice of ``peers`` and ``audit``.
     """
 
     peers: int | None = None
     audit: float = 0.0
     liar: Lie | None = None
     lies: int = 1
-    hostile: bool = False
-    failover: bool = False
+    kind: RunKind = RunKind.PLAIN
 
     @property
     def options(self) -> str:
@@ -58,10 +52,12 @@ class BatchOptions:
                 f" --audit {self.audit:g}" if self.audit else "",
                 f" --liar {self.liar.value}" if self.liar is not None else "",
                 f" --lies {self.lies}" if self.lies != 1 else "",
-                " --hostile" if self.hostile else "",
-                " --failover" if self.failover else "",
+                f" --{self.kind.value}" if self.kind is not RunKind.PLAIN else "",
             ]
         )
+
+    def scenario(self, seed: int) -> Scenario:
+        return Scenario.of(seed, self.peers, self.audit, self.kind)
 
 
 PLAIN = BatchOptions()
@@ -73,8 +69,8 @@ class Violation:
 
     Attributes:
       what: the first error's type and text.
-      faults: the faults of its scenario.
-      shrunk: the faults of the smallest scenario found that still fails.
+      faults: the faults and lies of its scenario.
+      shrunk: those of the smallest scenario found that still fails.
       reproduce: the command that reproduces it.
     """
 
@@ -159,12 +155,8 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     Args:
       tell: receives every witnessed event.
     """
-    scenario = Scenario.of(seed, choice.peers, choice.audit)
+    scenario = choice.scenario(seed)
     try:
-        if choice.hostile:
-            return SeedResult(seed, outcome=live_with_hostile(seed, tell))
-        if choice.failover:
-            return SeedResult(seed, outcome=live_with_failovers(seed, tell))
         if choice.liar is not None:
             lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
             return SeedResult(seed, found_out=lived)
@@ -173,11 +165,9 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
         what = _describe(error)
     faults: list[str] = []
     shrunk: list[str] = []
-    if choice.hostile:
-        faults = sorted(kind.value for kind in Hostile.of(seed).kinds)
-    elif choice.liar is None and not choice.failover:
+    if choice.liar is None:
         smaller = shrink(scenario, lambda each: bool(broken_by(each)))
-        faults, shrunk = ([str(fault) for fault in each.faults] for each in (scenario, smaller))
+        faults, shrunk = scenario.causes, smaller.causes
     reproduce = f"python -m holdfast.simulation --start {seed} --seeds 1{choice.options}"
     return SeedResult(seed, violation=Violation(seed, what, faults, shrunk, reproduce))
 
@@ -196,24 +186,12 @@ def _end_with(parent: Connection) -> None:
     os._exit(1)
 
 
-def try_seeds(
-    start: int, count: int, choice: BatchOptions, jobs: int, add: Callable[[SeedResult], None]
-) -> None:
-    """Run many seeds in ``jobs`` processes and pass each result to ``add`` as it completes.
-
-    Raises:
-      KeyboardInterrupt: at once; the results passed to ``add`` until then are complete.
-    """
+def try_seeds(start: int, count: int, choice: BatchOptions, jobs: int) -> Iterator[SeedResult]:
+    """Run many seeds in ``jobs`` processes and yield their results in order."""
+    run, seeds = partial(try_seed, choice=choice), range(start, start + count)
     if jobs == 1:
-        gc.freeze()  # as ``_prepare`` does
-        try:
-            for seed in range(start, start + count):
-                add(try_seed(seed, choice))
-        finally:
-            gc.unfreeze()
+        yield from map(run, seeds)
         return
-    seeds = iter(range(start, start + count))
-    waiting: set[Future[SeedResult]] = set()
     spawn = multiprocessing.get_context("spawn")
     theirs, ours = spawn.Pipe(duplex=False)
     with (
@@ -221,22 +199,10 @@ def try_seeds(
         ProcessPoolExecutor(jobs, spawn, initializer=_prepare, initargs=(theirs,)) as pool,
         ours,  # closed first, in this process or by its death: the workers end at once
     ):
-        while True:
-            with _sigint_blocked():  # submitting starts processes
-                for seed in islice(seeds, AHEAD * jobs - len(waiting)):
-                    waiting.add(pool.submit(try_seed, seed, choice))
-            if not waiting:
-                return
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in sorted(done, key=lambda f: f.result().seed):
-                add(future.result())
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT in processes started in this context: it is the parent's, which then ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # SIGINT is blocked in the processes that are started here: it is the parent's to end them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            results = pool.map(run, seeds)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield from results

@@ -11,8 +11,8 @@ from functools import partial
 
 import trio
 
-from ..daemon.master.journal_base import JournalAwayError
 from .scenario import MASTER, SPARE, Fault, Kind
+from .several_masters import MastersSwarm
 from .swarm import Swarm
 
 PEERS_GROWTH_MAX = 2  # peers that may join in a scenario
@@ -47,23 +47,15 @@ def _nothing() -> None:
 
 def _crash(swarm: Swarm, fault: Fault) -> End | None:
     name = fault.who
-    if name == MASTER:
-        if swarm.master is None:
+    if name in swarm.master_hosts:
+        if not swarm.master_runs(name):
             return None
-        swarm.crash_master()
-        return partial(swarm.nursery.start_soon, _return_master, swarm)
+        swarm.crash_master(name)
+        return partial(swarm.nursery.start_soon, swarm.return_master, name)
     if not _expendable(swarm, name):
         return None
     swarm.crash(name)
     return partial(_return, swarm, name)
-
-
-async def _return_master(swarm: Swarm) -> None:
-    if swarm.master is None:
-        try:
-            await swarm.start_master()
-        except JournalAwayError:  # the disk is full
-            await swarm.revive_master()
 
 
 def _return(swarm: Swarm, name: str) -> None:
@@ -103,7 +95,8 @@ def _trainer(swarm: Swarm, fault: Fault) -> End | None:
 
 def _stop(swarm: Swarm, fault: Fault) -> End | None:
     name = fault.who
-    alive = swarm.master is not None if name == MASTER else swarm.peers[name].alive
+    is_master = name in swarm.master_hosts
+    alive = swarm.master_runs(name) if is_master else swarm.peers[name].alive
     if not alive or swarm.standstill.stopped(name):
         return None
     swarm.stop(name, asleep=fault.kind is Kind.SLEEP)
@@ -166,7 +159,7 @@ def _slow_lines(swarm: Swarm, fault: Fault) -> End | None:
     return swarm.change_lines(fault.who, delay_s=delay_s, bytes_per_s=rate)
 
 
-# ---------------------------------------------------------------- the master's disk
+# ---------------------------------------------------------------- the master's disk or database
 
 
 def _slow_disk(swarm: Swarm, fault: Fault) -> End | None:
@@ -177,6 +170,12 @@ def _slow_disk(swarm: Swarm, fault: Fault) -> End | None:
 def _full_disk(swarm: Swarm, _fault: Fault) -> End | None:
     swarm.store.full = True
     return partial(setattr, swarm.store, "full", False)
+
+
+def _no_database(swarm: Swarm, fault: Fault) -> End | None:
+    assert isinstance(swarm, MastersSwarm)
+    swarm.database.cut_off.add(fault.who)
+    return partial(swarm.database.cut_off.discard, fault.who)
 
 
 # ---------------------------------------------------------------- actions of operators
@@ -242,6 +241,7 @@ _BEGIN: dict[Kind, Callable[[Swarm, Fault], End | None]] = {
     Kind.CONTROL: _control,
     Kind.SLOW_DISK: _slow_disk,
     Kind.FULL_DISK: _full_disk,
+    Kind.NO_DATABASE: _no_database,
     Kind.TWIN: _twin,
     Kind.JOIN: _join,
     Kind.LEAVE: _leave,

@@ -16,10 +16,9 @@ from random import Random
 from typing import Any
 
 import trio
-from attrs import define, evolve, field
+from attrs import evolve, frozen
 
 from ..collectives.chunk_sender import OnBad, Send
-from ..collectives.gather_tree import ChunkRole
 from ..collectives.links.send_queue import Frame
 from ..collectives.reduction import Reduction
 from ..daemon.peer.master_session import MasterSession
@@ -93,31 +92,53 @@ class Falsehood(enum.Enum):
     NOT_FINITE = "sends one chunk owner invalid values"
 
 
-@define
+@frozen
+class Adversary:
+    """A hostile peer, as data.
+
+    Attributes:
+      name: of its host.
+      kinds: the kinds of its lies.
+      always: it lies at every opportunity, instead of at random.
+    """
+
+    seed: int
+    name: str
+    kinds: tuple[Falsehood, ...]
+    always: bool
+
+    @classmethod
+    def of(cls, seed: int, name: str) -> Adversary:
+        """Generate the adversary of a seed."""
+        kinds, always = _drawn(Random(f"hostile {seed}"))
+        return cls(seed, name, kinds, always)
+
+    @property
+    def causes(self) -> list[str]:
+        return [f"{self.name} {kind.value}" for kind in sorted(self.kinds, key=lambda k: k.name)]
+
+
+def _drawn(rng: Random) -> tuple[tuple[Falsehood, ...], bool]:
+    kinds = rng.sample(list(Falsehood), rng.randint(1, LIES_MAX))
+    return tuple(kinds), rng.random() < 0.5
+
+
 class Hostile:
-    """A hostile peer.
+    """An adversary at work.
 
     Attributes:
       rng: decides the content and the times of its lies.
-      kinds: the kinds of its lies.
-      always: it lies at every opportunity, instead of at random.
       lie_count: lies so far.
     """
 
-    rng: Random
-    kinds: frozenset[Falsehood]
-    always: bool = False
-    lie_count: int = 0
-    _sent: list[Message] = field(factory=list)
-    _moved: int = 0
-    _quarry: str = ""  # the peer that it lies about, the same for a long time
-
-    @classmethod
-    def of(cls, seed: int) -> Hostile:
-        """Generate the hostile peer of a seed."""
-        rng = Random(f"hostile {seed}")
-        kinds = rng.sample(list(Falsehood), rng.randint(1, LIES_MAX))
-        return cls(rng, frozenset(kinds), always=rng.random() < 0.5)
+    def __init__(self, adversary: Adversary) -> None:
+        self.rng = Random(f"hostile {adversary.seed}")
+        _drawn(self.rng)  # the run's choices follow those of the scenario
+        self.kinds, self.always = adversary.kinds, adversary.always
+        self.lie_count = 0
+        self._sent: list[Message] = []
+        self._moved = 0
+        self._quarry = ""  # the peer that it lies about, the same for a long time
 
     def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
         """Return factories for a session and reductions that carry lies."""
@@ -359,13 +380,13 @@ class _HostileSending:
             lambda *which: partial(self._spoil_result, *which),
         )
 
-    def _plan_less(self, chunks: Iterable[tuple[int, ChunkRole]], on_bad: OnBad) -> list[Send]:
+    def _plan_less(self, chunks: Iterable[int], on_bad: OnBad) -> list[Send]:
         sends = self._plan(chunks, on_bad)
         return [send for send in sends if send.peer not in self._kept_from[send.contribution]]
 
     def _spoil_contribution(self, index: int, attempt: int) -> Frame | None:
         frame = self._contribution(index, attempt)()
-        if frame is None or self._tracker.role(index).parent not in self._spoilt:
+        if frame is None or self._tracker.owner(index) not in self._spoilt:
             return frame
         header, payload = frame
         return header, b"\xff" * len(payload)

@@ -1,11 +1,15 @@
 """Simulated runs and their faults, as data generated from a seed.
 
-Because it is data, a failing scenario can be shrunk: remove a fault and try again. Scenarios are small,
-so that thousands are cheap: a few peers, states of a few chunks, slow lines that make a reduction a
-large part of a round, a handful of faults.
+Because it is data, a failing scenario can be shrunk: remove a fault or a lie and try again. Scenarios
+are small, so that thousands are cheap: a few peers, states of a few chunks, slow lines that make a
+reduction a large part of a round, a handful of faults.
 
-Half of the scenarios are aimed: a peer is lost at a chosen instant of a reduction, and the run must
-continue while the fault lasts. The others have a few faults of any kind, at instants or random times.
+plain     Half of them are aimed: a peer is lost at a chosen instant of a reduction, and the run must
+          continue while the fault lasts. The others have a few faults of any kind, at instants or
+          random times.
+failover  Three masters share a database: the leading one crashes, is stopped, or is cut off from the
+          database or from all peers, the database fails, peers crash.
+hostile   One of five peers and a spare is an adversary. There are no other faults.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from collections.abc import Callable
 from random import Random
 
 from attrs import evolve, frozen
+
+from .hostile_peer import Adversary
 
 DEADLINE_S = 4.0  # the specs' ``deadline_s``; scales the duration of faults
 # Default numbers of peers. The cost grows with the number of pairs: five peers have three times as
@@ -30,6 +36,16 @@ COLLAPSED_BYTES_PER_S = 1.25e6  # 10 Mbit/s
 MASTER = "master"
 SUCCESSOR = "successor"  # as ``who``: a peer that took over chunks in the current repair
 SPARE = "s0"
+MASTERS = ("m1", "m2", "m3")  # hosts of masters that share a database
+LEADER = "leader"  # as ``who``: the host of the master that holds the lease
+
+
+class RunKind(enum.Enum):
+    """The kind of scenarios to draw; see above."""
+
+    PLAIN = "plain"
+    FAILOVER = "failover"
+    HOSTILE = "hostile"
 
 
 class Instant(enum.Enum):
@@ -69,6 +85,7 @@ class Kind(enum.Enum):
     LEAVE = "leave"
     KICK = "kick"
     PAUSE = "pause"
+    NO_DATABASE = "no database"  # one of several masters is cut off from their database
 
 
 @frozen
@@ -120,6 +137,8 @@ class Scenario:
       linger_s: time between the last fault and the end of all faults.
       samples: of the trainers' data set, which is leased; 0: they have none.
       aimed: enough peers survive that a round must be committed before the faults are ended.
+      masters: hosts of masters that share a database; none: one master with a disk of its own.
+      adversary: a peer that lies.
     """
 
     seed: int
@@ -145,16 +164,29 @@ class Scenario:
     audit: float = 0.0
     samples: int = 0
     aimed: bool = False
+    masters: tuple[str, ...] = ()
+    adversary: Adversary | None = None
     faults: tuple[Fault, ...] = ()
 
     @classmethod
-    def of(cls, seed: int, peers: int | None = None, audit: float = 0.0) -> Scenario:
+    def of(
+        cls,
+        seed: int,
+        peers: int | None = None,
+        audit: float = 0.0,
+        kind: RunKind = RunKind.PLAIN,
+    ) -> Scenario:
         """Generate the scenario of a seed; a pure function.
 
         Args:
-          peers: number of peers at the start; None to draw it from the seed.
-          audit: the spec's audit probability.
+          peers: number of peers at the start; None to draw it from the seed. Only plain scenarios
+            have a choice.
+          audit: the spec's audit probability, of plain scenarios.
         """
+        if kind is RunKind.FAILOVER:
+            return _with_masters(seed)
+        if kind is RunKind.HOSTILE:
+            return _with_adversary(seed)
         rng = Random(seed)
         count = rng.choice(PEERS)
         count = count if peers is None else peers
@@ -166,6 +198,12 @@ class Scenario:
     def names(self) -> list[str]:
         """The names of the initial peers without the spare."""
         return [f"p{index}" for index in range(self.peers)]
+
+    @property
+    def causes(self) -> list[str]:
+        """What may harm the run: the faults, and the lies of the adversary."""
+        lies = self.adversary.causes if self.adversary is not None else []
+        return [*map(str, self.faults), *lies]
 
     @property
     def toml(self) -> str:
@@ -378,4 +416,69 @@ def _anything(rng: Random, fault: Fault, other: str) -> Fault:
             return evolve(fault, kind=kind, for_s=lasting_s)
 
 
-_KINDS = (*Kind, Kind.CRASH, Kind.CRASH, Kind.CRASH, Kind.JOIN, Kind.STALL)
+_ONE_MASTER = tuple(kind for kind in Kind if kind is not Kind.NO_DATABASE)
+_KINDS = (*_ONE_MASTER, Kind.CRASH, Kind.CRASH, Kind.CRASH, Kind.JOIN, Kind.STALL)
+
+
+# ---------------------------------------------------------------- several masters
+
+_MASTERS_FAULTS = (2, 3, 4, 5)
+_MASTERS_GAP_S = 1.5  # between the beginnings of two faults, on average
+_MASTERS_FAULT_S = (0.3, 6.0)
+_LASTING_SHARE = 0.5  # of the scenarios, in which the leader's last fault does not end
+_LASTING = (Kind.CRASH, Kind.STALL, Kind.NO_DATABASE, Kind.ALONE)
+_OF_DATABASE = (Kind.SLOW_DISK, Kind.FULL_DISK)
+
+
+def _with_masters(seed: int) -> Scenario:
+    rng = Random(f"failover {seed}")
+    plain = Scenario(
+        seed=seed,
+        peers=3,
+        min_members=2,
+        tensors=(2_000,),
+        step_s=0.05,
+        delay_s=rng.uniform(0.001, 0.03),
+        bytes_per_s=1e9,
+        telling=True,
+        aimed=True,
+        masters=MASTERS,
+    )
+    faults: list[Fault] = []
+    at_s = 0.0
+    for _ in range(rng.choice(_MASTERS_FAULTS)):
+        at_s += rng.expovariate(1 / _MASTERS_GAP_S)
+        who = LEADER if rng.random() < 0.8 else rng.choice(MASTERS)
+        fault = Fault(Kind.CRASH, who, at_s=at_s, for_s=rng.uniform(*_MASTERS_FAULT_S))
+        kind = rng.choice((*_LASTING, Kind.SLEEP, *_OF_DATABASE, None))  # None: a peer crashes
+        if kind is None:
+            fault = evolve(fault, who=rng.choice(plain.names))
+        else:
+            amount = rng.uniform(0.05, 0.4) if kind is Kind.SLOW_DISK else 0.0
+            fault = evolve(fault, kind=kind, amount=amount)
+        faults.append(fault)
+    if rng.random() < _LASTING_SHARE:
+        over_s = max(fault.at_s + fault.for_s for fault in faults)
+        faults.append(Fault(rng.choice(_LASTING), LEADER, at_s=over_s))
+    return evolve(plain, faults=tuple(faults))
+
+
+# ---------------------------------------------------------------- an adversary
+
+HOSTILE_AUDIT = 0.2  # in a quarter of the scenarios
+
+
+def _with_adversary(seed: int) -> Scenario:
+    rng = Random(f"harassed {seed}")
+    plain = Scenario(
+        seed=seed,
+        peers=5,
+        spare=True,
+        min_members=2,
+        tensors=(6_000,),  # six chunks, so that each of the five owns one
+        step_s=0.1,
+        delay_s=0.005,
+        telling=True,
+        audit=HOSTILE_AUDIT if rng.random() < 0.25 else 0.0,
+    )
+    return evolve(plain, adversary=Adversary.of(seed, rng.choice([*plain.names, SPARE])))

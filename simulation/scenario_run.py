@@ -5,6 +5,9 @@
 After the faults have ended, the run must recover: every peer that has not left takes part, rounds are
 committed, all copies have the same bits. If the only fault was one contributor's death, its round must
 have been repaired, neither aborted nor run again.
+
+Beside an adversary there are no faults: rounds must be committed, each in time, and ``honest_peers``
+says what else must hold.
 """
 
 from __future__ import annotations
@@ -23,18 +26,34 @@ from numpy.typing import NDArray
 from ..membership.master.leases import Leases
 from ..membership.master.rounds.round import Round
 from ..membership.master.rounds.round_table import RoundTable
-from ..membership.master.state.master_effects import EventKind
+from ..membership.master.state.master_effects import Effect, EventKind
 from ..membership.master.status.status import describe
 from ..protocol.messages import Role
 from .drifting_trainer import Delta, small_layout
 from .faults import carry_out
-from .scenario import MASTER, SPARE, SUCCESSOR, Fault, Instant, Kind, Scenario
+from .honest_peers import HonestPeersCheck
+from .hostile_peer import Adversary, Falsehood, Hostile
+from .scenario import (
+    DEADLINE_S,
+    LEADER,
+    MASTER,
+    SPARE,
+    SUCCESSOR,
+    Fault,
+    Instant,
+    Kind,
+    Scenario,
+)
+from .several_masters import MastersSwarm
 from .swarm import Swarm
 from .virtual_time import run_virtually
 from .witness import Tell, ViolationError
 
 FOUND_S = 60.0  # limit until all peers have joined and the first round is committed
 QUIET_S = 60.0  # limit for a round after aimed faults, and for the recovery
+HOSTILE_ROUNDS = 10  # commits that honest members must reach beside an adversary
+# A lie may cost a round's first attempts (``link_deadline_s`` each), or abort it and delay the next.
+HOSTILE_ROUND_S_MAX = 8 * DEADLINE_S
 SPEND_S = 120.0  # limit until more of what is leased is in committed work
 INSTANT_S = 3.0  # longest wait for an instant, after which the fault happens anyway
 POLL_S = 0.005  # precision for instants that no decision of the master marks
@@ -114,7 +133,8 @@ def make_swarm(
       tell: receives every witnessed event.
       delta, strict: as of ``Swarm``.
     """
-    swarm = Swarm(
+    make = partial(MastersSwarm, masters=scenario.masters) if scenario.masters else Swarm
+    swarm = make(
         nursery,
         scenario.toml,
         seed=scenario.seed,
@@ -187,6 +207,14 @@ def _logged_errors() -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
+async def _bring_back(swarm: Swarm, name: str) -> None:
+    """Restart the adversary whenever it was removed."""
+    while True:
+        await trio.sleep(1.0)
+        if not swarm.peers[name].alive:
+            swarm.restart(name)
+
+
 def _first(error: BaseException | None) -> BaseException | None:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -214,15 +242,15 @@ class _ScenarioRun:
         scenario = self.scenario
         async with trio.open_nursery() as nursery:
             delta = telling if scenario.telling else None
-            self.swarm = swarm = make_swarm(nursery, scenario, self.tell, delta=delta)
+            strict = scenario.adversary is None
+            self.swarm = swarm = make_swarm(
+                nursery, scenario, self.tell, delta=delta, strict=strict
+            )
             try:
-                await self._begin()
-                for fault in scenario.faults:
-                    await self._inject(fault)
-                if scenario.aimed:
-                    await self._continue_with_faults()
-                await trio.sleep(scenario.linger_s)
-                await self._recover()
+                if scenario.adversary is not None:
+                    await self._endure(scenario.adversary)
+                else:
+                    await self._suffer()
             except trio.TooSlowError as error:
                 raise ViolationError(f"the run makes no progress: {format_state(swarm)}") from error
             finally:
@@ -230,13 +258,62 @@ class _ScenarioRun:
             nursery.cancel_scope.cancel()
         return RunOutcome.of(scenario.seed, self.happened, swarm)
 
+    async def _suffer(self) -> None:
+        """Run with the scenario's faults, and then without."""
+        await self._begin()
+        for fault in self.scenario.faults:
+            await self._inject(fault)
+        if self.scenario.aimed:
+            await self._continue_with_faults()
+        await trio.sleep(self.scenario.linger_s)
+        await self._recover()
+
+    async def _endure(self, adversary: Adversary) -> None:
+        """Run beside an adversary, which must not harm the others."""
+        swarm, name = self.swarm, adversary.name
+        # A peer that falsely claims to hold a result is asked to send it: all get the same wrong values.
+        swarm.witness.knows_contributions = Falsehood.HELD not in adversary.kinds
+        await swarm.start_master()
+        assert swarm.master is not None
+        members = swarm.master.coordinator.context.roster
+        for each in sorted(self._first_peers(), key=lambda each: each == name):
+            if each == name:
+                # The first peer supplies the initial weights, which cannot be checked: it must be honest.
+                await swarm.when(lambda: len(members) > 0, within_s=FOUND_S)
+                swarm.liars[name] = hostile = Hostile(adversary)
+            self._add(each)
+        check = HonestPeersCheck(swarm, swarm.peers[name].peer)
+        watch = swarm.master.watch
+
+        def watch_and_check(effects: list[Effect]) -> None:
+            watch(effects)
+            check.check(effects)
+
+        swarm.master.watch = watch_and_check
+        swarm.nursery.start_soon(_bring_back, swarm, name)
+        await swarm.when(check.all_in, within_s=FOUND_S)
+        check.active = True
+        for _round in range(HOSTILE_ROUNDS):
+            target = swarm.committed + 1
+            await swarm.when(partial(self._committed_by_now, target), within_s=HOSTILE_ROUND_S_MAX)
+        check.active = False
+        self.happened = [*adversary.causes, f"{hostile.lie_count} lies"]
+
+    def _committed_by_now(self, count: int) -> bool:
+        return self.swarm.committed >= count
+
+    def _first_peers(self) -> list[str]:
+        return [*self.scenario.names, *([SPARE] if self.scenario.spare else [])]
+
+    def _add(self, name: str) -> None:
+        self.swarm.add_peer(name, role=Role.SPARE if name == SPARE else Role.CONTRIBUTOR)
+
     async def _begin(self) -> None:
         """Start all peers and wait for the first commit."""
-        scenario, swarm = self.scenario, self.swarm
-        names = [*scenario.names, *([SPARE] if scenario.spare else [])]
+        swarm = self.swarm
         await swarm.start_master()
-        for name in names:
-            swarm.add_peer(name, role=Role.SPARE if name == SPARE else Role.CONTRIBUTOR)
+        for name in self._first_peers():
+            self._add(name)
         await swarm.when(lambda: swarm.committed >= 1 and self._whole(), within_s=FOUND_S)
         self.found_s = trio.current_time()
 
@@ -281,6 +358,10 @@ class _ScenarioRun:
         await trio.sleep(fault.after_s)
         if fault.who == SUCCESSOR:
             fault = self._with_successor(fault)
+        elif fault.who == LEADER:
+            with trio.move_on_after(INSTANT_S):
+                await self._when(lambda: swarm.leading)
+            fault = evolve(fault, who=swarm.leading or swarm.master_hosts[0])
         if carry_out(swarm, fault):
             self.happened.append(f"{trio.current_time():.3f} {fault}")
 
@@ -354,7 +435,7 @@ class _ScenarioRun:
         """Raise ViolationError if the death of a single contributor cost a whole round."""
         if [fault.kind for fault in self.scenario.faults] != [Kind.CRASH]:
             return
-        if self.scenario.faults[0].who == MASTER:
+        if self.scenario.faults[0].who not in self.swarm.peers:
             return
         # An owner that dies before its check does: nobody could tell any more whether it lied.
         rerun_count = 0 if self.scenario.audit else self._tracker.rerun_count

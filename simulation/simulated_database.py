@@ -13,15 +13,15 @@ from typing import TypeVar
 import trio
 from attrs import define, field
 
-from ..daemon.master.journal_base import (
+from ..daemon.master.journal.journal_base import (
     FencedError,
     GrantRow,
     Journal,
     JournalAwayError,
     Rows,
 )
-from ..daemon.master.journal_repair import RepairedJournal
-from ..daemon.master.leadership import Lease, MasterRow
+from ..daemon.master.journal.journal_repair import RepairedJournal
+from ..daemon.master.journal.lease import Lease, MasterRow
 from ..membership.master.state.journal import JournalRecord
 from .witnessed_services import WitnessedStore
 
@@ -35,20 +35,24 @@ class SimulatedDatabase:
     """The database's server.
 
     Attributes:
-      store: the records and grants of the run.
-      away: it does not answer.
+      store: the records and grants of the run. While its disk is full, no statement is answered;
+        while it is slow, all statements are.
       cut_off: hosts that do not reach it.
       trip_s: of a statement, one way.
     """
 
     store: WitnessedStore
-    away: bool = False
     cut_off: set[str] = field(factory=set)
     trip_s: float = 0.005
     fence: int = 0
     holder: str = ""
     expires_s: float = -math.inf
     rows: dict[str, tuple[tuple[str, ...], str, float]] = field(factory=dict)
+
+    @property
+    def way_s(self) -> float:
+        """Time of a statement now, one way."""
+        return max(self.trip_s, self.store.slow_s)
 
 
 class DatabaseClient:
@@ -60,17 +64,17 @@ class DatabaseClient:
 
     async def call(self, work: Callable[[], T], /) -> T:
         """Do it as a statement: a trip there, and one back."""
-        await trio.sleep(self._database.trip_s)
+        await trio.sleep(self._database.way_s)
         if self._host in self._database.cut_off:
             await trio.sleep(ANSWER_S)
             raise JournalAwayError("no answer")
         done = work()
-        await trio.sleep(self._database.trip_s)
+        await trio.sleep(self._database.way_s)
         return done
 
     def check(self) -> None:
         """Raise JournalAwayError if no statement gets there now."""
-        if self._database.away or self._host in self._database.cut_off:
+        if self._database.store.full or self._host in self._database.cut_off:
             raise JournalAwayError("the database does not answer")
 
     def holds(self, lease: Lease) -> bool:
@@ -120,14 +124,16 @@ class DatabaseClient:
 class LeasedJournal(Journal):
     """The database's journal for the holder of a lease."""
 
-    is_shared = True
-
     def __init__(self, database: SimulatedDatabase, host: str, lease: Lease) -> None:
         super().__init__()
         self._database = database
         self._client = DatabaseClient(database, host)
         self._lease = lease
-        self.slow_s = 2 * database.trip_s  # as ``WitnessedStore``'s
+
+    @property
+    def slow_s(self) -> float:
+        """Duration of writing a record, as of ``WitnessedStore``."""
+        return 2 * self._database.way_s
 
     @property
     def place(self) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from ..checkpoint.checkpoint_store import FolderStore
-from ..daemon.master.journal_base import GrantRow, JournalAwayError
+from ..daemon.master.journal.journal_base import GrantRow, JournalAwayError
 from ..daemon.peer.peer_config import PeerConfig
 from ..daemon.tasks import only_error
 from ..membership.master.coordinator import Coordinator
@@ -31,7 +31,6 @@ from ..protocol.messages import ModelLayout, Role
 from ..protocol.trust.authority import Party
 from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .frozen_hosts import FrozenHosts, on_host
-from .holdings import keeps_state
 from .lying_peers import Corrupts
 from .memory_network import MemoryWorld
 from .scenario import MASTER
@@ -42,6 +41,7 @@ from .witnessed_services import (
     WitnessedPeer,
     WitnessedStore,
     check_honesty,
+    keeps_state,
     promoted,
 )
 
@@ -118,6 +118,7 @@ class Swarm:
         self.samples = samples
         self.master_clock_ahead_s = 0.0
         self.master: WitnessedMaster | None = None
+        self.master_hosts: tuple[str, ...] = (MASTER,)
         self.master_addresses = [MASTER_ADDRESS]
         self._master_scope = trio.CancelScope()
         self._term = 0
@@ -170,21 +171,26 @@ class Swarm:
     async def _master_ended(self, _error: UserError) -> None:
         """Restart a master that ended by itself, as a service manager would."""
         self.crash_master()
-        await self.revive_master()
+        await trio.sleep(RESTART_S)
+        await self.return_master(MASTER)
 
-    async def revive_master(self) -> None:
-        """Try to restart the master until it runs."""
-        while True:
-            await trio.sleep(RESTART_S)
-            if self.master is not None:
-                return
+    async def return_master(self, _host: str) -> None:
+        """Start a master again that has crashed, unless it runs already."""
+        while self.master is None:
             try:
                 await self.start_master()
-            except JournalAwayError:
-                continue
-            return
+            except JournalAwayError:  # the disk is full
+                await trio.sleep(RESTART_S)
 
-    def crash_master(self) -> None:
+    def master_runs(self, _host: str) -> bool:
+        return self.master is not None
+
+    @property
+    def leading(self) -> str | None:
+        """The host of the master that leads the run."""
+        return MASTER if self.master is not None else None
+
+    def crash_master(self, _host: str = MASTER) -> None:
         self.go_on(MASTER)
         self.world.crash(MASTER)
         self._master_scope.cancel()
@@ -231,7 +237,9 @@ class Swarm:
         member = context.roster.get(sim.peer)
         if member is None or member.incarnation != sim.service.config.incarnation:
             return  # the master means an earlier life, and does not know of its death yet
-        if context.history.founded and not sim.holds_everything:
+        if not context.history.founded:
+            return
+        if not keeps_state(sim, self.witness, self.master):
             raise ViolationError(f"{sim.name} got a place without holding the state")
 
     # ------------------------------------------------------------ peers
@@ -242,23 +250,20 @@ class Swarm:
         *,
         role: Role = Role.CONTRIBUTOR,
         founder: bool = True,
-        site: str = "",
     ) -> SimPeer:
         """Start a new machine that has redeemed an invite."""
         peer = f"{len(self.peers) + 1:08x}" + f"{self.rng.getrandbits(96):024x}"
         self.store.admit(peer, GrantRow(role, founder, name))
-        self.peers[name] = sim = self._boot(name, peer, 1, site)
+        self.peers[name] = sim = self._boot(name, peer, 1)
         return sim
 
-    def _boot(
-        self, name: str, peer: str, lives: int, site: str, disk: Path | None = None
-    ) -> SimPeer:
-        sim = self._machine(name, peer, lives, site, disk)
+    def _boot(self, name: str, peer: str, lives: int, disk: Path | None = None) -> SimPeer:
+        sim = self._machine(name, peer, lives, disk)
         with on_host(name):
             self.nursery.start_soon(self._run_peer, sim)
         return sim
 
-    def _machine(self, name: str, peer: str, lives: int, site: str, disk: Path | None) -> SimPeer:
+    def _machine(self, name: str, peer: str, lives: int, disk: Path | None) -> SimPeer:
         network = self.world.host(name, peer, Party.PEER)
         trainer = self.make_trainer(name, peer, lives)
         config = PeerConfig(
@@ -269,7 +274,6 @@ class Swarm:
             bind=[Address(name, 29701)],
             incarnation=self.rng.getrandbits(60),
             patience_s=None,
-            site=site,
         )
         disk = disk or (None if self.disks is None else self.disks / name)
         place = None if disk is None else FolderStore(disk)
@@ -339,14 +343,12 @@ class Swarm:
           disk: folder with its checkpoints.
         """
         old = self.peers[name]
-        self.peers[name] = sim = self._boot(
-            name, old.peer, old.lives + 1, old.service.config.site, disk
-        )
+        self.peers[name] = sim = self._boot(name, old.peer, old.lives + 1, disk)
         return sim
 
     def add_twin(self, name: str) -> None:
         """Start another machine with a peer's identity."""
-        self.twins[name] = self._boot(f"{name}-twin", self.peers[name].peer, 1, "")
+        self.twins[name] = self._boot(f"{name}-twin", self.peers[name].peer, 1)
 
     def end_twin(self, name: str) -> None:
         twin = self.twins.pop(name, None)
@@ -382,12 +384,13 @@ class Swarm:
         if name in self.peers:
             sim = self.peers[name]
             self._mute[sim.peer, sim.service.config.incarnation] = self._decisive_s()
-        if asleep:
+        if asleep and self.world.is_alive(name):
             self.world.freeze(name)
 
     def go_on(self, name: str) -> None:
         if self.standstill.stopped(name):
-            self.world.thaw(name)
+            if self.world.is_alive(name):
+                self.world.thaw(name)
             self.standstill.go_on(name)
             if name in self.peers:
                 sim = self.peers[name]
@@ -419,7 +422,7 @@ class Swarm:
         self.at_peace = True
         for name in list(self.twins):
             self.end_twin(name)
-        for name in [*sorted(self.peers), MASTER]:
+        for name in [*sorted(self.peers), *self.master_hosts]:
             self.go_on(name)
         self.heal_all()
         for restore in reversed(self._changed_lines):
@@ -435,7 +438,7 @@ class Swarm:
             self.master.decide(self.master.coordinator.resume)
 
     def heal_all(self) -> None:
-        names = [*sorted(self.peers), MASTER]
+        names = [*sorted(self.peers), *self.master_hosts]
         for index, one in enumerate(names):
             for other in names[index + 1 :]:
                 self.world.heal(one, other)

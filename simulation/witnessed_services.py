@@ -9,17 +9,31 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from ..daemon.master.journal_base import JournalAwayError
-from ..daemon.master.journal_store import JournalStore
+from ..daemon.master.journal.journal_base import JournalAwayError
+from ..daemon.master.journal.journal_store import JournalStore
 from ..daemon.master.master_service import MasterService
 from ..daemon.peer.checkpointer import Checkpointer
+from ..daemon.peer.master_session import SessionEnded
 from ..daemon.peer.peer_service import PeerFactories, PeerService
 from ..membership.master.rounds.audits import CONTRADICTED, Auditing
 from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceTaken
 from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably, SendMessage
+from ..membership.peer.local_round import RoundState
 from ..membership.peer.peer_effects import PeerEffect, TellMaster
 from ..protocol.errors import HoldfastError
-from ..protocol.messages import Applied, Commit, Reduce, RefusalCode, Synced, Welcome
+from ..protocol.messages import (
+    Applied,
+    Commit,
+    Donate,
+    FragmentHead,
+    Message,
+    Reduce,
+    RefusalCode,
+    Synced,
+    SyncFragment,
+    View,
+    Welcome,
+)
 from .drifting_trainer import SimTrainer
 from .lying_peers import Corrupts
 from .memory_network import MemoryNetwork
@@ -56,6 +70,10 @@ class WitnessedMaster(MasterService):
     witness: Witness
     watch: Callable[[list[Effect]], None]  # after each decision
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._pinned: set[tuple[str, FragmentHead, str]] = set()  # donor, version, receiver
+
     def decide(self, decision: Callable[[float], list[Effect]], *, sooner: bool = True) -> None:
         decided: list[Effect] = []
 
@@ -64,7 +82,27 @@ class WitnessedMaster(MasterService):
             return decided
 
         super().decide(seen, sooner=sooner)
+        for effect in decided:
+            if isinstance(effect, SendMessage):
+                self._check_copies(effect.peer, effect.message)
         self.watch(decided)
+
+    def _check_copies(self, peer: str, message: Message) -> None:
+        """Check that donors pin a version first, and that no copy is overtaken by a reduction."""
+        match message:
+            case Donate():
+                self._pinned.add((peer, message.head, message.receiver))
+            case SyncFragment(head=head):
+                if not all((donor, head, peer) in self._pinned for donor in message.donors):
+                    raise ViolationError(f"{peer[:8]} fetches {head} before it is pinned")
+                if peer not in self.coordinator.context.roster:
+                    return  # it was removed since
+                for round_ in self.coordinator.scheduler.round_table.reducing():
+                    attempt = round_.running()
+                    if round_.fragment == head.fragment and peer not in attempt.reached():
+                        raise ViolationError(
+                            f"{peer[:8]} fetches {head} beside round {round_.number} without it"
+                        )
 
     async def _append(self, record: JournalRecord) -> None:
         # Half before, half after: a crash may happen when the record is on disk but not yet announced.
@@ -101,6 +139,29 @@ class WitnessedPeer(PeerService):
     def _welcome(self, message: Welcome) -> None:
         self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
         super()._welcome(message)
+
+    def _hear(self, message: Message | SessionEnded) -> None:
+        if fault := self._contradiction(message):
+            raise ViolationError(f"{self.config.me[:8]} was sent {message}: {fault}")
+        super()._hear(message)
+
+    def _contradiction(self, message: Message | SessionEnded) -> str:
+        """Return the reason why an honest peer cannot be sent a message, or an empty string."""
+        replica = self.replica
+        match message:
+            case Welcome():
+                for commit in message.committed:
+                    here = replica.rounds.get(commit.round)
+                    if here is None or here.digest not in (b"", commit.digest):
+                        return "it holds another result"
+            case View():
+                if replica.view is not None and message.number < replica.view.number:
+                    return f"its view is {replica.view.number}"
+            case Donate(head=head):
+                held = replica.fragments[head.fragment].version
+                if held not in (head.version, head.version - 1):
+                    return f"it holds version {held}"
+        return ""
 
     def _perform(self, todo: list[PeerEffect]) -> None:
         for effect in todo:
@@ -141,6 +202,34 @@ class SimPeer:
         return bool(fragments) and all(
             here.version is not None and here.fetching is None for here in fragments
         )
+
+
+def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) -> bool:
+    """Return whether a peer holds every committed version, or the previous one and the next's result.
+
+    Args:
+      master: the live master, or None.
+    """
+    if not (sim.alive and sim.holds_everything):
+        return False
+    commits, versions = list(witness.commits), dict(witness.versions)
+    if master is not None:
+        history = master.coordinator.context.history
+        commits += history.commits.values()
+        for fragment, version in enumerate(history.versions):
+            versions[fragment] = max(version, versions.get(fragment, 0))
+    decided = {commit.round for commit in commits}
+    results = {
+        (here.fragment, here.version)
+        for here in sim.service.replica.rounds.values()
+        if here.phase in (RoundState.REDUCED, RoundState.APPLYING) and here.round in decided
+    }
+    for head in sim.service.replica.heads():
+        committed = versions.get(head.fragment, 0)
+        step_away = (head.fragment, head.version) in results
+        if head.version != committed and not (head.version == committed - 1 and step_away):
+            return False
+    return True
 
 
 def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str]) -> None:

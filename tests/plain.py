@@ -43,7 +43,7 @@ def peer_status(peer: str, name: str) -> PeerStatus:
     counts = dict.fromkeys((*numbers, "bulk_received_bytes", "state_received_bytes"), 1)
     figures = dict.fromkeys(("tokens_per_s", "loss", "waited_s", "stepped_s"), 1.0)
     flags = dict.fromkeys(("attached", "in_sync", "finished"), True)
-    rest = {"metrics": {}, "limits": {}, "state_saved_bytes": 1, "trainer_pid": 1, "command_pid": 1}
+    rest = {"metrics": {}, "limits": {}, "trainer_pid": 1, "command_pid": 1}
     saved = CheckpointStatus(place="x", writing=False, newest="x", step=1, error="x")
     who = {"kind": "peer", "peer": peer, "name": name, "role": "spare", "checkpoints": saved}
     fields: dict[str, Any] = {**texts, **lists, **counts, **figures, **flags, **rest, **who}

@@ -1,6 +1,6 @@
 """Bugs that tests plant in production code, to see that something notices.
 
-What shows a bug (a seed, an example) is recorded beside it and tried first: that takes a fraction of a
+The seed that shows a bug is recorded beside it and tried first: that takes a fraction of a
 second where a search may take a minute. The bug is searched for only when what is recorded shows it no
 longer, since the code that it runs through has changed. The test passes then, too, and the run ends
 with a line that says what to record. ``SEARCH=1`` searches whatever is recorded, as `make soak` does.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -19,7 +19,6 @@ from holdfast.membership.master.routes.routes import Routes
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 Note = Callable[[str, object], None]  # pytest's ``record_property``
-Shows = TypeVar("Shows", int, str)  # a seed, an example
 
 TO_RECORD = "to record"  # the property of a test's report
 
@@ -48,24 +47,19 @@ class Bugs(dict[str, Plant]):
 
 
 def what_shows(
-    recorded: Shows | None,
-    shows: Callable[[Shows], object],
-    search: Callable[[], Shows | None],
+    recorded: int | None,
+    shows: Callable[[int], object],
+    seeds: Iterable[int],
     note: Note,
-) -> Shows | None:
-    """Return what shows the planted bug: what is recorded, else what a search finds, else None."""
+) -> int | None:
+    """Return a seed that shows the planted bug: the recorded one, else one of ``seeds``, else None."""
     searching = os.environ.get("SEARCH", "") not in ("", "0")
     if recorded is not None and not searching and shows(recorded):
         return recorded
-    found = search()
+    found = next((seed for seed in seeds if shows(seed)), None)
     if found is not None and not searching:
-        note(TO_RECORD, f"{found!r} instead of {str(recorded)[:20]}")
+        note(TO_RECORD, f"{found} instead of {recorded}")
     return found
-
-
-def first_that_shows(shows: Callable[[int], object], seeds: Iterable[int]) -> int | None:
-    """The search among seeds."""
-    return next((seed for seed in seeds if shows(seed)), None)
 
 
 def told_to_record(reports: Iterable[object]) -> list[str]:

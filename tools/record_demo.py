@@ -1,4 +1,4 @@
-"""The recording docs/pictures/kill.svg: a real ``holdfast demo``, and ``holdfast watch`` beside it.
+"""The recording docs/pictures/kill.svg: a real ``holdfast demo``, and ``holdfast events --follow`` beside it.
 
     make recording
 
@@ -116,9 +116,6 @@ class Recorded:
                 return
             self.output.append((time.monotonic(), data))
 
-    def press(self, key: str) -> None:
-        os.write(self._terminal, key.encode())
-
     def end(self) -> None:
         if self._process.poll() is None:
             self._process.terminate()
@@ -127,21 +124,20 @@ class Recorded:
 
 
 def record(folder: Path) -> tuple[Recorded, Recorded]:
-    """Run the demo to its end with a watch beside it."""
+    """Run the demo to its end with its events beside it."""
     demo = Recorded(["demo", "--keep", str(folder)], DEMO_ROWS)
     until_s = time.monotonic() + RUN_S
     try:
         while not (folder / "master" / "control.json").exists():
             demo.read()
             _require(demo.status is None and time.monotonic() < until_s, "the demo did not start")
-        watch = Recorded(["watch", "--state", str(folder / "master")], WATCH_ROWS)
+        watch = Recorded(["events", "--follow", "--state", str(folder / "master")], WATCH_ROWS)
         try:
             while demo.status is None:
                 _require(time.monotonic() < until_s, "the demo did not end")
                 demo.read()
                 watch.read()
             demo.read()
-            watch.press("q")
         finally:
             watch.end()
     finally:
@@ -207,7 +203,7 @@ def frames(demo: Recorded, watch: Recorded) -> list[Frame]:
     """Return the frames, the first one at 0 s."""
     killed_s = kill_time(demo)
     begin_s = max(killed_s - LEAD_S, watch.output[0][0] + 1.0)
-    # The demo stops its daemons before the verdict; the watch then only says that they are gone.
+    # The demo stops its daemons before the verdict; the events then only say that they leave.
     end_s = demo.output[-1][0]
     watch_end_s = max(at_s for at_s, data in demo.output if b"round" in data) + 1.0
     times = sorted({at_s for each in (demo, watch) for at_s, _ in each.output})
@@ -278,7 +274,7 @@ def svg(shown: Sequence[Frame]) -> str:
             pane_y,
             (
                 f"$ holdfast demo   (a real run, {FASTER:g} times as fast except around the kill)",
-                "$ holdfast watch",
+                "$ holdfast events --follow",
             ),
             strict=True,
         )

@@ -1,6 +1,6 @@
 """Generator of the docs/reference pages: ``python tools/reference.py``.
 
-The pages are committed so that they can be read without a build; a test fails if they are outdated.
+``make docs`` makes them before it builds the site. Git ignores all but ``faults.md``, which a test compares.
 """
 
 from __future__ import annotations
@@ -13,14 +13,8 @@ from pathlib import Path
 
 import attrs
 import click
-import msgspec
 
 from holdfast.daemon.cli.command_line import commands
-from holdfast.daemon.metrics_store import PastEvent
-from holdfast.daemon.status_records import MasterStatus, PeerStatus
-from holdfast.daemon.web.app import DESCRIPTION
-from holdfast.daemon.web.log_reading import PeerLog
-from holdfast.membership.master.status.records import RecordedRound
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.membership.spec.spec_keys import MEANINGS
 from holdfast.protocol import messages
@@ -38,12 +32,6 @@ ROOMS = (
     "daemon",
     "simulation",
 )
-RECORDS = [MasterStatus, PeerStatus, RecordedRound, PastEvent, PeerLog]
-# Schemas that no record stands behind.
-BY_HAND = (
-    *("Error", "EventKind", "Events", "Health", "History", "InviteRow", "Invites", "Line", "Lines"),
-    *("MemberHistory", "MemberPoint", "Point", "Readiness", "Refusal", "Rounds", "Status"),
-)
 
 
 def run_toml() -> str:
@@ -51,16 +39,14 @@ def run_toml() -> str:
         "# run.toml",
         "",
         "The settings that the run's operator decides. Every key has a default. Unknown tables and keys are",
-        "refused; the error names the most similar one. Peers get the file from the master when they attach. A",
-        "master that is started again with a changed file uses the changed values, except for `fragments`,",
-        "`pattern` and `groups`, which belong to the state: there a change is refused. `holdfast config check",
-        "run.toml` prints what a master would refuse, and warnings.",
+        "refused; the error names the most similar one. Peers get all settings from the master when they attach.",
+        "A master that is started again with a changed file uses the changed values, except for `fragments`",
+        "and `groups`, which belong to the state: there a change is refused. `holdfast config check run.toml`",
+        "prints what a master would refuse, and warnings.",
     ]
     spec = RunSpec()
     for table in attrs.fields(RunSpec):
         values = getattr(spec, table.name)
-        if not attrs.has(type(values)):
-            continue
         lines += [
             "",
             f"## [{table.name}]",
@@ -149,7 +135,7 @@ def limits() -> str:
         "# Limits",
         "",
         "Every number that bounds something has a name, and a comment that says what it is for. Those of seconds,",
-        "bytes and shares are listed with the rest. Made by `make reference`.",
+        "bytes and shares are listed with the rest.",
     ]
     for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
         if found := list(_constants(path)):
@@ -220,41 +206,20 @@ def faults_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[list[str
             yield [str(ast.literal_eval(argument)) for argument in mark.args]
 
 
-# ---------------------------------------------------------------- the API's description
-
-
-def openapi() -> str:
-    """Return ``daemon/web/openapi.json`` with the schemas of the status' records made again."""
-    document = json.loads(DESCRIPTION.read_text())
-    written = document["components"]["schemas"]
-    _kinds, made = msgspec.json.schema_components(
-        RECORDS, ref_template="#/components/schemas/{name}"
-    )
-    for schema in made.values():
-        schema.pop("title", None)
-        if "properties" in schema:
-            schema["additionalProperties"] = False
-            schema["required"] = list(schema["properties"])  # answers hold the defaults, too
-            for each in schema["properties"].values():
-                each.pop("default", None)
-    for name in ("PastEvent", "EventRow"):
-        made[name]["properties"]["kind"] = {"$ref": "#/components/schemas/EventKind"}
-    document["components"]["schemas"] = dict(
-        sorted({**{name: written[name] for name in BY_HAND}, **made}.items())
-    )
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-
-
+FAULTS = FOLDER / "faults.md"  # kept in git, because it is read with the tests
 PAGES = {
     FOLDER / "run-toml.md": run_toml,
     FOLDER / "commands.md": command_pages,
     FOLDER / "messages.md": message_page,
     FOLDER / "limits.md": limits,
-    FOLDER / "faults.md": faults,
-    DESCRIPTION: openapi,
+    FAULTS: faults,
 }
 
 
-if __name__ == "__main__":
+def write_pages() -> None:
     for path, make in PAGES.items():
         path.write_text(make())
+
+
+if __name__ == "__main__":
+    write_pages()

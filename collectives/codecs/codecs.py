@@ -10,14 +10,12 @@ in ``error_feedback``, compression of encodings in ``compression``.
     bf16   16             8 significant bits, float32's range
     int8   8 + 16/256     127 levels each way of a scale per block of 256 values
     nf4    4 + 16/64      16 levels of a scale per block of 64, close where normal values are dense
-    e2m1   4 + 16/64      15 levels, a 4-bit float with 2 bits of exponent
-    e3m0   4 + 16/64      15 levels, powers of two
     topk   about 0.15     the largest 64th part of the values; sign and one of two levels
     topk16, topk8, topk4  the same with the 16th part (0.47), the 8th (0.8), the 4th (1.3)
 
 Signal-to-noise in dB on independent values (normal; Laplace; Student's t with 3 degrees of freedom):
-int8 43.1, 40.0, 35; nf4 20.7, 19.7, 18; e2m1 19.5, 19.0, 18; e3m0 14.5, 15.0, 16. topk
-leaves out much of the signal, so it needs error feedback, which only contributions have.
+int8 43.1, 40.0, 35; nf4 20.7, 19.7, 18. topk leaves out much of the signal, so it needs error feedback,
+which only contributions have.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from .codec_base import (
     make_scales,
     read_scales,
 )
-from .fourbit import FOUR_BIT_CODECS
+from .fourbit import Nf4Codec
 from .topk import TOPK_SHARE_BITS, TopKCodec
 
 __all__ = ["CODECS", "INT8_BLOCK", "Codec", "Values", "get_codec"]
@@ -176,7 +174,7 @@ _ALL: tuple[Codec, ...] = (
     Fp32Codec(),
     Bf16Codec(),
     Int8Codec(),
-    *FOUR_BIT_CODECS,
+    Nf4Codec(),
     *map(TopKCodec, TOPK_SHARE_BITS),
 )
 CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in _ALL})

@@ -1,4 +1,4 @@
-"""Codecs of four bits a value, in blocks of 64 with one fp16 scale each.
+"""NF4: four bits a value, in blocks of 64 with one fp16 scale each.
 
 All scales of the chunk come first, then the codes, two a byte: the earlier value in the lower four
 bits. The last block may be short; after an odd number of values the last upper four bits are 0.
@@ -8,22 +8,16 @@ With ``m`` the largest magnitude of a block,
     ratio = x / scale, rounded to float32; between -1 and 1
     code  = that of the level nearest to ratio; of two equally near, the one closer to 0
 
-and decoding multiplies level and scale in float32. Levels, as multiples of the scale:
+and decoding multiplies level and scale in float32. Levels, as multiples of the scale, are the 16
+quantiles of a normal distribution of QLoRA (arXiv 2305.14314, appendix E), in ascending order; code 7
+is 0.
 
-    nf4    the 16 quantiles of a normal distribution of QLoRA (arXiv 2305.14314, appendix E), in
-           ascending order; code 7 is 0
-    e2m1   sign bit (8), then 0, 0.5, 1, 1.5, 2, 3, 4, 6 sixths
-    e3m0   sign bit (8), then 0, 1, 2, 4, 8, 16, 32, 64 sixty-fourths
-
-Code 8 of the latter two, minus zero, is never written and decodes to 0. The error of a value is at
-most half the widest gap between levels times the scale: 0.152 (nf4), 0.167 (e2m1), 0.25 (e3m0).
-Scales below 6.1e-5 are fp16 subnormals, so blocks of smaller values have coarser scales. Magnitudes
+The error of a value is at most half the widest gap between levels times the scale: 0.152. Scales below 6.1e-5 are fp16 subnormals, so blocks of smaller values have coarser scales. Magnitudes
 above 65504 and values that are not finite are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -42,7 +36,6 @@ from .codec_base import (
 )
 
 FOUR_BIT_BLOCK = 64  # values that share one scale; 2 bytes of scale are a sixteenth of the codes
-SIGN_CODE = 8
 
 NF4_LEVELS = (
     -1.0,
@@ -62,30 +55,21 @@ NF4_LEVELS = (
     0.7229568362236023,
     1.0,
 )
-E2M1_SIXTHS = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-E3M0_SIXTY_FOURTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
-class FourBitCodec(FixedLength):
-    """A codec of one table of levels; see the top of this file.
-
-    Args:
-      levels: 16 in ascending order, or the 8 that are not negative: then the upper half of the
-        codes are their negatives.
+class Nf4Codec(FixedLength):
+    """See the top of this file.
 
     Attributes:
       table: shape ``(16,)``: the level of each code.
     """
 
+    name: Final = "nf4"
     lossy: Final = True
 
-    def __init__(self, name: str, levels: Sequence[float]) -> None:
-        self.name: Final = name
-        ascending = np.array(levels, np.float32)
-        self._has_sign = ascending.size == SIGN_CODE
-        self._bounds = _upper_bounds(ascending)
-        negatives = 0 - ascending if self._has_sign else np.empty(0, np.float32)
-        self.table: Final = np.concatenate((ascending, negatives))
+    def __init__(self) -> None:
+        self.table: Final = np.array(NF4_LEVELS, np.float32)
+        self._bounds = _upper_bounds(self.table)
         # Both levels of every byte, as one item of 8 bytes.
         pairs = np.empty((256, 2), np.float32)
         pairs[:, 0] = np.tile(self.table, 16)
@@ -129,20 +113,12 @@ class FourBitCodec(FixedLength):
         To compare a cached tile with all bounds is faster than a search.
 
         Args:
-          ratios: shape ``(n,)``; are overwritten.
+          ratios: shape ``(n,)``.
           above: shape ``(bounds, n)``; scratch.
           codes: shape ``(n,)``; become the codes.
         """
-        bits = above.view(np.uint8)
-        sign = None
-        if self._has_sign:
-            # numpy multiplies bytes eight times as fast as it shifts them.
-            sign = np.less(ratios, -self._bounds[0]).view(np.uint8) * np.uint8(SIGN_CODE)
-            np.abs(ratios, out=ratios)
         np.greater(ratios, self._bounds[:, np.newaxis], out=above)
-        np.add.reduce(bits, axis=0, dtype=np.uint8, out=codes)
-        if sign is not None:
-            np.bitwise_or(codes, sign, out=codes)
+        np.add.reduce(above.view(np.uint8), axis=0, dtype=np.uint8, out=codes)
 
     def decode(self, data: Bytes, out: Values) -> None:
         count = out.size
@@ -173,10 +149,3 @@ def _upper_bounds(levels: Values) -> Values:
     bounds = exact.astype(np.float32)
     beyond = np.where(exact > 0, bounds > exact, bounds >= exact)
     return np.where(beyond, np.nextafter(bounds, np.float32(-np.inf)), bounds)
-
-
-FOUR_BIT_CODECS: Final = (
-    FourBitCodec("nf4", NF4_LEVELS),
-    FourBitCodec("e2m1", [level / 6 for level in E2M1_SIXTHS]),
-    FourBitCodec("e3m0", [level / 64 for level in E3M0_SIXTY_FOURTHS]),
-)

@@ -36,7 +36,6 @@ from ...protocol.messages import (
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
-from .break_reports import REPORT_LATER_S, reports_at_once
 from .buffer_pool import BufferPool
 from .frame_routing import EARLY_WAIT_S, FrameRouter, Key, Sink
 from .handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
@@ -176,11 +175,6 @@ class LinkHub:
         for member in self._members.values():
             self._update_peer_link(member)
         self._wake()
-
-    def introduce(self, members: Sequence[MemberInfo]) -> None:
-        """Know some members, this node among them, until its first view comes; one of them has that view."""
-        if self.me not in self._members:
-            self.set_members(members)
 
     async def link(self, peer: str, deadline_s: float = LINK_WAIT_S) -> Link:
         """Wait for the link to a member to come up, and return it.
@@ -440,17 +434,8 @@ class LinkHub:
                 peer_link.error = f"the last link was lost: {link.reason}"
                 if peer in self._members and self._nursery is not None:
                     self._unconfirmed.add(peer)
-                    if reports_at_once(self.me, peer, len(self._members)):
-                        self.tell_master(LinkBroken(peer))
-                    else:
-                        self._nursery.start_soon(self._report_later, peer, peer_link)
+                    self.tell_master(LinkBroken(peer))
             self._wake()
-
-    async def _report_later(self, peer: str, broken: PeerLink) -> None:
-        """Report a broken link, unless the peer has left the view or the link is there again."""
-        await trio.sleep(REPORT_LATER_S)
-        if self._peer_links.get(peer) is broken and peer in self._unconfirmed:
-            self.tell_master(LinkBroken(peer))
 
     def _cut_off(self, peer: str, reason: str) -> None:
         if (link := self._links.get(peer)) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import click
 
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import only_loopback
-from ..exit_codes import ExitCode
 from ..paths import STANDBY, DaemonAddress, find_control, find_state, locked
-from .daemon_client import HTTP_S, call
+from .daemon_client import call
 from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
 
 ONLY_HERE = (
@@ -41,6 +39,10 @@ ONLY_HERE = (
 )
 @click.option("--founder", is_flag=True, help="May supply the initial weights of a new run.")
 @click.option("--approve", is_flag=True, help="Each machine must be approved: `holdfast approve`.")
+@click.option("--list", "listed", is_flag=True, help="List all invites instead, with their ids.")
+@click.option(
+    "--withdraw", metavar="ID", help="Withdraw this invite instead. Peers that used it stay."
+)
 @json_option
 def invite(
     state: Path | None,
@@ -49,16 +51,26 @@ def invite(
     hours: float,
     founder: bool,
     approve: bool,
+    listed: bool,
+    withdraw: str | None,
     as_json: bool,
 ) -> None:
-    """Make an invite: a string that admits a machine to the run.
+    """Make an invite: a string that admits a machine to the run. Or list the invites, or withdraw one.
 
     \b
     Examples:
       holdfast invite
       holdfast invite --role spare --uses 3 --hours 48
+      holdfast invite --list
     """
     control = find_control(state, "master")
+    if withdraw is not None:
+        answer = call(control, "withdraw", {"id": withdraw})
+        click.echo(json.dumps(answer) if as_json else f"withdrew {withdraw}")
+        return
+    if listed:
+        _list_invites(control, as_json)
+        return
     body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
     body["approve"] = approve
     answer = call(control, "invite", body)
@@ -70,25 +82,9 @@ def invite(
         click.echo(ONLY_HERE, err=True)
 
 
-@click.command()
-@state_option
-@click.option("--withdraw", metavar="ID", help="Withdraw this invite.")
-@json_option
-def invites(state: Path | None, withdraw: str | None, as_json: bool) -> None:
-    """List the run's invites, or withdraw one. Peers that joined with it stay; `kick` removes a peer.
-
-    \b
-    Examples:
-      holdfast invites
-      holdfast invites --withdraw 3F9A20C1
-    """
+def _list_invites(control: DaemonAddress, as_json: bool) -> None:
     from .status_screen import show_invites
 
-    control = find_control(state, "master")
-    if withdraw is not None:
-        answer = call(control, "withdraw", {"id": withdraw})
-        click.echo(json.dumps(answer) if as_json else f"withdrew {withdraw}")
-        return
     answer = call(control, "invites", None)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
@@ -285,7 +281,7 @@ def backup(target: Path, state: Path | None, every: float | None, as_json: bool)
       holdfast backup /mnt/standby/run
       holdfast backup /mnt/standby/run --every 10
     """
-    from ..master.journal_store import back_up
+    from ..master.journal.journal_store import back_up
 
     folder = state or find_state()
     with locked(target):
@@ -296,36 +292,6 @@ def backup(target: Path, state: Path | None, every: float | None, as_json: bool)
             if every is None:
                 return
             time.sleep(every)
-
-
-@click.command()
-@state_option
-@json_option
-def verify(state: Path | None, as_json: bool) -> None:
-    """Compare the shared state in the memory of all peers byte for byte, and report differences.
-
-    Every peer hashes the state that is in its memory now. The state of a peer whose digest differs from
-    the run's is compared block by block. Training continues meanwhile. The exit status is 0 only if all
-    peers hold the same bytes.
-
-    \b
-    Examples:
-      holdfast verify
-      holdfast verify --json | jq .differences
-    """
-    from ..master.state_verifier import VERIFY_S
-    from .status_screen import show_verified
-
-    control = find_control(state, "master")
-    answer = call(control, "verify", {}, timeout_s=VERIFY_S + HTTP_S)
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        show_verified(answer)
-    if answer["differences"]:
-        sys.exit(ExitCode.DIFFERS)
-    if not answer["same"]:
-        sys.exit(ExitCode.FAILED)
 
 
 def order(control: DaemonAddress, name: str, as_json: bool, confirmation: str) -> None:

@@ -13,7 +13,7 @@ import click
 
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
-from .options import FILE, FOLDER, json_option, state_option, tell
+from .options import FILE, FOLDER, json_option, tell
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -34,33 +34,6 @@ def place_options(function: F) -> F:
 @click.group()
 def checkpoint() -> None:
     """List, check, delete and request checkpoints."""
-
-
-@checkpoint.command()
-@state_option
-@json_option
-def now(state: Path | None, as_json: bool) -> None:
-    """Make all checkpoint writers write the newest state now (at the master).
-
-    Prints the peers that will write; `holdfast events` reports each finished checkpoint. Training
-    continues meanwhile.
-
-    \b
-    Examples:
-      holdfast checkpoint now
-      holdfast checkpoint now --json | jq .peers
-    """
-    from ..paths import find_control
-    from .daemon_client import HTTP_S, call
-
-    answer = call(find_control(state, "master"), "checkpoint", {}, timeout_s=3 * HTTP_S)
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-        return
-    tell(answer["text"])
-    for row in answer["peers"]:
-        if not row["writes"]:
-            tell(f"not by {row['name']} ({row['peer'][:8]}): {row['why']}")
 
 
 @checkpoint.command("list")

@@ -1,12 +1,12 @@
 """The ``holdfast`` command group, and the handling of every command's errors.
 
-    run_commands         run until the work is over: master, join, demo, bench
-    look_commands        show a run: peers, rounds, events, watch
+    master_commands      coordinate a run: master, standby
+    run_commands         run until the work is over: join, demo
+    look_commands        show a run: peers, rounds, events
     log_commands         for who sits at a machine: logs, dashboard
     ask_commands         send a request to a local daemon: status, kick, backup, ...
-    plan_command         predict a run's performance: plan
     config_commands      help to write run.toml, set up the shell: config, init, completion
-    service_commands     start a daemon with the machine: service
+    plan_command         predict a run's performance: config plan
     doctor_command       check whether this machine can take part: doctor
     relay_command        forward traffic between peers: relay
     checkpoint_commands  read and manage checkpoints on disk: checkpoint, export
@@ -34,13 +34,11 @@ from ...protocol.errors import UserError
 from .. import logs
 from ..exit_codes import ExitCode
 from ..tasks import only_error
-from . import ask_commands, log_commands, look_commands, run_commands
+from . import ask_commands, log_commands, look_commands, master_commands, run_commands
 from .checkpoint_commands import checkpoint, export
 from .config_commands import completion, config, init
 from .doctor_command import doctor
-from .plan_command import plan
 from .relay_command import relay
-from .service_commands import service
 
 P = ParamSpec("P")
 
@@ -54,6 +52,24 @@ OTHER_VARIABLES = {
     "HOLDFAST_STANDALONE",
     "HOLDFAST_STANDALONE_STEPS",
     "HOLDFAST_START",
+}
+
+# What earlier versions had, and what stands in its place.
+GONE = {
+    "checkpoint now": "set `checkpoint.every_rounds`; a peer that ends writes a last one",
+    "invites": "`holdfast invite --list` and `holdfast invite --withdraw ID`",
+    "join --private-log": "leave it out: a peer's log stays on its machine",
+    "join --site": "leave it out; machines behind one uplink will be one peer of several hosts",
+    "plan": "`holdfast config plan RUN_TOML`",
+    "service": "docs/lending.md has a unit file for systemd",
+    "simulate": "`make simulate` in a clone",
+    "verify": "`holdfast status` says whether all copies are equal, and at which version",
+    "watch": "`holdfast status`, `holdfast events --follow` or the page (`holdfast dashboard`)",
+    "bench": "`python -m benchmarks.allreduce`, `.codecs` or `.transfer` in a clone; `holdfast doctor` measures a line",
+    "master --lease": "leave it out: the lease is a third of `membership.deadline_s`",
+    "master --standby": "`holdfast standby RUN_TOML`",
+    "master --standby-of": "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "
+    "`holdfast master --journal DIR` once the master is lost",
 }
 
 
@@ -97,6 +113,18 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> object:
         refuse_unknown_variables(os.environ, self)
         return super().invoke(context)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; refuse what is gone with what stands in its place."""
+        own = args[: args.index("--")] if "--" in args else args
+        name, *given = (each.partition("=")[0] for each in own)
+        for gone, instead in GONE.items():
+            command, *words = gone.split()
+            if name == command and all(word in given for word in words):
+                raise click.UsageError(f"`holdfast {gone}` is gone: {instead}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands under the headings of ``SECTIONS``."""
@@ -174,14 +202,13 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         run_commands.demo,
         init,
         config,
-        run_commands.master,
+        master_commands.master,
+        master_commands.standby,
         run_commands.join,
         doctor,
-        service,
     ),
     "Look": (
         ask_commands.status,
-        look_commands.watch,
         log_commands.dashboard,
         log_commands.logs,
         look_commands.peers,
@@ -190,7 +217,6 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     ),
     "Machines": (
         ask_commands.invite,
-        ask_commands.invites,
         ask_commands.approve,
         ask_commands.kick,
         ask_commands.leave,
@@ -201,10 +227,8 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.pause,
         ask_commands.resume,
         ask_commands.backup,
-        ask_commands.verify,
     ),
     "Checkpoints": (checkpoint, export),
-    "Measure": (plan, run_commands.bench),
     "Shell": (completion,),
 }
 for section in SECTIONS.values():

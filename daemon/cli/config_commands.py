@@ -17,6 +17,7 @@ from ...membership.spec.preset import PRESETS
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from .options import FOLDER, json_option
+from .plan_command import plan
 
 START = Path(__file__).resolve().parents[2] / "examples" / "start"
 START_FILES = ("run.toml", "train.py")
@@ -35,7 +36,10 @@ COMPLETE_VARIABLE = "_HOLDFAST_COMPLETE"
 
 @click.group()
 def config() -> None:
-    """Check a run.toml without starting anything."""
+    """Check a run.toml, or predict what it costs, without starting anything."""
+
+
+config.add_command(plan)
 
 
 @config.command()

@@ -6,11 +6,12 @@ Answers are plain JSON here, which every command can afford to import; ``run_cli
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...protocol.errors import UserError
 from ...protocol.text import escaped
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 HTTP_S = 10.0  # a local daemon answers at once or not at all
 LOOK_S = 1.0  # between two polls
-LOOK_HTTP_S = 2.0  # timeout of a poll; a key press waits as long
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -90,38 +90,14 @@ def _escaped(value: Any) -> Any:
     return value
 
 
-class Poller(Generic[T]):
-    """Repeated requests to one daemon, which may be restarted in between.
+def polled(state: Path | None, kind: str, see: Callable[[DaemonAddress], T]) -> Iterator[T]:
+    """Ask a daemon once a second and yield its answers; it may be restarted in between.
 
-    Args:
-      see: the request to make at each poll.
-
-    Attributes:
-      control: the daemon found by the last poll.
-      away_since: time of the first unanswered poll, by ``time.monotonic``; None while it answers.
+    Raises:
+      UserError: it does not answer the first time.
     """
-
-    def __init__(
-        self, state: Path | None, kind: str | None, see: Callable[[DaemonAddress], T]
-    ) -> None:
-        self._state = state
-        self._see = see
-        self.control = find_control(state, kind)
-        self.away_since: float | None = None
-
-    def look(self) -> T | None:
-        """Poll once; return the snapshot, or None if the daemon does not answer."""
-        try:
-            self.control = find_control(self._state, self.control.kind)
-            seen = self._see(self.control)
-        except UserError:
-            if self.away_since is None:
-                self.away_since = time.monotonic()
-            return None
-        self.away_since = None
-        return seen
-
-
-def see_json(control: DaemonAddress) -> Json:
-    """Return the present status as JSON, for a ``Poller``."""
-    return call(control, "status", None, query={"past": 0}, timeout_s=LOOK_HTTP_S)
+    yield see(find_control(state, kind))
+    while True:
+        time.sleep(LOOK_S)
+        with contextlib.suppress(UserError):  # it is away
+            yield see(find_control(state, kind))

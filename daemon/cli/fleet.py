@@ -1,7 +1,7 @@
 """A run on this machine: a master and its peers as processes, each with its folder and its log.
 
 It uses only the ``holdfast`` commands and what daemons say over HTTP, as any operator would. ``holdfast
-demo`` is such a run; tests start theirs in the same way.
+demo`` is such a run; tests and benchmarks start theirs in the same way.
 """
 
 from __future__ import annotations
@@ -200,10 +200,11 @@ class Fleet:
         self,
         name: str,
         *script: str,
-        command: Sequence[str],
+        command: Sequence[str] = (),
         role: str = "contributor",
         founder: bool = False,
         listen: str = LOOPBACK,
+        http: str = LOOPBACK,
         patience_s: float = 30.0,
         more: Sequence[str] = (),
         **how: Any,
@@ -211,7 +212,7 @@ class Fleet:
         """Start a peer; a name that was there before returns with its identity and its old invite.
 
         Args:
-          command: the training command.
+          command: the training command; without one the peer only keeps a copy.
           script: further arguments of it.
           patience_s: for how long it looks for a master.
           more: further options of ``join``.
@@ -224,12 +225,10 @@ class Fleet:
             f"--name={name}",
             f"--state={self.folder / name}",
             f"--listen={listen}",
-            f"--http={LOOPBACK}",
+            f"--http={http}",
             f"--patience={patience_s:g}",
             *more,
-            "--",
-            *command,
-            *script,
+            *(["--", *command, *script] if command else []),
             **how,
         )
 
@@ -237,7 +236,7 @@ class Fleet:
         """Kill a daemon and its trainer as a power cut does: neither sees the other die."""
         node = self.nodes[name]
         if name != MASTER and node.process.poll() is None:
-            self.peer(name)
+            self._note_trainer(node)
             node.signal(signal.SIGSTOP)
         self._kill(node)
 
@@ -254,13 +253,18 @@ class Fleet:
 
     def kill_all(self) -> None:
         """Kill all processes that still run."""
-        for name, node in self.nodes.items():
-            if node.process.poll() is None and node.address() is not None:
+        for node in self.nodes.values():
+            if node.process.poll() is None:
                 node.signal(signal.SIGCONT)  # one that is stopped answers nobody
-                with contextlib.suppress(UserError):
-                    self.peer(name)  # its trainer's process id
+                self._note_trainer(node)
         for node in [*self.ended, *self.nodes.values()]:
             self._kill(node)
+
+    def _note_trainer(self, node: Node) -> None:
+        """Learn a trainer's process id; a daemon that does not serve yet has none."""
+        if node.address() is not None:
+            with contextlib.suppress(UserError):
+                self.peer(node.name)
 
     @staticmethod
     def _kill(node: Node) -> None:

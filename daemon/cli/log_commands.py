@@ -14,89 +14,52 @@ from urllib.parse import urlsplit
 
 import click
 
-from ...protocol.errors import UserError
-from ...protocol.messages import LOG_LINES_MAX
-from ..exit_codes import ExitCode
+from ..log_ring import LINES_KEPT_MAX
 from ..paths import DaemonAddress, find_control
-from .daemon_client import LOOK_S, Json, Poller, call
+from .daemon_client import Json, call, polled
 from .options import json_option, state_option, tell
 
 LINES_DEFAULT = 100
-FETCH_S = 15.0  # a master waits up to 10 s for a peer
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")  # variables of a desktop's terminal
 
 
 @click.command()
-@click.argument("peer", required=False)
 @state_option
 @click.option(
     "-n",
     "--lines",
-    type=click.IntRange(1, LOG_LINES_MAX),
+    type=click.IntRange(1, LINES_KEPT_MAX),
     default=LINES_DEFAULT,
     help="Number of past lines.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Keep printing new lines, until Ctrl+C.")
 @json_option
-def logs(peer: str | None, state: Path | None, lines: int, follow: bool, as_json: bool) -> None:
-    """Print the newest lines of a peer: its daemon's notices and its training command's output.
+def logs(state: Path | None, lines: int, follow: bool, as_json: bool) -> None:
+    """Print the newest lines of the peer on this machine: its notices, its training command's output.
 
-    Without PEER these are of the peer on this machine. At the master, PEER (its name, or the first
-    digits of its id) sends them when you ask; a peer that joined with --private-log does not. With
-    --follow, --json prints one object per line.
+    With --follow, --json prints one object per line.
 
     \b
     Examples:
       holdfast logs --follow
-      holdfast logs alder -n 30
+      holdfast logs -n 30
     """
     after = 0.0
 
     def see(control: DaemonAddress) -> Json:
         query: dict[str, str | int] = {"lines": lines, "after": repr(after)}
-        if peer is not None:
-            query["peer"] = peer
-        return call(control, "logs", None, query=query, timeout_s=FETCH_S)
+        return call(control, "logs", None, query=query)
 
-    control = _daemon_with_log(state, peer)
-    first = see(control)
     if as_json and not follow:
-        click.echo(json.dumps(first, indent=2))
+        click.echo(json.dumps(see(find_control(state, "peer")), indent=2))
         return
-    poller, seen = Poller(state, control.kind, see), first
     with contextlib.suppress(KeyboardInterrupt):
-        while True:
+        for seen in polled(state, "peer", see):
             for line in seen["lines"]:
                 tell(json.dumps(line) if as_json else _format(line))
                 after = line["at"]
             if not follow:
                 return
-            time.sleep(LOOK_S)
-            seen = poller.look() or {"lines": []}
-
-
-def _daemon_with_log(state: Path | None, peer: str | None) -> DaemonAddress:
-    """Return the daemon to ask: the peer here, or for another peer's lines the master here."""
-    master = _master(state)
-    if peer is not None and master is not None:
-        return master
-    try:
-        return find_control(state, "peer")
-    except UserError as error:
-        if master is None:
-            raise
-        raise UserError(
-            "a master has no log of its own: whose log?",
-            exit_code=ExitCode.USAGE,
-            hint="holdfast logs PEER; `holdfast peers` lists them",
-        ) from error
-
-
-def _master(state: Path | None) -> DaemonAddress | None:
-    try:
-        return find_control(state, "master")
-    except UserError:
-        return None
 
 
 def _format(line: dict[str, Any]) -> str:

@@ -1,29 +1,25 @@
-"""Commands that show a run: peers, rounds, events, watch."""
+"""Commands that show a run: peers, rounds, events."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from ...membership.master.state.master_effects import EventKind
 from ..paths import DaemonAddress, find_control
-from .daemon_client import LOOK_S, Poller, see_json
+from .daemon_client import polled
 from .options import json_option, state_option, tell
 
 if TYPE_CHECKING:
     from ..metrics_store import PastEvent
 
-T = TypeVar("T")
-
 ROUNDS_SHOWN = 20
 EVENTS_SHOWN = 40
+EVENTS_SEEN = 100  # at each poll of --follow
 
 
 @click.command()
@@ -121,7 +117,7 @@ def events(
     """
     import msgspec
 
-    from .run_client import EVENTS_SEEN, NewRows, events_of
+    from .run_client import events_of
     from .run_tables import format_event
 
     def see(control: DaemonAddress, count: int = limit) -> list[PastEvent]:
@@ -135,55 +131,10 @@ def events(
             for row in rows:
                 tell(format_event(row))
         return
-    fresh, first = NewRows(), True
-    poller = Poller(state, "master", lambda control: see(control, EVENTS_SEEN))
+    known: set[tuple[int, float]] | None = None  # ids begin again after a restart without history
     with contextlib.suppress(KeyboardInterrupt):
-        for rows in _snapshots(poller):
-            new = fresh.of(rows)
-            for row in new[max(0, len(new) - limit) :] if first else new:
+        for rows in polled(state, "master", lambda control: see(control, EVENTS_SEEN)):
+            new = [row for row in rows if known is None or (row.id, row.at) not in known]
+            for row in new[max(0, len(new) - limit) :] if known is None else new:
                 tell(json.dumps(msgspec.to_builtins(row)) if as_json else format_event(row))
-            first = False
-
-
-def _snapshots(poller: Poller[T]) -> Iterator[T]:
-    """Poll every second and yield each snapshot; Ctrl+C interrupts whichever side runs just then."""
-    while True:
-        if (seen := poller.look()) is not None:
-            yield seen
-        time.sleep(LOOK_S)
-
-
-@click.command()
-@state_option
-@json_option
-def watch(state: Path | None, as_json: bool) -> None:
-    """Watch a run live: its state, members, rounds and events.
-
-    At the master this shows the whole run, at a peer only that peer. q or Ctrl+C ends the display, not
-    the run. The display continues after a restart of the daemon. If the output is not a terminal, every
-    change is printed as a line. --json prints the status, one object per line, whenever it changes; for
-    events use `holdfast events --follow --json`.
-
-    \b
-    Examples:
-      holdfast watch
-      holdfast watch | tee run.log
-    """
-    from . import watch as watching
-    from .run_client import RunSnapshot
-
-    if sys.stdout.isatty() and sys.stdin.isatty() and not as_json:
-        watching.watch_screen(Poller(state, None, RunSnapshot()))
-        return
-    with contextlib.suppress(KeyboardInterrupt):
-        if as_json:
-            last = ""
-            for status in _snapshots(Poller(state, None, see_json)):
-                if (essence := watching.essence(status)) != last:
-                    tell(json.dumps(status))
-                last = essence
-            return
-        lines = watching.ChangeLines()
-        for snapshot in _snapshots(Poller(state, None, RunSnapshot())):
-            for line in lines.of(snapshot):
-                tell(line)
+            known = {(row.id, row.at) for row in rows}

@@ -1,4 +1,4 @@
-"""``holdfast plan``: the cost of a run's settings on a given network, and better settings."""
+"""``holdfast config plan``: the cost of a run's settings on a given network."""
 
 from __future__ import annotations
 
@@ -12,17 +12,10 @@ from typing import Any
 import click
 from attrs import asdict, evolve
 
-from ...membership.planning.advice import (
-    BUSY_ENOUGH,
-    FRAGMENTS_PROPOSED_MAX,
-    QUALITIES,
-    Proposal,
-    propose,
-)
 from ...membership.planning.bandwidth import Bandwidth
-from ...membership.planning.predict import Conditions, predict
+from ...membership.planning.predict import Conditions, Prediction, predict
 from ...membership.spec.spec import RunSpec
-from ...protocol.messages import FRAGMENTS_MAX, MEMBERS_MAX
+from ...protocol.messages import MEMBERS_MAX
 from .options import json_option
 
 PARAMETERS_MAX = 1e15
@@ -114,7 +107,7 @@ LINE = NumberWithUnit(
 
 
 @click.command()
-@click.argument("run_toml", type=click.Path(path_type=Path), required=False)
+@click.argument("run_tomls", type=click.Path(path_type=Path), nargs=-1, metavar="RUN_TOML...")
 @click.option("--params", type=COUNT, help="Size of the model: 1e9, 30M, 1.3B; required.")
 @click.option(
     "--step-time",
@@ -124,7 +117,7 @@ LINE = NumberWithUnit(
 @click.option(
     "--peers",
     type=click.IntRange(2, MEMBERS_MAX),
-    help="Number of contributors (default: membership.contributors of RUN_TOML).",
+    help="Number of contributors (default: membership.contributors of the first RUN_TOML).",
 )
 @click.option("--bandwidth", type=LINE, help="Each peer's line, both ways: 100mbit, 1gbit.")
 @click.option("--upload", type=LINE, help="Each peer's upload rate.")
@@ -135,21 +128,9 @@ LINE = NumberWithUnit(
     default="50ms",
     help="Round-trip time between two machines, as ping reports it.",
 )
-@click.option(
-    "--quality",
-    type=click.Choice(list(QUALITIES)),
-    default="high",
-    help="Coarsest codec allowed: fp32 (exact), int8 (high), 4 bits (frugal).",
-)
-@click.option(
-    "--fragments-max",
-    type=click.IntRange(1, FRAGMENTS_MAX),
-    default=FRAGMENTS_PROPOSED_MAX,
-    help="Maximum number of fragments to propose; the model's number of layers is a good limit.",
-)
 @json_option
 def plan(
-    run_toml: Path | None,
+    run_tomls: tuple[Path, ...],
     params: float | None,
     step_time: float | None,
     peers: int | None,
@@ -157,30 +138,28 @@ def plan(
     upload: float | None,
     download: float | None,
     latency: float,
-    quality: str,
-    fragments_max: int,
     as_json: bool,
 ) -> None:
-    """Predict the utilisation of a run's trainers, and propose better settings.
+    """Predict the utilisation of a run's trainers, for one run.toml or for several side by side.
 
-    All peers are assumed alike: same step time, same line; 94 % of it carries tensors. The prediction for RUN_TOML is printed
-    beside the proposal; without RUN_TOML there is only a proposal. Nothing is changed, and no daemon
-    is needed.
+    All peers are assumed alike: same step time, same line; 94 % of it carries tensors. No daemon is
+    needed. What to change where trainers wait: docs/choosing.md.
 
     \b
     Examples:
-      holdfast plan --params 1.3B --step-time 2s --peers 8 --bandwidth 100mbit
-      holdfast plan run.toml --params 30M --step-time 0.1 --upload 20mbit --download 300mbit
+      holdfast config plan run.toml --params 1.3B --step-time 2s --peers 8 --bandwidth 100mbit
+      holdfast config plan run.toml --params 30M --step-time 0.1 --upload 20mbit --download 300mbit
     """
     from ...membership.master.rounds.round_scheduler import ROUNDS_IN_FLIGHT_MAX
     from ..spec_file import read_spec
     from .plan_table import show_plan
 
-    spec = RunSpec() if run_toml is None else read_spec(run_toml)
-    peers = peers or spec.membership.contributors
+    specs = {str(path): read_spec(path) for path in run_tomls}
+    peers = peers or next((spec.membership.contributors for spec in specs.values()), 0)
     up, down = upload or bandwidth, download or bandwidth
-    if params is None or step_time is None or peers < 2 or up is None or down is None:
+    if not specs or params is None or step_time is None or peers < 2 or up is None or down is None:
         missing = {
+            "RUN_TOML": not specs,
             "--params 30M": params is None,
             "--step-time 100ms": step_time is None,
             "--peers 8": peers < 2,
@@ -197,55 +176,35 @@ def plan(
         latency / 2,
         ROUNDS_IN_FLIGHT_MAX,
     )
-    given = None
-    if run_toml is not None:
-        found = predict(spec, conditions)
-        given = _on_the_line(Proposal(spec, found, found.utilisation >= BUSY_ENOUGH))
-    proposal = _on_the_line(propose(spec, conditions, quality, fragments_max))
+    found = {name: _on_the_line(predict(spec, conditions)) for name, spec in specs.items()}
     conditions = evolve(conditions, line=Bandwidth(up, down))  # as it was told
     if as_json:
-        click.echo(json.dumps(as_document(conditions, quality, given, proposal), indent=2))
+        predictions = [_document(name, specs[name], each) for name, each in found.items()]
+        answer = {"conditions": asdict(conditions), "predictions": predictions}
+        click.echo(json.dumps(answer, indent=2))
     else:
-        show_plan(conditions, quality, given, proposal)
+        show_plan(conditions, specs, found)
 
 
-def _on_the_line(proposal: Proposal) -> Proposal:
-    """Return the proposal with rates of lines, headers included, instead of those of tensor bytes."""
-    found = proposal.prediction
+def _on_the_line(found: Prediction) -> Prediction:
+    """Return the prediction with rates of lines, headers included, instead of those of tensor bytes."""
     return evolve(
-        proposal,
-        prediction=evolve(
-            found,
-            peak_bits_per_s=found.peak_bits_per_s / PAYLOAD_SHARE,
-            mean_bits_per_s=found.mean_bits_per_s / PAYLOAD_SHARE,
-            needed_bits_per_s=found.needed_bits_per_s / PAYLOAD_SHARE,
-        ),
+        found,
+        peak_bits_per_s=found.peak_bits_per_s / PAYLOAD_SHARE,
+        mean_bits_per_s=found.mean_bits_per_s / PAYLOAD_SHARE,
+        needed_bits_per_s=found.needed_bits_per_s / PAYLOAD_SHARE,
     )
 
 
-def as_document(
-    conditions: Conditions, quality: str, given: Proposal | None, proposal: Proposal
-) -> dict[str, object]:
-    """Return the document that ``--json`` prints."""
-    from .plan_table import reasons
-
-    def figures_of(each: Proposal) -> dict[str, object]:
-        diloco, reduce = each.spec.diloco, each.spec.reduce
-        figures = asdict(each.prediction)
-        return {
-            "sync_every": diloco.sync_every,
-            "fragments": diloco.fragments,
-            "overlap": diloco.overlap_steps,
-            "codec_up": reduce.codec_up,
-            "codec_down": reduce.codec_down,
-            "enough": each.enough,
-            **{name: value if math.isfinite(value) else None for name, value in figures.items()},
-        }
-
+def _document(name: str, spec: RunSpec, found: Prediction) -> dict[str, object]:
+    """Return what ``--json`` prints of a prediction."""
+    figures = asdict(found)
     return {
-        "conditions": asdict(conditions),
-        "quality": quality,
-        "given": None if given is None else figures_of(given),
-        "proposed": figures_of(proposal),
-        "why": reasons(proposal, conditions, quality),
+        "run_toml": name,
+        "sync_every": spec.diloco.sync_every,
+        "fragments": spec.diloco.fragments,
+        "overlap": spec.diloco.overlap_steps,
+        "codec_up": spec.reduce.codec_up,
+        "codec_down": spec.reduce.codec_down,
+        **{key: value if math.isfinite(value) else None for key, value in figures.items()},
     }

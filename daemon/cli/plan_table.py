@@ -1,13 +1,12 @@
-"""``holdfast plan`` as text: a table, and the reasons for the proposal."""
+"""``holdfast config plan`` as text: a table, and a sentence about each run.toml."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 
-from ...membership.planning.advice import BUSY_ENOUGH, QUALITIES, STEPS_TRIED, Proposal
 from ...membership.planning.predict import Conditions, Prediction
 from ...membership.spec.spec import RunSpec
 from .run_tables import plain_table
@@ -18,7 +17,7 @@ ROWS: tuple[Row, ...] = (
     ("sync_every (H)", lambda spec, _: str(spec.diloco.sync_every)),
     ("fragments (P)", lambda spec, _: str(spec.diloco.fragments)),
     ("overlap (tau)", lambda spec, _: str(spec.diloco.overlap)),
-    ("codec_up, codec_down", lambda spec, _: ", ".join(map(format_codec, codecs_of(spec)))),
+    ("codec_up, codec_down", lambda spec, found: _codecs(spec, found)),
     ("trainers are busy", lambda _, found: part(found.utilisation)),
     ("  without overlap", lambda _, found: part(found.blocking_utilisation)),
     ("  data parallel", lambda _, found: part(found.baseline_utilisation)),
@@ -36,10 +35,10 @@ ROWS: tuple[Row, ...] = (
 
 
 def show_plan(
-    conditions: Conditions, quality: str, given: Proposal | None, proposal: Proposal
+    conditions: Conditions, specs: Mapping[str, RunSpec], found: Mapping[str, Prediction]
 ) -> None:
-    """Print the prediction for a spec, if there is one, beside the proposal and its reasons."""
-    console = Console(highlight=False)
+    """Print the predictions side by side, and a sentence about each."""
+    console = Console(highlight=False, markup=False)
     line = conditions.line
     up, down = (rate(8 * each) for each in (line.up_bytes_per_s, line.down_bytes_per_s))
     console.print(
@@ -47,111 +46,46 @@ def show_plan(
         f"{seconds(conditions.step_s)}\nlines of {up if up == down else f'{up} up, {down} down'}, "
         f"round-trip time {seconds(2 * conditions.delay_s)}\n"
     )
-    if given is not None and given.spec.run.preset:
-        console.print(f'preset = "{given.spec.run.preset}": what run.toml leaves out\n')
-    columns = [("run.toml", given), (f"proposed ({quality})", proposal)]
-    shown = [(heading, each) for heading, each in columns if each is not None]
-    table = plain_table("each peer", *(heading for heading, _ in shown))
+    table = plain_table("each peer", *found)
     for name, cell in ROWS:
-        table.add_row(name, *(cell(each.spec, each.prediction) for _, each in shown))
+        table.add_row(name, *(cell(specs[each], found[each]) for each in found))
     console.print(table)
     console.print()
-    for sentence in reasons(proposal, conditions, quality):
-        console.print(sentence)
-    if given is not None and same(given.spec, proposal.spec):
-        console.print("run.toml already has these settings.")
-    else:
-        console.print()
-        if given is not None and (keys := left_out(given.spec)):
-            console.print(f"Instead of {keys}:")
-        # The console would read [diloco] as markup.
-        print(toml_of(proposal.spec))  # noqa: T201
+    for name, each in found.items():
+        console.print(f"{name}: {sentence(specs[name], each, conditions)}")
 
 
-def reasons(proposal: Proposal, conditions: Conditions, quality: str) -> list[str]:
-    """Return sentences that explain the proposed settings."""
-    spec, found = proposal.spec, proposal.prediction
-    diloco = spec.diloco
+def sentence(spec: RunSpec, found: Prediction, conditions: Conditions) -> str:
+    """Return what trainers do while a round takes place."""
+    diloco, overlap = spec.diloco, spec.diloco.overlap_steps
     what = "the model" if diloco.fragments == 1 else f"one of {diloco.fragments} fragments"
-    lines = [
-        f"Every {found.steps_per_round:g} steps ({seconds(found.steps_per_round * conditions.step_s)})"
-        f" {what} is averaged, which takes {seconds(found.round_s)}. {_waiting(proposal, conditions)}"
-    ]
-    codecs = QUALITIES[quality]
-    if not proposal.enough:
-        coarser = "" if quality == list(QUALITIES)[-1] else "; a coarser --quality needs less"
-        lines.append(
-            f"No settings of this quality keep trainers busy for {BUSY_ENOUGH:.0%}. "
-            f"{_enough(found)}{coarser}."
-        )
-        return lines
-    if diloco.sync_every > STEPS_TRIED[0]:
-        coarsest = " and ".join(dict.fromkeys(codecs[-1]))
-        lines.append(
-            f"With more frequent rounds trainers would not be busy for {BUSY_ENOUGH:.0%} with any "
-            f"fragments and overlap, even with {coarsest}."
-        )
-    finer = codecs[: codecs.index(spec.reduce.codecs(0))]
-    if finer:
-        lines.append(
-            f"{' and '.join(dict.fromkeys(finer[-1]))} would not suffice with as many steps either."
-        )
-    return lines
-
-
-def _waiting(proposal: Proposal, conditions: Conditions) -> str:
-    found, overlap = proposal.prediction, proposal.spec.diloco.overlap_steps
+    rounds = (
+        f"every {found.steps_per_round:g} steps ({seconds(found.steps_per_round * conditions.step_s)}) "
+        f"{what} is averaged, which takes {seconds(found.round_s)}."
+    )
     if overlap == 0:
-        return f"Trainers stop meanwhile, {part(1 - found.utilisation)} of their time."
-    meanwhile = f"Trainers take {overlap} step{'s' if overlap > 1 else ''} meanwhile"
+        return f"{rounds} Trainers stop meanwhile, {part(1 - found.utilisation)} of their time."
+    meanwhile = f"{rounds} Trainers take {overlap} step{'s' if overlap > 1 else ''} meanwhile"
     if overlap > found.steps_per_round:
         meanwhile += ", in which the next rounds begin"
     if not found.waited_s:
         return f"{meanwhile}, so no trainer waits."
-    return (
+    waits = (
         f"{meanwhile} ({seconds(overlap * conditions.step_s)}), and wait for "
         f"{seconds(found.waited_s)} a round."
     )
-
-
-def _enough(found: Prediction) -> str:
     if math.isinf(found.needed_bits_per_s):
-        return "The round-trip time alone is longer than the overlap"
-    return f"With these, no trainer would wait on lines of {rate(found.needed_bits_per_s)}"
+        return f"{waits} The round-trip time alone is longer than the overlap."
+    return f"{waits} On lines of {rate(found.needed_bits_per_s)} none would wait."
 
 
-def codecs_of(spec: RunSpec) -> tuple[str | tuple[str, ...], str | tuple[str, ...]]:
-    return spec.reduce.codec_up, spec.reduce.codec_down
+def _codecs(spec: RunSpec, _found: Prediction) -> str:
+    return ", ".join(map(format_codec, (spec.reduce.codec_up, spec.reduce.codec_down)))
 
 
 def format_codec(codec: str | tuple[str, ...]) -> str:
     """Format the codec of all fragments, or the distinct codecs of each."""
     return codec if isinstance(codec, str) else "/".join(dict.fromkeys(codec))
-
-
-def left_out(spec: RunSpec) -> str:
-    """Return the keys of a run.toml that the proposal replaces."""
-    diloco = spec.diloco
-    return " and ".join(key for key in ("algorithm", "groups") if getattr(diloco, key))
-
-
-def same(one: RunSpec, other: RunSpec) -> bool:
-    """Return whether two specs agree in all settings that a proposal makes."""
-    first, second = (
-        (s.diloco.sync_every, s.diloco.fragments, s.diloco.overlap_steps, *codecs_of(s))
-        for s in (one, other)
-    )
-    return first == second
-
-
-def toml_of(spec: RunSpec) -> str:
-    """Return the proposed settings as TOML for run.toml."""
-    diloco, reduce = spec.diloco, spec.reduce
-    return (
-        f"[diloco]\nsync_every = {diloco.sync_every}\nfragments = {diloco.fragments}\n"
-        f"overlap = {diloco.overlap}\n[reduce]\n"
-        f'codec_up = "{reduce.codec_up}"\ncodec_down = "{reduce.codec_down}"'
-    )
 
 
 # ---------------------------------------------------------------- formatted figures

@@ -7,19 +7,12 @@ The current state of a run comes from ``GET /api/status``, its past from the mas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
-
-from attrs import define, field, frozen
 
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..metrics_store import PastEvent
 from ..paths import DaemonAddress
 from ..status_records import MasterStatus, PeerStatus, PendingRow, ShownRound, read
-from .daemon_client import HTTP_S, LOOK_HTTP_S, Json, call, see_json
-
-ROUNDS_SEEN = 20  # most recent rounds that a poller keeps
-ROUNDS_PAGE = 5  # rounds per request; the next page follows if all of these are new
-EVENTS_SEEN = 100
+from .daemon_client import Json, call
 
 Status = MasterStatus | PeerStatus
 
@@ -40,68 +33,6 @@ def status_of_master(control: DaemonAddress) -> MasterStatus:
     return read(call(control, "status", None, query={"past": 0}), MasterStatus)
 
 
-@frozen
-class Snapshot:
-    """A daemon's state at one poll.
-
-    Attributes:
-      rounds: recent finished rounds, the newest first; empty for a peer.
-      events: recent events, the oldest first; empty for a peer.
-    """
-
-    status: Status
-    rounds: Sequence[ShownRound] = ()
-    events: Sequence[PastEvent] = ()
-
-
-@define
-class RunSnapshot:
-    """The request of ``watch``. It keeps the rounds, which are large and constant, between polls."""
-
-    _rounds: list[ShownRound] = field(factory=list)
-
-    def __call__(self, control: DaemonAddress) -> Snapshot:
-        status = read_status(see_json(control))
-        if control.kind != "master":
-            return Snapshot(status)
-        self._see_rounds(control)
-        events = events_of(control, EVENTS_SEEN, timeout_s=LOOK_HTTP_S)
-        return Snapshot(status, self._rounds, events)
-
-    def _see_rounds(self, control: DaemonAddress) -> None:
-        known = set(map(key_of, self._rounds))
-        fresh: list[ShownRound] = []
-        while len(fresh) < ROUNDS_SEEN:
-            before = fresh[-1].round if fresh else None
-            page = rounds_of(control, ROUNDS_PAGE, before=before, timeout_s=LOOK_HTTP_S)
-            new = [row for row in page if key_of(row) not in known]
-            fresh += new
-            if len(new) < ROUNDS_PAGE:
-                break
-        self._rounds = [*fresh, *self._rounds][:ROUNDS_SEEN]
-
-
-Row = TypeVar("Row", ShownRound, PastEvent)
-
-
-def key_of(row: ShownRound | PastEvent) -> tuple[int, float]:
-    """Return a key that no other round or event has, though numbers may begin again."""
-    return row.id if isinstance(row, PastEvent) else row.round, row.at
-
-
-class NewRows:
-    """A filter for the rows that the previous poll did not return."""
-
-    def __init__(self) -> None:
-        self._known: set[tuple[int, float]] = set()
-
-    def of(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the new rows, in the order given."""
-        new = [row for row in rows if key_of(row) not in self._known]
-        self._known = set(map(key_of, rows))
-        return new
-
-
 # ---------------------------------------------------------------- rows
 
 
@@ -114,20 +45,17 @@ def format_pending(row: PendingRow) -> str:
     )
 
 
-def rounds_of(
-    control: DaemonAddress, limit: int, *, before: int | None = None, timeout_s: float = HTTP_S
-) -> list[ShownRound]:
+def rounds_of(control: DaemonAddress, limit: int) -> list[ShownRound]:
     """Fetch the finished rounds with the names of their contributors, the newest first."""
     rows: list[ShownRound] = []
+    query: dict[str, str | int] = {}
     while len(rows) < limit:
-        query: dict[str, str | int] = {"limit": min(limit - len(rows), ROUNDS_ANSWER_MAX)}
-        if before is not None:
-            query["before"] = before
-        page = call(control, "rounds", None, query=query, timeout_s=timeout_s)["rounds"]
+        query["limit"] = count = min(limit - len(rows), ROUNDS_ANSWER_MAX)
+        page = call(control, "rounds", None, query=query)["rounds"]
         rows += map(shown_round, page)
-        if len(page) < int(query["limit"]):
+        if len(page) < count:
             break
-        before = page[-1]["round"]
+        query["before"] = page[-1]["round"]
     return rows
 
 
@@ -155,7 +83,6 @@ def events_of(
     kinds: Sequence[str] = (),
     text: str = "",
     peer: str = "",
-    timeout_s: float = HTTP_S,
 ) -> list[PastEvent]:
     """Fetch the latest events that match the filter, the oldest first; ``at`` is Unix time.
 
@@ -167,7 +94,7 @@ def events_of(
     while len(rows) < limit:
         count = EVENTS_ANSWER_MAX if peer else min(limit - len(rows), EVENTS_ANSWER_MAX)
         query["limit"] = count
-        answer = call(control, "events", None, query=query, timeout_s=timeout_s)
+        answer = call(control, "events", None, query=query)
         page = read(answer["events"], list[PastEvent])
         rows += [row for row in page if not peer or is_of(row, peer)]
         if len(page) < count:

@@ -1,25 +1,18 @@
-"""Commands that run until their work is over: master, join, demo, bench."""
+"""Commands that run until their work is over: join, demo."""
 
 from __future__ import annotations
 
 import gc
-import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import trio
 
 from ...protocol.addresses import Address
-from ...protocol.errors import UserError
-from ...protocol.messages import NAME_CHARS_MAX, SITE_CHARS_MAX
-from ..bench.allreduce_bench import allreduce
-from ..bench.lanes_bench import lanes
-from ..bench.transfer_bench import transfer
-from ..exit_codes import ExitCode
-from ..paths import check_kind, check_source, locked, master_state, peer_state
+from ...protocol.messages import NAME_CHARS_MAX
+from ..paths import locked, peer_state
 from ..peer.volunteer_limits import Hours
 from .options import (
     ADDRESS,
@@ -28,7 +21,6 @@ from .options import (
     MEMBER_NAME,
     POSITIVE,
     HoursType,
-    NameType,
     advertise_option,
     entering,
     http_host_option,
@@ -40,14 +32,6 @@ from .options import (
 from .relay_command import PAIRS_DEFAULT
 from .training_command import TakesCommand, check_command
 
-if TYPE_CHECKING:
-    from ..master.run_master import MasterOptions
-    from ..master.standby import SharedMaster
-    from ..screen import Screen
-
-MASTER_PORT = 29700
-DATABASE_SCHEMES = ("postgresql://", "postgres://")
-LEASE_S, LEASE_S_MIN = 5.0, 1.0
 LIMITS = (
     "max_upload",
     "max_download",
@@ -57,185 +41,6 @@ LIMITS = (
     "nice",
     "ionice",
 )
-
-
-@click.command()
-@click.argument("run_toml", type=click.Path(path_type=Path), required=False)
-@click.option("--state", type=FOLDER, help="Directory for the run's journal and keys.")
-@click.option(
-    "--journal",
-    metavar="DIR|URL",
-    help="postgresql://USER@HOST/DATABASE: keep the journal there, so that other masters can take over by "
-    "themselves. A directory: take a run over from this copy of another master's state (see `backup`).",
-)
-@click.option(
-    "--standby",
-    is_flag=True,
-    help="With a journal in PostgreSQL: while another master leads the run, wait, and lead it once that one "
-    "is gone.",
-)
-@click.option(
-    "--standby-of",
-    multiple=True,
-    type=ADDRESS,
-    metavar="HOST:PORT",
-    help="With --journal DIR: do not lead the run, but keep the copy up to date from its master there; repeatable.",
-)
-@click.option(
-    "--key-file",
-    type=FILE,
-    help="With a journal in PostgreSQL: the file whose content seals the run's key there, the same for all "
-    "masters; made if the run is new. Instead: a passphrase in the variable HOLDFAST_PASSPHRASE.",
-)
-@click.option(
-    "--lease",
-    type=click.FloatRange(LEASE_S_MIN),
-    default=LEASE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="With a journal in PostgreSQL: the time after which a master that is not heard of is followed by "
-    "another one; the same for all masters.",
-)
-@click.option(
-    "--also",
-    multiple=True,
-    type=ADDRESS,
-    help="HOST:PORT of a machine that may take over by hand; listed in invites; repeatable.",
-)
-@click.option(
-    "--listen",
-    multiple=True,
-    default=(f"0.0.0.0:{MASTER_PORT}",),
-    type=ADDRESS,
-    help="Address to bind; repeatable.",
-)
-@advertise_option
-@click.option(
-    "--http",
-    default="127.0.0.1:29780",
-    type=ADDRESS,
-    help="Address for status and control over HTTP.",
-)
-@http_host_option
-@click.option(
-    "--invite/--no-invite", default=True, help="Print an invite for the run's first peers."
-)
-@quiet_option
-def master(
-    run_toml: Path | None,
-    state: Path | None,
-    journal: str | None,
-    standby: bool,
-    standby_of: tuple[Address, ...],
-    key_file: Path | None,
-    lease: float,
-    also: tuple[Address, ...],
-    listen: tuple[Address, ...],
-    advertise: tuple[Address, ...],
-    http: Address,
-    http_host: tuple[str, ...],
-    invite: bool,
-    quiet: bool,
-) -> None:
-    """Coordinate a run: admit peers, open rounds, commit them.
-
-    The master carries no tensor bytes, so any small machine will do. A master that is restarted with
-    the same state directory continues the run; RUN_TOML may then be omitted.
-
-    With the journal in PostgreSQL, start the same command with --standby on several machines: one leads
-    the run, and when it is gone another one does, within seconds and without losing a round.
-
-    Without a database another machine takes the run over by hand, with a copy of the state: --journal DIR.
-    The new master opens no round before more than half of the contributors have connected to it. The old
-    master stops as soon as it learns of the new one. With --standby-of such a copy is kept up to date: the
-    master then acknowledges nothing that is not on disk there.
-
-    \b
-    Examples:
-      holdfast master run.toml
-      holdfast master run.toml --journal postgresql://holdfast@db.example.org/runs --key-file run.key --standby
-      holdfast master run.toml --also spare.example.org:29700
-      holdfast master --journal /backup/run
-      holdfast master --journal /backup/run --standby-of train.example.org:29700
-      holdfast master run.toml --advertise train.example.org:29700
-    """
-    from ..master.run_master import Master, MasterOptions
-    from ..spec_file import read_spec
-    from ..this_machine import raise_descriptor_limit
-
-    run = None if run_toml is None else read_spec(run_toml).run
-    if journal is None and run is not None:
-        journal = run.journal or None
-    database = journal if journal is not None and journal.startswith(DATABASE_SCHEMES) else None
-    copy = None if database is not None or journal is None else Path(journal)
-    if database is None and (standby or key_file is not None):
-        raise click.UsageError(
-            "--standby and --key-file are for a journal in a database: --journal postgresql://..."
-        )
-    if database is not None and run is None:
-        raise click.UsageError(
-            "a journal in a database is found by the run's name: give a RUN_TOML"
-        )
-    if standby_of and copy is None:
-        raise click.UsageError(
-            "--standby-of is for a copy of the run's state (`holdfast backup`): --journal DIR"
-        )
-    if state is not None and copy is not None:
-        raise click.UsageError("--journal DIR is the state directory: omit --state")
-    folder = copy or state
-    if folder is None:
-        if run_toml is None or run is None:
-            raise click.UsageError("give a RUN_TOML, or --state or --journal with a run's state")
-        folder = master_state(run.name)
-        check_source(folder, run_toml)
-    check_kind(folder, "master")
-    options = MasterOptions(
-        run_toml,
-        folder,
-        listen,
-        advertise,
-        http,
-        invite=invite,
-        takes_over=copy is not None,
-        also=also,
-        http_names=http_host,
-    )
-    with locked(folder), screen(quiet=quiet) as shown:
-        gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
-        raise_descriptor_limit()
-        if standby_of:
-            from ..master.standby_copy import StandbyCopy
-
-            trio.run(StandbyCopy(options, standby_of, shown.tell).run)
-        elif database is None or run is None:
-            trio.run(Master(options, shown.tell, shown).run)
-        else:
-            name = run.name
-            trio.run(_shared_master(options, database, name, key_file, lease, standby, shown).run)
-
-
-def _shared_master(
-    options: MasterOptions,
-    url: str,
-    run: str,
-    key_file: Path | None,
-    lease_s: float,
-    waits: bool,
-    shown: Screen,
-) -> SharedMaster:
-    """Make a master of a journal in a database; raises UserError if it cannot be reached from here."""
-    try:
-        from ..master.standby import SharedMaster, SharedOptions
-    except ImportError as error:
-        raise UserError(
-            f"a journal in PostgreSQL needs psycopg: {error}",
-            exit_code=ExitCode.CONFIG,
-            hint="pip install 'holdfast[postgres]'",
-        ) from error
-    from ..master.shared_journal import read_secret
-
-    secret = read_secret(key_file, os.environ.get("HOLDFAST_PASSPHRASE", ""))
-    return SharedMaster(options, SharedOptions(url, run, secret, lease_s, waits), shown.tell, shown)
 
 
 @click.command(cls=TakesCommand)
@@ -302,13 +107,6 @@ def _shared_master(
 )
 @patience_option
 @click.option(
-    "--site",
-    default="",
-    show_default="derived from addresses",
-    type=NameType("a site name", 0, SITE_CHARS_MAX),
-    help="Site name; machines of one site share one internet line.",
-)
-@click.option(
     "--checkpoints",
     metavar="DIR|URL",
     help="Location of this peer's checkpoints; a peer with this option always writes them "
@@ -320,11 +118,6 @@ def _shared_master(
     metavar="N",
     help="Train only while N GPUs are healthy; with fewer this peer is a spare. `{gpus}` in the command is "
     "the number of healthy ones.",
-)
-@click.option(
-    "--private-log",
-    is_flag=True,
-    help="Do not let the run's operator read this peer's log and the training command's output.",
 )
 @quiet_option
 def join(
@@ -347,10 +140,8 @@ def join(
     relay: float | None,
     map_port: bool,
     patience: float,
-    site: str,
     checkpoints: str | None,
     require_gpus: int | None,
-    private_log: bool,
     quiet: bool,
 ) -> None:
     """Take part in a run with this machine.
@@ -392,18 +183,16 @@ def join(
         upload_bytes_per_s=None if max_upload is None else max_upload * 1e6,
         download_bytes_per_s=None if max_download is None else max_download * 1e6,
         patience_s=patience or None,
-        site=site,
         checkpoints=checkpoints,
         memory_bytes=None if max_memory is None else int(max_memory * 1e9),
         disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),
         relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
-        private_log=private_log,
         gpus_min=require_gpus or 0,
         limits={name: given[name] for name in LIMITS} | {"hours": hours and hours.text},
     )
     volunteered = VolunteerLimits(hours, pause_on_battery)
     with locked(options.state), screen(quiet=quiet) as shown:
-        gc.freeze()  # as the master does
+        gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
         trio.run(Volunteer(options, volunteered, shown.tell, shown).run)
 
@@ -426,28 +215,3 @@ def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
     from .demo import run_demo
 
     sys.exit(run_demo(json_path, rounds, keep))
-
-
-@click.group()
-def bench() -> None:
-    """Measure the performance of this machine and its network."""
-
-
-bench.add_command(allreduce)
-bench.add_command(lanes)
-bench.add_command(transfer)
-
-
-@bench.command()
-@click.option("--json", "json_path", type=FILE, help="Also write the measurements to this file.")
-def codecs(json_path: Path | None) -> None:
-    """Measure every codec: bits per value, speed on one core, signal-to-noise ratio.
-
-    \b
-    Examples:
-      holdfast bench codecs
-      holdfast bench codecs --json codecs.json
-    """
-    from ..bench.codec_bench import bench_codecs
-
-    bench_codecs(json_path)

@@ -60,16 +60,11 @@ MEMBER_CELLS: dict[str, Cell] = {
 }
 
 
-def member_cells(member: DepartedRow, headings: Iterable[str]) -> list[object]:
-    """Return a member's cells under these headings of ``MEMBER_CELLS``."""
-    return [MEMBER_CELLS[heading](member) for heading in headings]
-
-
 def show_members(console: Console, members: Iterable[DepartedRow], headings: Sequence[str]) -> None:
     """Print a table of members."""
     table = plain_table(*headings)
     for member in members:
-        add(table, *member_cells(member, headings))
+        add(table, *(MEMBER_CELLS[heading](member) for heading in headings))
     console.print(table)
 
 
@@ -172,17 +167,6 @@ def format_round_reason(row: ShownRound) -> str:
     if row.reruns:
         parts.append(f"run again {row.reruns}x")
     return "; ".join(parts)
-
-
-def format_round(row: ShownRound) -> str:
-    """One line."""
-    text = f"round {row.round} {row.outcome}"
-    if row.outcome == "committed":
-        text += f" by {format_contributors(row)}"
-        if row.open_s is not None and row.reduce_s is not None:
-            text += f" in {row.open_s + row.reduce_s:.1f} s"
-    why = format_round_reason(row)
-    return f"{text}: {why}" if why else text
 
 
 def format_event(row: PastEvent) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ...membership.master.status.records import PastRoundRow, RoundRow
 from ...protocol.text import format_duration
 from ..status_records import Ending, MasterStatus, PeerStatus
 from .run_client import Status, format_pending
@@ -57,6 +56,8 @@ def _show_master(console: Console, status: MasterStatus) -> None:
     console.print(_headed(status.name, f"  {status.state}  {counts}"))
     if status.why_waiting:
         console.print(status.why_waiting)
+    if equal := _copies(status):
+        console.print(equal, markup=False)
     if status.ending is not None:
         for line in _ending(status, status.ending):
             console.print(line)
@@ -64,13 +65,8 @@ def _show_master(console: Console, status: MasterStatus) -> None:
         console.print(f"warning: {warning}", markup=False)
     for row in status.pending:
         console.print(format_pending(row))
-    for standby in status.standbys:
-        how = "in step" if standby.in_step else "copying"
-        console.print(f"standby at {standby.where}: {how}, {standby.records} records", markup=False)
     for line in _routes(status):
         console.print(line)
-    if tree := _tree(status):
-        console.print(tree)
     if status.members or status.ending is None:
         show_members(console, status.members, STATUS_COLUMNS)
     show_figures(console, status.members or status.departed)
@@ -90,6 +86,14 @@ def _ending(status: MasterStatus, ending: Ending) -> Iterator[str]:
         yield f"to get a file of them, run there: {EXPORT_COMMAND}"
 
 
+def _copies(status: MasterStatus) -> str:
+    """Return the sentence about equal copies, with its age."""
+    copies = status.copies
+    if copies.compared_s is None:
+        return copies.text
+    return f"{copies.text} (compared {format_duration(copies.compared_s)} ago)"
+
+
 def _headed(head: object, rest: str) -> Text:
     return Text().append(str(head), "bold").append(rest)
 
@@ -105,23 +109,6 @@ def _routes(status: MasterStatus) -> Iterator[str]:
         yield f"route: {' and '.join(row.names)}: {how}{why}"
     if len(rows) > ROUTES_SHOWN_MAX:
         yield f"route: {len(rows) - ROUTES_SHOWN_MAX} more pairs, see --json"
-
-
-def _tree(status: MasterStatus) -> str:
-    """Return a sentence about the newest reduction if it is a tree."""
-    rounds: list[PastRoundRow | RoundRow] = [*(status.past_rounds or ()), *status.rounds]
-    rounds = [each for each in rounds if each.plan]
-    if not rounds or (plan := rounds[-1].plan) is None or not plan.tree:
-        return ""
-    names = {member.peer: member.name for member in status.members}
-    sites = "; ".join(", ".join(names.get(p, p[:8]) for p in site) for site in plan.sites)
-    expected = (
-        "time not known" if plan.predicted_s is None else f"{plan.predicted_s:.1f} s expected"
-    )
-    return (
-        f"round {rounds[-1].round}: a tree, {expected}, "
-        f"{plan.star_s or 0.0:.1f} s as a star; sites: {sites}"
-    )
 
 
 def show_invites(answer: Mapping[str, Any]) -> None:
@@ -141,25 +128,6 @@ def show_invites(answer: Mapping[str, Any]) -> None:
             "yes" if invite["approve"] else "no",
         )
     console.print(table)
-
-
-def show_verified(answer: Mapping[str, Any]) -> None:
-    """Print which peers hold which bytes."""
-    console = plain_console()
-    for peer in answer["peers"]:
-        console.print(f"{peer['peer'][:8]} ({peer['name']}): {peer['text']}")
-    for each in answer["differences"]:
-        head = f"{each['peer'][:8]} ({each['name']}) differs in fragment {each['fragment']}"
-        console.print(_headed(head, f", version {each['version']}: {each['text']}"))
-    if answer["same"]:
-        console.print("all peers hold the same bytes")
-    elif not answer["differences"]:
-        console.print("not all peers could be compared")
-    else:
-        console.print(
-            "the fragment's next committed round repairs a peer that differs; "
-            "a machine that differs again has faulty memory: remove it with `holdfast kick`"
-        )
 
 
 def _show_peer(console: Console, status: PeerStatus) -> None:

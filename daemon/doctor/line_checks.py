@@ -222,7 +222,7 @@ def _bandwidth(seen: MachineCheckReport) -> Finding:
         return warning(
             "bandwidth",
             text,
-            "check with `holdfast plan --bandwidth ...` whether the run's settings suit this line; "
+            "check with `holdfast config plan --bandwidth ...` whether the run's settings suit this line; "
             "stop other traffic on it",
         )
     return ok("bandwidth", text)

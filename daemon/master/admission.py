@@ -37,7 +37,7 @@ from ..exit_codes import ExitCode
 from ..status_records import PendingRow
 from ..web.app import Json
 from .decisions import Decide
-from .journal_base import Journal, JournalError, TokenError, storing
+from .journal.journal_base import Journal, JournalError, TokenError, storing
 
 log = logging.getLogger("holdfast.master")
 
@@ -73,7 +73,6 @@ class Admission:
     Args:
       decide: lets the coordinator decide something.
       recorded: waits until all decisions are on disk.
-      replicated: waits until standbys have what was written, too.
       checkups: answers machines that only want to be checked.
 
     Attributes:
@@ -87,7 +86,6 @@ class Admission:
         network: Network,
         decide: Decide,
         recorded: Callable[[], Awaitable[None]],
-        replicated: Callable[[], Awaitable[None]],
         checkups: Checkups,
     ) -> None:
         self.change_count = 0
@@ -96,7 +94,6 @@ class Admission:
         self._network = network
         self._decide = decide
         self._recorded = recorded
-        self._replicated = replicated
         self._checkups = checkups
         self._pending: dict[str, Pending] = {}
 
@@ -112,7 +109,6 @@ class Admission:
                 grant = await self._network.run_sync(lambda: self._store.redeem(request.token))
                 named = evolve(grant, name=request.name)
                 await self._network.run_sync(lambda: self._store.admit(peer, named))
-                await self._replicated()
             except TokenError as error:
                 raise Refusal(RefusalCode.TOKEN, str(error)) from error
             except JournalError as error:
@@ -209,7 +205,6 @@ class Admission:
                 grant = await self._network.run_sync(lambda: self._store.redeem(pending.token))
                 row = evolve(grant, name=pending.name)
                 await self._network.run_sync(lambda: self._store.admit(pending.peer, row))
-                await self._replicated()
         except TokenError:
             raise  # the newcomer gets the same answer when it asks again
         except UserError:

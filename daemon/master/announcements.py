@@ -10,7 +10,7 @@ from ...membership.master.state.run_end import ends_by_epochs, how_to_go_on
 from ...membership.spec.spec import RunSpec
 from ...protocol.text import format_duration
 from ..status_records import Ending
-from .journal_base import Journal, UsableInvite
+from .journal.journal_base import Journal, UsableInvite
 
 NAMES_MAX = 8  # peers named in one sentence
 

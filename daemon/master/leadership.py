@@ -20,12 +20,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
-from attrs import frozen
 
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
 from ..tasks import only_error
-from .journal_base import FencedError, JournalAwayError
+from .journal.journal_base import FencedError, JournalAwayError
+from .journal.lease import Lease, MasterRow
 
 if TYPE_CHECKING:
     from .master_service import MasterService
@@ -44,36 +44,6 @@ MODEST_SHARE = 0.5  # of a lease, for which it has to be free then
 RELEASE_S = 3.0  # to give the lease back at the end; else it runs out
 
 T = TypeVar("T")
-
-
-@frozen
-class Lease:
-    """The right to write to the journal.
-
-    Attributes:
-      fence: grows with every lease that was taken.
-    """
-
-    holder: str
-    fence: int
-
-
-@frozen
-class MasterRow:
-    """A master process that has looked at the journal lately.
-
-    Attributes:
-      addresses: where it serves, or would serve, peers.
-      page: the URL of its page.
-      active: it holds the lease.
-      left_s: of its lease, if it is active; below 0 if that is over.
-    """
-
-    holder: str
-    addresses: tuple[str, ...]
-    page: str
-    active: bool
-    left_s: float
 
 
 class LeaseTable(Protocol):
@@ -179,7 +149,7 @@ class Leadership:
         """Wait until this master holds the lease.
 
         Args:
-          looked: called after each look at the lease of another one; may raise.
+          looked: called after each look at the lease of another one.
         """
         while True:
             asked_s = self._clock()

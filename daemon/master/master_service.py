@@ -36,10 +36,7 @@ from ...protocol.addresses import Address
 from ...protocol.errors import RemoteProtocolError, UserError
 from ...protocol.machine_check import Checkups
 from ...protocol.messages import (
-    BlocksVerified,
-    CheckpointTold,
     Heartbeat,
-    LogTail,
     Measured,
     Message,
     Progress,
@@ -47,7 +44,6 @@ from ...protocol.messages import (
     Refused,
     Renew,
     Renewed,
-    Verified,
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.text import plain
@@ -55,27 +51,22 @@ from ...protocol.trust.authority import Authority, Party, holder_of, load_certif
 from ..exit_codes import ExitCode
 from ..memory_check import needs_of
 from .admission import Admission, check_token
-from .checkpoint_requests import CheckpointAsker
 from .decisions import Decision
 from .effect_queue import EffectQueue
-from .journal_base import FencedError, Journal
-from .journal_copies import JournalCopies
-from .journal_writer import JournalWriter
-from .log_requests import LogRequests
+from .journal.journal_base import FencedError, Journal
+from .journal.journal_writer import JournalWriter
 from .other_masters import OtherMasters
 from .peer_greeting import PeerGreeting
 from .peer_sessions import PeerSessions
 from .reachability import ReachabilityCheck
-from .state_verifier import StateVerifier
 
 log = logging.getLogger("holdfast.master")
 
 TICK_S_MIN = 0.005  # the shortest wait for the coordinator's next deadline
 RECORDED_S = 5.0  # for an operator's command; after that the answer is that it is not on disk yet
-# Of a crowd, per peer, from the first message to the conclusions: half a second for 1,000. Conclusions look at every
-# member, so this bounds what they take of the processor.
+# Of a crowd, per peer, from the first message to the conclusions: a quarter of a second for 500. Conclusions
+# look at every member, so this bounds what they take of the processor.
 CROWD_WAIT_S = 500e-6
-CROWD_WAIT_MAX_S = 2.0
 LEASE_OVER = "this master's lease of the journal is over"
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # no decision follows from these
 
@@ -124,14 +115,12 @@ class MasterService:
         )
         needs = partial(needs_of, coordinator.context)
         checkups = Checkups(network, partial(check_token, store), needs)
-        self.copies = JournalCopies(store, coordinator.context.run_id, network, self._note)
         self.admission = Admission(
             coordinator,
             store,
             network,
             self.decide,
             self.recorded,
-            self.copies.replicated,
             checkups,
         )
         self._reachability = ReachabilityCheck(network, self._member_addresses, self._classed)
@@ -154,16 +143,7 @@ class MasterService:
             superseded=self._superseded,
         )
         self.effects = EffectQueue(self.sessions, self._journal.write, self._superseded)
-        self._other_masters = OtherMasters(
-            coordinator, network, self.decide, lambda: self.bound, self.copies.serve
-        )
-        self.verifier = StateVerifier(
-            coordinator.context, self.sessions.__contains__, self.sessions.tell
-        )
-        self.checkpoint_asker = CheckpointAsker(
-            coordinator.context, self.sessions.tell, self._note_about
-        )
-        self.log_requests = LogRequests(coordinator.context, self.sessions.tell)
+        self._other_masters = OtherMasters(coordinator, network, self.decide, lambda: self.bound)
 
     async def run(
         self, *, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
@@ -272,7 +252,6 @@ class MasterService:
     async def _append(self, record: JournalRecord) -> None:
         try:
             await self.network.run_sync(lambda: self.store.append(record))
-            await self.copies.replicated()
         except FencedError as error:
             self.stand_down(str(error))
             raise
@@ -287,26 +266,13 @@ class MasterService:
     def _note(self, text: str) -> None:
         self.decide(partial(self.coordinator.note, text))
 
-    def _note_about(self, peer: str, text: str) -> None:
-        self.decide(partial(self.coordinator.note, text, peer=peer))
-
     # ------------------------------------------------------------ messages of peers
 
     def _handle(self, peer: str, message: Message) -> None:
-        match message:
-            case Renew():
-                self._renew(peer, message)
-            case Verified() | BlocksVerified():
-                self.verifier.hear(peer, message)
-            case CheckpointTold():
-                self.checkpoint_asker.hear(peer, message)
-            case LogTail():
-                self.log_requests.hear(peer, message)
-            case _:
-                self._hear(peer, message)
-
-    def _hear(self, peer: str, message: Message) -> None:
         """Let the coordinator decide what follows from a message; in a crowd, from many at once."""
+        if isinstance(message, Renew):
+            self._renew(peer, message)
+            return
         decisive = not isinstance(message, SIGNS_OF_LIFE)
         alone = not self.sessions.crowded
         self.decide(
@@ -324,7 +290,7 @@ class MasterService:
         while True:
             await self._noted.wait()
             self._noted = trio.Event()
-            await trio.sleep(min(CROWD_WAIT_S * len(self.sessions), CROWD_WAIT_MAX_S))
+            await trio.sleep(CROWD_WAIT_S * len(self.sessions))
             self.decide(self.coordinator.settle)
 
     def _renew(self, peer: str, message: Renew) -> None:

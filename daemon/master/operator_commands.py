@@ -12,7 +12,7 @@ from typing import Protocol
 import trio
 
 from ...membership.master.state.run_end import how_to_go_on, what_is_committed
-from ...membership.spec.spec import RunSpec
+from ...membership.spec.spec import STEPS_MAX, RunSpec
 from ...membership.spec.spec_changes import with_end
 from ...protocol.errors import UserError
 from ...protocol.messages import Role
@@ -20,7 +20,7 @@ from ...protocol.trust.invite import Invite
 from ..exit_codes import ExitCode
 from ..web.app import Action, Json
 from .admission import find_peer
-from .journal_base import Journal, invite_id, storing
+from .journal.journal_base import Journal, invite_id, storing
 from .master_service import MasterService
 
 USES_MAX = 1_000_000  # of an invite
@@ -64,8 +64,6 @@ class OperatorCommands:
             "withdraw": self._withdraw,
             "approve": self._approve,
             "kick": self._kick,
-            "checkpoint": self._checkpoint,
-            "verify": self._verify,
             "pause": self._pause,
             "resume": self._resume,
             "stop": self._stop_process,
@@ -90,19 +88,17 @@ class OperatorCommands:
         invite = self._make_invite(role, founder is True, uses, hours, approve=approve is True)
         terms = {"role": role.value, "uses": uses, "hours": hours, "approve": approve}
         terms["id"] = invite_id(Invite.decode(invite).token)
-        await self._service.copies.replicated()
         return {"invite": invite, **terms}
 
     async def _withdraw(self, body: Json) -> Json:
         invite_id = str(body.get("id", ""))
         with storing("the withdrawal"):
             found = self._store.withdraw(invite_id)
-        await self._service.copies.replicated()
         if not found:
             raise UserError(
                 f"there is no invite {invite_id!r}",
                 exit_code=ExitCode.USAGE,
-                hint="`holdfast invites` lists them with their ids",
+                hint="`holdfast invite --list` lists them with their ids",
             )
         return {"id": invite_id, "withdrawn": True}
 
@@ -132,12 +128,6 @@ class OperatorCommands:
         return find_peer(wanted, names, "peer", hint)
 
     # ------------------------------------------------------------ the run
-
-    async def _checkpoint(self, _body: Json) -> Json:
-        return await self._service.checkpoint_asker.run()
-
-    async def _verify(self, _body: Json) -> Json:
-        return await self._service.verifier.run()
 
     async def _pause(self, _body: Json) -> Json:
         was_paused = self._coordinator.context.history.paused
@@ -169,7 +159,7 @@ class OperatorCommands:
                 f"the peers of the finished run are still leaving: {names}",
                 hint="try again when they have left; `holdfast status` shows them",
             )
-        if spec.toml_text != context.spec.toml_text:
+        if spec != context.spec:
             await self._service.see_through(partial(self._coordinator.change_end, spec))
 
     def _check_unfinished(self, hint: str) -> None:
@@ -199,7 +189,7 @@ def _new_end(what: str, count: object, done_count: int) -> int | None:
     """
     if count is None:
         return None
-    if type(count) is not int or count < 0:
+    if type(count) is not int or not 0 <= count <= STEPS_MAX:
         raise UserError(f"invalid number of {what}s: {count!r}", exit_code=ExitCode.USAGE)
     if 0 < count <= done_count:
         raise UserError(

@@ -6,8 +6,7 @@ another master connects here.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -17,7 +16,7 @@ from ...membership.master.coordinator import Coordinator
 from ...protocol.addresses import Address
 from ...protocol.connection_phases import CLAIM
 from ...protocol.errors import HoldfastError
-from ...protocol.messages import JournalWanted, TermClaim
+from ...protocol.messages import TermClaim
 from ...protocol.network.interface import Channel, Network
 from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Party
@@ -34,7 +33,6 @@ class OtherMasters:
     Args:
       decide: lets the coordinator decide something.
       bound: returns this master's own addresses, which are not asked.
-      copy: copies the journal to a standby.
     """
 
     def __init__(
@@ -43,13 +41,11 @@ class OtherMasters:
         network: Network,
         decide: Decide,
         bound: Callable[[], Sequence[Address]],
-        copy: Callable[[MessageStream, JournalWanted, str], Awaitable[None]],
     ) -> None:
         self._coordinator = coordinator
         self._network = network
         self._decide = decide
         self._bound = bound
-        self._copy = copy
 
     async def run(self) -> None:
         """Query the run's other addresses until cancelled."""
@@ -62,16 +58,12 @@ class OtherMasters:
             await trio.sleep(CLAIM_DEADLINES * context.spec.membership.deadline_s)
 
     async def answer(self, channel: Channel) -> None:
-        """Exchange terms with a master that has connected here; or let a standby copy the journal."""
+        """Exchange terms with a master that has connected here."""
         stream = MessageStream(channel.stream, CLAIM)
-        with trio.move_on_after(CLAIM_S) as in_time:
-            first = await stream.receive_expected(TermClaim, JournalWanted)
-            if isinstance(first, TermClaim):
-                await stream.send_final(self._own_claim())
-                self._hear(first, channel.remote_address)
-                return
-            in_time.deadline = math.inf
-            await self._copy(stream, first, channel.remote_address)
+        with trio.move_on_after(CLAIM_S):
+            claim = await stream.receive_expected(TermClaim)
+            await stream.send_final(self._own_claim())
+            self._hear(claim, channel.remote_address)
 
     async def _query(self, address: Address) -> None:
         with suppress(OSError, HoldfastError, trio.TooSlowError, *STREAM_ENDS):

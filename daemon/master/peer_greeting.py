@@ -18,8 +18,8 @@ from ...protocol.network.interface import Channel
 from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Authority
 from .admission import Admission
-from .journal_base import Journal
-from .journal_writer import JournalWriter
+from .journal.journal_base import Journal
+from .journal.journal_writer import JournalWriter
 from .reachability import ReachabilityCheck
 
 log = logging.getLogger("holdfast.master")

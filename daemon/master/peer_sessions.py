@@ -27,7 +27,6 @@ from ...protocol.messages import (
     Heartbeat,
     LinkBroken,
     Message,
-    MessageWanted,
     Reduce,
     RefusalCode,
     Refused,
@@ -40,7 +39,6 @@ from ...protocol.network.interface import Channel
 from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
 from ...protocol.text import plain
-from .crowd_messages import CROWD_MIN, CrowdMessages
 from .decisions import Decide
 from .peer_greeting import GreetedPeer, PeerGreeting
 
@@ -50,6 +48,7 @@ MESSAGE_QUEUE_COUNT_MAX = 4_096  # messages that wait for one peer; with more it
 CLOSE_S = 2.0  # for the last messages to a peer that is dropped
 BROKEN_S = 2.0  # after links to a member broke, the end of its own connection is its death
 BROKEN_REPORTS_MIN = 2  # members that must report a broken link; a single one may lie
+CROWD_MIN = 64  # members; fewer, and conclusions are drawn from each message by itself
 CONNECTION_LOST = ("the connection was closed", "the connection broke")
 
 
@@ -110,9 +109,6 @@ class PeerSessions:
         self._sessions: dict[str, PeerSession] = {}
         self._views = ViewWriter()
         self._orders = OrderWriter()
-        self._crowd = CrowdMessages(
-            self._source_number, self._has_view, coordinator.routes.linked, now
-        )
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -161,8 +157,6 @@ class PeerSessions:
             if before is not None:
                 message = self._views.difference(before, message)
         message = self._orders.brief(message, session.view, session.orders)
-        if not session.away:
-            message = self._crowd.instead_of(message, session.peer, len(self._sessions))
         if not session.conversation.sends(message):
             log.warning("peer %s confirms no message: dropped", session.peer[:8])
             session.scope.cancel()
@@ -175,25 +169,6 @@ class PeerSessions:
             session.scope.cancel()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # its session is ending and will be detached
-
-    def _source_number(self, peer: str) -> int | None:
-        """Return the number of a member that can pass messages on; None for any other one."""
-        member, session = self._coordinator.context.roster.get(peer), self._sessions.get(peer)
-        if member is None or member.relay or session is None or session.away:
-            return None
-        return member.number
-
-    def _has_view(self, peer: str) -> bool:
-        return self._sessions[peer].view is not None
-
-    def _send_body(self, session: PeerSession, wanted: MessageWanted) -> None:
-        """Send an announced message that the member did not get from its source."""
-        body = self._crowd.wanted(session.peer, wanted.digest)
-        if body is not None:
-            self.send(session, body)
-        else:
-            log.warning("peer %s wants a message that is not kept: dropped", session.peer[:8])
-            session.scope.cancel()
 
     def dismiss(self, session: PeerSession, crash_report: Refused) -> None:
         """End a session: what is queued is sent first, for ``CLOSE_S`` at most, then the reason."""
@@ -324,9 +299,6 @@ class PeerSessions:
                 session.conversation.hears(message)
                 if self._sessions.get(session.peer) is not session:
                     continue  # it was dropped, and will be told so
-                if isinstance(message, MessageWanted):
-                    self._send_body(session, message)
-                    continue
                 if isinstance(message, LinkBroken):
                     self._link_broken(session.peer, message.peer)
                 self._handle(session.peer, message)
@@ -379,13 +351,18 @@ class PeerSessions:
         session = self._sessions.get(peer)
         if session is not None and peer != member and self._sessions.get(member) is not None:
             session.broken[member] = self._now()
-            self._give_up_away()
+            self._give_up(session)
 
     def _give_up_away(self) -> None:
         """Detach the peers that are away and not expected back any more."""
-        for session in [each for each in self._sessions.values() if each.away]:
-            if self._sessions.get(session.peer) is session and not self._may_come_back(session):
-                self._detach(session, "its connections broke")
+        for session in list(self._sessions.values()):
+            self._give_up(session)
+
+    def _give_up(self, session: PeerSession) -> None:
+        if not session.away or self._sessions.get(session.peer) is not session:
+            return
+        if not self._may_come_back(session):
+            self._detach(session, "its connections broke")
 
     def _detach(self, session: PeerSession, reason: str) -> None:
         crowded = self.crowded  # many may be lost at once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -51,15 +52,14 @@ from ..tasks import wait_for_signals
 from ..web.app import read_route
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
-from ..web.log_reading import log_reading
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
 from .announcements import format_end, format_invites, format_resumed
-from .journal_base import Journal, JournalError, storing
-from .journal_store import JournalStore
+from .journal.journal_base import Journal, JournalError, storing
+from .journal.journal_store import JournalStore
 from .master_service import MasterService
 from .operator_commands import OperatorCommands
-from .run_recorder import RunRecorder, SharedRows
+from .run_recorder import RunRecorder
 
 # For the invite that a starting master prints: a few machines of the operator's. A person who finds it
 # cannot add enough machines to outvote a larger run.
@@ -83,14 +83,10 @@ class SharedJournal(Protocol):
         """Return the run's authority; make and keep it if there is none yet."""
         ...
 
-    def history(self) -> SharedRows:
-        """Return the history that the masters share."""
-        ...
-
 
 @define
 class MasterOptions:
-    """The options of ``holdfast master``."""
+    """The options of a process that can lead a run."""
 
     spec_path: Path | None  # None: the spec in the journal
     state: Path
@@ -98,7 +94,7 @@ class MasterOptions:
     advertise: Sequence[Address]
     http: Address
     invite: bool = True
-    takes_over: bool = False  # the state is a copy of another master's
+    takes_over: bool = False  # the journal is a backup: it may lack records
     also: Sequence[Address] = ()  # addresses of machines that may take over from this one
     http_names: Sequence[str] = ()  # for HTTP, besides this machine's own names
 
@@ -140,7 +136,7 @@ class Master:
         if options.spec_path is not None:
             note_source(options.state, options.spec_path)
         self.run_id = self.authority.run_id
-        self.credentials = certify(self.authority, options.state)
+        self.credentials = _certify(self.authority, options.state)
         self.network = SocketNetwork(self.credentials, newcomers=True)
         self.service = MasterService(
             self.coordinator,
@@ -166,7 +162,7 @@ class Master:
             raise UserError(
                 f"the journal of {options.state} is in {place.read_text().strip()}",
                 exit_code=ExitCode.CONFIG,
-                hint="name the database with --journal, or under [run] in run.toml",
+                hint="start it with `holdfast standby RUN_TOML`",
             )
         if not exists and (options.takes_over or options.spec_path is None):
             raise _no_journal(options.state)
@@ -188,7 +184,7 @@ class Master:
             recorded = RunSpec.parse(texts[-1])
         self._resumes = bool(created)
         spec = recorded if given is None else given
-        if spec.toml_text != recorded.toml_text:
+        if spec != recorded:
             self._check_same_run(recorded, spec)
             self._changes = changed_settings(recorded, spec)
             self._record(records, SpecChanged(spec.toml_text))
@@ -238,7 +234,7 @@ class Master:
                 hint="a new run needs its own --state DIR; to go on with that one, write "
                 f"name = {json.dumps(before.run.name, ensure_ascii=False)} into the file",
             )
-        for key in ("fragments", "pattern", "groups"):
+        for key in ("fragments", "groups"):
             recorded, given = getattr(before.diloco, key), getattr(now.diloco, key)
             if recorded != given:
                 raise UserError(
@@ -261,12 +257,7 @@ class Master:
     async def _record_and_serve(self) -> None:
         live = LiveStream(partial(self.status, past=False), self._stamp)
         recorder = self.recorder = await self.network.run_sync(
-            lambda: RunRecorder.open(
-                self.service,
-                self.options.state,
-                live=live,
-                shared=None if self._shared is None else self._shared.history(),
-            )
+            lambda: RunRecorder.open(self.service, self.options.state, live=live)
         )
         try:
             await self._serve(recorder, live)
@@ -289,7 +280,6 @@ class Master:
                 *past_routes(recorder.history, self.network),
             ],
             actions=self._commands.actions(),
-            private_reads={"logs": log_reading(self.service.log_requests.fetch)},
             names=self.options.http_names,
         )
         with side as (serve_http, url), self._scope:
@@ -314,9 +304,10 @@ class Master:
             self.service.decide(partial(self.coordinator.note, str(self.store.cut)))
         if self._resumes:
             term = self.coordinator.context.term
-            self.service.decide(
-                partial(self.coordinator.note, f"the master was started again (term {term})")
-            )
+            text = f"the master was started again (term {term})"
+            if self._shared is not None or self.options.takes_over:
+                text = f"the master on {socket.gethostname()} leads the run now (term {term})"
+            self.service.decide(partial(self.coordinator.note, text))
         if self._changes:
             text = f"settings changed with the restart: {'; '.join(self._changes)}"
             self.service.decide(partial(self.coordinator.note, text))
@@ -424,7 +415,6 @@ class Master:
             value_count=sum(size.value_count for size in sizes),
             addresses=tuple(self.addresses()),
             pending=self.service.admission.rows(),
-            standbys=self.service.copies.rows(),
             ending=self.recorder.ending(),
         )
 
@@ -432,8 +422,7 @@ class Master:
         """Return a value that changes when the status may have changed in more than ages."""
         context, service = self.coordinator.context, self.service
         changes = context.change_count, service.admission.change_count
-        standbys = tuple((row.where, row.in_step) for row in service.copies.rows())
-        return *changes, standbys, service.why_stuck(), self.recorder.ending()
+        return *changes, service.why_stuck(), self.recorder.ending()
 
     def why_unready(self) -> str:
         """Return why no round can be committed here, or an empty string."""
@@ -486,19 +475,12 @@ class Master:
         ).encode()
 
 
-def certify(authority: Authority, state: Path) -> Credentials:
-    """Return what a master with this state shows to others: its key, and a certificate of the run's authority."""
+def _certify(authority: Authority, state: Path) -> Credentials:
+    """Return what this master shows to others: its key, and a certificate of the run's authority."""
     folder = state / "master"
     identity = Identity.load_or_create(make_private(folder) / "identity.key")
     certificate = authority.issue(identity.request_pem("master"), "master", Party.MASTER)
     return Credentials(folder, identity, certificate, authority.certificate_pem)
-
-
-def check_copy(options: MasterOptions) -> None:
-    """Raise UserError if the state is no copy that another master could continue."""
-    if not (options.state / JOURNAL_FILE).exists():
-        raise _no_journal(options.state)
-    _check_key(options.state)
 
 
 def _no_journal(state: Path) -> UserError:

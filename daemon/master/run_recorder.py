@@ -16,7 +16,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,19 +35,21 @@ from ...membership.master.status.round_rows import (
     uncommitted_round,
 )
 from ...protocol.errors import HoldfastError
-from ..member_curves import EVERYBODY, MemberPoint
-from ..metrics_store import COLUMNS, HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent, Point
+from ..curves import COLUMNS, EVERYBODY, MemberPoint, Point
+from ..metrics_store import HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent
 from ..sampling import Sampler
 from ..status_records import Ending
 from ..web.json_answers import compact
 from .event_log import EVENT_LOG_FILE, EventLog
-from .journal_base import JournalError
 from .master_service import MasterService
 
 log = logging.getLogger("holdfast.master")
 
 LOOK_S = 1.0
 POINT_S = 2.0  # between two points of the curve
+FLAT_POINTS = (
+    8  # at most, for a time in which nothing has changed: without them it would look like a gap
+)
 MEMBER_POINTS_PER_S = 20  # of all members together: with more than 40 they have fewer points each
 FIGURE_MEMBERS_MAX = 64  # members whose figures of run.log are stored; the means are of all
 WARNINGS_MAX = 8  # of the files, between two looks
@@ -56,8 +58,6 @@ EVENTS_WAITING_MAX = 10_000
 POINTS_WAITING_MAX = 2_000  # more than an hour
 FIGURES = [name for name in COLUMNS if name not in ("at", "members", "step")]  # of a ``Headline``
 MEMBER_POINTS_WAITING_MAX = 40_000
-FILL_S_MAX = 20.0  # for a new leader to copy what others recorded; a standby has copied it before
-SHARED_S = 5.0  # between two writes into a history that masters share
 ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
 
 Json = dict[str, Any]
@@ -67,26 +67,6 @@ class Stream(Protocol):
     """A receiver of new rows: see ``web.live_stream``."""
 
     def publish(self, kind: str, row: object) -> None: ...
-
-
-class SharedRows(Protocol):
-    """A history that several masters share: see ``shared_history``."""
-
-    def write(
-        self,
-        points: Sequence[Point],
-        rounds: Sequence[tuple[int, bytes]],
-        events: Sequence[PastEvent],
-        members: Sequence[MemberPoint],
-    ) -> None:
-        """Store all rows, or none; raises JournalError."""
-        ...
-
-    def fill(self, store: MetricsStore) -> bool:
-        """Copy rows that a history lacks; return whether there may be more; raises JournalError."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @define
@@ -121,7 +101,6 @@ class RunRecorder:
     Args:
       warnings: messages of the files, from any thread; they become events.
       live: receives each new row.
-      shared: gets all rows, too; None: there are no other masters.
       wall_clock: unix seconds; only shown and stored, no decision depends on it.
     """
 
@@ -133,7 +112,6 @@ class RunRecorder:
         warnings: deque[str],
         *,
         live: Stream | None = None,
-        shared: SharedRows | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._service = service
@@ -148,10 +126,6 @@ class RunRecorder:
         self._new = PendingRows()  # since the last write
         self._late = PendingRows()  # rows that could not be written
         self._lacks = False  # some rounds may be only in the journal
-        self._shared = shared
-        self._unshared = PendingRows()  # rows that the other masters cannot see yet
-        self._shared_at = -math.inf  # unix seconds of the last attempt
-        self._shared_fault = ""
         # The totals of this run's earlier masters, as far as they are known.
         self._before = history.last_point()
         self._last: Point | None = None  # this master's last point
@@ -163,9 +137,6 @@ class RunRecorder:
         self._first_round = self._context.history.next_round
         # Reductions of the last master: they go on, or are aborted by this one.
         self._orders = {each.order.round for each in self._context.history.orders.values()}
-        if self._before is not None:
-            now = wall_clock()
-            self._new.points.append(Point(now, gap_s=max(0.0, now - self._before.at)))
         service.subscribe(self._record_event)
 
     @classmethod
@@ -175,26 +146,17 @@ class RunRecorder:
         state: Path,
         *,
         live: Stream | None = None,
-        shared: SharedRows | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> RunRecorder:
-        """Open the files of a state directory. This waits for the disk, and for a shared history."""
+        """Open the files of a state directory. This waits for the disk."""
         warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
         history = MetricsStore(state / HISTORY_FILE, warnings.append)
-        if shared is not None:
-            until_s = time.monotonic() + FILL_S_MAX
-            try:
-                while shared.fill(history) and time.monotonic() < until_s:
-                    pass
-            except JournalError as error:
-                warnings.append(f"the history may lack what other masters recorded: {error}")
         recorder = cls(
             service,
             history,
             EventLog(state / EVENT_LOG_FILE, warnings.append),
             warnings,
             live=live,
-            shared=shared,
             wall_clock=wall_clock,
         )
         recorder.rebuild()
@@ -206,16 +168,13 @@ class RunRecorder:
         """Record changes until cancelled; ``look`` and ``close`` record the last ones."""
         while True:
             self.look()
-            if self._late or self._new or self._unshared:
+            if self._late or self._new:
                 await self._service.network.run_sync(self._take())
             await trio.sleep(LOOK_S)
 
     def close(self) -> None:
         """Write the pending rows and close the files. Call ``look`` before; this waits for the disk."""
         self._take()()
-        self._share(PendingRows(), at_once=True)
-        if self._shared is not None:
-            self._shared.close()
         self._history.close()
         self._event_log.close()
 
@@ -250,7 +209,6 @@ class RunRecorder:
 
     def _write(self, new: PendingRows) -> None:
         self._event_log.write(new.events)
-        self._share(new)
         rows = self._late.followed_by(new)
         if not self._history.write(rows.points, rows.rounds, rows.events, rows.members):
             self._late, self._lacks = rows, True
@@ -258,22 +216,6 @@ class RunRecorder:
         self._late = PendingRows()
         if self._lacks:
             self.rebuild()
-
-    def _share(self, new: PendingRows, *, at_once: bool = False) -> None:
-        """Let the other masters see new rows, now or with later ones."""
-        if self._shared is None:
-            return
-        rows = self._unshared = self._unshared.followed_by(new)
-        if not rows or (not at_once and self._wall_clock() - self._shared_at < SHARED_S):
-            return
-        self._shared_at = self._wall_clock()
-        try:
-            self._shared.write(rows.points, rows.rounds, rows.events, rows.members)
-            self._unshared, self._shared_fault = PendingRows(), ""
-        except JournalError as error:
-            if not self._shared_fault:
-                self._warnings.append(f"other masters cannot see the newest history: {error}")
-            self._shared_fault = str(error)
 
     def rebuild(self) -> None:
         """Copy the rounds that the history lacks from the journal. This waits for the disk.
@@ -366,9 +308,8 @@ class RunRecorder:
             members=len(self._context.roster),
             **{name: getattr(figures, name) for name in FIGURES},
         )
-        if self._last is not None and now - self._last.at > 2 * POINT_S:
-            # Nothing changed in between: keep the curve flat until just before this point.
-            self._new.points.append(attrs.evolve(self._last, at=now - POINT_S))
+        if self._last is not None:
+            self._new.points += _flat(self._last, now)
         self._last = point
         self._new.points.append(point)
         if self.live is not None:
@@ -400,8 +341,9 @@ class RunRecorder:
         ]
         if rows:
             step, loss = (None, None) if self._last is None else (self._last.step, self._last.loss)
+            self._new.points[-1] = attrs.evolve(self._new.points[-1], figures=means)
+            self._new.members += rows
             rows.insert(0, MemberPoint(EVERYBODY, "mean", now, step, loss, figures=means))
-        self._new.members += rows
         if self.live is not None and rows:
             self.live.publish("sample", rows)
 
@@ -433,6 +375,13 @@ class RunRecorder:
         history = self._context.history
         peers = {each.peer for commit in history.commits.values() for each in commit.contributors}
         yield from sorted(history.name_of(peer) for peer in peers)
+
+
+def _flat(last: Point, now: float) -> Iterable[Point]:
+    """Return copies of the last point, from then until just before now."""
+    idle_s = now - POINT_S - last.at
+    count = min(FLAT_POINTS, int(idle_s / POINT_S))
+    return [attrs.evolve(last, at=last.at + idle_s * part / count) for part in range(1, count + 1)]
 
 
 def _means(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:

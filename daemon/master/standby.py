@@ -1,4 +1,4 @@
-"""``holdfast master`` on a journal that several masters share: wait for its lease, lead, and wait again.
+"""``holdfast standby``: wait for the lease of a journal that several masters share, lead, and wait again.
 
     waiting --lease taken--> leading (``run_master.Master``) --lease lost--> waiting
        '--signal--> end                '--signal, command stop--> lease released, end
@@ -28,23 +28,21 @@ from ...protocol.errors import UserError
 from ...protocol.trust.authority import Authority
 from ..advertised_hosts import dialable
 from ..exit_codes import ExitCode
-from ..metrics_store import HISTORY_FILE, MetricsStore
 from ..paths import JOURNAL_FILE, PLACE_FILE, STANDBY, make_private
 from ..screen import Screen
 from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
-from .journal_base import JournalError
-from .journal_store import JournalStore
-from .leadership import Leader, Leadership, Lease
-from .postgres_journal import Database, PostgresJournal
+from .journal.journal_base import JournalError
+from .journal.journal_store import JournalStore
+from .journal.lease import Lease
+from .journal.postgres_journal import Database, PostgresJournal
+from .journal.shared_journal import HeldJournal
+from .leadership import Leader, Leadership
 from .run_master import Master, MasterOptions
-from .shared_history import SharedHistory
-from .shared_journal import HeldJournal
 from .standby_pages import standby_routes
 
 HOLDER_BYTES = 4
-FILL_S = 10.0  # between two looks at the leader's history
 log = logging.getLogger("holdfast.master")
 T = TypeVar("T")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -52,19 +50,17 @@ LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 @define
 class SharedOptions:
-    """What ``holdfast master`` needs for a journal in a database.
+    """What a master needs for a journal in a database.
 
     Attributes:
       url, run: of the database and the run.
       secret: seals the authority's key.
-      waits: another master may lead for as long as it likes; else that is an error.
     """
 
     url: str
     run: str
     secret: bytes
     lease_s: float
-    waits: bool
 
 
 class SharedMaster:
@@ -101,10 +97,10 @@ class SharedMaster:
         """Lead, or wait for it, until a signal or the command ``stop`` comes.
 
         Raises:
-          UserError: the database cannot be used, or another master leads and this one is not to wait.
+          UserError: the database cannot be used.
         """
         try:
-            await trio.to_thread.run_sync(self._leases.migrate)
+            await trio.to_thread.run_sync(self._leases.prepare)
         except JournalError as error:
             raise UserError(
                 f"{self._leases.place} cannot be used: {error}",
@@ -142,33 +138,13 @@ class SharedMaster:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait_for_signals, nursery.cancel_scope.cancel)
                 nursery.start_soon(serve_http)
-                nursery.start_soon(self._fill_history)
                 found.append(await self._leadership.take(self._watch_leader()))
                 nursery.cancel_scope.cancel()
         return found[0] if found else None
 
-    async def _fill_history(self) -> None:
-        """Copy the leader's history, so that this one's page goes on with it."""
-        path = self._options.state / HISTORY_FILE
-        store = await trio.to_thread.run_sync(lambda: MetricsStore(path, log.warning))
-        history = SharedHistory(self._leases.another())
-        try:
-            while True:
-                try:
-                    more = await trio.to_thread.run_sync(history.fill, store)
-                except JournalError as error:
-                    log.info("no history for now: %s", error)
-                    more = False
-                if not more:
-                    await trio.sleep(FILL_S)
-        finally:
-            history.close()
-            store.close()
-
     def _watch_leader(self) -> Callable[[], None]:
         """Return what is called after each look at another master's lease."""
-        shared, told = self._shared, ""
-        waiting_s = time.monotonic()
+        told = ""
 
         def looked() -> None:
             nonlocal told
@@ -176,12 +152,6 @@ class SharedMaster:
             if state != told:
                 told = state
                 self._tell(state)
-            if not shared.waits and time.monotonic() - waiting_s > 2 * shared.lease_s:
-                raise UserError(
-                    state,
-                    exit_code=ExitCode.ADDRESS,
-                    hint="start this one with --standby to take over when that one is gone",
-                )
 
         return looked
 
@@ -233,7 +203,9 @@ class SharedMaster:
         try:
             held = HeldJournal(journal, shared.secret, self._leadership.is_held)
             self._move_in(held)
-            return LeadingMaster(Master(self._options, self._tell, self._screen, shared=held))
+            made = LeadingMaster(Master(self._options, self._tell, self._screen, shared=held))
+            self._options.takes_over = False  # it does only once
+            return made
         except BaseException:
             journal.close()
             raise

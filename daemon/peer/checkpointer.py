@@ -21,9 +21,8 @@ from ...checkpoint.checkpoint_store import CheckpointStore, StoreError
 from ...checkpoint.checkpoints import Manifest
 from ...checkpoint.shared_state import SharedState
 from ...membership.peer.replica import Replica
-from ...protocol.messages import CheckpointTold, KeepState, Message
+from ...protocol.messages import KeepState
 from ...protocol.network.interface import Network
-from ...protocol.text import plain
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .state_service import StateService
 from .trainer_port import TrainerPort
@@ -41,7 +40,6 @@ class Checkpointer:
 
     Args:
       start: runs a task until the service ends.
-      tell: sends a message to the master.
 
     Attributes:
       place: the checkpoint store; None: no checkpoints are written.
@@ -62,7 +60,6 @@ class Checkpointer:
     _state_service: StateService
     place: CheckpointStore | None
     _start: Callable[..., None] = field(kw_only=True)
-    _tell: Callable[[Message], None] = field(kw_only=True)
     _wall_clock: Callable[[], float] = field(default=time.time, kw_only=True)
     newest: Manifest | None = field(default=None, init=False)
     error: str = field(default="", init=False)
@@ -70,8 +67,6 @@ class Checkpointer:
     # The last checkpoint, or the first check, as (rounds, time); the next one is counted from it.
     _since: tuple[int, float] | None = field(default=None, init=False)
     _branch: int | None = field(default=None, init=False)  # of the run's history at that time
-    _ordered: int | None = field(default=None, init=False)  # number of the operator's waiting order
-
     # ------------------------------------------------------------ while rounds go on
 
     def check(self) -> None:
@@ -87,20 +82,14 @@ class Checkpointer:
             restored = self._state_service.restored
             self._since = rounds - 1, now_s
             self._branch = replica.branch if restored is None else restored.branch
-        ordered = self._ordered
-        if not ((ordered is not None or self._due(rounds, now_s)) and replica.settled):
-            return
-        if ordered is not None and (why := self._why_not()):
-            self._ordered = None
-            self._answer(ordered, reason=why)
+        if not (self._due(rounds, now_s) and replica.settled):
             return
         if self.place is not None and self._writes() and not self._too_large(state):
             manifest = self._manifest(state)
             if manifest is None or not checkpoints.pin(state, manifest, READER):
                 return  # the state is being changed: the next check comes soon
             self.writing = True
-            self._ordered = None
-            self._start(self._write, self.place, state, manifest, ordered)
+            self._start(self._write, self.place, state, manifest)
         self._since, self._branch = (rounds, now_s), replica.branch
         if (
             self._spec.value.checkpoint.trainer
@@ -108,28 +97,6 @@ class Checkpointer:
             and replica.trainer.training
         ):
             self._trainer.tell(KeepState())
-
-    def write_now(self, number: int) -> None:
-        """Write a checkpoint of the next settled state, as the run operator ordered."""
-        why = self._why_not()
-        self._tell(CheckpointTold(number, not why, reason=plain(why)))
-        if not why:
-            self._ordered = number
-            self.check()
-
-    def _why_not(self) -> str:
-        """Return why this peer cannot write a checkpoint; empty if it can."""
-        state = self._state_service.known_state
-        if self.place is None:
-            return "it keeps no checkpoints"
-        if state is None or self._spec.known is None or not self._replica.valid:
-            return "it does not hold the state yet"
-        if not self._writes():
-            return "by the run's spec other peers write them"
-        return self.error if self._too_large(state) else ""
-
-    def _answer(self, number: int, *, name: str = "", reason: str = "") -> None:
-        self._tell(CheckpointTold(number, False, name, plain(reason)))
 
     def _writes(self) -> bool:
         """Return whether this peer writes checkpoints."""
@@ -159,9 +126,7 @@ class Checkpointer:
         self._failed(StoreError(why))
         return True
 
-    async def _write(
-        self, place: CheckpointStore, state: SharedState, manifest: Manifest, number: int | None
-    ) -> None:
+    async def _write(self, place: CheckpointStore, state: SharedState, manifest: Manifest) -> None:
         network, writing = self._network, self._begin(place, state, manifest)
         try:
             try:
@@ -174,15 +139,9 @@ class Checkpointer:
                 state.release_receiver(READER)
                 self.writing = False
             self._written(manifest)
-            if number is not None:
-                self._answer(number, name=manifest.name)
             await network.run_sync(lambda: self._prune(place))
         except StoreError as error:
             self._failed(error)
-            for waiting in (number, self._ordered):
-                if waiting is not None:
-                    self._answer(waiting, reason=self.error)
-            self._ordered = None
         else:
             self.check()  # another one may have become due meanwhile
 

@@ -10,7 +10,6 @@ from ...collectives.links.rate_meter import Reading
 from ...protocol.messages import LinkLoad, Measured
 
 LINKS_REPORTED_MAX = 64  # links in a report; those that carried most
-LINKS_REPORTED_MIN = 4
 LINKS_OF_ALL = 8_192  # about, in the reports of all members: what the master reads does not grow with their square
 
 
@@ -44,4 +43,4 @@ def heaviest(sent_to: Mapping[str, Reading], members: int) -> list[tuple[str, Re
 
 def links_reported(members: int) -> int:
     """Return how many links one of so many members reports."""
-    return max(LINKS_REPORTED_MIN, min(LINKS_REPORTED_MAX, LINKS_OF_ALL // members))
+    return min(LINKS_REPORTED_MAX, LINKS_OF_ALL // members)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -27,7 +26,6 @@ from attrs import frozen
 from ...membership.master.state.brief_orders import OrderReader
 from ...membership.master.state.views import changed_view
 from ...membership.spec.spec import RunSpec
-from ...protocol import wire
 from ...protocol.addresses import Address, host_of
 from ...protocol.errors import (
     WRONG_CLOCK_HINT,
@@ -43,8 +41,6 @@ from ...protocol.messages import (
     Hello,
     Masters,
     Message,
-    MessageAnnounced,
-    MessageBody,
     RefusalCode,
     Refused,
     Released,
@@ -62,7 +58,6 @@ from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import doubt_of_loopback
 from ..exit_codes import ExitCode
-from .announced_messages import ANNOUNCED, AnnouncedMessages
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
 log = logging.getLogger("holdfast.peer")
@@ -134,7 +129,6 @@ class MasterSession:
       released: set when the master lets this peer go, or refuses it after it asked to leave.
       leaving: this peer wants to leave.
       finished: the run is over, and the session may end.
-      announced: gets messages from other members; None: this one has no links to any.
     """
 
     def __init__(
@@ -151,7 +145,6 @@ class MasterSession:
         self.released = trio.Event()
         self.leaving = False
         self.finished = False
-        self.announced: AnnouncedMessages | None = None
         self._config = config
         self._network = network
         self._report = report
@@ -166,8 +159,6 @@ class MasterSession:
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
         self._view: View | None = None  # the newest of this session
         self._orders = OrderReader()
-        # Messages of this session in order: of the first one, an announced one, only the digest is here.
-        self._inbox: deque[Message] = deque()
 
     @property
     def _silence_share(self) -> float:
@@ -335,9 +326,6 @@ class MasterSession:
     def _end(self) -> None:
         """End the session."""
         self._message_queue = None
-        self._inbox.clear()
-        if self.announced is not None:
-            self.announced.forget()
         if self._conversation is not None:
             self._conversation = None
             self._handle(SessionEnded())
@@ -492,47 +480,9 @@ class MasterSession:
             return error
 
     def _receive(self, message: Message) -> None:
-        """Put a message into its place; handle what is whole, in order."""
-        announced = self.announced
-        if isinstance(message, MessageBody) and announced is not None:
-            announced.receive(message)
-            return
-        if isinstance(message, MessageAnnounced):
-            if announced is None:
-                raise RemoteProtocolError("a message was announced to who has no links")
-            announced.want(message, self._peer_of(message.source))
-        elif announced is not None:
-            announced.keep(message)
-        self._inbox.append(message)
-        self._empty_inbox()
-
-    def announced_came(self) -> None:
-        """Handle what waited for an announced message; its sender's faults end the session."""
-        try:
-            self._empty_inbox()
-        except RemoteProtocolError as error:
-            self._hang_up(str(error))
-
-    def _empty_inbox(self) -> None:
-        while self._inbox:
-            message = self._inbox[0]
-            if isinstance(message, MessageAnnounced):
-                assert self.announced is not None
-                body = self.announced.body(message.digest)
-                if body is None:
-                    return
-                message = wire.decode(body, ANNOUNCED)
-            self._inbox.popleft()
-            if isinstance(message, ViewChange):
-                message = changed_view(self._view, message)
-            self._hear(self._orders.whole(message, self._view))
-
-    def _peer_of(self, number: int) -> str | None:
-        """Return the member with a number, as far as the view is known."""
-        members = () if self._view is None else self._view.members
-        return next((member.peer for member in members if member.number == number), None)
-
-    def _hear(self, message: Message) -> None:
+        if isinstance(message, ViewChange):
+            message = changed_view(self._view, message)
+        message = self._orders.whole(message, self._view)
         match message:
             case Heartbeat():
                 pass
@@ -547,8 +497,6 @@ class MasterSession:
                 self._welcome(message)
             case View():
                 self._view = message
-                if self.announced is not None:
-                    self.announced.note_view(message)
                 self._handle(message)
             case _:
                 self._handle(message)

@@ -12,7 +12,6 @@ from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
 from ...protocol.messages import RelayOffer
 from ...protocol.trust.credentials import Credentials
-from ..log_ring import LogRing
 from .volunteer_limits import DiskQuota
 
 NOTICES_MAX = 20  # newest notices to the operator that the status page shows
@@ -36,13 +35,11 @@ class PeerConfig:
     local_checkpoint: str = ""  # file for the trainer's local checkpoint; empty: none
     credentials: Credentials | None = None  # renewed in time; None: nothing to renew
     always_writes: bool = False  # write checkpoints whatever the spec's ``peers`` is
-    site: str = ""  # members of one site share a line; empty: derived from addresses
     partial: Path | None = None  # folder for partial copies; None: none are kept
     versions: Path | None = None  # folder for versions and results that wait; None: memory
     memory_bytes: int | None = None  # of this machine; None: no state is too large
     disk_quota: DiskQuota | None = None  # for checkpoints on this disk; None: no limit
     partial_bytes: int | None = None  # for partial copies; None: no limit
-    log: LogRing | None = None  # for the run's operator; None: nothing of it is sent
     relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
 
 

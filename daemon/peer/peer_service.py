@@ -64,10 +64,7 @@ from ...protocol.messages import (
     Leased,
     Leaving,
     Load,
-    LogRequest,
     Message,
-    MessageBody,
-    MessageWanted,
     ModelLayout,
     NewSpec,
     Notice,
@@ -80,25 +77,20 @@ from ...protocol.messages import (
     StopRelayingPair,
     SupplyWeights,
     TrainerAttached,
-    Verify,
-    VerifyBlocks,
     View,
     Welcome,
-    WriteCheckpoint,
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import DIALABLE_MAX, dialable
 from ..port_mapping.gateway_search import find_gateways
 from ..port_mapping.port_mapper import PortMapper
-from .announced_messages import AnnouncedMessages
 from .checkpointer import Checkpointer
 from .data_service import DataService
 from .master_session import MasterSession, SessionEnded
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .reducer import Reducer
 from .relay_service import RelayWork, make_forwarder
-from .sent_log import answer_log
 from .state_service import StateService
 from .trainer_port import TrainerPort
 from .trainer_service import TrainerService
@@ -106,7 +98,7 @@ from .trainer_service import TrainerService
 log = logging.getLogger("holdfast.peer")
 
 PROGRESS_S = 1.0
-# From one report of progress to the next, per member of the run: with a thousand members each reports every ten
+# From one report of progress to the next, per member of the run: with 500 members each reports every five
 # seconds, so that the master hears no more than some hundred reports a second.
 PROGRESS_PER_MEMBER_S = 0.01
 # After the run's end, for the master to order a copy of weights that are not here.
@@ -159,13 +151,10 @@ class PeerService:
         self.hub = hub = LinkHub(
             network,
             config.me,
-            on_message=self._on_link_message,
+            on_message=lambda peer, message: self.state_service.on_link_message(peer, message),
             tell_master=tell,
             upload=_cap(config.upload_bytes_per_s),
             download=_cap(config.download_bytes_per_s),
-        )
-        self.announced = self.session.announced = AnnouncedMessages(
-            hub, start=start, tell=tell, came=self.session.announced_came
         )
         self.state_service = StateService(
             config,
@@ -217,7 +206,6 @@ class PeerService:
             self.state_service,
             checkpoints,
             start=start,
-            tell=tell,
         )
         self.relay: RelayWork | None = None
         if config.relay is not None:
@@ -321,15 +309,6 @@ class PeerService:
             await self.hub.handle_channel(channel)
         # The master only tests that this peer can be reached, and sends nothing.
 
-    async def _on_link_message(self, peer: str, message: Message) -> None:
-        """Pass a message from a link's control stream to the part that it is for."""
-        if isinstance(message, MessageWanted):
-            self.announced.asked(peer, message)
-        elif isinstance(message, MessageBody):
-            self.announced.receive(message)
-        else:
-            await self.state_service.on_link_message(peer, message)
-
     async def _report_progress(self) -> None:
         sent_s = -math.inf
         while True:
@@ -366,7 +345,6 @@ class PeerService:
             replica.undecided(),
             config.upload_bytes_per_s or 0.0,
             config.download_bytes_per_s or 0.0,
-            config.site,
             replica.term,
             replica.nonce,
             tuple(KeptState(each.manifest.fragment_heads()) for each in self.state_service.kept),
@@ -441,15 +419,9 @@ class PeerService:
                     self.ports.need()
             case RelayPair() | StopRelayingPair() if self.relay is not None:
                 self.relay.hear(message)
-            case Verify() | VerifyBlocks():
-                self._start(self.state_service.verify, message)
             case NewSpec():
                 self._spec.known = spec = RunSpec.parse(message.spec_toml)
                 self._perform(self.replica.trainer.set_total_steps(spec.total_steps))
-            case WriteCheckpoint(number=number):
-                self.checkpointer.write_now(number)
-            case LogRequest():
-                self.session.tell(answer_log(message, self.config.log))
             case Notice():
                 log.warning("notice from the master: %s", message.text)
                 self.report.notices.append(message.text)

@@ -251,7 +251,7 @@ class Reducer:
         """
         reduce = self._spec.value.reduce
         codec, _zstd = parse_codec(reduce.codecs(fragment)[0])
-        if not (codec.lossy and reduce.error_feedback):
+        if not (codec.lossy and reduce.feedback_decay):
             return None
         if fragment not in self._residuals:
             self._residuals[fragment] = Residual(

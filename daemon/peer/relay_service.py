@@ -165,7 +165,6 @@ class RelayService:
             (),
             b"",
             (),
-            site=config.site,
             term=self._master[0],
             nonce=self._master[1],
             relay=config.relay,

@@ -69,7 +69,7 @@ from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import bind_http, control_side
 from ..web.live_stream import LiveStream
-from ..web.log_reading import log_reading, own_log
+from ..web.log_reading import log_reading
 from ..web.prometheus import metrics_route
 from ..web.run_history import own_routes, status_route
 from .away_peer import AwayPeer
@@ -86,7 +86,7 @@ from .volunteer_limits import DiskQuota
 
 PROGRESS_SHOWN = (  # fields of ``Progress`` that the status repeats
     *("step", "tokens", "tokens_per_s", "loss", "metrics", "waited_s", "stepped_s", "accelerators"),
-    *("bulk_sent_bytes", "bulk_received_bytes", "state_received_bytes", "state_saved_bytes"),
+    *("bulk_sent_bytes", "bulk_received_bytes", "state_received_bytes"),
 )
 PARTIAL_FOLDER = "partial"  # in the state directory: blocks of fetches that did not finish
 WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint
@@ -113,12 +113,10 @@ class PeerOptions:
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0
-    site: str = ""
     checkpoints: str | None = None  # a folder or URL; None: a folder in ``state``
     memory_bytes: int | None = None  # limit for the state; None: this machine's memory
     disk_quota: DiskQuota | None = None  # None: no limit
     relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
-    private_log: bool = False  # the run's operator may not read it
     gpus_min: int = 0  # the training command waits for so many healthy GPUs
     limits: Json = field(factory=dict)  # volunteer limits, for the status page
     http_names: Sequence[str] = ()  # host names that HTTP answers to, beside this machine's own
@@ -135,7 +133,6 @@ class PeerOptions:
             map_ports=self.map_ports,
             incarnation=secrets.randbits(62),
             patience_s=self.patience_s,
-            site=self.site,
             credentials=credentials,
             **more,
         )
@@ -155,7 +152,7 @@ class PeerOptions:
                 limits=self.limits,
             )
 
-        log = log_reading(own_log(self.name, ring))
+        log = log_reading(self.name, ring)
         return AwayPeer(self.state, self.http, self.http_names, status, log, why)
 
 
@@ -236,7 +233,6 @@ class Peer:
                 memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
                 disk_quota=self._disk_quota(place),
                 partial_bytes=self._partial_bytes(place),
-                log=None if options.private_log else self.screen.ring,
                 relay=options.relay,
             )
             self.service = PeerService(config, network, self.bridge, checkpoints=place)
@@ -362,7 +358,7 @@ class Peer:
             self.options.state,
             self.options.http,
             actions={"leave": self._act_leave, "retry": self._act_retry},
-            private_reads={"logs": log_reading(own_log(self.options.name, self.screen.ring))},
+            private_reads={"logs": log_reading(self.options.name, self.screen.ring)},
             why_unready=self.why_unready,
             routes=[
                 status_route(lambda _past: self.status()),  # rounds and events are the master's

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 
 import trio
@@ -36,7 +35,6 @@ from ...protocol.messages import (
     KEPT_STATES_MAX,
     BlocksRefused,
     BlocksRequest,
-    BlocksVerified,
     CopyProgress,
     Donate,
     FragmentHead,
@@ -47,9 +45,6 @@ from ...protocol.messages import (
     ModelLayout,
     Release,
     SyncFragment,
-    Verified,
-    Verify,
-    VerifyBlocks,
     WeightsSupplied,
 )
 from ...protocol.network.interface import Network
@@ -75,7 +70,6 @@ class StateService:
       layout: the run's; None until it is known.
       known_state, known_posted: the shared state and the posting arena; None without a layout.
       received_bytes: bytes of received blocks since the service began.
-      saved_bytes: the part of ``received_bytes`` that compression kept off the line.
       restored: the checkpoint that this process started from; None if none was used.
       kept: up to ``KEPT_STATES_MAX`` checkpoints of the same state, the newest first; empty once in sync.
     """
@@ -94,7 +88,6 @@ class StateService:
     known_state: SharedState | None = field(default=None, init=False)
     known_posted: Arena | None = field(default=None, init=False)
     received_bytes: int = field(default=0, init=False)
-    saved_bytes: int = field(default=0, init=False)
     restored: Manifest | None = field(default=None, init=False)
     kept: list[Checkpoint] = field(factory=list, init=False)
     _donor: Donor | None = field(default=None, init=False)
@@ -253,7 +246,7 @@ class StateService:
         if self.state.sizes != sizes:
             return (
                 f"it is cut into {len(self.state.sizes)} fragments in another way than the run's "
-                f"{len(sizes)} (`fragments`, `pattern` or `groups` of run.toml)"
+                f"{len(sizes)} (`fragments` or `groups` of run.toml)"
             )
         assert self.restored is not None
         ours = bytes.fromhex(self.restored.lineage)
@@ -293,24 +286,6 @@ class StateService:
         self._replica.founded(lineage, heads)
         self._report.why = ""  # it waited for these weights
         self._tell(WeightsSupplied(layout, state.sizes, heads, lineage))
-
-    async def verify(self, order: Verify | VerifyBlocks) -> None:
-        """Digest the bytes in memory, one fragment after the other, and report to the master."""
-        state, run_sync = self.known_state, self._network.run_sync
-        heads: list[FragmentHead] = []
-        if isinstance(order, Verify):
-            for fragment in range(0 if state is None else len(state.sizes)):
-                assert state is not None
-                if (found := await run_sync(partial(state.digest_now, fragment))) is not None:
-                    heads.append(found[0])
-            self._tell(Verified(order.number, tuple(heads)))
-            return
-        digests = b""
-        if state is not None and order.fragment < len(state.sizes):
-            found = await run_sync(partial(state.digest_now, order.fragment))
-            if found is not None and found[0].version == order.version:
-                digests = found[1]
-        self._tell(BlocksVerified(order.number, order.fragment, order.version, digests))
 
     # ------------------------------------------------------------ serving other peers
 
@@ -374,18 +349,17 @@ class StateService:
         assert self._joiner is not None
         joiner, head = self._joiner, order.head
         self._report.phase = f"copying fragment {head.fragment}"
-        received_bytes = saved_bytes = 0  # counted so far
+        received_bytes = 0  # counted so far
 
         def wanted() -> bool:
             return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
 
-        def note(progress: CopyProgress, received: int, saved: int) -> None:
-            nonlocal received_bytes, saved_bytes
+        def note(progress: CopyProgress, received: int) -> None:
+            nonlocal received_bytes
             if wanted():
                 self._progress[head.fragment] = progress
             self.received_bytes += received - received_bytes
-            self.saved_bytes += saved - saved_bytes
-            received_bytes, saved_bytes = received, saved
+            received_bytes = received
 
         with scope:
             try:

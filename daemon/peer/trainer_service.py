@@ -241,12 +241,7 @@ class TrainerService:
                 tuple(f.tensors for f in fragments_of(layout, diloco)),
                 state.sizes,
                 diloco.overlap_steps,
-                diloco.merge,
                 spec.trainer.nan_steps,
-                preview=diloco.preview,
-                outer_lr=diloco.outer_lr,
-                outer_momentum=diloco.outer_momentum,
-                nesterov=diloco.nesterov,
                 local_checkpoint=self._local_checkpoint if spec.checkpoint.trainer else "",
             )
         )
@@ -294,7 +289,6 @@ class TrainerService:
             waited_s,
             stepped_s,
             self._state_service.copies(),
-            self._state_service.saved_bytes,
             self._report.accelerators,
         )
 

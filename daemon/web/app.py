@@ -21,11 +21,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol.errors import UserError
+from .api_description import api_description
 from .host_names import HostNames, Named
 from .json_answers import answer
 from .page_files import PAGES, PageFiles
 
-DESCRIPTION = Path(__file__).with_name("openapi.json")
 BODY_BYTES_MAX = 65_536  # of a request; actions have a few fields
 
 # The page loads nothing from other hosts and runs no inline scripts, so a machine's name cannot inject one.
@@ -75,7 +75,7 @@ def make_app(
         return answer({"path": str(token_file) if token_file is not None and here else None})
 
     async def description(_request: Request) -> Response:
-        return Response(DESCRIPTION.read_bytes(), media_type="application/json")
+        return answer(api_description())
 
     app = Starlette(
         routes=[

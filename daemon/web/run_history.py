@@ -16,8 +16,8 @@ from starlette.routing import Route
 from ...membership.master.state.master_effects import EventKind
 from ...protocol.network.interface import Network
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
-from ..member_curves import EVERYBODY, LINE_COLUMNS, member_columns
-from ..metrics_store import MetricsStore, as_columns
+from ..curves import EVERYBODY, LINE_COLUMNS, as_columns, member_columns
+from ..metrics_store import MetricsStore
 from ..status_records import MasterStatus, PeerStatus
 from .json_answers import answer
 

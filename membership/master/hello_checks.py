@@ -69,7 +69,10 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
             f"the run has committed all its rounds (the last was round {history.last_round})"
         )
     if peer not in context.roster and len(context.roster) >= MEMBERS_MAX:
-        return RefusalCode.FULL, f"the run has {MEMBERS_MAX} members, which is the limit"
+        return RefusalCode.FULL, (
+            f"this run has {MEMBERS_MAX} members, the most there are: join again when one has left, "
+            "or let its operator start a second run"
+        )
     return layout_refusal(context, hello.layout)
 
 

@@ -575,13 +575,11 @@ class Replica:
         if ended.phase is RoundState.REDUCING:
             effects.append(StopReduction(ended.round))
         added = contents_of(ended.commit).added if committed and ended.commit is not None else ()
-        shares = [each.weight_share for each in added if each.contributor.peer == self.me]
-        told = self.trainer.tell_ended(
-            ended, committed=committed, contributed=bool(shares), share=sum(shares, 0.0)
-        )
+        contributed = any(each.contributor.peer == self.me for each in added)
+        told = self.trainer.tell_ended(ended, committed=committed, contributed=contributed)
         effects += [told, DropRound(ended.round)]
         if committed:
-            effects += self.trainer.note_committed(ended, contributed=bool(shares))
+            effects += self.trainer.note_committed(ended, contributed=contributed)
         return effects
 
 

@@ -236,10 +236,8 @@ class TrainerControl:
         opened.nudged = True
         return self.offer(opened) if opened.unposted and opened.offered else []
 
-    def tell_ended(
-        self, ended: LocalRound, *, committed: bool, contributed: bool, share: float
-    ) -> PeerEffect:
-        """Tell the trainer that a round is over; ``share``: of the mean's weight, its own."""
+    def tell_ended(self, ended: LocalRound, *, committed: bool, contributed: bool) -> PeerEffect:
+        """Tell the trainer that a round is over."""
         held = self.fragments[ended.fragment] if ended.fragment < len(self.fragments) else None
         version = ended.version if held is None or held.version is None else held.version
         self.unbounded = False
@@ -253,7 +251,6 @@ class TrainerControl:
                 version,
                 self.run_step,
                 step_limit,
-                share=share,
             )
         )
 

@@ -26,14 +26,6 @@ reports differ, so shares go back to equal a few rounds after a difference has g
 slow. But a fast line does not send evenly then: what it has is gone at once, and more comes later. So a
 peer also reports at which rate it sent in its best second (``collectives.links.line_rate``). If that is
 ``WAITED`` times the average and more, it waited for others, and its best second says what its line carries.
-
-Members behind one line are a *site*. Bytes that leave the site are counted separately, over the
-seconds in which the member sent at all, and the line's rate is the sum over its members: they send at
-the same time, in stars as in trees, and bytes within the site take little time. The rate is a little
-too low where members do not send at the same time, and for some rounds too high when the work within
-a site is divided differently. Received bytes include those from the site. Where the downlink is the
-bottleneck, the line may therefore look up to ``m`` times too wide with ``m`` members, and a tree that
-would be faster is not planned.
 """
 
 from __future__ import annotations
@@ -57,7 +49,6 @@ DOUBTS = 2.0  # standard errors by which a rate is moved towards the median
 WAITED = 1.25  # times the average: the best second of a line that waited for others
 NEW_SHARE_MAX = 0.5  # of the contributors: with as many new ones lines count as equal
 BUSY_S_MIN = 0.1  # a line busy for less has mostly waited for acknowledgements
-INNER_TIMES = 10.0  # rate to members of the same site, if unknown, by the rate to the outside
 DEFAULT_BYTES_PER_S = 2.5e6  # 20 Mbit/s, each way, while no line is known: a home's uplink
 # Bounds on measured rates, so that no report can make a plan of infinities or zeros.
 RATE_MIN_BYTES_PER_S = 1e3
@@ -77,21 +68,6 @@ NO_CAP = Bandwidth(math.inf, math.inf)
 
 
 @frozen
-class SiteLine:
-    """Members behind one line.
-
-    Attributes:
-      members: at least two.
-      line: the shared line to the outside.
-      inner: each member's own rate, within the site and to the outside.
-    """
-
-    members: tuple[str, ...]
-    line: Bandwidth
-    inner: Mapping[str, Bandwidth]
-
-
-@frozen
 class LineCapacities:
     """The network, as far as a plan needs it.
 
@@ -103,7 +79,6 @@ class LineCapacities:
       guessed: members whose rates are only assumed.
       cautious: rates that differ from each other only as far as it is certain; empty: as ``rates``.
       delay_s: the longest one-way delay between two members; 0: not measured.
-      sites: those whose lines are known; no member is in two of them.
     """
 
     rates: Mapping[str, Bandwidth]
@@ -111,7 +86,6 @@ class LineCapacities:
     guessed: frozenset[str] = frozenset()
     cautious: Mapping[str, Bandwidth] = Factory(dict)
     delay_s: float = 0.0
-    sites: tuple[SiteLine, ...] = ()
 
 
 @define
@@ -170,7 +144,6 @@ class _Carried:
 @define
 class _Line:
     up: _Carried = Factory(_Carried)
-    out: _Carried = Factory(_Carried)  # of these, the bytes that left the site
     down: _Carried = Factory(_Carried)
 
 
@@ -187,14 +160,12 @@ class Bandwidths:
         self.links: dict[str, dict[str, float]] = {}
         self._delays_s: dict[str, dict[str, float]] = {}  # one way, as last reported
 
-    def measured(self, peer: str, report: Measured, mates: Collection[str] = ()) -> None:
-        """Add a peer's report; ``mates``: the other members of its site."""
+    def measured(self, peer: str, report: Measured) -> None:
+        """Add a peer's report."""
         line = self._line(peer)
-        inside_bytes = sum(link.sent_bytes for link in report.links if link.peer in mates)
         best_bytes = report.best_bytes_per_s * report.sending_s
         waited = best_bytes >= WAITED * report.sent_bytes
         line.up.add(best_bytes if waited else report.sent_bytes, report.sending_s)
-        line.out.add(max(0, report.sent_bytes - inside_bytes), report.sending_s)
         line.down.add(report.received_bytes, report.receiving_s)
         self.links.pop(peer, None)
         self.links[peer] = {
@@ -226,7 +197,6 @@ class Bandwidths:
         self,
         peers: Sequence[str],
         caps: Mapping[str, Bandwidth],
-        sites: Sequence[tuple[str, ...]] = (),
         sending: Collection[str] = (),
     ) -> LineCapacities:
         """Return the lines of these peers, for a plan.
@@ -234,9 +204,7 @@ class Bandwidths:
         Args:
           caps: the bandwidth limit that a machine's owner has set, infinite where there is none.
             Peers without limits are left out.
-          sites: groups of these peers that share a line each.
-          sending: the peers that contribute. A site without any has no known line. What is usual is
-            the median of these, if any of them is known.
+          sending: the peers that contribute. What is usual is the median of these, if any of them is known.
         """
         known = {peer: rate for peer in peers if (rate := self.known(peer)) is not None}
         judged = [known[peer] for peer in sending if peer in known] or list(known.values())
@@ -252,7 +220,6 @@ class Bandwidths:
         new = guessed.intersection(sending)
         cautious = {peer: self._cautious(peer, usual) for peer in known}
         if new:
-            sites = ()
             if len(new) < NEW_SHARE_MAX * len(sending):
                 known |= dict.fromkeys(new, _slowest(judged))
             else:
@@ -267,11 +234,6 @@ class Bandwidths:
             guessed=guessed,
             cautious=doubted,
             delay_s=self._delay_s(peers),
-            sites=tuple(
-                line
-                for site in sites
-                if (line := self._site_line(site, sending, rates, caps)) is not None
-            ),
         )
 
     def _cautious(self, peer: str, usual: Bandwidth) -> Bandwidth:
@@ -291,41 +253,6 @@ class Bandwidths:
             ),
             default=0.0,
         )
-
-    def _site_line(
-        self,
-        members: tuple[str, ...],
-        sending: Collection[str],
-        rates: Mapping[str, Bandwidth],
-        caps: Mapping[str, Bandwidth],
-    ) -> SiteLine | None:
-        """Return a site's line, or None unless some member sends and all that send are measured.
-
-        A member that only receives counts by what it received: what it once sent may have had the
-        whole line, while the other members' rates are shares of it.
-        """
-        senders = [peer for peer in members if peer in sending]
-        if not senders or any(self.known(peer) is None for peer in senders):
-            return None
-        up = down = 0.0
-        inner = {}
-        for peer in members:
-            cap, line = caps.get(peer, NO_CAP), self._lines.get(peer, _Line())
-            out_rate = line.out.rate() or rates[peer].up_bytes_per_s
-            if peer in senders:
-                up += min(out_rate, _clamp(cap.up_bytes_per_s))
-                down += rates[peer].down_bytes_per_s
-            else:
-                down += min(line.down.rate() or 0.0, _clamp(cap.down_bytes_per_s))
-            mates = [mate for mate in members if mate != peer]
-            sent = max(self.links.get(peer, {}).get(mate, 0.0) for mate in mates)
-            taken = max(self.links.get(mate, {}).get(peer, 0.0) for mate in mates)
-            within = Bandwidth(
-                max(out_rate, _clamp(sent or INNER_TIMES * out_rate)),
-                max(out_rate, _clamp(taken or INNER_TIMES * out_rate)),
-            )
-            inner[peer] = _capped(within, cap)
-        return SiteLine(members, Bandwidth(up, down), inner)
 
 
 def _slowest(rates: Sequence[Bandwidth]) -> Bandwidth:

@@ -1,8 +1,7 @@
 """The plan of a reduction: a fragment's chunks, their owners, and the expected time.
 
-``shares`` computes how much each contributor should own, ``sites`` whether a tree is faster and which
-members lead in it; here that becomes whole chunks. The estimate is made from the chunks as they are, so
-it contains the cost of rounding.
+``shares`` computes how much each contributor should own; here that becomes whole chunks. The estimate is
+made from the chunks as they are, so it contains the cost of rounding.
 """
 
 from __future__ import annotations
@@ -10,31 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from itertools import groupby
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from ...protocol.messages import (
-    OWNER_RUNS_MAX,
-    FragmentSize,
-    OwnerRun,
-    Plan,
-    Reduce,
-    SiteLeaders,
-)
-from ..spec.spec import MEAN, TOPK_CODECS, RunSpec
-from .bandwidth import LineCapacities, SiteLine
-from .shares import (
-    SharedLine,
-    Workload,
-    are_nearly_best,
-    bound_s,
-    chosen_shares,
-    equal_shares,
-    reduction_s,
-    ring_s,
-)
-from .sites import SitePlan, TreePlan, plan_tree, tree_s
+from ...protocol.messages import FragmentSize, OwnerRun, Plan, Reduce
+from ..spec.spec import RunSpec
+from .bandwidth import LineCapacities
+from .shares import Workload, bound_s, chosen_shares, reduction_s, ring_s
 
 VALUE_BYTES = 4  # float32
 COUNTER_BYTES = 8  # int64, sent verbatim
@@ -57,18 +38,12 @@ CHUNK_BYTES_ALWAYS = 2**20
 UNKNOWN_BYTES_PER_S = 36e6  # for this, a line that is not known: 300 Mbit/s, fibre to a home
 CHUNKS_FINE_MAX = 4_096  # nor a fragment into more chunks: each costs some work
 
-# Codecs that work in a star only: what they leave out has to come back by the sender's error feedback,
-# and the sums that leaders send have none.
-STAR_CODECS = frozenset(TOPK_CODECS)
-
 # Bytes of a value on the wire, scales included; a codec that is not listed counts as verbatim.
 WIRE_BYTES_PER_VALUE = {
     "fp32": 4.0,
     "bf16": 2.0,
     "int8": 1 + 2 / 256,
     "nf4": 1 / 2 + 2 / 64,
-    "e2m1": 1 / 2 + 2 / 64,
-    "e3m0": 1 / 2 + 2 / 64,
     "topk": 9.5 / 8 / 64,  # for independent values; it varies
     "topk16": 7.5 / 8 / 16,
     "topk8": 6.4 / 8 / 8,
@@ -85,8 +60,6 @@ class PlanEstimate:
         is only assumed.
       bound_s: no plan can be faster over these lines.
       ring_s: the time of a ring of the same contributors.
-      tree_s, star_s: the times of the best tree and the best star; None: there are no sites, or no
-        tree is possible.
       guessed_count: members whose lines are not measured yet; if no line is, the other times mean
         nothing.
     """
@@ -95,8 +68,6 @@ class PlanEstimate:
     bound_s: float
     ring_s: float
     guessed_count: int
-    tree_s: float | None = None
-    star_s: float | None = None
 
 
 def make_plan(
@@ -107,24 +78,22 @@ def make_plan(
     spec: RunSpec,
     *,
     fragment: int = 0,
-    star_only: bool = False,
     barred: Collection[str] = (),
 ) -> tuple[Plan, PlanEstimate]:
-    """Cut a fragment into chunks and give each an owner, and a leader in each site if that is faster.
+    """Cut a fragment into chunks and give each an owner.
 
     Args:
       size: of the fragment.
       contributors: peer ids in order of member number; owners are chosen from them.
       receivers: all members that get the result, contributors too.
-      lines: of all receivers, and their sites.
+      lines: of all receivers.
       spec: chunk size and codecs.
       fragment: its number, by which the spec's codecs are chosen.
-      star_only: plan no tree, even if it is faster.
       barred: contributors that own nothing, unless no other contributor could.
 
     Returns:
-      A plan and its estimate. A star's runs follow the order of ``contributors``, without those that
-      own nothing. Multiplying all bandwidths by k gives the same plan, but for rounding.
+      A plan and its estimate. Runs follow the order of ``contributors``, without those that own
+      nothing. Multiplying all bandwidths by k gives the same plan, but for rounding.
 
     Raises:
       NoReachableOwnerError: no contributor can be reached by all other members.
@@ -135,47 +104,22 @@ def make_plan(
     cut = _Cut.of(size, len(contributors), spec.reduce.chunk_bytes, up, down, slowest)
     members = _members(contributors, receivers)
     work = _workload(cut, members, len(contributors), lines)
-    estimate = PlanEstimate(
-        predicted_s=None,  # replaced below
+    owners: tuple[OwnerRun, ...] = ()
+    predicted_s: float | None = bound_s(work)
+    if cut.chunk_count:
+        shares = chosen_shares(work, [lines.cautious.get(p, lines.rates[p]) for p in members])
+        owned = _apportion(cut.chunk_count, _without_barred(shares, contributors, barred))
+        runs = zip(contributors, owned, strict=True)
+        owners = tuple(OwnerRun(peer, count) for peer, count in runs if count)
+        guessed = lines.guessed.intersection(contributors)
+        predicted_s = None if guessed else _needed_s(cut, work, owned)
+    plan = Plan(cut.chunk_elements, owners, up, down, spec.reduce.combine)
+    return plan, PlanEstimate(
+        predicted_s=predicted_s,
         bound_s=bound_s(work),
         ring_s=ring_s(work),
         guessed_count=len(lines.guessed.intersection(members)),
     )
-    rule = spec.reduce.combine
-    # A leader's sum hides the values that a robust rule, or a checker, must see.
-    star_only |= rule != MEAN or spec.reduce.audit > 0 or bool(barred)
-    bare = Plan(cut.chunk_elements, (), up, down, combine=rule)
-    if cut.chunk_count == 0:
-        return bare, evolve(estimate, predicted_s=bound_s(work))
-    # Trees with limited pairs are neither modelled nor measured.
-    sited = None if work.pair_limits else _Sited.of(cut, members, work, lines.sites)
-    if sited is None:
-        shares = tuple(
-            chosen_shares(work, [lines.cautious.get(p, lines.rates[p]) for p in members])
-        )
-    else:
-        work, shares = sited.star, sited.best.star
-        if are_nearly_best(work, equal := tuple(equal_shares(work)), shares):
-            shares = equal
-        possible = not star_only and not {up, down} & STAR_CODECS
-        estimate = evolve(
-            estimate,
-            bound_s=sited.best.star_bound_s,
-            star_s=sited.best.star_s,
-            tree_s=sited.best.tree_s if possible else None,
-        )
-        if possible and sited.best.pays:
-            owners, leads, needed_s = sited.deal()
-            if max(len(owners), *(len(site.leaders) for site in leads), 0) <= OWNER_RUNS_MAX:
-                return (
-                    evolve(bare, owners=owners, sites=leads),
-                    evolve(estimate, predicted_s=needed_s, bound_s=sited.best.tree_bound_s),
-                )
-    owning = _largest(_without_barred(shares, contributors, barred), OWNER_RUNS_MAX)
-    owned = _apportion(cut.chunk_count, owning)
-    if not lines.guessed.intersection(contributors):
-        estimate = evolve(estimate, predicted_s=_star_s(cut, work, owned))
-    return evolve(bare, owners=_runs(_owners_by_chunk(contributors, owned))), estimate
 
 
 def _members(contributors: Sequence[str], receivers: Sequence[str]) -> list[str]:
@@ -200,14 +144,14 @@ def _workload(
     )
 
 
-def planned_star_s(order: Reduce, size: FragmentSize, lines: LineCapacities) -> float | None:
+def planned_s(order: Reduce, size: FragmentSize, lines: LineCapacities) -> float | None:
     """Return the time that a reduction ordered earlier would take over lines as they are known now.
 
-    None: its plan is a tree, members share a line, or the line of a member is not among these.
+    None: the line of a member is not among these.
     """
     contributors, plan = [each.peer for each in order.contributors], order.plan
     members = _members(contributors, order.receivers)
-    if plan.sites or lines.sites or not lines.rates.keys() >= set(members):
+    if not lines.rates.keys() >= set(members):
         return None
     codecs = (wire_bytes_per_value(plan.codec_up), wire_bytes_per_value(plan.codec_down))
     cut = _Cut(size, plan.chunk_elements, *codecs)
@@ -215,33 +159,22 @@ def planned_star_s(order: Reduce, size: FragmentSize, lines: LineCapacities) -> 
     for run in plan.owners:
         owned[run.peer] += run.chunk_count
     work = _workload(cut, members, len(contributors), lines)
-    return _star_s(cut, work, [owned[peer] for peer in contributors])
+    return _needed_s(cut, work, [owned[peer] for peer in contributors])
 
 
 def _without_barred(
     shares: Sequence[float], contributors: Sequence[str], barred: Collection[str]
 ) -> Sequence[float]:
     """Return the shares when barred contributors own nothing and the others more, in proportion."""
-    kept = {index for index, peer in enumerate(contributors) if peer not in barred}
-    return _only(shares, kept) if barred and any(shares[index] > 0 for index in kept) else shares
-
-
-def _largest(shares: Sequence[float], count: int) -> Sequence[float]:
-    """Return the shares when only so many of the largest are kept, in proportion; of equals the first."""
-    if len(shares) <= count:
-        return shares
-    return _only(shares, set(sorted(range(len(shares)), key=lambda index: -shares[index])[:count]))
-
-
-def _only(shares: Sequence[float], kept: Collection[int]) -> Sequence[float]:
-    """Return the shares when only these have one, in proportion."""
-    left = [share if index in kept else 0.0 for index, share in enumerate(shares)]
+    left = [
+        0.0 if peer in barred else share for peer, share in zip(contributors, shares, strict=True)
+    ]
     total = sum(left)
-    return [share / total for share in left]
+    return [share / total for share in left] if barred and total > 0 else shares
 
 
-def _star_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
-    """Return the time of a star whose contributors own these numbers of chunks."""
+def _needed_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
+    """Return the time of a reduction whose contributors own these numbers of chunks."""
     own_up, own_down, first = [], [], 0
     for chunk_count in owned:
         end = first + chunk_count
@@ -249,70 +182,6 @@ def _star_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
         own_down.append(cut.wire_bytes(first, end, cut.down_bytes_per_value))
         first = end
     return reduction_s(work, own_up, own_down)
-
-
-@frozen
-class _Sited:
-    """A workload whose members share lines.
-
-    Attributes:
-      work: its rates are what each member can do within its site.
-      best: the best tree, and the best star.
-    """
-
-    cut: _Cut
-    members: Sequence[str]
-    work: Workload
-    sites: tuple[SharedLine, ...]
-    best: TreePlan
-
-    @classmethod
-    def of(
-        cls, cut: _Cut, members: Sequence[str], work: Workload, lines: Sequence[SiteLine]
-    ) -> _Sited | None:
-        """Plan a tree and a star for these lines, or return None if no members share a line."""
-        if not lines:
-            return None
-        number = {peer: index for index, peer in enumerate(members)}
-        inner = {peer: rate for site in lines for peer, rate in site.inner.items()}
-        sites = tuple(
-            SharedLine(tuple(sorted(number[p] for p in site.members)), site.line) for site in lines
-        )
-        rates = tuple(inner.get(peer, rate) for peer, rate in zip(members, work.rates, strict=True))
-        work = evolve(work, rates=rates)
-        best = plan_tree(work, sites, inner_up_bytes=cut.inner_bytes, chunk_count=cut.chunk_count)
-        return cls(cut, members, work, sites, best)
-
-    @property
-    def star(self) -> Workload:
-        return evolve(self.work, shared=self.sites)
-
-    def deal(self) -> tuple[tuple[OwnerRun, ...], tuple[SiteLeaders, ...], float]:
-        """Return the tree in whole chunks: its owners, its leaders and its time."""
-        count = self.cut.chunk_count
-        owned = _apportion(count, [site.owned for site in self.best.sites])
-        owners: list[str] = []
-        leads, dealt = [], []
-        for site, own_count in zip(self.best.sites, owned, strict=True):
-            peers = [self.members[member] for member in site.members]
-            first = len(owners)
-            # The owner of a chunk that is owned here leads it, too; the other chunks are dealt likewise.
-            owners += _owners_by_chunk(peers, _apportion(own_count, site.leading))
-            rest = _owners_by_chunk(peers, _apportion(count - own_count, site.leading))
-            leaders = [*rest[:first], *owners[first:], *rest[first:]]
-            if len(peers) > 1:
-                leads.append(SiteLeaders(tuple(peers), _runs(leaders)))
-            leading = Counter(leaders)
-            shares = tuple(leading[peer] / count for peer in peers)
-            dealt.append(SitePlan(site.members, own_count / count, shares))
-        needed_s = tree_s(
-            self.work,
-            self.sites,
-            dealt,
-            inner_up_bytes=self.cut.inner_bytes,
-            chunk_count=count,
-        )
-        return _runs(owners), tuple(leads), needed_s
 
 
 def wire_bytes_per_value(codec: str) -> float:
@@ -386,11 +255,6 @@ class _Cut:
         values = -(-self.size.value_count // self.chunk_elements)
         return values + (1 if self.size.counter_count else 0)
 
-    @property
-    def inner_bytes(self) -> float:
-        """The bytes of one contribution within a site, where values are sent as float32."""
-        return self.wire_bytes(0, self.chunk_count, VALUE_BYTES)
-
     def wire_bytes(self, first: int, end: int, bytes_per_value: float) -> float:
         """Return the bytes on the wire of the chunks from ``first`` to before ``end``."""
         value_count = min(end * self.chunk_elements, self.size.value_count) - min(
@@ -409,12 +273,3 @@ def _apportion(chunk_count: int, shares: Sequence[float]) -> list[int]:
     for index in by_remainder[: chunk_count - sum(owned)]:
         owned[index] += 1
     return owned
-
-
-def _owners_by_chunk(peers: Sequence[str], chunk_counts: Sequence[int]) -> list[str]:
-    """Return the owner of each chunk: the first peer's chunks, then the second's, and so on."""
-    return [peer for peer, n in zip(peers, chunk_counts, strict=True) for _chunk in range(n)]
-
-
-def _runs(by_chunk: Sequence[str]) -> tuple[OwnerRun, ...]:
-    return tuple(OwnerRun(peer, len(list(run))) for peer, run in groupby(by_chunk))

@@ -53,10 +53,6 @@ OPEN_TRIPS = 2  # Ready, and the next round's Open: one way each
 ROUND_TRIPS = 5  # Ready, Reduce, the last result, Reduced, Commit
 LEFT_S_MIN = 1e-6  # with less time for its bytes no line is fast enough to hide a round
 MODELS_HELD = 3  # see ``memory_bytes``
-PREVIEW_MODELS, PREVIEW_FRAGMENTS = (
-    3,
-    4,
-)  # of the estimate of a round's outcome, and while it is made
 AHEAD_BYTES = 64 * 2**20  # of contributions that wait, ``collectives.chunk_sender``'s
 PROGRAM_BYTES = 95e6  # of a daemon and a hook without a state
 FRAME_BYTES = 48  # header and tag of a chunk on a lane, ``protocol.lane``'s
@@ -247,16 +243,14 @@ def memory_bytes(spec: RunSpec, value_count: int) -> float:
     In float32 models: the shared values, their momentum and the trainer's anchor; with error feedback what
     codecs have left out. And in fragments: the posted one, the encoded mean, and the contributions that wait;
     with overlap the snapshot, with error feedback the encoded contribution. A model on GPUs needs up to three
-    fragments more, pinned, for copies. RESULTS.md has measurements, *models*.
+    fragments more, pinned, for copies. docs/large-models.md has measurements.
     """
     fragments, diloco = spec.diloco.fragments, spec.diloco
     ups, downs = zip(*(spec.reduce.codecs(fragment) for fragment in range(fragments)), strict=True)
-    feedback = spec.reduce.error_feedback and not all(c.startswith("fp32") for c in ups)
-    models = MODELS_HELD + feedback + PREVIEW_MODELS * diloco.preview
+    feedback = spec.reduce.feedback_decay > 0 and not all(c.startswith("fp32") for c in ups)
+    models = MODELS_HELD + feedback
     copies = 1 + max(map(wire_bytes_per_value, downs)) / 4 + (diloco.overlap_steps > 0)
-    copies += (
-        feedback * max(map(wire_bytes_per_value, ups)) / 4 + PREVIEW_FRAGMENTS * diloco.preview
-    )
+    copies += feedback * max(map(wire_bytes_per_value, ups)) / 4
     fragment_bytes = 4 * value_count / fragments
     waiting = min(AHEAD_BYTES, fragment_bytes / 2)
     return 4 * value_count * models + copies * fragment_bytes + waiting + PROGRAM_BYTES

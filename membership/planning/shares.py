@@ -15,8 +15,7 @@ contributors only (n > 2), that is the weighted butterfly
 
     T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
 
-A pair of members with a limit of its own (a relayed one), or a line that several members share (a
-site's), ties shares together: then the program is solved as such. No shares can beat ``bound_s``; a
+A pair of members with a limit of its own (a relayed one) ties shares together: then the program is solved as such. No shares can beat ``bound_s``; a
 ring needs ``ring_s``.
 """
 
@@ -46,19 +45,6 @@ class NoReachableOwnerError(HoldfastError):
 
 
 @frozen
-class SharedLine:
-    """A line to all other members that some members share, besides lines of their own.
-
-    Attributes:
-      members: the numbers of the members behind it; at least two.
-      rate: what these can send to others and receive from them, together.
-    """
-
-    members: tuple[int, ...]
-    rate: Bandwidth
-
-
-@frozen
 class Workload:
     """One reduction and the lines it runs over.
 
@@ -72,7 +58,6 @@ class Workload:
       pair_limits: bytes per second from one member to another, where that is less than their lines;
         0: the first cannot send to the second.
       delay_s: the longest one-way delay between two members.
-      shared: lines of several members; no member is behind two of them.
     """
 
     rates: tuple[Bandwidth, ...]
@@ -81,7 +66,6 @@ class Workload:
     down_bytes: float
     pair_limits: Mapping[tuple[int, int], float] = Factory(dict)
     delay_s: float = 0.0
-    shared: tuple[SharedLine, ...] = ()
 
     @property
     def contributor_rates(self) -> tuple[Bandwidth, ...]:
@@ -121,22 +105,7 @@ def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[floa
             carried = own_down[sender] + (own_up[receiver] if receiver < count else 0.0)
             if carried > 0:
                 slowest = max(slowest, carried / limit if limit > 0 else math.inf)
-    for line in work.shared:
-        owned_up = sum(own_up[member] for member in line.members if member < count)
-        owned_down = sum(own_down[member] for member in line.members if member < count)
-        inside, listening = _count_behind(work, line)
-        sent = inside * (work.up_bytes - owned_up) + (receivers - listening) * owned_down
-        received = listening * (work.down_bytes - owned_down) + (count - inside) * owned_up
-        slowest = max(
-            slowest, sent / line.rate.up_bytes_per_s, received / line.rate.down_bytes_per_s
-        )
     return slowest + (2 * work.delay_s if receivers > 1 else 0.0)
-
-
-def _count_behind(work: Workload, line: SharedLine) -> tuple[int, int]:
-    """Return the numbers of contributors and of all receivers behind a shared line."""
-    contributors = sum(member < work.contributor_count for member in line.members)
-    return contributors, len(line.members)
 
 
 def shares_s(work: Workload, shares: Sequence[float]) -> float:
@@ -166,13 +135,6 @@ def bound_s(work: Workload) -> float:
     least_sent = min(up, others * down) if count > 1 else others * down
     least_received = min(down, (count - 1) * up)
     listening = [down / rate.down_bytes_per_s for rate in work.rates[count:]]
-    shared = []
-    for line in work.shared:
-        inside, receiving = _count_behind(work, line)
-        least_out = min(inside * up, (receivers - receiving) * down)
-        least_in = min(receiving * down, (count - inside) * up)
-        shared.append(least_out / line.rate.up_bytes_per_s)
-        shared.append(least_in / line.rate.down_bytes_per_s)
     return (
         max(
             least_sent / min(ups),
@@ -180,17 +142,13 @@ def bound_s(work: Workload) -> float:
             ((count - 1) * up + others * down) / sum(ups),
             (count - 1) * (up + down) / sum(downs),
             *listening,
-            *shared,
         )
         + 2 * work.delay_s
     )
 
 
 def ring_s(work: Workload) -> float:
-    """Return the time of a ring of the contributors: the slowest line carries nearly all bytes twice.
-
-    Shared lines are left out: a ring in a good order crosses each of them once.
-    """
+    """Return the time of a ring of the contributors: the slowest line carries nearly all bytes twice."""
     count = work.contributor_count
     slowest = min(
         min(rate.up_bytes_per_s, rate.down_bytes_per_s) for rate in work.contributor_rates
@@ -210,7 +168,7 @@ def best_shares(work: Workload) -> list[float]:
     """
     if len(work.barred()) == work.contributor_count:
         raise NoReachableOwnerError("no contributor can be reached by all members of the round")
-    if work.shared or any(limit > 0 for limit in work.pair_limits.values()):
+    if any(limit > 0 for limit in work.pair_limits.values()):
         return program_shares(work)
     return filled_shares(work)
 
@@ -246,31 +204,15 @@ def are_nearly_best(work: Workload, shares: Sequence[float], best: Sequence[floa
 
 
 def filled_shares(work: Workload) -> list[float]:
-    """Return the best shares where no pair has a limit but 0, and no line is shared."""
+    """Return the best shares where no pair has a limit but 0."""
     barred = work.barred()
     count = work.contributor_count
     if count == 1:
         return [1.0]
-    return fill(
-        [_directions(work, rate) for rate in work.contributor_rates],
-        barred,
-        low_s=bound_s(work) - 2 * work.delay_s,  # members that only receive are in it
-        # Twice the time of the best single owner: in that time shares fit, in spite of rounding.
-        high_s=2 * _single_owner_s(work, barred),
-    )
-
-
-def fill(
-    lines: Sequence[Sequence[Direction]], barred: set[int], low_s: float, high_s: float
-) -> list[float]:
-    """Return the shares, adding up to 1, with which the busiest line is done soonest.
-
-    Args:
-      lines: each member's directions.
-      barred: members that must have no share.
-      low_s: no shares are faster.
-      high_s: a time into which some shares fit.
-    """
+    lines = [_directions(work, rate) for rate in work.contributor_rates]
+    low_s = bound_s(work) - 2 * work.delay_s  # members that only receive are in it
+    # Twice the time of the best single owner: in that time shares fit, in spite of rounding.
+    high_s = 2 * _single_owner_s(work, barred)
     fitting = _fitting(lines, barred, low_s)
     if fitting is None:
         for _halving in range(BISECTIONS):
@@ -391,7 +333,7 @@ def _least(
     Raises:
       LocalProtocolError: the solver finds none.
     """
-    import highspy  # few masters have limited pairs or shared lines
+    import highspy  # few masters have limited pairs
 
     count = len(most)
     filled = [
@@ -448,13 +390,6 @@ def _program(work: Workload) -> tuple[list[list[float]], list[float]]:
             if receiver < count:
                 loads[receiver] = up
             add(loads, 0.0, limit)
-    for line in work.shared:
-        owners = [member for member in line.members if member < count]
-        inside, receiving = _count_behind(work, line)
-        sends = (len(work.rates) - receiving) * down - inside * up
-        takes = (count - inside) * up - receiving * down
-        add(dict.fromkeys(owners, sends), inside * up, line.rate.up_bytes_per_s)
-        add(dict.fromkeys(owners, takes), receiving * down, line.rate.down_bytes_per_s)
     return rows, limits
 
 

@@ -1,21 +1,18 @@
-"""Presets: named sets of settings, each of them measured, which ``run.toml`` may override key by key.
+"""Presets: named sets of settings, measured but for ``delayed``, which ``run.toml`` may override key by key.
 
     [run]
     preset = "streaming"
     [diloco]
     fragments = 8         # every other setting of the preset holds
 
-An algorithm says what a run is, and refuses what contradicts it; a preset also says how often, how coarse
-and at which outer rate. It is written out when the text is read: ``RunSpec.toml_text`` has every setting that
-the preset stands for, as if the operator had typed it. So the journal, all peers and every checkpoint have
-the values themselves, and a later holdfast with other values in this table changes no run under way.
+A preset is resolved once, when the file is read: ``with_preset`` fills in what the file leaves out. All that
+comes later (journal, peers, checkpoints) has the values themselves, so a later holdfast with other values in
+this table changes no run under way.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,22 +20,16 @@ from attrs import frozen
 
 Document = dict[str, Any]  # TOML: values by key, by table
 
-_NOT_A_LINE = (
-    "must stand in lines of its own, under [{table}], for a preset to be written beside it"
-)
-
 
 @frozen
 class Preset:
     """A named set of settings.
 
     Attributes:
-      what: it is, in a few words.
-      settings: by ``table.key``.
+      settings: by ``table.key``; what is left out has the key's own default.
       inner: the inner optimizer that it was measured with; the training script chooses it.
     """
 
-    what: str
     settings: Mapping[str, bool | int | float | str]
     inner: str = "AdamW"
 
@@ -50,59 +41,62 @@ _SHORT: Final = {"diloco.outer_lr": 0.7, "diloco.outer_momentum": 0.7}
 # Updates of replicas that use Muon agree more, so the run may follow their mean the whole way.
 _SHORT_MUON: Final = {**_SHORT, "diloco.outer_lr": 1.0}
 
+_NF4: Final = {"reduce.codec_up": "nf4", "reduce.codec_down": "nf4"}
+
 PRESETS: Final[Mapping[str, Preset]] = {
-    "diloco": Preset(
-        "the whole model every 20 steps",
-        {"diloco.algorithm": "diloco", "diloco.sync_every": 20, **_SHORT},
-    ),
-    "streaming": Preset(
-        "a fifth of the model every 4 steps, with 4 bits a value, while training goes on",
+    # The whole model every 20 steps; all trainers wait for the mean (arXiv 2311.08105).
+    "diloco": Preset({"diloco.sync_every": 20, **_SHORT}),
+    # The whole model every 20 steps, while the next 20 are trained: the mean is one phase late (the
+    # asynchronous DiLoCo of PCCL's documentation, with the rate of its example; not measured here).
+    "delayed": Preset(
         {
-            "diloco.algorithm": "streaming",
+            "diloco.sync_every": 20,
+            "diloco.overlap": 20,
+            "diloco.outer_lr": 0.7,
+            "diloco.outer_momentum": 0.0,
+        },
+    ),
+    # A fifth of the model every 4 steps, with 4 bits a value, while training goes on (arXiv 2501.18512).
+    "streaming": Preset(
+        {
             "diloco.sync_every": 20,
             "diloco.fragments": 5,
             "diloco.overlap": 1,
             **_SHORT,
-            "reduce.codec_up": "nf4",
-            "reduce.codec_down": "nf4",
+            **_NF4,
         },
     ),
+    # The 8th part of the values every 10 steps, with 2 bits each (SparseLoCo, arXiv 2508.15706).
     "sparse": Preset(
-        "the 8th part of the values every 10 steps, with 2 bits each",
         {
-            "diloco.algorithm": "sparse",
             "diloco.sync_every": 10,
             "diloco.outer_lr": 2.0,  # in place of momentum
             "diloco.outer_momentum": 0.0,
             "reduce.codec_up": "topk8",
+            "reduce.codec_down": "int8+zstd",
             "reduce.feedback_decay": 1.0,
         },
     ),
-    "muon": Preset(
-        "the whole model every 10 steps",
-        {"diloco.algorithm": "diloco", "diloco.sync_every": 10, **_SHORT_MUON},
-        inner="Muon",
-    ),
+    # The whole model every 10 steps; all trainers wait for the mean (MuLoCo, arXiv 2505.23725).
+    "muon": Preset({"diloco.sync_every": 10, **_SHORT_MUON}, inner="Muon"),
+    # A fifth of the model every 2 steps, with 4 bits a value, while training goes on.
     "muon-streaming": Preset(
-        "a fifth of the model every 2 steps, with 4 bits a value, while training goes on",
         {
-            "diloco.algorithm": "streaming",
             "diloco.sync_every": 10,
             "diloco.fragments": 5,
             "diloco.overlap": 1,
             **_SHORT_MUON,
-            "reduce.codec_up": "nf4",
-            "reduce.codec_down": "nf4",
+            **_NF4,
         },
         inner="Muon",
     ),
+    # Every step is averaged; with plain SGD inside this is data parallel training: the baseline of all others.
     "allreduce": Preset(
-        "every step is averaged: the baseline of all others",
         {
-            "diloco.algorithm": "allreduce",
             "diloco.sync_every": 1,
             "diloco.outer_lr": 1.0,
             "diloco.outer_momentum": 0.0,
+            "diloco.pace": "lockstep",
         },
         inner="SGD",
     ),
@@ -130,44 +124,16 @@ def preset_settings(document: Document) -> dict[str, bool | int | float | str]:
     return found
 
 
-def write_out(toml_text: str, document: Document) -> str:
-    """Return the text with a line for each setting of its preset that it leaves out.
-
-    Args:
-      document: the parsed text.
-
-    Raises:
-      ValueError: a table is written in a way to which no line can be added.
-    """
-    settings = preset_settings(document)
-    if not settings:
-        return toml_text
-    lines = toml_text.split("\n")
-    expected = {
-        table: dict(values) for table, values in document.items() if isinstance(values, dict)
+def with_preset(document: Document) -> Document:
+    """Return a copy of the document in which its preset has set what it leaves out."""
+    filled = {
+        name: dict(values) if isinstance(values, dict) else values
+        for name, values in document.items()
     }
-    comment = f"  # of preset {document['run']['preset']}"
-    for table in dict.fromkeys(place.partition(".")[0] for place in settings):
-        mine = {
-            place.partition(".")[2]: value
-            for place, value in settings.items()
-            if place.startswith(f"{table}.")
-        }
-        expected.setdefault(table, {}).update(mine)
-        header = re.compile(rf"\s*\[\s*{table}\s*\]\s*(#.*)?")
-        at = next((n for n, line in enumerate(lines, 1) if header.fullmatch(line)), 0)
-        if not at:
-            lines += [f"[{table}]"]
-            at = len(lines)
-        lines[at:at] = [f"{key} = {json.dumps(value)}{comment}" for key, value in mine.items()]
-        # Read back at once: the header may stand inside a longer string, or the table in another one.
-        try:
-            written = tomllib.loads("\n".join(lines))
-        except tomllib.TOMLDecodeError:
-            written = {}
-        if written.get(table) != expected[table]:
-            raise ValueError(f"[{table}] {_NOT_A_LINE.format(table=table)}")
-    return "\n".join(lines)
+    for place, value in preset_settings(document).items():
+        table, key = place.split(".")
+        filled.setdefault(table, {})[key] = value
+    return filled
 
 
 def format_preset(document: Document) -> str:
@@ -178,3 +144,22 @@ def format_preset(document: Document) -> str:
         f"{place.partition('.')[2]} = {json.dumps(v)}" for place, v in settings.items()
     )
     return f'preset "{name}" sets {told}' if settings else ""
+
+
+_GONE: Final = {
+    "diloco.merge": "it is gone: delta is the one way, leave it out",
+    "diloco.pattern": "it is gone: fragments are strided; for others name their tensors in groups",
+    "reduce.error_feedback": "it is gone: feedback_decay = 0.0 is none of it, else leave it out",
+}
+
+
+def gone_reason(place: str, value: object) -> str:
+    """Return what to use instead of a key that is gone; empty for any other.
+
+    Args:
+      place: ``table.key``.
+    """
+    if place == "diloco.algorithm":
+        name = value if isinstance(value, str) and value in PRESETS else "NAME"
+        return f'it is gone: write preset = "{name}" under [run], one of {", ".join(PRESETS)}'
+    return _GONE.get(place, "")

@@ -8,6 +8,7 @@ Every other timeout of the system is derived from ``membership.deadline_s``:
     link_silence_s    a second more: peers notice a stalled link and report it before the master, which
                       sees only that nothing moves, has to ask; after a gap of half the deadline a line
                       has time to carry something again
+    journal_lease_s   deadline / 3: of several masters one leads; silent for this long, another one does
     settle_s          deadline / 10: when a peer reports that it lost B, the master waits this long for
                       B's own connection to break before it removes a member that still looks alive
 """
@@ -15,6 +16,7 @@ Every other timeout of the system is derived from ``membership.deadline_s``:
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -26,15 +28,15 @@ from attrs import Factory, field, frozen
 
 from ...protocol.errors import UserError
 from ...protocol.messages import FRAGMENTS_MAX, LANES_OPEN_MAX, MEMBERS_MAX, SAMPLES_MAX
-from .algorithm import ALGORITHMS, AUTO, Algorithm, algorithm_named, resolved
-from .preset import PRESETS, write_out
+from .preset import PRESETS, Document, gone_reason, with_preset
 
 SPEC_EXIT_CODE = 3
 SPEC_CHARS_MAX = 65_536  # what a Welcome can carry
 # Values of codec_up and codec_down; ``collectives`` has the same list and defines them.
-FIXED_CODECS = ("fp32", "bf16", "int8", "nf4", "e2m1", "e3m0")
+FIXED_CODECS = ("fp32", "bf16", "int8", "nf4")
 TOPK_CODECS = ("topk", "topk16", "topk8", "topk4")
 CODECS = (*FIXED_CODECS, *TOPK_CODECS, *(f"{codec}+zstd" for codec in FIXED_CODECS))
+AUTO = "auto"  # of an overlap; see ``DilocoTable.overlap_steps``
 SYNC_EVERY = 100  # DiLoCo's own is 500; Streaming DiLoCo's are between 30 and 100
 CHUNK_BYTES_MIN = 4_096
 CHUNK_BYTES_MAX = 4 * 1024 * 1024  # half of what one frame may carry
@@ -50,11 +52,10 @@ CHECKPOINT_S_MAX = 366 * 86_400.0
 CHECKPOINTS_MAX = 10_000
 EVERY, ASKED = "every", "asked"  # peers that write checkpoints
 MEAN = "mean"  # of contributions
-ROBUST = {
-    "trimmed": (0.0, 0.5),
-    "clipped": (0.0, 1e6),
-}  # the other rules, and bounds of their number
-RULE_DIGITS_MAX = 12  # of that number
+CLIPPED = "clipped"  # the robust rule
+RADIUS_MAX = 1e6  # of its number
+RADIUS_DIGITS_MAX = 12
+LEASE_S_MIN = 1.0  # of a journal that masters share: a database may take a part of that to answer
 
 
 def _whole(low: int, high: int) -> Any:
@@ -113,32 +114,17 @@ def _word(_instance: object, attribute: attrs.Attribute[Any], value: object) -> 
         raise ValueError(f"{attribute.name} must be up to 15 letters and digits, got {value!r}")
 
 
-def _merge(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    kind, _, amount = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if kind == "delta" and not amount:
+def _rule(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    kind, colon, amount = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if value == MEAN or (kind == CLIPPED and not colon):
         return
     try:
-        if kind == "lerp" and 0.0 <= float(amount) <= 1.0:
+        short = len(amount) <= RADIUS_DIGITS_MAX
+        if kind == CLIPPED and short and 0.0 < float(amount) < RADIUS_MAX:
             return
     except ValueError:
         pass
-    raise ValueError(f'{attribute.name} must be "delta" or "lerp:A" with A from 0 to 1: {value!r}')
-
-
-def _rule(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    kind, colon, amount = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if value == MEAN or (kind in ROBUST and not colon):
-        return
-    try:
-        low, high = ROBUST[kind]
-        if low < float(amount) < high and len(amount) <= RULE_DIGITS_MAX:
-            return
-    except (KeyError, ValueError):
-        pass
-    raise ValueError(
-        f'{attribute.name} must be "mean", "trimmed:A" with A over 0 and below 0.5, or "clipped:R" '
-        f"with R over 0: {value!r}"
-    )
+    raise ValueError(f'{attribute.name} must be "mean" or "clipped:R" with R over 0, got {value!r}')
 
 
 def _as_tuples(value: Any) -> Any:
@@ -184,7 +170,7 @@ class RunTable:
     rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # commits wanted; 0: no end
     # Where the master keeps the run's journal; empty: in its state directory.
     journal: str = field(default="", validator=_journal)
-    # Determines the defaults of keys in the other tables, see ``preset``. Empty: none.
+    # Sets what the other tables leave out, see ``preset``. Empty: the keys' own defaults hold.
     preset: str = field(default="", validator=_one_of("", *PRESETS))
 
 
@@ -192,18 +178,14 @@ class RunTable:
 class DilocoTable:
     """``[diloco]``"""
 
-    # Determines the defaults of the keys below, see ``algorithm``. Empty: the defaults given here.
-    algorithm: str = field(default="", validator=_one_of("", *ALGORITHMS))
     sync_every: int = field(default=SYNC_EVERY, validator=_whole(1, STEPS_MAX))  # inner steps, H
     fragments: int = field(default=1, validator=_whole(1, FRAGMENTS_MAX))  # P
-    pattern: str = field(default="strided", validator=_one_of("strided", "sequential"))
-    # Patterns of tensors' names, for each fragment; in place of ``pattern``.
+    # Patterns of tensors' names, for each fragment; empty: layers are strided over depth.
     groups: tuple[tuple[str, ...], ...] = field(default=(), converter=_as_tuples, validator=_groups)
     overlap: int | str = field(default=0, validator=_overlap)  # steps taken while a round runs
     outer_lr: float = field(default=0.7, validator=_number(0.0, 100.0))
     outer_momentum: float = field(default=0.9, validator=_number(0.0, 1.0))
     nesterov: bool = field(default=True, validator=_truth)
-    merge: str = field(default="delta", validator=_merge)
     # "elastic": a round begins when the fastest contributor reaches its step; the others post what they
     # have. "lockstep": it begins when all have reached its step; for comparisons.
     pace: str = field(default="elastic", validator=_one_of("elastic", "lockstep"))
@@ -219,20 +201,6 @@ class DilocoTable:
             return self.overlap
         steps = min(self.sync_every // self.fragments, OVERLAP_AUTO_MAX)
         return min(max(steps, 1), self.sync_every - 1)
-
-    @property
-    def preview(self) -> bool:
-        """Trainers go on from an estimate of a round's result until it arrives."""
-        return self._algorithm.preview
-
-    @property
-    def overlap_max(self) -> int:
-        """The largest allowed ``overlap``."""
-        return self.sync_every if self._algorithm.fills_phase else self.sync_every - 1
-
-    @property
-    def _algorithm(self) -> Algorithm:
-        return algorithm_named(self.algorithm)
 
 
 @frozen
@@ -263,7 +231,6 @@ class ReduceTable:
         default="fp32", converter=_as_tuples, validator=_codecs
     )
     # What a lossy codec_up left out of a contribution is added to the peer's next one, times the decay.
-    error_feedback: bool = field(default=True, validator=_truth)
     feedback_decay: float = field(default=1.0, validator=_number(0.0, 1.0))
     # The rule by which chunk owners combine contributions; see ``collectives.combine``.
     combine: str = field(default=MEAN, validator=_rule)
@@ -366,27 +333,16 @@ def contradictions(
             f"there are {len(diloco.groups)} groups, each of which is a fragment, and fragments "
             f"is {diloco.fragments}: leave fragments out",
         )
-    if diloco.groups and diloco.pattern != "strided":
-        yield Contradiction(
-            ("diloco.pattern", "diloco.groups"),
-            "groups say what each fragment is: leave pattern out",
-        )
     if diloco.fragments > diloco.sync_every:
         yield Contradiction(
             ("diloco.fragments", "diloco.sync_every"),
             f"fragments ({diloco.fragments}) must not exceed sync_every ({diloco.sync_every}):"
             " there would be several rounds per step",
         )
-    if diloco.overlap_steps > diloco.overlap_max:
-        bound = "not exceed" if diloco.overlap_max == diloco.sync_every else "be less than"
+    if diloco.overlap_steps > diloco.sync_every:
         yield Contradiction(
             ("diloco.overlap", "diloco.sync_every"),
-            f"overlap ({diloco.overlap}) must {bound} sync_every ({diloco.sync_every})",
-        )
-    if diloco.preview and not diloco.overlap_steps:
-        yield Contradiction(
-            ("diloco.overlap", "diloco.algorithm"),
-            "eager with an overlap of 0 has no time to go on from a guess; use diloco",
+            f"overlap ({diloco.overlap}) must not exceed sync_every ({diloco.sync_every})",
         )
     for key in ("codec_up", "codec_down"):
         codecs = getattr(reduce, key)
@@ -396,14 +352,6 @@ def contradictions(
                 f"{key} has {len(codecs)} codecs for {diloco.fragments} fragments: name one for "
                 "each, or one for all",
             )
-    trims = reduce.combine.startswith("trimmed")
-    codecs = (reduce.codec_up,) if isinstance(reduce.codec_up, str) else reduce.codec_up
-    if trims and set(codecs) & set(TOPK_CODECS):
-        yield Contradiction(
-            ("reduce.combine", "reduce.codec_up"),
-            f"combine ({reduce.combine}) leaves out what few send, and with a topk codec_up every "
-            "contributor sends other values: use clipped, or another codec_up",
-        )
     if reduce.lanes > reduce.lanes_max:
         yield Contradiction(
             ("reduce.lanes", "reduce.lanes_max"),
@@ -419,7 +367,7 @@ def contradictions(
 
 @frozen
 class RunSpec:
-    """The whole file; tables that are left out have their defaults."""
+    """All settings of a run: of the file, of its preset, and defaults."""
 
     run: RunTable = Factory(RunTable)
     diloco: DilocoTable = Factory(DilocoTable)
@@ -429,12 +377,24 @@ class RunSpec:
     sync: SyncTable = Factory(SyncTable)
     checkpoint: CheckpointTable = Factory(CheckpointTable)
     data: DataTable = Factory(DataTable)
-    # As the operator wrote it, and the settings of its preset; peers get it verbatim.
-    toml_text: str = ""
 
     def __attrs_post_init__(self) -> None:
         for contradiction in contradictions(self.diloco, self.membership, self.reduce):
             raise ValueError(contradiction.text)
+
+    @property
+    def toml_text(self) -> str:
+        """Every setting in one canonical form, as ``run.toml``: what journal, peers and checkpoints keep.
+
+        With its values written out it is the same run for a holdfast with other presets and defaults.
+        """
+        lines: list[str] = []
+        for name, kind in TABLES.items():
+            lines += ["", f"[{name}]"] if lines else [f"[{name}]"]
+            table = getattr(self, name)
+            for attribute in attrs.fields(kind):
+                lines.append(f"{attribute.name} = {_toml(getattr(table, attribute.name))}")
+        return "\n".join(lines) + "\n"
 
     @property
     def total_steps(self) -> int:
@@ -449,13 +409,16 @@ class RunSpec:
           UserError: the text is no TOML, has an unknown table or key (the error names the most
             similar one), or a value out of range.
         """
-        toml_text, document = _read(toml_text)
+        document = with_preset(_read(toml_text))
         _refuse_unknown(document, list(TABLES), "table")
         given: dict[str, dict[str, Any]] = {}
         for name, kind in TABLES.items():
             values = document.get(name, {})
             if not isinstance(values, dict):
                 raise _spec_error(f"{name} must be a table: [{name}]")
+            for key in values:
+                if reason := gone_reason(f"{name}.{key}", values[key]):
+                    raise _spec_error(f"[{name}] {key}: {reason}", hint=reason)
             _refuse_unknown(values, [a.name for a in attrs.fields(kind)], f"key in [{name}]")
             given[name] = values
         tables: dict[str, Any] = {}
@@ -463,25 +426,30 @@ class RunSpec:
         if groups and isinstance(groups, list):
             given["diloco"] = {"fragments": len(groups), **given["diloco"]}
         try:
-            given["diloco"], given["reduce"] = resolved(
-                given["diloco"], given["reduce"], SYNC_EVERY
-            )
             for name, kind in TABLES.items():
                 try:
                     tables[name] = kind(**given[name])
                 except ValueError as error:
                     raise ValueError(f"[{name}] {error}") from error
-            return cls(**tables, toml_text=toml_text)
+            spec = cls(**tables)
         except ValueError as error:
             preset = given["run"].get("preset")
             named = isinstance(preset, str) and preset in PRESETS
             why = f' (preset = "{preset}" sets what the file leaves out)' if named else ""
             raise _spec_error(f"{error}{why}") from error
+        if len(spec.toml_text) > SPEC_CHARS_MAX:  # all of it may be longer than what was given
+            raise _too_long()
+        return spec
 
     @property
     def heartbeat_s(self) -> float:
         """Seconds between heartbeats."""
         return self.membership.deadline_s / 5
+
+    @property
+    def journal_lease_s(self) -> float:
+        """Seconds after which a master that shares its journal is followed by another one."""
+        return max(self.membership.deadline_s / 3, LEASE_S_MIN)
 
     @property
     def link_deadline_s(self) -> float:
@@ -501,19 +469,32 @@ class RunSpec:
         return self.membership.deadline_s / 10
 
 
-def _read(toml_text: str) -> tuple[str, dict[str, Any]]:
-    """Return the text with its preset written out, and its values."""
+def _read(toml_text: str) -> Document:
+    """Return the text's values."""
+    if len(toml_text) > SPEC_CHARS_MAX:
+        raise _too_long()
     try:
-        for _pass in range(2):  # a preset may also make the text too long
-            if len(toml_text) > SPEC_CHARS_MAX:
-                raise _spec_error(f"it is longer than {SPEC_CHARS_MAX} characters")
-            document = tomllib.loads(toml_text)
-            toml_text = write_out(toml_text, document)
-        return toml_text, document
-    except ValueError as error:  # of TOML, too
+        return tomllib.loads(toml_text)
+    except ValueError as error:  # of TOML, or a number of too many digits
         raise _spec_error(str(error)) from error
     except RecursionError as error:
         raise _spec_error("its values are nested too deeply") from error
+
+
+def _toml(value: object) -> str:
+    """Format a value as TOML would have it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        # A basic string of TOML has the escapes of JSON, and needs one more.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _too_long() -> UserError:
+    return _spec_error(f"it is longer than {SPEC_CHARS_MAX} characters")
 
 
 def _spec_error(reason: str, hint: str = "") -> UserError:

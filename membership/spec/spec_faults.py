@@ -16,9 +16,8 @@ import attrs
 from attrs import frozen
 
 from ...protocol.errors import UserError
-from .algorithm import resolved
-from .preset import preset_settings
-from .spec import SPEC_CHARS_MAX, SYNC_EVERY, TABLES, RunSpec, contradictions
+from .preset import gone_reason, with_preset
+from .spec import SPEC_CHARS_MAX, TABLES, RunSpec, contradictions
 from .spec_warnings import spec_warnings
 
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
@@ -48,37 +47,25 @@ def find_faults(toml_text: str) -> tuple[list[SpecFault], list[SpecFault]]:
         return [SpecFault(0, "", f"it is longer than {SPEC_CHARS_MAX} characters")], []
     try:
         document = tomllib.loads(toml_text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML, or a number of too many digits
         found = _AT_LINE.search(str(error))  # else it is at the end of the document
         line = int(found.group(1)) if found else len(toml_text.splitlines())
         return [SpecFault(line, "", str(error))], []
     except RecursionError:
         return [SpecFault(0, "", "its values are nested too deeply")], []
     lines = key_lines(toml_text)
-    for place, value in preset_settings(document).items():
-        table, key = place.split(".")
-        document.setdefault(table, {})[key] = value
-    errors = list(_errors(document, lines))
+    errors = list(_errors(with_preset(document), lines))
     warnings: list[SpecFault] = []
     if not errors:
         try:
             spec = RunSpec.parse(toml_text)
-        except UserError as error:  # a setting that contradicts its algorithm, or a preset
-            text = str(error).removeprefix("run.toml: ")
-            key = _key_in(text, lines)
-            errors.append(SpecFault(lines.get(key, 0), key, text))
+        except UserError as error:  # it is too long with all settings
+            errors.append(SpecFault(0, "", str(error).removeprefix("run.toml: ")))
         else:
             warnings = [
                 SpecFault(lines.get(key, 0), key, text) for key, text in spec_warnings(spec)
             ]
     return sorted(errors, key=_by_line), sorted(warnings, key=_by_line)
-
-
-def _key_in(text: str, lines: Mapping[str, int]) -> str:
-    """Return the key of the file that an error names; the algorithm only if it names no other."""
-    words = set(re.findall(r"\w+", text))
-    named = [key for key in lines if "." in key and key.partition(".")[2] in words]
-    return min(named, key=lambda key: key == "diloco.algorithm", default="")
 
 
 def _by_line(fault: SpecFault) -> tuple[int, str]:
@@ -97,8 +84,11 @@ def _errors(document: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[S
             continue
         known = [attribute.name for attribute in attrs.fields(kind)]
         for key in values:
-            if key not in known:
-                yield _unknown_fault(key, known, "key", f"{name}.{key}", lines)
+            place = f"{name}.{key}"
+            if reason := gone_reason(place, values[key]):
+                yield SpecFault(lines.get(place, 0), place, f"{key}: {reason}")
+            elif key not in known:
+                yield _unknown_fault(key, known, "key", place, lines)
         faults = list(_value_faults(name, kind, values, lines))
         yield from faults
         if not faults:
@@ -135,16 +125,12 @@ def _contradictions(made: Mapping[str, Any], lines: Mapping[str, int]) -> Iterat
     diloco, groups = made["diloco"], made["diloco"].get("groups")
     if groups:
         diloco = {"fragments": len(groups), **diloco}
-    try:
-        diloco, reduce = resolved(diloco, made["reduce"], SYNC_EVERY)
-    except ValueError:
-        return  # ``RunSpec.parse`` reports this one
     tables = [
         TABLES[name](**values)
         for name, values in (
             ("diloco", diloco),
             ("membership", made["membership"]),
-            ("reduce", reduce),
+            ("reduce", made["reduce"]),
         )
     ]
     for each in contradictions(*tables):

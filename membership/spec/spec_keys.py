@@ -18,33 +18,25 @@ MEANINGS = {
         'see this file. `""`: the state directory of the one master'
     ),
     "run.preset": (
-        'measured settings that the file may override key by key: `"diloco"`, `"streaming"`, '
-        '`"sparse"`, `"muon"`, `"muon-streaming"` or `"allreduce"`, see '
+        'measured settings that the file may override key by key: `"diloco"`, `"delayed"`, '
+        '`"streaming"`, `"sparse"`, `"muon"`, `"muon-streaming"` or `"allreduce"`, see '
         '[Presets](../choosing.md#presets). `""`: none'
-    ),
-    "diloco.algorithm": (
-        'algorithm that sets the keys that the file leaves out: `"diloco"`, `"streaming"`, '
-        '`"delayed"`, `"eager"`, `"allreduce"` or `"sparse"`, see '
-        '[Algorithms](../choosing.md#algorithms). `""`: the defaults given here'
     ),
     "diloco.sync_every": "inner steps between two rounds of a fragment (H)",
     "diloco.fragments": (
         "parts of the model that are synchronised in turn, evenly spread over `sync_every` "
-        "steps (P)"
-    ),
-    "diloco.pattern": (
-        'how layers are assigned to fragments: `"strided"`, in turn, or `"sequential"`, in '
-        "runs; both balanced by bytes. Embeddings and other tensors that are in no layer have "
-        "a fragment of their own if they are large enough. Tied weights count once"
+        "steps (P). Layers are dealt out in turn, balanced by bytes. Embeddings and other tensors "
+        "that are in no layer have a fragment of their own if they are large enough. Tied weights "
+        "count once"
     ),
     "diloco.groups": (
-        "in place of `pattern`: the tensors of each fragment, as patterns of their names: "
+        "the tensors of each fragment, as patterns of their names: "
         '`[["embed*"], ["h.0.*", "h.1.*"], ["h.2.*"]]`. Each tensor must be in exactly one '
         "group; `fragments` is the number of groups"
     ),
     "diloco.overlap": (
         "inner steps that a trainer takes at most while its round runs, before it waits for "
-        "the result; less than `sync_every`. A result is merged as soon as it arrives. "
+        "the result; `sync_every` at most. A result is merged as soon as it arrives. "
         '`"auto"`: until the next fragment\'s turn, that is `sync_every / fragments`, but 10 '
         "at most"
     ),
@@ -53,10 +45,6 @@ MEANINGS = {
         "momentum of the outer optimizer; runs of a few tens of rounds need less (the demo has 0.7)"
     ),
     "diloco.nesterov": "Nesterov momentum",
-    "diloco.merge": (
-        'how a trainer merges a result that arrives while it trains on: `"delta"` keeps all '
-        'of its own steps since, `"lerp:A"` keeps a share A of its local weights'
-    ),
     "diloco.pace": (
         '`"elastic"`: a round begins when the fastest contributor reaches its step; the others '
         "post what they have trained by then, so no machine waits for a slower one. "
@@ -108,28 +96,25 @@ MEANINGS = {
         "admitted before does not"
     ),
     "reduce.codec_up": (
-        'codec of contributions: `"fp32"`, `"bf16"`, `"int8"`, `"nf4"`, `"e2m1"`, '
-        '`"e3m0"`, each also with zstd (`"fp32+zstd"`, `"bf16+zstd"`, '
-        '`"int8+zstd"`, `"nf4+zstd"`, `"e2m1+zstd"`, `"e3m0+zstd"`), or `"topk"`, `"topk16"`, '
+        'codec of contributions: `"fp32"`, `"bf16"`, `"int8"`, `"nf4"`, each also with zstd '
+        '(`"fp32+zstd"`, `"bf16+zstd"`, `"int8+zstd"`, `"nf4+zstd"`), or `"topk"`, `"topk16"`, '
         '`"topk8"`, `"topk4"` (the 64th, 16th, 8th or 4th part of the values); one for all '
         "fragments, or a list with one for each"
     ),
     "reduce.codec_down": "codec of results, likewise",
-    "reduce.error_feedback": (
-        "add what a lossy `codec_up` left out of a contribution to the next contribution"
+    "reduce.feedback_decay": (
+        "what a lossy `codec_up` left out of a contribution is added to the next one, times this "
+        "factor from 0 to 1. 0: it is lost"
     ),
-    "reduce.feedback_decay": "factor of that, from 0 to 1",
     "reduce.combine": (
-        'how chunk owners combine contributions: `"mean"`; `"trimmed:A"`, in each coordinate '
-        'without the share A of the values at either end (`"trimmed"`: 0.25); or `"clipped:R"`, '
-        "where a contribution that is farther from the centre than R times the median distance "
-        'counts less (`"clipped"`: 1). The last two are for runs in which [some contributors may '
-        "lie](../security.md#contributors-that-lie); then plans are stars, never trees"
+        'how chunk owners combine contributions: `"mean"`, or `"clipped:R"`, where a contribution '
+        "that is farther from the centre than R times the median distance counts less "
+        '(`"clipped"`: 1). The latter is for runs in which [some contributors may '
+        "lie](../security.md#contributors-that-lie)"
     ),
     "reduce.audit": (
         "probability with which another contributor adds a chunk of a result up again before it is "
-        "committed ([a spot check](../security.md#owners-that-lie)). 0: owners are trusted. Above 0 "
-        "plans are stars, never trees"
+        "committed ([a spot check](../security.md#owners-that-lie)). 0: owners are trusted"
     ),
     "reduce.chunk_bytes": "float32 bytes of a chunk at most, 4096 to 4194304; cut finer for small fragments and all but the fastest lines",
     "reduce.lanes": "initial number of TCP connections for bulk bytes between two peers",

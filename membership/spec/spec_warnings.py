@@ -17,7 +17,7 @@ DEADLINE_LONG_S = 120.0  # a round with a dead member waits this long
 STEP_DEADLINE_SHORT_S = 10.0  # the first step has four times this; one that compiles takes longer
 OUTVOTED_MIN = 3  # contributors among whom a robust rule can leave out one
 CHECKED_MIN = 3  # contributors among whom a wrong sum can be told from a wrong check
-COARSE_CODECS = (*TOPK_CODECS, "nf4", "e2m1", "e3m0")
+COARSE_CODECS = (*TOPK_CODECS, "nf4")
 
 
 SpecWarning = tuple[str, str]  # key, text
@@ -40,9 +40,9 @@ def _algorithm_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         )
     if diloco.outer_lr == 0:
         yield ("diloco.outer_lr", "0: the run would learn nothing")
-    elif diloco.outer_lr > 1:
+    elif diloco.outer_lr > 1 and diloco.outer_momentum > 0:
         yield ("diloco.outer_lr", f"{diloco.outer_lr:g} goes beyond what was learnt")
-    if diloco.algorithm != "allreduce":
+    if spec.run.preset != "allreduce":
         if diloco.sync_every < STEPS_FEW:
             yield (
                 "diloco.sync_every",
@@ -52,7 +52,7 @@ def _algorithm_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         if diloco.pace == "lockstep":
             yield ("diloco.pace", "all trainers wait for the slowest machine at every round")
     turn = diloco.sync_every // diloco.fragments
-    if isinstance(diloco.overlap, int) and turn < diloco.overlap and not diloco.preview:
+    if isinstance(diloco.overlap, int) and turn < diloco.overlap:
         yield (
             "diloco.overlap",
             f"{diloco.overlap} steps are longer than from one fragment's round to the next "
@@ -74,8 +74,8 @@ def _codec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
         )
     elif up == {"fp32"} and down - set(FIXED_CODECS[:2]):
         yield ("reduce.codec_down", "results are coarser than what they are made of")
-    if up & set(COARSE_CODECS) and not reduce.error_feedback:
-        yield ("reduce.error_feedback", "without it, what this coarse codec leaves out is lost")
+    if up & set(COARSE_CODECS) and reduce.feedback_decay == 0:
+        yield ("reduce.feedback_decay", "0: what this coarse codec leaves out is lost")
     if reduce.combine != MEAN and 0 < spec.membership.contributors < OUTVOTED_MIN:
         yield (
             "reduce.combine",

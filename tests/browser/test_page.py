@@ -211,9 +211,24 @@ def test_drawings_have_names_for_screen_readers(page: Page) -> None:
     assert len(set(labels)) == len(labels)
 
 
+def test_the_page_says_whether_all_copies_are_equal(page: Page) -> None:
+    place = page.locator("#copies-equal")
+    expect(place).to_have_text(re.compile(r"^all 3 copies equal at version.* \(compared .* ago\)$"))
+    shown = page.evaluate("""async () => {
+        const { showCopies } = await import("/static/members.js");
+        const unequal = [{ peer: "b", name: "birch", why: "it differs" }];
+        const text = "2 of 3 copies equal at version 12; birch is being healed";
+        showCopies({ text, unequal, compared_s: 75 });
+        const place = document.getElementById("copies-equal");
+        return [place.textContent, place.title];
+    }""")
+    assert shown == [
+        "2 of 3 copies equal at version 12; birch is being healed (compared 1 min ago)",
+        "birch: it differs",
+    ]
+
+
 def test_a_member_has_a_page_with_an_address(page: Page, fleet: Fleet) -> None:
-    page.route("**/api/logs**", lambda route: route.fulfill(json=LOG, headers={}))
-    page.evaluate("sessionStorage.setItem('holdfast-token', 'any')")
     row_named(page, "birch").get_by_role("link", name="birch").click()
     for _load in range(2):
         assert page.url.endswith("/#member=birch")
@@ -225,40 +240,13 @@ def test_a_member_has_a_page_with_an_address(page: Page, fleet: Fleet) -> None:
         expect(page.locator("#member [data-figure='error'] canvas")).to_be_visible()
         expect(page.locator("#member .events li", has_text="joined as member")).to_be_visible()
         expect(page.locator("#member .events li").filter(has_not_text="birch")).to_have_count(0)
-        lines = page.locator("#member .log li")
-        expect(lines.first).to_have_text(re.compile(r"daemonit <b>begins</b>$"))
-        expect(lines.last).to_contain_text("trainerstep 20")
         page.reload()
     page.get_by_role("link", name="The run").click()
     expect(page.locator("#run")).to_be_visible()
     expect(page.locator("#member")).to_be_hidden()
 
 
-LOG = {
-    "peer": "birch",
-    "lines": [
-        {"at": 1e9, "source": "daemon", "text": "it <b>begins</b>"},
-        {"at": 1e9 + 1, "source": "trainer", "text": "step 20"},
-    ],
-}
-
-
-def test_a_log_that_cannot_be_had_says_why(page: Page, fleet: Fleet) -> None:
-    gone = {"error": "birch is not connected"}
-    page.route("**/api/logs**", lambda route: route.fulfill(json=gone, status=503))
-    page.goto(f"{url(fleet, 'master')}/#member=birch&token=any")
-    note = page.locator("#member-no-log")
-    expect(note).to_have_text("The log cannot be shown: birch is not connected.")
-    page.unroute("**/api/logs**")
-    page.route("**/api/logs**", lambda route: route.fulfill(json=LOG))
-    page.get_by_role("button", name="Load again").click()
-    expect(page.locator("#member .log li")).to_have_count(2)
-    expect(note).to_be_hidden()
-    watch(page).expect("503")
-
-
 def test_a_name_that_no_member_has_is_said_to_be_unknown(page: Page, fleet: Fleet) -> None:
-    page.route("**/api/logs**", lambda route: route.fulfill(json=LOG))
     page.goto(f"{url(fleet, 'master')}/#member=<b>nobody</b>")
     expect(page.locator("#member .notice")).to_have_text(
         "No curves: the history has no member '<b>nobody</b>'."
@@ -495,28 +483,8 @@ def test_a_token_in_the_address_signs_in_and_disappears(page: Page, fleet: Fleet
     expect(page.locator("#member .member-title")).to_have_text("alder")
     assert page.url.endswith("/#member=alder")
     assert page.evaluate("sessionStorage.length") == 1
-    expect(page.locator("#member .log li", has_text="joined as a contributor")).to_be_visible()
-    page.get_by_role("link", name="The run").click()
-    page.get_by_role("button", name="Verify copies").click()
-    expect(page.get_by_role("dialog")).to_contain_text("identical")
-    page.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Forget the token").click()
     assert page.evaluate("sessionStorage.length") == 0
-
-
-def test_the_log_of_a_member_needs_the_token(page: Page, fleet: Fleet) -> None:
-    page.goto("about:blank")
-    page.goto(f"{url(fleet, 'master')}/#member=alder")
-    note = page.locator("#member-no-log")
-    expect(note).to_contain_text("the log needs the token")
-    page.get_by_role("button", name="Sign in").click()
-    give_token(page, "wrong")
-    expect(note).to_contain_text("refused this token")
-    watch(page).expect("401")
-    page.get_by_role("button", name="Sign in").click()
-    give_token(page, token_of(fleet))
-    expect(page.locator("#member .log li", has_text="joined as a contributor")).to_be_visible()
-    page.evaluate("sessionStorage.clear()")
 
 
 def test_the_dialog_names_the_file_of_the_token(page: Page, fleet: Fleet) -> None:

@@ -111,7 +111,6 @@ def test_a_finished_run_has_an_ending_that_a_restart_of_the_master_keeps(
     expect(page.locator("#ending")).to_contain_text("The run is finished")
     expect(page.locator("#logged [data-figure='error'] canvas")).to_be_visible()
     expect(page.locator("#loss-chart canvas")).to_be_visible()
-    page.route("**/api/logs**", lambda route: route.fulfill(json={"peer": "alder", "lines": []}))
     page.goto(f"{url(alone, 'master')}/#member=alder")
     expect(page.locator("#own-loss-chart canvas")).to_be_visible()
     expect(page.locator("#member [data-figure='rank'] canvas")).to_be_visible()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,9 +30,12 @@ from holdfast.protocol.messages import (
     SyncFragment,
 )
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
+from tests.collectives.test_lane_threads import nodes
 
 BLOCK_ELEMENTS = BLOCK_BYTES // 4
 SIZE = FragmentSize(value_count=12 * BLOCK_ELEMENTS + 5, momentum_count=100, counter_count=3)
+PLAIN_BYTES = 4 * SIZE.value_count + 8 * SIZE.counter_count  # momentum is zero and does not travel
+OVERHEAD = 0.01  # of headers, tags, messages
 
 
 def make_state(*, founded: bool) -> SharedState:
@@ -169,3 +173,35 @@ async def test_when_the_only_donor_fails_the_next_fetch_takes_up_what_came(fault
         nursery.cancel_scope.cancel()
     assert states[0].heads() == source.heads()
     assert BLOCK_BYTES < report.received_bytes < 4 * SIZE.value_count - BLOCK_BYTES
+
+
+@pytest.mark.real_time
+async def test_lanes_threads_carry_a_copy(tmp_path: Path) -> None:
+    source = make_state(founded=True)
+    target = make_state(founded=False)
+    async with (
+        nodes(tmp_path) as (giver, taker),
+        trio.open_nursery() as nursery,
+    ):
+        here = MemoryWorld(random.Random(0)).host("here", giver.hub.me)  # only to work in place
+        donor = Donor(source, giver.hub, here)
+        joiner = Joiner(target, taker.hub, here)
+
+        async def asked(peer: str, message: Message) -> None:
+            assert isinstance(message, IndexRequest | BlocksRequest)
+            donor.receive(peer, message)
+
+        async def answered(peer: str, message: Message) -> None:
+            assert isinstance(message, Index | BlocksRefused)
+            joiner.receive(peer, message)
+
+        giver.hub.on_message, taker.hub.on_message = asked, answered
+        await nursery.start(donor.run)
+        order = SyncFragment(source.heads()[0], (giver.hub.me,))
+        report = await joiner.fetch(order)
+        carried_bytes = taker.hub.received_bytes
+        nursery.cancel_scope.cancel()
+    assert target.heads() == source.heads()
+    assert target.values(0).tobytes() == source.values(0).tobytes()
+    assert (report.received_bytes, report.bad_donors) == (PLAIN_BYTES, ())
+    assert carried_bytes == pytest.approx(PLAIN_BYTES, rel=OVERHEAD)

@@ -151,13 +151,10 @@ class FakeDaemon:
         self,
         fragment_count: int = 1,
         overlap_steps: int = 0,
-        merge: str = "delta",
         nan_steps: int = 0,
-        preview: tuple[float, float] | None = None,
         local_checkpoint: str = "",
     ) -> None:
-        """Run the conversation up to the arenas. ``preview`` is the outer rate and momentum."""
-        outer_lr, outer_momentum = preview or (0.0, 0.0)
+        """Run the conversation up to the arenas."""
         self.layout = self.hear(TrainerHello).layout
         shapes = [TensorShape(each.name, each.shape, each.kind) for each in self.layout.tensors]
         fragments = split(shapes, fragment_count)
@@ -173,12 +170,7 @@ class FakeDaemon:
                 tuple(each.tensors for each in fragments),
                 self.sizes,
                 overlap_steps,
-                merge,
                 nan_steps,
-                preview is not None,
-                outer_lr,
-                outer_momentum,
-                nesterov=True,
                 local_checkpoint=local_checkpoint,
             ),
             files,
@@ -215,11 +207,10 @@ class FakeDaemon:
         self,
         fragment_count: int = 1,
         overlap_steps: int = 0,
-        merge: str = "delta",
         step_limit: int = COUNT_MAX,
     ) -> None:
         """Run the conversation until ``attach`` returns, at the model's own weights."""
-        self.open_arenas(fragment_count, overlap_steps, merge)
+        self.open_arenas(fragment_count, overlap_steps)
         self.found()
         self.load(step_limit=step_limit)
 
@@ -237,13 +228,9 @@ class FakeDaemon:
         contributed: bool = True,
         step: int = 0,
         step_limit: int = COUNT_MAX,
-        share: float = 0.0,
     ) -> None:
         version = self.shared.version(fragment)
-        ended = RoundEnded(
-            number, fragment, committed, contributed, version, step, step_limit, share
-        )
-        self.say(ended)
+        self.say(RoundEnded(number, fragment, committed, contributed, version, step, step_limit))
 
     def round(
         self,

@@ -2,7 +2,7 @@
 
 The last one runs two ranks on the one GPU; ``test_sharded`` does the same on CPUs.
 
-The rules of posts and merges are tested in ``test_fragment_replica``, ``test_deferred`` and ``test_eager``.
+The rules of posts and merges are tested in ``test_fragment_replica`` and ``test_deferred``.
 Here it is about CUDA's part: streams, events and pinned memory, and that nothing stalls.
 """
 
@@ -18,7 +18,6 @@ from torch import nn
 from holdfast.client.copier import CudaCopier
 from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
-from holdfast.diloco.merge import merged, parse_merge
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize
 from tests.processes.harness import Fleet
@@ -62,10 +61,8 @@ class Bench:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("rule", ["delta", "lerp:0.5"])
-def test_a_gpu_gets_the_bits_of_the_processor(dtype: torch.dtype, rule: str) -> None:
+def test_a_gpu_gets_the_bits_of_the_processor(dtype: torch.dtype) -> None:
     benches = [Bench("cuda", dtype), Bench("cpu", dtype)]
-    merge = parse_merge(rule)
     chance = torch.Generator().manual_seed(7)
     for version in range(1, 21):
         contributed = version % 3 != 0
@@ -80,7 +77,7 @@ def test_a_gpu_gets_the_bits_of_the_processor(dtype: torch.dtype, rule: str) -> 
             if not contributed:
                 bench.replica.withdraw()
             bench.share(version, torch.from_numpy(bench.shared.values(0)) - change)
-            bench.replica.merge(merge if contributed else merged, contributed=contributed)
+            bench.replica.merge(contributed=contributed)
             bench.replica.finish()
         assert posts[0] == posts[1], f"version {version}"
     for on_gpu, here in zip(*(bench.model.state_dict().values() for bench in benches), strict=True):
@@ -122,7 +119,7 @@ def test_steps_go_on_while_a_merge_is_on_its_way_up() -> None:
     expected = weight + 8 + 3
     bench.share(1, torch.from_numpy(bench.shared.values(0)) + 8)
     weight += 1
-    bench.replica.merge(merged, contributed=True)
+    bench.replica.merge(contributed=True)
     for _ in range(2):
         weight += 1
         bench.replica.advance()

@@ -16,8 +16,6 @@ from torch import nn
 
 from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import SharedTensor, find_shared
-from holdfast.diloco.eager import OuterEstimate
-from holdfast.diloco.merge import merged
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize, TensorBox
 
@@ -86,7 +84,6 @@ class Side:
         ranks: Sequence[Sequence[SharedTensor]],
         size: FragmentSize,
         overlap: bool,
-        eager: bool,
     ) -> None:
         self.ranks = ranks
         self.shared, self.posted = (Arena(bytearray(arena_bytes([size])), [size]) for _ in "ab")
@@ -100,7 +97,6 @@ class Side:
                 if box not in written:  # of equal parts the first rank writes
                     written.add(box)
                     writes.append(tensor)
-            count = sum(t.count for t in tensors if t.spec.kind == "parameter")
             self.replicas.append(
                 FragmentReplica(
                     0,
@@ -108,7 +104,6 @@ class Side:
                     self.shared,
                     self.posted,
                     overlap,
-                    estimate=OuterEstimate(count, 0.7, 0.9, True) if eager else None,
                     writes=writes if several else None,
                 )
             )
@@ -143,14 +138,14 @@ def train(side: Side, seed: int) -> None:
     st.integers(2, 5),
     st.integers(0, 2),
     st.sampled_from(DTYPES),
-    st.sampled_from(["alone", "overlap", "eager"]),
+    st.booleans(),
     st.lists(
         st.sampled_from(["train", "post", "commit", "without", "load", "withdraw"]), max_size=12
     ),
 )
 @settings(deadline=None, max_examples=150)
 def test_ranks_do_what_one_process_does(
-    rows: int, count: int, dimension: int, dtype: torch.dtype, kind: str, actions: list[str]
+    rows: int, count: int, dimension: int, dtype: torch.dtype, overlap: bool, actions: list[str]
 ) -> None:
     whole = find_shared(Model(rows, dtype))
     cuts = [cut(tensor, dimension, count) for tensor in whole]
@@ -160,9 +155,8 @@ def test_ranks_do_what_one_process_does(
         sum(each.count for each in floating if each.spec.kind == "parameter"),
         sum(each.count for each in whole if each.spec.kind == "counter"),
     )
-    overlap, eager = kind != "alone", kind == "eager"
-    one = Side([whole], size, overlap, eager)
-    many = Side([list(rank) for rank in zip(*cuts, strict=True)], size, overlap, eager)
+    one = Side([whole], size, overlap)
+    many = Side([list(rank) for rank in zip(*cuts, strict=True)], size, overlap)
     assert all(replica.size == size for replica in many.replicas)
     version, posted = 0, False
 
@@ -193,7 +187,7 @@ def test_ranks_do_what_one_process_does(
                 for replica in side.replicas:
                     if posted and not contributed:
                         replica.withdraw()
-                    replica.merge(merged, contributed=contributed, share=0.5)
+                    replica.merge(contributed=contributed)
             posted = False
         elif action == "post":
             for side in (one, many):

@@ -192,7 +192,7 @@ def test_attaching_to_a_run_that_is_over() -> None:
         run.log(validation_loss=1.0)
 
 
-@pytest.mark.parametrize("fault", ["sizes", "tensors", "merge", "descriptors", "order"])
+@pytest.mark.parametrize("fault", ["sizes", "tensors", "descriptors", "order"])
 def test_a_daemon_that_talks_nonsense(fault: str) -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.hear(TrainerHello)
@@ -202,9 +202,8 @@ def test_a_daemon_that_talks_nonsense(fault: str) -> None:
         size = FragmentSize(3 + (fault == "sizes"), 3, 0)
         files = [create_arena_file([size]) for _ in range(2)]
         tensors = (1,) if fault == "tensors" else (0,)
-        merge = "mean" if fault == "merge" else "delta"
         sent = files[:1] if fault == "descriptors" else files
-        daemon.say(ArenaOpened((tensors,), (size,), 0, merge), sent)
+        daemon.say(ArenaOpened((tensors,), (size,), 0), sent)
         for file in files:
             os.close(file)
 

@@ -17,7 +17,6 @@ from holdfast.client.attach import attach
 from holdfast.client.copier import CudaCopier
 from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
-from holdfast.diloco.merge import merged
 from holdfast.protocol.arena import STEP_SLOT, Arena, arena_bytes
 from holdfast.protocol.messages import Finished, FragmentSize, Posted
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for
@@ -96,7 +95,7 @@ def test_a_merge_applies_to_the_tensors_as_they_are_when_it_has_come() -> None:
     bench.replica.finish()
     bench.train(0.5)
     bench.share(8.0)
-    bench.replica.merge(merged, contributed=True)
+    bench.replica.merge(contributed=True)
     assert bench.replica.version == 1
     bench.train(0.25)
     bench.replica.advance()
@@ -119,7 +118,7 @@ def test_the_next_operation_finishes_the_present_one() -> None:
     bench.share(8.0)
     bench.replica.withdraw()  # it was late: the run went on without it
     assert bench.replica.written
-    bench.replica.merge(merged, contributed=False)
+    bench.replica.merge(contributed=False)
     bench.replica.post()  # the merge first
     assert bench.now() == [9.5] * 4
     bench.replica.finish()
@@ -135,7 +134,7 @@ def test_a_load_drops_the_present_operation(operation: str) -> None:
     if operation == "post":
         bench.replica.post()
     else:
-        bench.replica.merge(merged, contributed=False)
+        bench.replica.merge(contributed=False)
     bench.share(8.0)
     bench.replica.load()
     slow.end()
@@ -170,7 +169,7 @@ def test_a_merge_whose_version_is_replaced_meanwhile_takes_the_newer_one() -> No
     bench.replica.finish()
     bench.train(0.5)
     bench.share(8.0)
-    bench.replica.merge(merged, contributed=True)
+    bench.replica.merge(contributed=True)
     assert bench.replica.version == 1
     with bench.shared.writing(0, 2):  # the daemon writes while the thread reads
         slow.end()
@@ -185,7 +184,7 @@ def test_a_merge_whose_fragment_is_fetched_meanwhile_is_given_up() -> None:
     bench = Bench(slow)
     bench.train(1.0)
     bench.share(8.0)
-    bench.replica.merge(merged, contributed=False)
+    bench.replica.merge(contributed=False)
     with pytest.raises(OSError, match="transfer"), bench.shared.writing(0, 2):
         raise OSError("a transfer failed")
     bench.replica.finish()
@@ -215,7 +214,7 @@ def test_the_thread_does_what_is_done_at_once() -> None:
             bench.replica.advance()
             bench.replica.finish()
             bench.share(0.25)
-            bench.replica.merge(merged, contributed=round_number % 3 != 0)
+            bench.replica.merge(contributed=round_number % 3 != 0)
             if round_number % 5 == 0:
                 bench.replica.load()
         for bench in benches:
@@ -263,7 +262,7 @@ def test_late_copies_change_nothing_but_the_time(
                     bench.replica.withdraw()
                 if move != "abort":
                     bench.share(amount)
-                    bench.replica.merge(merged, contributed=contributed)
+                    bench.replica.merge(contributed=contributed)
             bench.replica.advance()
         if move in ("commit", "exclude", "abort", "load"):
             is_posted = False

@@ -14,7 +14,6 @@ from torch import nn
 from holdfast.client import host_merge
 from holdfast.client.fragment_replica import FragmentReplica
 from holdfast.client.tensors import find_shared
-from holdfast.diloco.merge import MergeRule, merged, parse_merge
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize
 
@@ -58,10 +57,9 @@ class Bench:
         counters: object = None,
         *,
         contributed: bool = True,
-        merge: MergeRule = merged,
     ) -> None:
         self.share(values, counters)
-        self.replica.merge(merge, contributed=contributed)
+        self.replica.merge(contributed=contributed)
 
 
 @pytest.fixture(autouse=True)
@@ -193,35 +191,6 @@ def test_deltas_survive_many_commits_of_others_to_rounding() -> None:
         theta = theta + (chance.standard_normal(100) * 1e-2).astype(np.float32)
         bench.commit(theta, contributed=False)
     np.testing.assert_allclose(bench.post(), -delta, atol=50 * 2e-7)
-
-
-def test_lerp_mixes_what_it_contributed_with_the_shared_values() -> None:
-    model = vector([1.0])
-    bench = Bench(model, overlap=True)
-    set_to(model, [2.0])
-    bench.post()
-    set_to(model, [4.0])
-    bench.commit([8.0], merge=parse_merge("lerp:0.25"))
-    assert now(model) == [7.0]
-    assert bench.post().tolist() == [1.0]
-
-
-def test_lerp_loses_no_delta_that_the_run_has_not_seen() -> None:
-    model = vector([1.0])
-    bench = Bench(model)
-    set_to(model, [2.0])
-    bench.post()
-    bench.commit([8.0], contributed=False, merge=parse_merge("lerp:0.25"))
-    assert now(model) == [9.0]
-
-
-def test_lerp_without_overlap() -> None:
-    model = vector([1.0])
-    bench = Bench(model)
-    set_to(model, [4.0])
-    bench.post()
-    bench.commit([8.0], merge=parse_merge("lerp:0.5"))
-    assert now(model) == [6.0]
 
 
 # ---------------------------------------------------------------- other precisions

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import holdfast
-from benchmarks.leases_trainer import Numbers
 from holdfast.client import sampler as sampler_module
 from holdfast.client.attach_errors import DaemonGone, MisuseError
 from holdfast.client.hook import Run
@@ -20,6 +19,7 @@ from holdfast.client.sampler import DRAW_FIRST, DRAW_MAX, OF_SAMPLES, LeasedSamp
 from holdfast.client.shards import OF_SHARDS, LeasedShards
 from holdfast.membership.peer.lease_book import LeaseBook
 from holdfast.protocol.messages import Leased, LeaseRange
+from tests.processes.leases_trainer import Numbers
 
 LENGTH = 100
 

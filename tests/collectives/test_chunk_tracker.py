@@ -7,7 +7,6 @@ import pytest
 
 from holdfast.collectives.arithmetic import ChunkLayout
 from holdfast.collectives.chunk_tracker import ChunkTracker, FrameDuty, UnwantedFrameError
-from holdfast.collectives.gather_tree import Tree
 from holdfast.collectives.links.buffer_pool import BufferPool
 from holdfast.collectives.result import RoundResult
 from holdfast.protocol.errors import RemoteProtocolError
@@ -24,8 +23,7 @@ def a_tracker(me: str) -> ChunkTracker:
     plan = Plan(100, tuple(OwnerRun(peer, 2) for peer in (A, B, C)), "fp32", "fp32")
     layout = ChunkLayout.of(plan, FragmentSize(600, 0, 0))
     result = RoundResult(layout, 3, BufferPool())
-    tree = Tree(plan, [cut.owner for cut in layout.cuts], [A, B, C], [A, B, C, LISTENER], me)
-    return ChunkTracker(layout, layout, tree, me, me != LISTENER, 1, 7, result, BufferPool())
+    return ChunkTracker(layout, [A, B, C], me, 1, 7, result, BufferPool())
 
 
 def header(
@@ -45,6 +43,12 @@ def share_memory(one: memoryview | None, other: memoryview | None) -> bool:
     assert one is not None
     assert other is not None
     return np.shares_memory(np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8))
+
+
+def test_owners_are_counted_before_they_are_laid_out() -> None:
+    plan = Plan(100, (OwnerRun(A, 2), OwnerRun(B, 2**62)), "fp32", "fp32")
+    with pytest.raises(RemoteProtocolError, match=r"the plan has \d+ chunks, the fragment 6"):
+        ChunkLayout.of(plan, FragmentSize(600, 0, 0))
 
 
 def test_the_last_contribution_begins_a_chunk_and_its_result_is_held() -> None:

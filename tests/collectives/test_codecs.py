@@ -262,7 +262,7 @@ def test_no_values_are_no_bytes(name: str) -> None:
 
 
 HALF_SPACING_MIN = 2.0**-24  # between fp16 numbers
-SCALED = ("int8", "nf4", "e2m1", "e3m0")  # with an fp16 scale for each block
+SCALED = ("int8", "nf4")  # with an fp16 scale for each block
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
@@ -311,8 +311,6 @@ GOLDEN = {
     "bf16": "e0e8dc52baf328facd1f9862ce68900e",
     "int8": "7e7938ff945c4cbe30ec2a642983c0ad",
     "nf4": "b7dbc55a7d14fee3a9dfd7727051188d",
-    "e2m1": "1eb15edaf8ccdc4e99e2ed8c2f344ede",
-    "e3m0": "904da2586e0aba344968ff2b5c2c57e3",
     "topk": "f0baa197aecc37f1e5ac59d74f2a36c3",
     "topk16": "7273405a48524d5d33f01c33c4441dda",
     "topk8": "6bc1fc78b06444e3c7eb88f280b16f00",
@@ -339,7 +337,7 @@ def test_what_is_not_finite_is_refused_with_its_place(name: str, bad: float) -> 
         ) as caught:
             encode(get_codec(name), values)
         place = int(re.findall("[0-9]+", str(caught.value).split(":")[1])[0])
-        block = {"int8": 256, "nf4": 64, "e2m1": 64, "e3m0": 64}.get(name, 1)
+        block = {"int8": 256, "nf4": 64}.get(name, 1)
         assert place == at // block
 
 
@@ -372,8 +370,6 @@ def test_any_bytes_decode_to_finite_values_or_are_refused(name: str, data: st.Da
 WANTED_DB = {
     "int8": (43.1, 39.9, 35.4),
     "nf4": (20.7, 19.7, 18.1),
-    "e2m1": (19.5, 19.0, 17.9),
-    "e3m0": (14.5, 15.0, 16.0),
 }
 
 

@@ -7,8 +7,6 @@ import random
 import pytest
 import trio
 
-from holdfast.collectives.links import break_reports
-from holdfast.collectives.links.break_reports import REPORT_LATER_S, reports_at_once
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.rate_limiter import RateLimiter
@@ -84,22 +82,6 @@ async def test_a_dialler_that_the_view_does_not_name_yet_waits_for_it() -> None:
         a.hub.set_members(view(0, 1))
         await b.hub.link(peer_id(0), deadline_s=1)
         assert len(a.dialled) == 1
-
-
-async def test_a_newcomer_links_to_the_member_that_has_its_first_view() -> None:
-    async with a_net() as net:
-        a = await net.node(0, view(0, 1, 2))
-        c = await net.node(2, [])
-        c.hub.introduce(view(0, 2))
-        link = await c.hub.link(peer_id(0), deadline_s=1)
-        c.hub.set_members(view(0, 1, 2))
-        await trio.sleep(1)
-        assert await c.hub.link(peer_id(0)) is link, "the view changes nothing of it"
-        c.hub.introduce(view(2))
-        assert await c.hub.link(peer_id(0)) is link, (
-            "who has a view needs nobody to introduce others"
-        )
-        assert a.hub.links.keys() == {peer_id(2)}
 
 
 async def test_a_peer_that_leaves_the_view_before_it_was_dialled_is_not_dialled() -> None:
@@ -211,40 +193,6 @@ async def test_a_link_that_broke_before_a_sessions_first_view_is_told_of_when_it
         b.hub.set_members(view(0, 1), new_master=True)
         await b.hub.link(peer_id(0))
         assert told == [LinkBroken(peer_id(0)), RouteWorks(peer_id(0), 0)]
-
-
-def test_of_a_crowd_some_report_a_broken_link_at_once() -> None:
-    for members in (2, break_reports.REPORTS_AT_ONCE):
-        assert all(reports_at_once(peer_id(n), "dead", members) for n in range(members))
-    counts = [
-        sum(reports_at_once(peer_id(n), f"dead {case}", 1_000) for n in range(1_000))
-        for case in range(100)
-    ]
-    assert min(counts) >= 2
-    assert max(counts) <= 40
-    assert 12 <= sum(counts) / len(counts) <= 20
-
-
-@pytest.mark.parametrize("died", [True, False])
-async def test_the_others_of_a_crowd_report_a_link_that_is_still_broken_later(
-    monkeypatch: pytest.MonkeyPatch, died: bool
-) -> None:
-    monkeypatch.setattr(break_reports, "REPORTS_AT_ONCE", 0)
-    async with a_net() as net:
-        a, b, _at_a, at_b = await net.pair()
-        told: list[Message] = []
-        b.hub.tell_master = told.append
-        net.world.crash("n0")
-        a.scope.cancel()
-        await at_b.finished.wait()
-        await trio.sleep(REPORT_LATER_S - 0.1)
-        assert told == []
-        if died:
-            b.hub.set_members(view(1))
-        await trio.sleep(0.2)
-        assert [each for each in told if isinstance(each, LinkBroken)] == (
-            [] if died else [LinkBroken(peer_id(0))]
-        )
 
 
 async def test_a_new_masters_view_ends_only_links_over_arranged_routes() -> None:

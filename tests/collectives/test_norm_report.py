@@ -9,13 +9,12 @@ import struct
 import numpy as np
 import pytest
 import trio
-from attrs import evolve
 
 from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
 from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.squares import PIECE_VALUES, all_finite, product
 from holdfast.membership.master.rounds.norms import NormsFound, found_in, makes_sense
-from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce, SiteLeaders
+from holdfast.protocol.messages import FragmentSize, Reduce
 from holdfast.simulation.memory_network import MemoryWorld
 from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order
 
@@ -64,7 +63,7 @@ def check(swarm: Swarm, found: dict[str, NormsFound], rel: float) -> None:
 
 @pytest.mark.parametrize(
     ("codec", "rule", "rel"),
-    [("fp32", "mean", 1e-5), ("fp32", "clipped", 1e-5), ("int8+zstd", "trimmed", 1e-2)],
+    [("fp32", "mean", 1e-5), ("fp32", "clipped", 1e-5), ("int8+zstd", "clipped", 1e-2)],
 )
 async def test_all_chunks_together_are_the_contribution(codec: str, rule: str, rel: float) -> None:
     async with a_swarm(4, MemoryWorld(random.Random(0), jitter_s=0.02)) as swarm:
@@ -74,25 +73,6 @@ async def test_all_chunks_together_are_the_contribution(codec: str, rule: str, r
             SIZE, everyone, swarm.nodes, chunk_elements=300, codecs=(codec, "fp32"), combine=rule
         )
         check(swarm, await norm_sums(swarm, order), rel)
-
-
-async def test_in_a_tree_leaders_find_what_owners_do_not_see() -> None:
-    async with a_swarm(5) as swarm:
-        give_input(swarm.nodes, SIZE, 1)
-        everyone = [(node, 64, 1.0) for node in swarm.nodes]
-        owners = [swarm.nodes[number] for number in (0, 3, 4)]
-        order = make_order(SIZE, everyone, swarm.nodes, chunk_elements=1_000, owners=owners)
-        members = tuple(node.peer for node in swarm.nodes[:3])
-        leads = SiteLeaders(members, (OwnerRun(members[0], 1), OwnerRun(members[1], 3)))
-        order = evolve(
-            order,
-            plan=evolve(
-                order.plan,
-                owners=(OwnerRun(members[0], 1), OwnerRun(swarm.nodes[3].peer, 3)),
-                sites=(leads,),
-            ),
-        )
-        check(swarm, await norm_sums(swarm, order), 1e-5)
 
 
 def test_long_chunks_are_compared_by_their_beginning() -> None:

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from holdfast.daemon.master import admission
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import RunCreated

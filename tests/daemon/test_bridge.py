@@ -151,7 +151,7 @@ async def test_the_real_client_trains_a_round_through_shared_memory(folder: Path
             assert layout == LAYOUT
             assert bridge.attached_pid == os.getpid()
             shared, posted = bridge.open_arenas(SIZES)
-            bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
+            bridge.tell(ArenaOpened(((0,),), SIZES, 0))
             bridge.tell(PostInitial())
             await events.until(InitialPosted)
             assert posted.values(0).tolist() == [2.0] * 3
@@ -181,7 +181,7 @@ async def test_a_successor_finds_the_state_that_a_crashed_trainer_left(folder: P
         shared, _posted = bridge.open_arenas(SIZES)
         with shared.writing(0, 3):
             shared.values(0)[:] = 1.25
-        bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
+        bridge.tell(ArenaOpened(((0,),), SIZES, 0))
         await on_thread(first.receive)
         first.close()
         await events.until(str)
@@ -196,7 +196,7 @@ async def test_a_successor_finds_the_state_that_a_crashed_trainer_left(folder: P
         async with trio.open_nursery() as nursery:
             nursery.start_soon(on_thread, successor)
             await events.until(ModelLayout, 2)
-            bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
+            bridge.tell(ArenaOpened(((0,),), SIZES, 0))
             bridge.tell(Load(300, 400, False))
         assert weights == [([1.25] * 3, 300)]
 
@@ -245,7 +245,7 @@ async def test_each_trainer_gets_two_descriptors_of_the_same_memory(folder: Path
         for number in (1, 2):
             connection = await on_thread(lambda: dial(bridge, hello()))
             await events.until(ModelLayout, number)
-            bridge.tell(ArenaOpened(((0,),), SIZES, 0, "delta"))
+            bridge.tell(ArenaOpened(((0,),), SIZES, 0))
             await on_thread(connection.receive)
             files = connection.take_descriptors()
             assert len(files) == 2

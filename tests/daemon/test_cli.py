@@ -21,7 +21,7 @@ import click
 import pytest
 
 import holdfast
-from holdfast.daemon.cli.command_line import SECTIONS, commands, main
+from holdfast.daemon.cli.command_line import GONE, SECTIONS, commands, main
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
@@ -108,6 +108,15 @@ def test_every_command_has_help_with_an_example(run: Run, names: tuple[str, ...]
     assert re.search(rf"Examples?:\n\s+holdfast {' '.join(names)}\b", said.out), said.out
 
 
+@pytest.mark.parametrize("gone", GONE)
+def test_what_is_gone_names_what_stands_in_its_place(run: Run, gone: str) -> None:
+    said = run(*gone.split(), "more")
+    assert said.status == ExitCode.USAGE
+    assert f"`holdfast {gone}` is gone: {GONE[gone]}" in said.line
+    assert "gone" not in run("kick", "watch").err, "a peer may be called so"
+    assert "gone" not in run("join", "x", "--", "python", "--private-log").err
+
+
 def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
     said = run()
     assert said.status == ExitCode.USAGE
@@ -129,6 +138,11 @@ def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
         (["join"], "INVITE"),
         (["master"], "RUN_TOML"),
         (["master", "run.toml", "more"], "more"),
+        (["master", "run.toml", "--standby"], "`holdfast standby RUN_TOML`"),
+        (["master", "--journal", "copy", "--state", "other"], "omit --state"),
+        (["master", "--journal", "postgresql://host/runs"], "RUN_TOML"),
+        (["master", "--state", "there", "--key-file", "run.key"], "--journal URL"),
+        (["standby"], "RUN_TOML"),
         (["master", "run.toml", "--listen", "nowhere"], "--listen"),
         (["master", "run.toml", "--listen", "host:99999"], "99999"),
         (["master", "run.toml", "--http", "::1:x"], "--http"),
@@ -137,8 +151,8 @@ def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
         (["join", "x", "--max-upload", "0"], "--max-upload"),
         (["join", "x", "--max-upload", "nan"], "--max-upload"),
         (["join", "x", "--max-upload", "fast"], "--max-upload"),
-        (["join", "x", "--site", "l" * 65], "--site"),
-        (["join", "x", "--site", "a\nb"], "--site"),
+        (["join", "x", "--site", "lab"], "`holdfast join --site` is gone: leave it out; machines"),
+        (["join", "--site=lab", "x"], "`holdfast join --site` is gone"),
         (["join", "x", "--max-download", "0"], "--max-download"),
         (["join", "x", "--patience", "-1"], "--patience"),
         (["join", "x", "--patience", "inf"], "--patience"),
@@ -150,7 +164,7 @@ def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
         (["invite", "--hours", "1e9"], "--hours"),
         (["invite", "--role", "king"], "--role"),
         (["kick"], "PEER"),
-        (["plan", "--params", "many"], "--params"),
+        (["config", "plan", "--params", "many"], "--params"),
         (["demo", "--rounds", "1"], "--rounds"),
         (["--log-level", "loud", "status"], "--log-level"),
     ],
@@ -177,7 +191,7 @@ def test_options_come_from_variables_and_flags_win(run: Run) -> None:
     assert said.status == ExitCode.INVITE, "it got as far as the invite"
     said = run("master", "x.toml", HOLDFAST_MASTER_LISTEN="127.0.0.1:1 nowhere")
     assert "nowhere" in said.line
-    said = run("status", HOLDFAST_BENCH_CODECS_JSON_PATH="x")
+    said = run("status", HOLDFAST_CHECKPOINT_LIST_AS_JSON="x")
     assert said.status == ExitCode.UNREACHABLE, "an option of a command within a command"
     said = run("status", HOLDFAST_SOCKET="/tmp/x", HOLDFAST_MEMBER="a", HOLDFAST_LOG_LEVEL="info")
     assert said.status == ExitCode.UNREACHABLE, "what a trainer's environment holds is known"
@@ -274,7 +288,7 @@ def test_a_bad_invite(run: Run, damage: Callable[[str], str], told: str) -> None
 
 
 @pytest.mark.parametrize(
-    "arguments", [["status"], ["invite"], ["invites"], ["leave"], ["kick", "x"]]
+    "arguments", [["status"], ["invite"], ["invite", "--list"], ["leave"], ["kick", "x"]]
 )
 def test_a_command_that_finds_no_daemon(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     said = run(*arguments)
@@ -401,9 +415,6 @@ def test_status_and_invite_and_leave(live: Fleet) -> None:
     assert Invite.decode(made["invite"]).role is Role.SPARE
     assert Invite.decode(ask(live, "invite").out).run_id == as_json["run_id"]
 
-    unfounded = ask(live, "verify")
-    assert (unfounded.status, "no state yet" in unfounded.err) == (ExitCode.FAILED, True)
-
     own = ["--state", str(peer.folder)]
     for more in ([], ["--json"]):
         done = subprocess.run(
@@ -436,11 +447,11 @@ def test_a_used_up_invite(live: Fleet) -> None:
 @pytest.mark.slow
 def test_a_withdrawn_invite(live: Fleet) -> None:
     invite = str(live.act("invite", {"uses": 5})["invite"])
-    listed = json.loads(ask(live, "invites", "--json").out)["invites"]
+    listed = json.loads(ask(live, "invite", "--list", "--json").out)["invites"]
     assert listed[-1]["uses_left"] == 5
-    assert listed[-1]["id"] in ask(live, "invites").out
-    assert ask(live, "invites", "--withdraw", listed[-1]["id"]).status == 0
-    said = ask(live, "invites", "--withdraw", "00000000")
+    assert listed[-1]["id"] in ask(live, "invite", "--list").out
+    assert ask(live, "invite", "--withdraw", listed[-1]["id"]).status == 0
+    said = ask(live, "invite", "--withdraw", "00000000")
     assert said.status == ExitCode.USAGE
     assert "00000000" in said.line
     live.invites["late"] = invite

@@ -45,11 +45,6 @@ def names(toml: str) -> list[set[str]]:
 
 def test_embeddings_are_apart_and_tied_weights_once() -> None:
     assert names("fragments = 3") == [{"h.0", "h.2"}, {"h.1", "h.3"}, {"embed"}]
-    assert names("fragments = 3\npattern = 'sequential'") == [
-        {"h.0", "h.1"},
-        {"h.2", "h.3"},
-        {"embed"},
-    ]
     assert names("groups = [['embed*', 'h.3.*'], ['h.[012].*']]") == [
         {"embed", "h.3"},
         {"h.0", "h.1", "h.2"},
@@ -77,9 +72,7 @@ def test_a_model_that_does_not_fit_is_explained(toml: str, words: str, key: str)
     assert f"`{key}`" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "now", ["fragments = 3", "fragments = 2\npattern = 'sequential'", "groups = [['*'], ['a']]"]
-)
+@pytest.mark.parametrize("now", ["fragments = 3", "groups = [['*'], ['a']]"])
 def test_a_runs_fragments_cannot_be_changed(now: str) -> None:
     options = SimpleNamespace(state=Path("state"), spec_path=Path("run.toml"))
     master = cast("Any", SimpleNamespace(options=options))

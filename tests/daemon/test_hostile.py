@@ -11,8 +11,8 @@ import pytest
 import trio
 from attrs import evolve
 
-from holdfast.daemon.master.journal_base import GrantRow
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_base import GrantRow
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.peer_service import PeerService

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.postgres_server import PostgresServer
-from holdfast.daemon.master.journal_base import (
+from holdfast.daemon.master.journal.journal_base import (
     FencedError,
     GrantRow,
     Journal,
     JournalAwayError,
     TokenError,
 )
-from holdfast.daemon.master.journal_store import JournalStore
-from holdfast.daemon.master.postgres_journal import Database, PostgresJournal, schema_of
+from holdfast.daemon.master.journal.journal_store import JournalStore
+from holdfast.daemon.master.journal.postgres_journal import Database, PostgresJournal, schema_of
 from holdfast.membership.master.state.journal import (
     RoundCommitted,
     RoundNumbered,
@@ -47,7 +47,7 @@ def database(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator
     name = request.node.name
     server.query(f"drop schema if exists {schema_of(name)} cascade")
     database = Database(server.url, name)
-    database.migrate()
+    database.prepare()
     yield database
     database.close()
 
@@ -279,17 +279,17 @@ def test_a_damaged_record_is_named(server: PostgresServer, database: Database) -
 
 
 def test_a_schema_of_a_newer_version_is_refused(server: PostgresServer, database: Database) -> None:
-    database.migrate()  # a second time changes nothing
+    database.prepare()  # a second time changes nothing
     server.query(f"update {database.schema}.version set number = 99")
-    with pytest.raises(UserError, match="newer version of holdfast"):
-        database.migrate()
+    with pytest.raises(UserError, match="another version of holdfast"):
+        database.prepare()
 
 
 def test_runs_of_one_database_do_not_meet(server: PostgresServer) -> None:
     stores = []
     for name in ("One run", "another/run"):
         database = Database(server.url, name)
-        database.migrate()
+        database.prepare()
         lease = database.take_lease("a", 60.0)
         assert lease is not None
         stores.append(PostgresJournal(database, lease))

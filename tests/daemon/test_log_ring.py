@@ -6,9 +6,6 @@ import logging
 import threading
 
 from holdfast.daemon.log_ring import LINES_KEPT_MAX, LogRing, RingHandler
-from holdfast.daemon.peer.sent_log import PRIVATE, answer_log
-from holdfast.protocol import wire
-from holdfast.protocol.messages import LOG_CHARS_MAX, LogRequest, LogTail
 
 
 def test_only_the_newest_lines_are_kept() -> None:
@@ -72,26 +69,3 @@ def test_threads_may_add_while_another_reads() -> None:
         at = [line.at for line in ring.tail(LINES_KEPT_MAX)]
         assert at == sorted(set(at))
     assert len(ring.tail(9_999)) == LINES_KEPT_MAX
-
-
-# ---------------------------------------------------------------- what is sent to the master
-
-
-def test_an_answer_holds_the_newest_lines_that_fit() -> None:
-    ring = LogRing()
-    ring.add("trainer", ["x" * 900] * 500)
-    ring.add("daemon", ["the last"])
-    told = answer_log(LogRequest(7, 1_000), ring)
-    assert told.number == 7
-    assert [line.trainer for line in told.lines[-2:]] == [True, False]
-    assert told.lines[-1].text == "the last"
-    size = sum(len(line.text) for line in told.lines)
-    assert LOG_CHARS_MAX - 900 < size <= LOG_CHARS_MAX
-    assert wire.decode(wire.encode(told)) == told
-    assert [line.text for line in answer_log(LogRequest(8, 1), ring).lines] == ["the last"]
-    later = answer_log(LogRequest(9, 9, told.lines[-2].at), ring)
-    assert [line.text for line in later.lines] == ["the last"]
-
-
-def test_a_private_log_is_not_sent() -> None:
-    assert answer_log(LogRequest(7, 10), None) == LogTail(7, refusal=PRIVATE)

@@ -10,20 +10,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import attrs
 import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.daemon import logs, paths
 from holdfast.daemon.cli import ask_commands, command_line, daemon_client, look_commands, run_client
 from holdfast.daemon.cli.doctor_command import show_findings
 from holdfast.daemon.cli.options import tell
-from holdfast.daemon.cli.run_client import Snapshot
-from holdfast.daemon.cli.watch import ChangeLines, draw
 from holdfast.daemon.doctor.findings import fault
 from holdfast.daemon.master.event_log import line_of
 from holdfast.daemon.metrics_store import PastEvent
@@ -32,7 +28,7 @@ from holdfast.daemon.status_records import PendingRow
 from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserError
 from holdfast.protocol.text import unprintable
-from tests.daemon.test_watch import MARK, a_contribution, a_round
+from tests.daemon.test_run_client import MARK, a_contribution, a_round
 from tests.membership.table import A, B, Table
 from tests.plain import master_status, peer_status
 from tests.protocol.test_text import HOSTILE
@@ -99,7 +95,6 @@ def answers(kind: str, text: str) -> dict[str, Any]:
         "reruns": 1,
     }
     event = {"id": 1, "at": 1e9, "kind": "join", "peer": A, "name": "x", "text": "x"}
-    verified = {"peer": A, "name": "x", "text": "x"}
     plain = {
         "status": a_status(kind),
         "rounds": {"rounds": [recorded]},
@@ -107,12 +102,6 @@ def answers(kind: str, text: str) -> dict[str, Any]:
         "approve": {"approved": True, "name": "x", "peer": A},
         "kick": {"peer": A},
         "invites": {"invites": []},
-        "verify": {
-            "same": True,
-            "peers": [verified],
-            "differences": [{**verified, "fragment": 0, "version": 1}],
-        },
-        "checkpoint": {"text": "x", "peers": [{**verified, "writes": False, "why": "x"}]},
     }
     spoiled: dict[str, Any] = spoilt(plain, text)
     return spoiled
@@ -128,8 +117,6 @@ COMMANDS: list[tuple[str, list[str]]] = [
     ("master", ["approve"]),
     ("master", ["approve", A]),
     ("master", ["kick", A]),
-    ("master", ["verify"]),
-    ("master", ["checkpoint", "now"]),
 ]
 
 
@@ -202,25 +189,6 @@ def test_who_waits_is_told_by_id_and_host_first() -> None:
     said = run_client.format_pending(row)
     assert said.startswith(f"{A[:8]} at 203.0.113.7 asks to join as spare")
     assert said.endswith(f"it calls itself '{poser}'")
-
-
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-@pytest.mark.parametrize("kind", ["master", "peer"])
-def test_watch_draws_no_more_than_text(daemon: list[Any], kind: str, text: str) -> None:
-    daemon[:] = [kind, text]
-    control = DaemonAddress(kind, "http://127.0.0.1:1", "t", 1)
-    status = run_client.read_status(daemon_client.call(control, "status", None))
-    rounds = run_client.rounds_of(control, 1) if kind == "master" else ()
-    events = run_client.events_of(control, 1) if kind == "master" else ()
-    snapshot = Snapshot(status, rounds, events)
-    console = Console(width=200, record=True, color_system=None)
-    with console.capture() as drawn:
-        console.print(draw(kind, snapshot, 0.0, 200, 40))
-    plain_lines(drawn.get())
-    lines = ChangeLines()
-    first = list(lines.of(Snapshot(attrs.evolve(status, name="before"), rounds, events)))
-    for line in [*first, *lines.of(snapshot)]:
-        assert not unprintable(line)
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

@@ -1,4 +1,4 @@
-"""``holdfast plan`` as users see it."""
+"""``holdfast config plan`` as users see it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ from holdfast.daemon.cli.plan_command import (
     NumberWithUnit,
 )
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.membership.spec.spec import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = (ROOT / "docs" / "choosing.md").read_text()
 CASE = ("--params", "30M", "--step-time", "0.1", "--peers", "4", "--bandwidth", "50mbit")
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.toml").write_text("[diloco]\nsync_every = 50\n")
+    monkeypatch.chdir(tmp_path)
+
+
 def plan(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "80"}).invoke(commands, ["plan", *arguments])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(commands, ["config", "plan", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -73,61 +78,42 @@ def test_amounts_are_read_with_their_units(
             dict.fromkeys(("--params", "--step-time", "--peers"), ""),
             "give also --params 30M, --step-time 100ms, --peers 8",
         ),
-        ({"--quality": "best"}, "--quality"),
-        ({"--fragments-max": "0"}, "--fragments-max"),
         ({"--latency": "1h"}, "--latency"),
     ],
 )
 def test_errors_name_the_option_and_an_example(change: dict[str, str], named: str) -> None:
     options = dict(zip(CASE[::2], CASE[1::2], strict=True)) | change
-    told = plan(*(word for name, value in options.items() if value for word in (name, value)))
+    told = plan(
+        "run.toml", *(word for name, value in options.items() if value for word in (name, value))
+    )
     assert told.exit_code == ExitCode.USAGE
     assert named in told.stderr
 
 
 def test_both_ways_of_naming_the_line_are_one_too_many() -> None:
-    told = plan(*CASE, "--upload", "20mbit", "--download", "300mbit")
+    told = plan("run.toml", *CASE, "--upload", "20mbit", "--download", "300mbit")
     assert told.exit_code == ExitCode.USAGE
-    alone = plan(*CASE[:-2], "--upload", "20mbit", "--download", "300mbit", "--json")
+    alone = plan("run.toml", *CASE[:-2], "--upload", "20mbit", "--download", "300mbit", "--json")
     line = json.loads(alone.stdout)["conditions"]["line"]
     assert line == {"up_bytes_per_s": 2.5e6, "down_bytes_per_s": 37.5e6}
 
 
-def test_json_has_the_prediction_and_the_proposal(tmp_path: Path) -> None:
-    run_toml = tmp_path / "run.toml"
-    run_toml.write_text('[membership]\ncontributors = 8\n[reduce]\ncodec_up = "nf4"\n')
-    told = plan(str(run_toml), *CASE[:4], "--bandwidth", "100mbit", "--quality", "frugal", "--json")
-    document = json.loads(told.stdout)
-    assert document["conditions"]["peers"] == 8
-    given, proposed = document["given"], document["proposed"]
-    assert (given["sync_every"], given["codec_up"], given["enough"]) == (100, "nf4", False)
-    assert given["needed_bits_per_s"] is None, "there is no overlap: no line is fast enough"
-    assert proposed["enough"]
-    assert proposed["utilisation"] > 0.98 > given["utilisation"]
-    assert document["why"]
-    assert json.loads(plan(*CASE, "--json").stdout)["given"] is None
+def test_run_tomls_stand_side_by_side(tmp_path: Path) -> None:
+    streaming = tmp_path / "streaming.toml"
+    streaming.write_text("[diloco]\nsync_every = 50\nfragments = 25\noverlap = 8\n")
+    told = plan(str(tmp_path / "run.toml"), str(streaming), *CASE, "--json")
+    one, other = json.loads(told.stdout)["predictions"]
+    assert (one["sync_every"], one["fragments"], other["fragments"]) == (50, 1, 25)
+    assert one["needed_bits_per_s"] is None, "there is no overlap: no line is fast enough"
+    assert other["utilisation"] > one["utilisation"]
+    table = plan(str(streaming), *CASE).stdout
+    assert "every 2 steps (200 ms) one of 25 fragments is averaged" in " ".join(table.split())
 
 
-def test_a_run_toml_with_the_proposed_settings_is_confirmed(tmp_path: Path) -> None:
-    first = plan(*CASE)
-    assert first.exit_code == 0
-    run_toml = tmp_path / "run.toml"
-    run_toml.write_text(first.stdout[first.stdout.index("[diloco]") :])
-    assert RunSpec.parse(run_toml.read_text()).diloco.overlap_steps > 0
-    again = plan(str(run_toml), *CASE)
-    assert "run.toml already has these settings." in again.stdout
-    assert "[diloco]" not in again.stdout
-
-
-@pytest.mark.parametrize("quality", ["exact", "frugal"])
-@pytest.mark.parametrize("line", ["100kbit", "100mbit", "100gbit"])
-@pytest.mark.parametrize("latency", ["0", "300ms"])
-def test_proposals_are_valid_settings(quality: str, line: str, latency: str) -> None:
-    told = plan(*CASE[:-1], line, "--latency", latency, "--quality", quality)
-    assert told.exit_code == 0
-    diloco = RunSpec.parse(told.stdout[told.stdout.index("[diloco]") :]).diloco
-    assert diloco.overlap_steps < diloco.sync_every
-    assert diloco.fragments <= diloco.sync_every
+def test_peers_are_those_of_the_run_toml(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[membership]\ncontributors = 8\n")
+    told = plan(str(tmp_path / "run.toml"), *CASE[:4], *CASE[6:], "--json")
+    assert json.loads(told.stdout)["conditions"]["peers"] == 8
 
 
 def test_a_run_toml_that_is_missing_is_named() -> None:
@@ -139,19 +125,21 @@ def test_the_documented_example_is_the_real_output(tmp_path: Path) -> None:
     example = re.search(r"<!-- plan: begin.*?-->\n```text\n\$ (.*?)\n(.*?)```", CHOOSING, re.DOTALL)
     assert example is not None
     before = CHOOSING[: example.start()]
-    spec = re.findall(r"```toml\n(.*?)```", before, re.DOTALL)[-1]
-    (tmp_path / "run.toml").write_text(spec)
+    specs = re.findall(r"```toml\n(.*?)```", before, re.DOTALL)[-2:]
+    for name, spec in zip(("run.toml", "other.toml"), specs, strict=True):
+        (tmp_path / name).write_text(spec)
     words = example.group(1).split()
-    assert words[:3] == ["holdfast", "plan", "run.toml"]
-    told = plan(str(tmp_path / "run.toml"), *words[3:])
+    assert words[:4] == ["holdfast", "config", "plan", "run.toml"]
+    told = plan(*words[3:])
     assert [line.rstrip() for line in told.stdout.splitlines()] == example.group(2).splitlines()
 
 
 def test_headers_take_their_part_of_the_line_that_was_told() -> None:
     """The line is printed as it was told; rates of lines are 1 / 0.94 of those of tensor bytes."""
-    document = json.loads(plan(*CASE, "--latency", "0", "--json").stdout)
+    Path("overlapped.toml").write_text("[diloco]\nfragments = 20\noverlap = 5\n")
+    document = json.loads(plan("overlapped.toml", *CASE, "--latency", "0", "--json").stdout)
     assert document["conditions"]["line"]["up_bytes_per_s"] == pytest.approx(50e6 / 8)
-    found = document["proposed"]
+    (found,) = document["predictions"]
     assert found["peak_bits_per_s"] <= 50e6 * (1 + 1e-9)
     payload_bits_per_s = 8 * found["round_bytes"] / found["transfer_s"]
     assert payload_bits_per_s == pytest.approx(PAYLOAD_SHARE * found["peak_bits_per_s"])

@@ -13,8 +13,8 @@ import pytest
 import trio
 from attrs import define
 
-from holdfast.daemon.master.journal_base import GrantRow
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_base import GrantRow
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.peer_greeting import GREETINGS_MAX, HELLO_S, PeerGreeting
 from holdfast.membership.master.coordinator import Coordinator

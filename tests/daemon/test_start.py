@@ -57,11 +57,10 @@ def test_every_setting_is_in_the_file_with_its_default(started: Path) -> None:
     assert find_faults(text) == ([], [])
     live = RunSpec.parse(text)
     spelt = RunSpec.parse(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
-    assert attrs.evolve(spelt, toml_text="") == attrs.evolve(live, toml_text="")
+    assert spelt == live
     for table in attrs.fields(RunSpec):
-        if table.name != "toml_text":
-            for key in attrs.fields(type(getattr(live, table.name))):
-                assert re.search(rf"^(# )?{key.name} = ", text, re.MULTILINE), key.name
+        for key in attrs.fields(type(getattr(live, table.name))):
+            assert re.search(rf"^(# )?{key.name} = ", text, re.MULTILINE), key.name
 
 
 def test_nothing_is_written_over(started: Path) -> None:
@@ -94,7 +93,7 @@ def test_a_run_may_begin_with_a_preset(preset: str, tmp_path: Path) -> None:
     alone = RunSpec.parse(f'[run]\npreset = "{preset}"\n')
     assert (spec.diloco, spec.reduce) == (alone.diloco, alone.reduce)
     checked = run("config", "check", "run.toml", folder=tmp_path)
-    assert f'preset "{preset}" sets algorithm = ' in checked.stdout
+    assert f'preset "{preset}" sets ' in checked.stdout
 
 
 def test_the_run_takes_minutes_and_needs_two_peers(started: Path) -> None:
@@ -192,8 +191,8 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
         echo "${COMPREPLY[@]}"
     }
     ask holdfast do
-    ask holdfast config ""
-    ask holdfast bench transfer --js
+    ask holdfast config ch
+    ask holdfast checkpoint list --js
     ask holdfast events --kind le
     """
     done = subprocess.run(

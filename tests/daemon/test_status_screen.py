@@ -14,37 +14,35 @@ from holdfast.daemon.cli.status_screen import (
     LINKS_SHOWN_MAX,
     ROUTES_SHOWN_MAX,
     show_status,
-    show_verified,
 )
 from holdfast.daemon.status_records import CongestionReport, Ending, FellowRow, LinkRow
 from holdfast.membership.master.status.records import MemberRow, RouteRow
-from tests.membership.test_trees import LAB, OUTSIDE, a_tree
+from tests.membership.table import A, B, C, D, E, Table
 from tests.plain import master_status, peer_status
 
 
-def test_a_tree_round_shows_its_expected_times(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    table, order = a_tree()
-    show_status(master_status(table.master, table.now_s, "run"))
-    out = capsys.readouterr().out
-    assert f"round {order.round}: a tree" in out
-    assert "sites: a, b, c, d" in out
-    table.leave(LAB[0])
-    show_status(master_status(table.master, table.now_s, "run"))
-    assert "a tree" not in capsys.readouterr().out
+def a_round() -> Table:
+    """Five members, and a reduction that runs."""
+    table = Table()
+    table.start(A, B, C, D, E)
+    table.reduce(A, B, C, D, E)
+    return table
+
+
+def test_a_paused_run_without_members_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    table = a_round()
     table.master.pause(table.now_s)
-    for peer in (*LAB[1:], *OUTSIDE):
+    for peer in (A, B, C, D, E):
         table.leave(peer)
     show_status(master_status(table.master, table.now_s, "run"))
+    assert "paused" in capsys.readouterr().out
 
 
 def test_figures_of_the_scripts_are_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    table, _order = a_tree()
+    table = a_round()
     status = master_status(table.master, table.now_s, "run")
     show_status(status)
     assert "figure" not in capsys.readouterr().out
@@ -76,7 +74,7 @@ def test_a_finished_run_says_how_it_went_and_where_its_weights_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    table, _order = a_tree()
+    table = a_round()
     status = master_status(table.master, table.now_s, "run")
     ending = Ending(
         finished_at=time.time(),
@@ -89,23 +87,24 @@ def test_a_finished_run_says_how_it_went_and_where_its_weights_are(
     show_status(attrs.evolve(ended, committed=1))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "run  finished  1 round committed, 0 aborted"
+    assert lines[1] == "all 5 copies equal at version 0 (compared 0 s ago)"
     assert re.fullmatch(
-        r"finished at [\d :-]+, after 2 h 5 min: loss 5\.571 -> 2\.500, \d+ tokens", lines[1]
+        r"finished at [\d :-]+, after 2 h 5 min: loss 5\.571 -> 2\.500, \d+ tokens", lines[2]
     )
-    assert lines[2] == "final weights: in the checkpoints of alder, birch"
-    assert lines[3] == "to get a file of them, run there: holdfast export model.safetensors"
+    assert lines[3] == "final weights: in the checkpoints of alder, birch"
+    assert lines[4] == "to get a file of them, run there: holdfast export model.safetensors"
     unknown = attrs.evolve(
         ending, finished_at=None, duration_s=None, loss_start=None, weights_at=()
     )
     show_status(attrs.evolve(ended, ending=unknown))
-    assert capsys.readouterr().out.splitlines()[1].startswith("finished: loss - -> 2.500, ")
+    assert capsys.readouterr().out.splitlines()[2].startswith("finished: loss - -> 2.500, ")
 
 
 def test_pairs_that_cannot_simply_dial_each_other_are_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    table, _order = a_tree()
+    table = a_round()
     status = master_status(table.master, table.now_s, "run")
     relay = status.members[0]
 
@@ -127,31 +126,23 @@ def test_pairs_that_cannot_simply_dial_each_other_are_named(
     assert "route: 3 more pairs, see --json" in out
 
 
-@pytest.mark.parametrize(
-    ("same", "differences", "said"),
-    [
-        (True, 0, "all peers hold the same bytes"),
-        (False, 0, "not all peers could be compared"),
-        (False, 1, "the fragment's next committed round repairs"),
-    ],
-)
-def test_a_verification_ends_with_its_conclusion(
-    same: bool,
-    differences: int,
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_equal_copies_are_told_with_the_age_of_the_last_digest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    peer = {"peer": "f" * 32, "name": "b", "text": "1 of 3 fragments differ"}
-    found = {**peer, "fragment": 2, "version": 7, "text": "block 4 of 9, compared with a"}
-    show_verified({"same": same, "peers": [peer], "differences": [found] * differences})
-    out = capsys.readouterr().out
-    assert "ffffffff (b): 1 of 3 fragments differ" in out
-    assert ("ffffffff (b) differs in fragment 2, version 7: block 4 of 9" in out) == (
-        differences > 0
-    )
-    assert said in out
+    table = Table()
+    table.start(A, B)
+    table.now_s += 75
+    show_status(master_status(table.master, table.now_s, "run"))
+    told = capsys.readouterr().out.splitlines()
+    assert "all 2 copies equal at version 0 (compared 1 min 15 s ago)" in told
+    table.join(C)
+    show_status(master_status(table.master, table.now_s, "run"))
+    assert "2 of 3 copies equal at version 0; c is copying the state" in capsys.readouterr().out
+    for peer in (A, B, C):
+        table.leave(peer)
+    show_status(master_status(table.master, table.now_s, "run"))
+    assert "cop" not in capsys.readouterr().out.partition("weights")[0]
 
 
 def link_row(number: int, **changes: Any) -> LinkRow:

@@ -61,7 +61,7 @@ M = TypeVar("M", bound=Message)
 
 LAYOUT = ModelLayout((TensorSpec("weight", (4,), "float32", "parameter"),))
 SIZES = (FragmentSize(4, 4, 0),)
-OPENED = ArenaOpened(((0,),), SIZES, 0, "delta")
+OPENED = ArenaOpened(((0,),), SIZES, 0)
 LOAD = Load(0, 10, False)
 
 

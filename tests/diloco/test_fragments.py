@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.diloco.fragments import Fragment, Pattern, TensorShape, grouped, split
+from holdfast.diloco.fragments import Fragment, TensorShape, grouped, split
 
 
 def transformer(layer_count: int) -> list[TensorShape]:
@@ -53,16 +53,6 @@ def test_equal_layers_are_strided_over_depth_and_embeddings_are_apart() -> None:
     ]
 
 
-def test_sequential_gives_runs_of_layers() -> None:
-    tensors = transformer(6)
-    fragments = split(tensors, 4, "sequential")
-    assert [layers_of(fragment, tensors) for fragment in fragments[:3]] == [
-        {"h.0", "h.1"},
-        {"h.2", "h.3"},
-        {"h.4", "h.5"},
-    ]
-
-
 def test_a_small_rest_joins_the_lightest_fragment() -> None:
     tensors = [TensorShape(f"layers.{i}.w", (1000 - i,), "parameter") for i in range(4)]
     tensors.append(TensorShape("norm.weight", (10,), "parameter"))
@@ -97,21 +87,20 @@ def test_encoder_and_decoder_layers_of_one_number_are_different_layers() -> None
 
 
 @pytest.mark.parametrize(
-    ("tensors", "count", "pattern", "message"),
+    ("tensors", "count", "message"),
     [
-        (transformer(3), 5, "strided", "5 fragments asked for, but the model has only 4 groups"),
-        ([TensorShape("w", (1,), "parameter")], 2, "strided", "has only 1 group of"),
-        ([], 1, "strided", "no tensors"),
-        (transformer(1), 0, "strided", "at least 1"),
-        (transformer(1), 1, "spiral", "pattern"),
-        ([TensorShape("w", (1,), "weight")], 1, "strided", "unknown kind"),
+        (transformer(3), 5, "5 fragments asked for, but the model has only 4 groups"),
+        ([TensorShape("w", (1,), "parameter")], 2, "has only 1 group of"),
+        ([], 1, "no tensors"),
+        (transformer(1), 0, "at least 1"),
+        ([TensorShape("w", (1,), "weight")], 1, "unknown kind"),
     ],
 )
 def test_what_cannot_be_split_says_why(
-    tensors: list[TensorShape], count: int, pattern: Pattern, message: str
+    tensors: list[TensorShape], count: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        split(tensors, count, pattern)
+        split(tensors, count)
 
 
 # ---------------------------------------------------------------- explicit groups
@@ -180,16 +169,16 @@ layouts = st.lists(
 )
 
 
-@given(layouts, st.integers(1, 12), st.sampled_from(["strided", "sequential"]))
+@given(layouts, st.integers(1, 12))
 def test_every_tensor_is_in_one_fragment_at_its_own_place(
-    tensors: list[TensorShape], count: int, pattern: Pattern
+    tensors: list[TensorShape], count: int
 ) -> None:
     try:
-        fragments = split(tensors, count, pattern)
+        fragments = split(tensors, count)
     except ValueError:
         assert count > 1  # too few groups; the sentence is tested above
         return
-    assert fragments == split(list(tensors), count, pattern)
+    assert fragments == split(list(tensors), count)
     assert len(fragments) == count
     assert sorted(i for f in fragments for i in f.tensors) == list(range(len(tensors)))
     layer_homes: dict[str, set[int]] = {}

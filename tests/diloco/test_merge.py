@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from holdfast.diloco.merge import Values, lerp, merged, parse_merge
+from holdfast.diloco.merge import Values, merged
 
 finite = st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100)
 vectors = arrays(np.float32, 16, elements=finite)
@@ -34,23 +33,3 @@ def test_minus_zero_survives() -> None:
     shared = np.array([-0.0, -0.0, 0.0], np.float32)
     local = np.array([1.5, -0.0, -0.0], np.float32)
     assert merged(shared, local, local).tobytes() == shared.tobytes()
-
-
-@given(vectors, vectors, st.floats(0, 1))
-def test_lerp_is_the_formula(shared: Values, local: Values, keep: float) -> None:
-    result = parse_merge(f"lerp:{keep!r}")(shared, local, local)
-    expected = np.float32(keep) * local + np.float32(1 - keep) * shared
-    assert result.dtype == np.float32
-    assert result.tobytes() == expected.tobytes()
-    assert np.array_equal(lerp(shared, local, 0.0), shared)
-    assert np.array_equal(lerp(shared, local, 1.0), local)
-
-
-def test_delta_by_name() -> None:
-    assert parse_merge("delta") is merged
-
-
-@pytest.mark.parametrize("text", ["", "lerp", "lerp:", "lerp:x", "lerp:1.5", "lerp:-1", "lerp:nan"])
-def test_other_names_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="merge must be"):
-        parse_merge(text)

@@ -25,7 +25,6 @@ import numpy as np
 from attrs import frozen
 from blake3 import blake3
 
-from holdfast.checkpoint.byte_shuffle import squeeze, unsqueeze
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import (
     DIGEST_KEY,
@@ -258,17 +257,6 @@ def contributors(data: bytes) -> None:
         assert unpack_set(pack_set(present), count) == present
 
 
-def block(data: bytes) -> None:
-    """Decompress a block of state; the first byte sets its length."""
-    if not data:
-        return
-    size, width = 4 * data[0], 8 if data[0] % 2 else 4
-    with suppress(ValueError):
-        plain = unsqueeze(data[1:], size, width)
-        assert len(plain) == size
-        assert unsqueeze(squeeze(plain, width), size, width) == plain
-
-
 def certificate(data: bytes) -> None:
     """Read a certificate request, and a certificate."""
     with suppress(RemoteProtocolError):
@@ -436,7 +424,6 @@ TARGETS: dict[str, Target] = {
     ),
     "codec": Target(codec, _chunks),
     "contributors": Target(contributors, _of(b"\x09\x03\x00", b"\x02\x01"), 16),
-    "block": Target(block, lambda: [bytes([64]) + squeeze(bytes(range(256)), 4)], 1_100),
     "certificate": Target(certificate, _certificates, 4_096),
     "query": Target(query, _of(b"7", b"1.5", b"join"), 64),
     "invite": Target(invite, _invites, 1_024),

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.lab_run import MASTER_PORT
 from tests import needs
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-if TYPE_CHECKING:
-    from benchmarks import nat, nat_lab
-    from benchmarks.lab_run import MASTER_PORT
-else:
-    spec = importlib.util.spec_from_file_location("nat", BENCHMARKS / "nat.py")
-    nat = sys.modules["nat"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(nat)
-    nat_lab = sys.modules["benchmarks.nat_lab"]
-    MASTER_PORT = sys.modules["benchmarks.lab_run"].MASTER_PORT
+from tests.lab import nat_lab
+from tests.lab import nat_run as nat
 
 pytestmark = pytest.mark.nightly  # namespaces, and minutes on their clocks
 needs_lab = needs.needed(needs.namespaces(nat_lab.missing, nat_lab.why_not))
@@ -72,7 +61,6 @@ trio.run(main)
 def test_every_pair_of_machines_has_a_route(tmp_path: Path) -> None:
     with nat.pairs_lab() as lab:
         found, reach = nat.measure_pairs(lab, tmp_path)
-    print(nat.table(found, reach))
     expected = dict.fromkeys(found, "direct")
     expected.update(dict.fromkeys(PUNCHED, "punched"))
     expected.update(dict.fromkeys(RELAYED, "relayed"))
@@ -120,7 +108,7 @@ def test_a_machine_behind_the_masters_own_router_takes_part(tmp_path: Path, hair
     places = [nat_lab.Place(router=0, ipv6=True), nat_lab.Place(router=0)]
     with (
         nat_lab.NatLab(routers, places) as lab,
-        nat.NatRun(lab, tmp_path, (), inside=not hairpin) as run,
+        nat.NatRun(lab, tmp_path, inside=not hairpin) as run,
     ):
         run.start_master(nat.SPEC)
         run.start_peer("beside", 1)
@@ -136,7 +124,7 @@ def test_a_machine_whose_address_changes_carries_on(tmp_path: Path) -> None:
     """A laptop that roams: the same member in the same session, and a link to the other peer again."""
     with (
         nat_lab.NatLab([nat_lab.Router(forwards={MASTER_PORT: 0})], PUBLIC_PEERS) as lab,
-        nat.NatRun(lab, tmp_path, ()) as run,
+        nat.NatRun(lab, tmp_path) as run,
     ):
         run.start_master(nat.SPEC)
         for host, name in enumerate(("stays", "roams"), 1):

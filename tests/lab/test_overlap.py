@@ -11,9 +11,8 @@ from tests.lab.telling import told
 PLANS = """
 from functools import cache
 from benchmarks.overlap import CASES, LINE_SHARE, MEMBERSHIP, Case
-from benchmarks.commands import BenchError
+from benchmarks.report import BenchError
 from benchmarks.overlap_trainer import scaled_model
-from holdfast.daemon.cli.plan_table import toml_of
 from holdfast.diloco.fragments import PARAMETER, TensorShape, split
 from holdfast.membership.planning.predict import predict
 from holdfast.membership.spec.spec import RunSpec

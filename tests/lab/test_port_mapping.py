@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.lab_run import MASTER_PORT
+from tests.lab import nat_lab
+from tests.lab import nat_run as nat
 from tests.lab.test_nat import PATIENCE_S, needs_lab
-
-if TYPE_CHECKING:
-    from benchmarks import nat, nat_lab
-    from benchmarks.lab_run import MASTER_PORT
-else:
-    from tests.lab.test_nat import MASTER_PORT, nat, nat_lab
 
 pytestmark = pytest.mark.nightly  # namespaces
 
@@ -107,8 +104,8 @@ KINDS = [kind for kind in nat.KINDS if kind.name in ("beside", "home2", "carrier
 @needs_lab
 @pytest.mark.timeout(600)
 def test_homes_whose_routers_map_ports_leave_the_relay(tmp_path: Path) -> None:
-    with nat.pairs_lab(nat.MAPPING, KINDS) as lab, nat.NatRun(lab, tmp_path, ()) as run:
-        nat.start_kinds(run, KINDS, relay=True)
+    with nat.pairs_lab(nat.MAPPING, KINDS) as lab, nat.NatRun(lab, tmp_path) as run:
+        nat.start_kinds(run, KINDS)
         run.until(
             lambda s: (
                 set(nat.linked(run, s, KINDS).values()) <= {"direct", "punched"}
@@ -135,10 +132,10 @@ def test_homes_whose_routers_map_ports_leave_the_relay(tmp_path: Path) -> None:
         ]
         before = subprocess.run(rules, capture_output=True, text=True, check=True).stdout
         assert f"dnat ip to {lab.address(3)}:" in before
-        run.stop("carrier")
+        run.nodes["carrier"].signal(signal.SIGINT)
+        run.nodes["carrier"].wait()
         after = subprocess.run(rules, capture_output=True, text=True, check=True).stdout
         assert "dnat" not in after, "the port is given back"
-        run.invite("guest")
         found = run.doctor("guest", 3)
         assert found["reachable"].startswith("the master cannot reach this machine at 10.77.3.")
         assert found["router"].endswith(f"map a port: {mapped['carrier']}")

@@ -1,79 +1,60 @@
-"""The benchmarks' driver: sections by name, figures kept in files, the page made from them."""
+"""The benchmarks' driver: sections by name, and their text in the page."""
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from attrs import evolve
+
+from benchmarks import report
+from benchmarks.run import chosen
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = [sys.executable, "-m", "benchmarks.run"]
-
-if TYPE_CHECKING:
-    from benchmarks import report
-else:
-    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
-    report = sys.modules["report"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(report)
-
 TABLE = report.Table(
-    "How fast", ["holdfast bench this"], ["what", "seconds"], [["a|b", "1.5"]], ["As told."]
+    "How fast", ["python -m benchmarks.this"], ["what", "seconds"], [["a|b", "1.5"]], ["As told."]
 )
-RECORD = report.Record("codecs", "sizes", "2026-01-02 03:04", "abc+", {"cores": "2"}, [TABLE], {})
+PAGE = "# Results\n\nOn this page.\n\n## codecs: sizes\n\nOld.\n\n## lossy: slow\n\nStays.\n"
 
 
-def test_a_section_comes_back_from_its_file(
+def test_a_section_says_when_where_and_how_and_replaces_its_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
-    path = RECORD.save()
+    page = tmp_path / "RESULTS.md"
+    page.write_text(PAGE)
+    monkeypatch.setattr(report, "RESULTS_MD", page)
+    monkeypatch.setattr(report, "BUILD", tmp_path / "build")
+    report.keep_section("codecs", "sizes", ([TABLE], {"s": 1.5}), 0.25)
 
-    assert report.Record.load(path) == RECORD
-    assert list(path.parent.iterdir()) == [path], "nothing half-written is left"
+    text = page.read_text()
+    assert "Old." not in text
+    assert text.endswith("\n\n## lossy: slow\n\nStays.\n")
+    assert "load average before: 0.2" in text
+    assert f"cores {report.machine()['cores']}, " in text
+    assert "| what | seconds |\n| --- | ---: |\n| a\\|b | 1.5 |" in text
+    assert "python -m benchmarks.this" in text
+    assert "As told." in text
+    assert '"s": 1.5' in (tmp_path / "build" / "codecs.json").read_text()
 
 
-def test_a_page_says_when_where_and_how() -> None:
-    page = report.render([RECORD, evolve(RECORD, section="loopback", machine={"cores": "16"})])
-
-    assert "Machine 1: cores 2.\n" in page
-    assert "Measured 2026-01-02 03:04 UTC, machine 1, commit `abc+`." in page
-    assert "machine 2, commit" in page
-    assert "| what | seconds |\n| --- | ---: |\n| a\\|b | 1.5 |" in page
-    assert "holdfast bench this" in page
-    assert "As told." in page
-
-
-def test_the_page_in_the_repository_is_what_its_files_say() -> None:
-    made = subprocess.run(
-        [sys.executable, "-c", "from benchmarks.run import page; print(page(), end='')"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-    assert (ROOT / "benchmarks" / "RESULTS.md").read_text() == made
+def test_a_new_section_comes_last() -> None:
+    text = report.with_section(PAGE, "kill", "## kill: new\n\nText.")
+    assert text == PAGE + "\n## kill: new\n\nText.\n"
 
 
 def test_an_unknown_section_is_refused_with_those_there_are() -> None:
-    done = subprocess.run([*RUN, "--only", "speed"], cwd=ROOT, capture_output=True, text=True)
-
-    assert done.returncode == 1
-    assert "no section speed; there are codecs, loopback, lossy" in done.stderr
+    with pytest.raises(report.BenchError, match="no section speed; there are codecs, loopback"):
+        chosen("speed")
 
 
 @pytest.mark.slow
 def test_a_stopped_benchmark_leaves_no_process() -> None:
     """The ranks are another process's children: it must be interrupted, not killed."""
     bench = subprocess.Popen(
-        [*RUN, "--only", "caps"],
+        [sys.executable, "-m", "benchmarks.run", "--only", "loopback"],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

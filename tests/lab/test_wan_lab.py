@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
+from benchmarks import namespaces, wan_lab
 from tests import needs
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "wan_lab.py"
-
-if TYPE_CHECKING:
-    from benchmarks import namespaces, wan_lab
-else:
-    spec = importlib.util.spec_from_file_location("wan_lab", SCRIPT)
-    wan_lab = sys.modules["wan_lab"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(wan_lab)
-    namespaces = sys.modules["benchmarks.namespaces"]
-
+SCRIPT = Path(wan_lab.__file__)
 Host, WanLab = wan_lab.Host, wan_lab.WanLab
 
 HANGS_S = 120.0  # for what hangs
 needs_lab = needs.needed(needs.namespaces(wan_lab.missing, wan_lab.why_not))
+
+WARM_UP_S = 1.5  # until TCP has found its rate; not measured
 
 # Sends a file's worth of bytes that the receiver can check, and hangs up.
 SENDER = """
@@ -49,6 +44,93 @@ while data := stream.recv(1 << 16):
     digest.update(data)
 print(digest.hexdigest())
 """
+
+# Run on the hosts. Plain blocking sockets: what is measured is the lab, not holdfast.
+SINK = """
+import socket, sys, time
+listener = socket.create_server(("0.0.0.0", int(sys.argv[1])))
+print("ready", flush=True)
+stream, _ = listener.accept()
+buffer = bytearray(1 << 18)
+warm_s, total, first, last = float(sys.argv[2]), 0, None, None
+while count := stream.recv_into(buffer):
+    last = time.monotonic()
+    first = first or last
+    if last - first >= warm_s:
+        if not total:
+            began = last
+        total += count
+print(total * 8 / (last - began) / 1e6 if total else 0.0)
+"""
+SOURCE = """
+import socket, sys, time
+stream = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+end = time.monotonic() + float(sys.argv[3])
+data = bytes(1 << 18)
+while time.monotonic() < end:
+    stream.sendall(data)
+"""
+# Small UDP packets there and back: how long they take, and how many get lost.
+ECHO = """
+import socket
+s = socket.socket(type=socket.SOCK_DGRAM)
+s.bind(("0.0.0.0", 29401))
+print("ready", flush=True)
+while True:
+    data, sender = s.recvfrom(64)
+    s.sendto(data, sender)
+"""
+PINGER = """
+import json, socket, statistics, struct, sys, threading, time
+count, gap_s = int(sys.argv[2]), float(sys.argv[3])
+s = socket.socket(type=socket.SOCK_DGRAM)
+s.connect((sys.argv[1], 29401))
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+s.settimeout(1.5)
+def send():
+    for _ in range(count):
+        s.send(struct.pack("d", time.monotonic()))
+        time.sleep(gap_s)
+threading.Thread(target=send).start()
+times = []
+try:
+    while len(times) < count:
+        (sent_s,) = struct.unpack("d", s.recv(64))
+        times.append(time.monotonic() - sent_s)
+except TimeoutError:
+    pass
+print(json.dumps({"lost": 1 - len(times) / count, "rtt_ms": statistics.median(times or [0]) * 1e3}))
+"""
+
+
+def measure_rates(
+    lab: wan_lab.WanLab, pairs: Sequence[tuple[int, int]], seconds: float
+) -> list[float]:
+    """One TCP connection per (from, to), all at once; Mbit/s of user bytes that arrived."""
+    sinks = []
+    for index, (_source, target) in enumerate(pairs):
+        argv = [sys.executable, "-c", SINK, str(29_400 + index), str(WARM_UP_S)]
+        sinks.append(lab.popen(target, argv, stdout=subprocess.PIPE, text=True))
+        assert sinks[-1].stdout is not None
+        sinks[-1].stdout.readline()
+    for index, (source, target) in enumerate(pairs):
+        argv = [sys.executable, "-c", SOURCE, lab.address(target), str(29_400 + index)]
+        lab.popen(source, [*argv, str(seconds + WARM_UP_S)])
+    return [float(sink.communicate()[0]) for sink in sinks]
+
+
+def measure_path(
+    lab: wan_lab.WanLab, source: int, target: int, count: int, gap_s: float
+) -> dict[str, Any]:
+    """Round trip and loss (there and back) of small packets."""
+    with lab.popen(target, [sys.executable, "-c", ECHO], stdout=subprocess.PIPE) as echo:
+        assert echo.stdout is not None
+        echo.stdout.readline()
+        argv = [sys.executable, "-c", PINGER, lab.address(target), str(count), str(gap_s)]
+        done = lab.run(source, argv, capture_output=True, check=True)
+        echo.kill()
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def made_by(pid: int) -> set[str]:
@@ -96,7 +178,7 @@ def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_lab
 def test_packets_take_both_delays_each_way() -> None:
     with WanLab([Host(delay_ms=10), Host(delay_ms=30)]) as lab:
-        path = wan_lab.measure_path(lab, 0, 1, 20, 0.005)
+        path = measure_path(lab, 0, 1, 20, 0.005)
 
     assert path["lost"] == 0
     # On a machine busy with other tests the median may be late, but never early.
@@ -107,10 +189,10 @@ def test_packets_take_both_delays_each_way() -> None:
 @needs_lab
 def test_the_slower_end_decides_the_rate_also_after_a_change() -> None:
     with WanLab([Host(up_mbit=100, delay_ms=2), Host(down_mbit=20, delay_ms=2)]) as lab:
-        (narrow,) = wan_lab.measure_rates(lab, [(0, 1)], 1.0)
+        (narrow,) = measure_rates(lab, [(0, 1)], 1.0)
         lab.set(1, down_mbit=40)
         for _attempt in range(20):  # a busy machine may be slower than the rate for some seconds
-            (wide,) = wan_lab.measure_rates(lab, [(0, 1)], 1.0)
+            (wide,) = measure_rates(lab, [(0, 1)], 1.0)
             if wide > narrow:
                 break
 
@@ -123,7 +205,7 @@ def test_the_slower_end_decides_the_rate_also_after_a_change() -> None:
 @needs_lab
 def test_both_links_lose_packets_each_way() -> None:
     with WanLab([Host(loss=0.05), Host(loss=0.1)], seed=3) as lab:
-        path = wan_lab.measure_path(lab, 0, 1, 4_000, 0.0)
+        path = measure_path(lab, 0, 1, 4_000, 0.0)
         first, second = lab.stats()["hosts"]
 
     survive = 0.95 * 0.9
@@ -138,9 +220,9 @@ def test_both_links_lose_packets_each_way() -> None:
 def test_a_host_can_be_cut_off_and_come_back() -> None:
     with WanLab([Host(), Host()]) as lab:
         lab.set(1, loss=1.0)
-        cut_off = wan_lab.measure_path(lab, 0, 1, 5, 0.0)
+        cut_off = measure_path(lab, 0, 1, 5, 0.0)
         lab.set(1, loss=0.0)
-        back = wan_lab.measure_path(lab, 0, 1, 5, 0.0)
+        back = measure_path(lab, 0, 1, 5, 0.0)
 
     assert cut_off["lost"] == 1
     assert back["lost"] == 0

@@ -188,14 +188,6 @@ def test_of_two_nobody_checks(peers: tuple[str, ...]) -> None:
     table.commit(*peers)
 
 
-def test_trees_are_not_planned() -> None:
-    from tests.membership.test_trees import LAB, OUTSIDE, lab_table, measure
-
-    table = lab_table(toml="[reduce]\naudit = 0.5\n")
-    measure(table)
-    assert table.reduce(*LAB, *OUTSIDE).plan.sites == ()
-
-
 def test_who_left_out_a_contributor_that_is_not_lost_owns_nothing_in_the_round() -> None:
     table = a_table()
     order = table.reduce(*PEERS)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from holdfast.membership.planning.bandwidth import (
     DEFAULT_BYTES_PER_S,
     DELAY_S_MAX,
-    INNER_TIMES,
     RATE_MAX_BYTES_PER_S,
     RATE_MIN_BYTES_PER_S,
     REPORT_S_MAX,
@@ -396,50 +395,3 @@ def test_the_matrix_shows_links_between_those_who_are_here() -> None:
     table.say(A, Measured(6000, 2.0, 0, 0.0, load))
     members = {m["peer"]: m["bandwidth"] for m in describe(table.master, table.now_s)["members"]}
     assert members[A]["links"] == {B: 500.0}
-
-
-# ---------------------------------------------------------------- sites
-
-
-def site_report(outside: float, inside: float, seconds: float = 5.0, mate: str = B) -> Measured:
-    """Bytes per second to the outside and to a mate, at 100 MB/s on the link to the mate."""
-    inside_bytes = int(inside * seconds)
-    links = (
-        LinkLoad(mate, inside_bytes, inside_bytes / 1e8),
-        LinkLoad(C, int(outside * seconds), seconds),
-    )
-    total = int(outside * seconds) + inside_bytes
-    return Measured(total, seconds, 0, 0.0, links)
-
-
-def test_a_sites_line_is_what_its_members_send_to_the_outside() -> None:
-    known = Bandwidths()
-    known.measured(A, site_report(1e6, 3e6, mate=B), mates=(B,))
-    known.measured(B, site_report(2e6, 1e6, mate=A), mates=(A,))
-    assert known.lines([A, B, C], {}, [(A, B)], [A, B, C]).sites == (), "C's line is not known"
-    known.measured(C, report(1e6))
-    (site,) = known.lines([A, B, C], {}, [(A, B)], [A, B, C]).sites
-    assert site.members == (A, B)
-    assert site.line.up_bytes_per_s == pytest.approx(3e6)
-    assert site.inner[A] == site.inner[B] == Bandwidth(1e8, 1e8)
-    assert known.known(A) == Bandwidth(4e6, 4e6)  # all that it sends; for stars
-
-
-def test_a_member_that_has_sent_its_mates_nothing_counts_as_ten_times_faster_within() -> None:
-    known = Bandwidths()
-    for peer in (A, B):
-        known.measured(peer, report(1e6))
-    (site,) = known.lines([A, B], {A: Bandwidth(2e6, math.inf)}, [(A, B)], [A, B]).sites
-    assert site.inner[B] == Bandwidth(INNER_TIMES * 1e6, INNER_TIMES * 1e6)
-    assert site.inner[A] == Bandwidth(2e6, INNER_TIMES * 1e6)  # its person's cap holds there, too
-
-
-def test_a_site_counts_when_all_who_send_in_it_are_measured() -> None:
-    known = Bandwidths()
-    known.measured(A, report(1e6))
-    assert known.lines([A, B, C], {}, [(A, B)], [A, B]).sites == ()
-    (site,) = known.lines([A, B, C], {}, [(A, B)], [A]).sites  # B only listens
-    assert site.line == Bandwidth(1e6, 1e6)
-    known.measured(B, Measured(10_000_000, 1.0, 0, 0.0, (LinkLoad(C, 10_000_000, 1.0),)))
-    (site,) = known.lines([A, B, C], {}, [(A, B)], [A]).sites
-    assert site.line.up_bytes_per_s == 1e6  # what it could send it does not send

@@ -13,7 +13,7 @@ from holdfast.membership.master.state.brief_orders import OrderReader, OrderWrit
 from holdfast.protocol import wire
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import (
-    OWNER_RUNS_MAX,
+    MEMBERS_MAX,
     BriefCommit,
     BriefReduce,
     Commit,
@@ -25,7 +25,6 @@ from holdfast.protocol.messages import (
     Plan,
     Reduce,
     Role,
-    SiteLeaders,
     View,
 )
 
@@ -93,7 +92,7 @@ def full(count: int) -> tuple[View, Reduce]:
 
 
 def test_a_member_takes_five_bytes_and_the_commit_none() -> None:
-    count = OWNER_RUNS_MAX - 1
+    count = MEMBERS_MAX
     view, order = full(count)
     sent: dict[int, Reduce] = {}
     writer = OrderWriter()
@@ -117,11 +116,7 @@ def test_an_order_that_does_not_fit_is_sent_as_it_is() -> None:
     writer = OrderWriter()
     stranger = evolve(order, receivers=(*order.receivers, peer_of(99)))
     backwards = evolve(order, contributors=order.contributors[::-1])
-    leaders = (OwnerRun(order.receivers[0], 5),)
-    sites = evolve(
-        order, plan=evolve(order.plan, sites=(SiteLeaders(order.receivers[:2], leaders),))
-    )
-    for each in (stranger, backwards, sites):
+    for each in (stranger, backwards):
         sent: dict[int, Reduce] = {}
         assert writer.brief(each, view, sent) is each
         assert writer.brief(order, None, sent) is order

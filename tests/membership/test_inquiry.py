@@ -276,18 +276,6 @@ def test_several_of_one_invite_and_line_have_one_word() -> None:
     assert (findings.culprits, findings.by_voice(voices).culprits) == ([E], [])
 
 
-def test_in_a_tree_who_is_late_stays_a_member() -> None:
-    table, order = five()
-    table.master.scheduler.rounds[order.round].running().sites = ((A, B), (C,), (D,), (E,))
-    table.reduced(order, A, B, C, E)
-    table.wait(DEADLINE_S, *FIVE)
-    table.hears_no(D, Diagnose)
-    assert table.records(RoundCommitted)
-    assert D in table.master.context.roster
-    table.applied(order, A, B, C, E)
-    assert table.hear(D, SyncFragment)
-
-
 def test_what_a_successor_spreads_is_not_blamed_on_the_dead() -> None:
     table, order = five()
     table.reduced(order, A)

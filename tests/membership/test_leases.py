@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from functools import partial
 
 import pytest
 from hypothesis import example, given
@@ -32,7 +31,7 @@ from holdfast.protocol.messages import (
     ModelLayout,
     Role,
 )
-from tests.planting import Bugs, Note, Patch, first_that_shows, what_shows
+from tests.planting import Bugs, Note, Patch, what_shows
 
 LENGTH = 40
 DEADLINE_S = 10.0
@@ -542,5 +541,5 @@ def breaks(seed: int) -> bool:
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: Patch, record_property: Note) -> None:
     BUGS[name](monkeypatch)
-    search = partial(first_that_shows, breaks, range(SEEDS_MAX))
-    assert what_shows(BUGS.seeds[name], breaks, search, record_property) is not None
+    seeds = range(SEEDS_MAX)
+    assert what_shows(BUGS.seeds[name], breaks, seeds, record_property) is not None

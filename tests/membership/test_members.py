@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from holdfast.membership.master import hello_checks
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.hello_checks import PROCESS_S, PROCESSES_MAX
 from holdfast.membership.master.state.journal import (
@@ -17,6 +18,7 @@ from holdfast.membership.master.state.journal import (
 from holdfast.membership.master.state.master_effects import DropPeer, SendMessage
 from holdfast.membership.master.sync.state_sync import SYNC_ATTEMPTS_MAX
 from holdfast.protocol.messages import (
+    MEMBERS_MAX,
     VERSION_MAX,
     VERSION_MIN,
     Applied,
@@ -81,6 +83,21 @@ def test_versions_that_do_not_meet_are_refused_with_both_ranges() -> None:
     assert f"{VERSION_MAX + 1} to {VERSION_MAX + 3}" in table.announced()
     assert f"{VERSION_MIN} to {VERSION_MAX}" in table.announced()
     assert A not in table.master.context.roster
+
+
+def test_there_are_at_most_512_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MEMBERS_MAX == 512
+    monkeypatch.setattr(hello_checks, "MEMBERS_MAX", 3)
+    table = Table()
+    table.start(A, B, C)
+    table.join(D)
+    assert table.dropped(D) is RefusalCode.FULL
+    assert "this run has 3 members, the most there are: join again when" in table.announced()
+    table.join(C, hello=hello_of(C, incarnation=2))  # who is a member may come back
+    assert len(table.master.context.roster) == 3
+    table.leave(B)
+    table.join(D)
+    assert D in table.master.context.roster
 
 
 def test_another_runs_peer_is_refused() -> None:

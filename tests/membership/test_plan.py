@@ -8,25 +8,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from attrs import evolve
-from hypothesis import event, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.collectives.codecs.codecs import get_codec
 from holdfast.membership.master.sync.catch_up import CatchUp
-from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities, SiteLine
+from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import (
     CHUNK_ALIGNMENT,
     CHUNKS_FINE_MAX,
     PlanEstimate,
-    _largest,
     make_plan,
     wire_bytes_per_value,
 )
 from holdfast.membership.planning.shares import NoReachableOwnerError
 from holdfast.membership.spec.spec import CODECS, RunSpec
-from holdfast.protocol.messages import OWNER_RUNS_MAX, FragmentSize, Plan
-from tests.membership.sited import Sited, sited
+from holdfast.protocol.messages import FragmentSize, Plan
 
 PEERS = [f"{i:032x}" for i in range(24)]
 MBIT = 125_000.0
@@ -233,101 +230,3 @@ def test_a_plan_without_limited_pairs_needs_no_solver(monkeypatch: pytest.Monkey
             [Bandwidth(1e6, 2e6)] * 4,
             pair_limits={(PEERS[0], PEERS[1]): 1e3},
         )
-
-
-# ---------------------------------------------------------------- members behind one line
-
-
-@settings(max_examples=150, deadline=None)
-@given(sited())
-def test_a_plan_with_sites_has_owners_and_leaders_for_every_chunk(case: Sited) -> None:
-    plan, estimate = case.planned()
-    event(f"a tree: {bool(plan.sites)}")
-    counters = 1 if case.size.counter_count else 0
-    chunks = -(-case.size.value_count // plan.chunk_elements) + counters
-    assert sum(run.chunk_count for run in plan.owners) == chunks
-    assert {run.peer for run in plan.owners} <= set(case.contributors)
-    assert all(run.chunk_count > 0 for run in plan.owners)
-    given_sites = {frozenset(site.members) for site in case.lines.sites}
-    assert {frozenset(site.members) for site in plan.sites} in (set(), given_sites)
-    for site in plan.sites:
-        leading = {run.peer for run in site.leaders}
-        assert sum(run.chunk_count for run in site.leaders) == chunks
-        adding = set(site.members) & set(case.contributors)
-        assert leading <= (adding or set(site.members))
-    assert estimate.predicted_s is not None
-    assert estimate.predicted_s >= estimate.bound_s * (1 - 1e-6)
-
-
-@settings(max_examples=80, deadline=None)
-@given(sited())
-def test_a_tree_is_planned_where_it_saves_a_tenth(case: Sited) -> None:
-    plan, estimate = case.planned()
-    star, star_estimate = case.planned(star_only=True)
-    assert star.sites == ()
-    assert star_estimate.tree_s is None
-    if case.size.value_count + case.size.counter_count == 0 or not case.lines.sites:
-        assert plan == star
-        return
-    assert estimate.tree_s is not None
-    assert estimate.star_s is not None
-    assert estimate.star_s == star_estimate.star_s
-    assert bool(plan.sites) == (estimate.tree_s <= 0.9 * estimate.star_s)
-
-
-@settings(max_examples=30, deadline=None)
-@given(sited(codec="topk"))
-def test_no_tree_carries_a_codec_of_variable_length(case: Sited) -> None:
-    plan, estimate = case.planned()
-    assert plan.sites == ()
-    assert estimate.tree_s is None
-
-
-@settings(max_examples=30, deadline=None)
-@given(sited(combine="trimmed:0.3"))
-def test_no_tree_hides_contributions_from_a_robust_rule(case: Sited) -> None:
-    plan, estimate = case.planned()
-    assert plan.sites == ()
-    assert plan.combine == "trimmed:0.3"
-    assert estimate.tree_s is None
-
-
-def test_shares_of_a_tree_are_those_of_the_sites_and_of_their_members() -> None:
-    """Four behind 20 Mbit/s, one of them twice as fast within; four at home have as much each."""
-    home, lan = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(500 * MBIT, 500 * MBIT)
-    fast = Bandwidth(1000 * MBIT, 1000 * MBIT)
-    inner = dict(zip(PEERS[:4], [fast, lan, lan, lan], strict=True))
-    lines = LineCapacities(
-        dict.fromkeys(PEERS[:8], home), sites=(SiteLine(tuple(PEERS[:4]), home, inner),)
-    )
-    size = FragmentSize(2**24 * 5, 0, 0)
-    plan, estimate = make_plan(size, PEERS[:8], PEERS[:8], lines, SPEC)
-    chunks = owned(plan)
-    fifth = sum(chunks.values()) / 5  # of those at home, and of each of the others
-    assert sum(chunks.get(peer, 0) for peer in PEERS[:4]) == pytest.approx(fifth, abs=1)
-    assert [chunks[peer] for peer in PEERS[4:8]] == pytest.approx([fifth] * 4, abs=1)
-    leading = {run.peer: 0 for run in plan.sites[0].leaders}
-    for run in plan.sites[0].leaders:
-        leading[run.peer] += run.chunk_count
-    assert leading[PEERS[0]] > leading[PEERS[1]] > 0
-    assert estimate.star_s is not None
-    assert estimate.predicted_s == pytest.approx(1.6 * 4 * size.value_count / (20 * MBIT), rel=0.05)
-    assert estimate.star_s == pytest.approx(4 * 4 * size.value_count / (20 * MBIT), rel=0.05)
-    for limited in ({}, {(PEERS[4], PEERS[5]): 1e6}):
-        again, _ = make_plan(size, PEERS[:8], PEERS[:8], evolve(lines, pair_limits=limited), SPEC)
-        assert bool(again.sites) == (not limited)
-
-
-def test_a_plan_names_no_more_owners_than_a_message_may() -> None:
-    peers = [f"{n:032x}" for n in range(OWNER_RUNS_MAX + 100)]
-    lines = LineCapacities({peer: Bandwidth(1e8, 1e8) for peer in peers})
-    size = FragmentSize(2**28, 2**28, 0)
-    plan, _estimate = make_plan(size, peers, peers, lines, SPEC)
-    assert len(plan.owners) <= OWNER_RUNS_MAX
-    owned_values = sum(run.chunk_count for run in plan.owners) * plan.chunk_elements
-    assert 0 <= owned_values - 2**28 < plan.chunk_elements
-
-
-def test_the_largest_shares_are_kept_in_proportion() -> None:
-    assert list(_largest([0.1, 0.3, 0.2, 0.3, 0.1], 3)) == pytest.approx([0, 0.375, 0.25, 0.375, 0])
-    assert list(_largest([0.4, 0.6], 2)) == [0.4, 0.6]

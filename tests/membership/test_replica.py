@@ -175,23 +175,23 @@ def test_after_a_rewind_no_round_is_posted_before_some_steps_were_trained() -> N
     assert opened_at(replica.receive(Open(2, 0, 1, 10))) == (60 + int(WORTH_SHARE * EVERY), 65)
 
 
-@pytest.mark.parametrize(("ours", "share"), [(80, 0.25), (0, 0.0)])
-def test_a_trainer_is_told_its_share_of_the_weights(ours: int, share: float) -> None:
+@pytest.mark.parametrize("ours", [80, 0])
+def test_a_trainer_is_told_whether_it_is_among_the_contributors(ours: int) -> None:
     replica = a_contributor()
     other = Contributor("b" * 32, 240, 1.0)
     ourselves = (Contributor(ME, ours, 1.0),) if ours else ()
     reduce_and_commit(replica, 1, 5, (*ourselves, other))
     (ended,) = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
     assert isinstance(ended, RoundEnded)
-    assert (ended.contributed, ended.share) == (ours > 0, share)
+    assert ended.contributed == (ours > 0)
 
 
 @pytest.mark.parametrize(
-    ("runs", "contributed", "share"),
-    [(((b"\x02", 4),), False, 0.0), (((b"\x03", 2), (b"\x02", 2)), True, 0.125)],
+    ("runs", "contributed"),
+    [(((b"\x02", 4),), False), (((b"\x03", 2), (b"\x02", 2)), True)],
 )
-def test_a_trainer_is_told_how_much_of_its_update_is_in_the_mean(
-    runs: tuple[tuple[bytes, int], ...], contributed: bool, share: float
+def test_a_trainer_is_told_whether_any_of_its_update_is_in_the_mean(
+    runs: tuple[tuple[bytes, int], ...], contributed: bool
 ) -> None:
     """An update that is in no chunk stays in the trainer's local weights."""
     replica = a_contributor()
@@ -199,7 +199,7 @@ def test_a_trainer_is_told_how_much_of_its_update_is_in_the_mean(
     reduce_and_commit(replica, 1, 5, both, tuple(ContributorRun(*run) for run in runs))
     (ended,) = told(replica.applied(1, FragmentHead(0, 1, ROOT)))
     assert isinstance(ended, RoundEnded)
-    assert (ended.committed, ended.contributed, ended.share) == (True, contributed, share)
+    assert (ended.committed, ended.contributed) == (True, contributed)
 
 
 @pytest.mark.parametrize("applied", [True, False])

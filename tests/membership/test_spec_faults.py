@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.membership.spec.algorithm import ALGORITHMS
+from holdfast.membership.spec.preset import PRESETS
 from holdfast.membership.spec.spec import TABLES, RunSpec
 from holdfast.membership.spec.spec_faults import find_faults
 from holdfast.protocol.errors import UserError
@@ -16,7 +16,7 @@ MANY = """\
 nam = "x"
 rounds = -3
 [dilco]
-[diloco]  # the algorithm
+[diloco]
 sync_every = 5
  fragments = 9
 [reduce]
@@ -48,9 +48,11 @@ def test_all_errors_are_named_with_their_lines() -> None:
         ("[run]\nname = 'x'\n[run", 3, ""),
         ("\nrun = 3", 2, "run"),
         ("run.rounds = -1", 1, "run.rounds"),
-        ("[diloco]\nalgorithm = 'diloco'\noverlap = 3", 3, "diloco.overlap"),
+        ("[diloco]\nfragments = 1\nalgorithm = 'diloco'", 3, "diloco.algorithm"),
+        ("[diloco]\nmerge = 'delta'", 2, "diloco.merge"),
         ("[diloco]\nfragments = 3\ngroups = [['a'], ['b']]", 2, "diloco.fragments"),
         ("x" * 70_000, 0, ""),
+        ("[run]\nrounds = " + "9" * 5_000, 2, ""),
     ],
 )
 def test_an_error_has_its_line(text: str, line: int, key: str) -> None:
@@ -61,8 +63,8 @@ def test_an_error_has_its_line(text: str, line: int, key: str) -> None:
 VALUES = st.one_of(
     st.sampled_from(
         ["0", "1", "3", "-1", "20", "101", "0.5", "1.5", "true", "''", "'auto'", "'fp32'", "'topk'"]
-        + ["'lockstep'", "'lerp:2'", "[]", "['bf16', 'nf4']", "[['a'], ['b']]", "nan", "'every'"]
-        + [f"'{name}'" for name in ALGORITHMS]
+        + ["'lockstep'", "[]", "['bf16', 'nf4']", "[['a'], ['b']]", "nan", "'every'"]
+        + [f"'{name}'" for name in PRESETS]
     )
 )
 KEYS = st.one_of(
@@ -95,8 +97,8 @@ def test_errors_are_what_a_master_refuses(given: dict[tuple[str, str], str]) -> 
         ("[diloco]\nfragments = 4\noverlap = 50", "diloco.overlap"),
         ("[reduce]\ncodec_down = 'topk8'", "reduce.codec_down"),
         ("[reduce]\ncodec_down = 'int8+zstd'", "reduce.codec_down"),
-        ("[reduce]\ncodec_up = 'nf4+zstd'\nerror_feedback = false", "reduce.error_feedback"),
-        ("[membership]\ncontributors = 2\n[reduce]\ncombine = 'trimmed'", "reduce.combine"),
+        ("[reduce]\ncodec_up = 'nf4+zstd'\nfeedback_decay = 0", "reduce.feedback_decay"),
+        ("[membership]\ncontributors = 2\n[reduce]\ncombine = 'clipped'", "reduce.combine"),
         ("[membership]\ncontributors = 2\n[reduce]\naudit = 0.1", "reduce.audit"),
         ("[sync]\ndonor_share = 0.0", "sync.donor_share"),
         ("[membership]\ndeadline_s = 1.0\ngrace_s = 0.5", "membership.deadline_s"),
@@ -117,6 +119,6 @@ def test_a_doubtful_setting_has_a_warning(text: str, key: str) -> None:
     assert warning.line in (0, 2, 3, 4)
 
 
-@pytest.mark.parametrize("algorithm", ["", *ALGORITHMS])
-def test_an_algorithms_defaults_have_no_warning(algorithm: str) -> None:
-    assert find_faults(f"[diloco]\nalgorithm = '{algorithm}'") == ([], [])
+@pytest.mark.parametrize("preset", ["", *PRESETS])
+def test_what_a_preset_sets_has_no_warning(preset: str) -> None:
+    assert find_faults(f"[run]\npreset = '{preset}'") == ([], [])

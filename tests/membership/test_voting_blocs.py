@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.state.journal import RootKnown, RoundCommitted
-from holdfast.membership.master.state.voting_blocs import Election, elect
+from holdfast.membership.master.state.voting_blocs import Election, elect, line_of
 from holdfast.protocol.messages import (
     Abort,
     Applied,
@@ -108,6 +108,12 @@ def test_who_wins(votes: str, voices: list[tuple[str, str]], winner: str, majori
     said = {str(at): vote for at, vote in enumerate(votes) if vote != "."}
     found = elect(said, {str(at): voice for at, voice in enumerate(voices)})
     assert found == Election(winner, majority)
+
+
+def test_an_address_or_a_prefix_of_ipv6_is_one_line() -> None:
+    assert line_of("198.51.100.7") == "198.51.100.7" != line_of("198.51.100.8")
+    assert line_of("2001:db8:0:1::5") == line_of("2001:DB8::1:a:b:c:d")
+    assert line_of("2001:db8:0:1::5") != line_of("2001:db8:0:2::5")
 
 
 def test_of_those_who_came_by_one_invite_the_first_one_founds() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from holdfast.daemon.cli.run_commands import master
+from holdfast.daemon.cli.master_commands import standby
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -94,10 +94,10 @@ def test_compose_names_only_what_is_there() -> None:
 
 def test_the_second_master_uses_options_that_exist() -> None:
     both = yaml.safe_load((DOCKER / "compose.masters.yaml").read_text())
-    options = {f"HOLDFAST_MASTER_{each.name}".upper() for each in master.params if each.name}
+    options = {f"HOLDFAST_STANDBY_{each.name}".upper() for each in standby.params if each.name}
     for name in ("master", "master2"):
         service = both["services"][name]
-        given = {each for each in service["environment"] if each.startswith("HOLDFAST_MASTER_")}
+        given = {each for each in service["environment"] if each.startswith("HOLDFAST_STANDBY_")}
         assert given
         assert given <= options
         for volume in service.get("volumes", ()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,16 @@ from xml.etree import ElementTree
 
 import click
 import pytest
+import yaml
 
 from holdfast.daemon.cli.command_line import commands
+from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.spec.spec import RunSpec
 from tools import reference
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE = reference.PAGES.keys() - {reference.FAULTS}  # by `make docs`; not in git
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - MADE)]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
 
@@ -43,13 +47,13 @@ def typed(text: str) -> list[str]:
 ALL = [(page.name, line) for page in PAGES for block in blocks(page, "sh") for line in typed(block)]
 
 
-@pytest.mark.parametrize("path", reference.PAGES, ids=lambda path: path.name)
-def test_the_reference_is_what_the_code_says(path: Path) -> None:
-    assert path.read_text() == reference.PAGES[path](), "run `make reference`"
+def test_the_page_of_faults_is_what_the_tests_say() -> None:
+    assert reference.FAULTS.read_text() == reference.faults(), "run `make reference`"
 
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    reference.write_pages()
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
         cwd=ROOT,
@@ -60,8 +64,53 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     page = (tmp_path / "reference" / "python.html").read_text()
     assert "rate_scale" in page
+    for name, text in (("messages", "TrainerAttached"), ("limits", "FRAME_BYTES_MAX")):
+        assert text in (tmp_path / "reference" / f"{name}.html").read_text()
+    assert "holdfast config plan" in (tmp_path / "reference" / "commands.html").read_text()
     outside = re.findall(r'<(?:script|link)[^>]+(?:src|href)="(https?:[^"]+)"', page)
     assert outside == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_systemd_takes_the_unit_of_the_lending_page(tmp_path: Path, spoiled: bool) -> None:
+    (unit,) = blocks(ROOT / "docs" / "lending.md", "ini")
+    unit = unit.replace("%h/holdfast/.venv/bin/holdfast", sys.executable)
+    path = tmp_path / "holdfast.service"
+    path.write_text(unit.replace("KillMode=mixed", "KillMode=often") if spoiled else unit)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--user", path],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        check=False,
+    )
+    found = [line for line in done.stderr.splitlines() if "holdfast" in line]
+    assert (found != []) == spoiled, done.stderr
+
+
+def test_errors_that_need_an_operator_start_no_service_again() -> None:
+    (unit,) = blocks(ROOT / "docs" / "lending.md", "ini")
+    (listed,) = re.findall(r"^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE)
+    final = {ExitCode(int(code)) for code in listed.split()}
+    again = {ExitCode.FAILED, ExitCode.ADDRESS, ExitCode.UNREACHABLE}
+    others = {ExitCode.OK, ExitCode.VIOLATION, ExitCode.UNFIT, ExitCode.INTERRUPTED}
+    assert final | again | others == set(ExitCode)
+    assert not final & again
+
+
+def test_scripts_for_rented_machines_are_shell_and_pass_signals_on() -> None:
+    page = ROOT / "docs" / "rented.md"
+    master, peers = blocks(page, "bash")
+    (sky,) = (yaml.safe_load(block) for block in blocks(page, "yaml"))
+    for script in (master, peers, sky["setup"], sky["run"]):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        assert set(re.findall(r"HOLDFAST_\w+", script)) <= {"HOLDFAST_"}, "unknown ones are refused"
+    assert "exec holdfast master " in master
+    for script in (peers, sky["run"]):
+        assert "exec holdfast join " in script, "signals must reach the peer itself"
+    (before_s,) = re.findall(r"^#SBATCH --signal=B:TERM@(\d+)$", peers, re.MULTILINE)
+    assert int(before_s) >= 300, "what a drain takes at most"
 
 
 def test_all_example_specs_are_valid() -> None:

@@ -90,7 +90,7 @@ def test_what_is_imported_is_declared(room: str) -> None:
     if room == "daemon":
         declared.add(
             canonicalize_name("psycopg")
-        )  # an extra; ``run_commands`` says what to install
+        )  # an extra; ``master_commands`` says what to install
     provides = importlib.metadata.packages_distributions()
     for module, names in third_party_imports(room).items():
         for name in names:

@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.daemon.cli import fleet
 from holdfast.daemon.cli.fleet import EXIT_S, START_S, Node, Polls, Status, environment
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.paths import JOURNAL_FILE
 from holdfast.membership.master.state.journal import RoundCommitted
 

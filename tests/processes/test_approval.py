@@ -26,7 +26,9 @@ def test_machines_wait_until_they_are_approved_or_refused(fleet: Fleet) -> None:
     fleet.join("alder")
     fleet.join("birch", command=())
     fleet.until(lambda s: len(s["pending"]) == 2, "both wait")
-    assert typed(fleet, "invites").splitlines()[-1].split()[3] == "2", "asking uses nothing up"
+    assert typed(fleet, "invite", "--list").splitlines()[-1].split()[3] == "2", (
+        "asking uses nothing up"
+    )
     waiting = fleet.peer("birch")
     assert waiting["phase"] == "waiting for admission"
     assert f"`holdfast approve {waiting['peer'][:8]}`; waiting for that" in waiting["why"]

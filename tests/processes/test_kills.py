@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.kills import PEERS, check, run_with_kills
-from benchmarks.kills_trainer import PLACES, TOKENS, VALUES, sets_in, update_of
+from tests.processes.harness import Fleet
+from tests.processes.kills import PEERS, check, run_with_kills
+from tests.processes.kills_trainer import PLACES, TOKENS, VALUES, sets_in, update_of
 
 CHUNKS = 64
 IDS = {f"{place:032x}": place for place in range(PLACES)}
@@ -16,12 +17,12 @@ IDS = {f"{place:032x}": place for place in range(PLACES)}
 
 @pytest.mark.fault("it dies at any instant of a reduction")
 @pytest.mark.timeout(600)
-def test_whoever_is_killed_when_values_are_equal_and_records_say_what_went_in() -> None:
-    found = run_with_kills(4, seed=3, subnet=18)
-    assert found["faults"] == []
-    assert (found["differing"], found["records_wrong"]) == (0, 0)
-    assert found["kills"] >= 4
-    assert found["rounds_checked"] >= 4
+def test_whoever_is_killed_when_values_are_equal_and_records_say_what_went_in(fleet: Fleet) -> None:
+    kills, found = run_with_kills(fleet, 4, seed=3)
+    assert found.faults == []
+    assert (found.differing, found.records_wrong) == (0, 0)
+    assert kills >= 4
+    assert found.rounds_checked >= 4
 
 
 def mean_of(*inside: int) -> Any:

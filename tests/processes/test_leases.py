@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import leases_trainer
+from tests.processes import leases_trainer
 from tests.processes.harness import WAIT_S, Fleet, contributing, spec, spent_positions
 from tests.processes.test_life_of_a_run import typed
 

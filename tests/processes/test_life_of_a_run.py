@@ -177,14 +177,14 @@ def test_a_master_prints_no_second_invite_while_one_is_usable(fleet: Fleet) -> N
         assert fleet.nodes["master"].log.count("holdfast join holdfast1.") == 1
     made = re.findall(r"^invite (\w{8}), printed earlier, admits 8 ", since_restart(fleet), re.M)
     assert len(made) == 1
-    assert typed(fleet, "invites", "--withdraw", made[0]).returncode == 0
+    assert typed(fleet, "invite", "--withdraw", made[0]).returncode == 0
     again(fleet, 4)
     invited = lambda _: fleet.nodes["master"].log.count("holdfast join holdfast1.") == 2  # noqa: E731
     fleet.until(invited, "a second invite")
     shown = typed(fleet, "invite", "--uses", "3")
     named = re.match(r"invite (\w{8}): admits 3 machines for 24 hours\n", shown.stderr)
     assert named is not None
-    assert typed(fleet, "invites", "--withdraw", named[1]).stdout == f"withdrew {named[1]}\n"
+    assert typed(fleet, "invite", "--withdraw", named[1]).stdout == f"withdrew {named[1]}\n"
 
 
 def test_no_state_is_taken_for_another_runs_or_another_daemons(fleet: Fleet) -> None:
@@ -245,9 +245,6 @@ def test_commands_that_find_nobody_say_so(fleet: Fleet) -> None:
     fleet.nodes["alder"].signal(signal.SIGTERM)
     fleet.nodes["alder"].wait()
     fleet.until(lambda s: not s["members"], "it left")
-    done = typed(fleet, "verify")
-    assert (done.returncode, done.stdout) == (ExitCode.FAILED, "")
-    assert "no peer is connected" in done.stderr
     assert typed(fleet, "pause").stdout.startswith("paused; ")
     assert typed(fleet, "pause").stdout.startswith("the run was paused already; ")
     assert typed(fleet, "resume").stdout == "resumed\n"

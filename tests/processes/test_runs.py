@@ -143,8 +143,8 @@ def test_a_run_of_two_is_the_textbook_diloco_bit_by_bit(fleet: Fleet) -> None:
 def test_with_one_step_a_round_it_is_data_parallel_training(fleet: Fleet) -> None:
     """Inner SGD: averaged gradients at every step."""
     steps, rate = 12, 0.1
-    allreduce = '[diloco]\nalgorithm = "allreduce"\n'
-    fleet.start_master(f"[run]\nrounds = {steps}\n{allreduce}[membership]\nmin_members = 2\n")
+    run = f'[run]\nrounds = {steps}\npreset = "allreduce"\n'
+    fleet.start_master(f"{run}[membership]\nmin_members = 2\n")
     join_all(fleet, "ab", "--optimizer", "sgd", "--rate", str(rate))
     final = run_to_the_end(fleet, "ab")
     assert same_bits(final)

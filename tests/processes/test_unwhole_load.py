@@ -74,7 +74,7 @@ async def test_a_load_that_fails_in_one_rank_is_made_good_by_the_next_one(
                 sizes = sizes_of(fragments)
                 shared, posted = bridge.open_arenas(sizes)
                 tensors = tuple(fragment.tensors for fragment in fragments)
-                bridge.tell(ArenaOpened(tensors, sizes, 0, "delta"))
+                bridge.tell(ArenaOpened(tensors, sizes, 0))
                 bridge.tell(PostInitial())
                 await events.until(InitialPosted)
                 with shared.writing(0, 0):

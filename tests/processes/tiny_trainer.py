@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from holdfast.client.attach_errors import AttachRefused
 from holdfast.client.boundary import BoundaryMachine
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.diloco.eager import FOUNDING_VERSION
 from holdfast.diloco.fragments import BUFFER, COUNTER, PARAMETER
 from holdfast.diloco.merge import merged
 from holdfast.protocol.arena import (
+    FOUNDING_VERSION,
     STEP_SLOT,
     TOKENS_SLOT,
     WAITING_SLOT,

@@ -8,14 +8,9 @@ from holdfast.protocol import connection_phases, messages, wire
 from holdfast.protocol.connection_phases import ConnectionPhase
 
 TO_THE_DAEMON = {  # what it hears itself
-    messages.BlocksVerified,
-    messages.CheckpointTold,
     messages.Heartbeat,
     messages.LinkBroken,
-    messages.LogTail,
-    messages.MessageWanted,
     messages.Renew,
-    messages.Verified,
 }
 
 

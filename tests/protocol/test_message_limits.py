@@ -14,7 +14,7 @@ from holdfast.protocol.connection_phases import NEWCOMER
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.message_limits import ITEMS_MAX, PATTERN_CHARS_MAX
 from holdfast.protocol.messages import (
-    LINK_LOADS_MAX,
+    MEMBERS_MAX,
     TENSORS_MAX,
     TEXT_CHARS_MAX,
     Heartbeat,
@@ -44,8 +44,8 @@ def test_limits_are_those_of_the_validators() -> None:
     of = wire.LIMITS
     assert (of[Heartbeat].array, of[Heartbeat].items) == (0, 2 * 3)
     assert of[Heartbeat].frame_bytes < 200
-    assert of[Measured].array == LINK_LOADS_MAX
-    fields, unknown = 2 * 6 + LINK_LOADS_MAX * (1 + 2 * 4), 2 + 2 * LINK_LOADS_MAX
+    assert of[Measured].array == MEMBERS_MAX
+    fields, unknown = 2 * 6 + MEMBERS_MAX * (1 + 2 * 4), 2 + 2 * MEMBERS_MAX
     assert of[Measured].items == fields + unknown
     assert of[TrainerAttached].array == TENSORS_MAX
     assert of[TrainerAttached].items == ITEMS_MAX
@@ -55,7 +55,7 @@ def test_limits_are_those_of_the_validators() -> None:
 
 def test_the_largest_of_a_type_is_within_its_limits() -> None:
     peer, count = "f" * 32, 2**63 - 1
-    largest = Measured(count, 1.5, count, 1.5, (LinkLoad(peer, count, 1.5, 1.5),) * LINK_LOADS_MAX)
+    largest = Measured(count, 1.5, count, 1.5, (LinkLoad(peer, count, 1.5, 1.5),) * MEMBERS_MAX)
     assert wire.decode(wire.encode(largest)) == largest
     for message in (Notice("\U0001f600" * TEXT_CHARS_MAX), Heartbeat(count, count)):
         assert wire.decode(wire.encode(message)) == message

@@ -38,7 +38,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.text import unprintable
 
-PROGRESS = Progress(7, 8, 1.5, None, "training", 1, 2, 0, {"accuracy": 0.5}, state_saved_bytes=3)
+PROGRESS = Progress(7, 8, 1.5, None, "training", 1, 2, 0, {"accuracy": 0.5})
 
 
 def framed(name: str, fields: object) -> bytes:

@@ -8,7 +8,6 @@ import trio
 from numpy.typing import NDArray
 
 from holdfast.collectives.codecs.codecs import get_codec
-from holdfast.membership.spec.algorithm import ALGORITHMS
 from holdfast.protocol.messages import ArenaOpened, Message
 from holdfast.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.simulation.swarm import Swarm
@@ -59,10 +58,11 @@ async def trained(diloco: str, reduce: str = "", rounds: int = ROUNDS) -> Values
     return found
 
 
-@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {"allreduce"}))  # H is 4 here
-async def test_trainers_are_told_all_that_they_need(
-    algorithm: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("overlap", "steps"), [("0", 0), ("'auto'", 3), ("4", 4)])
+async def test_trainers_are_told_how_far_they_may_train_on(
+    overlap: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Up to the whole phase between two rounds: then a result is one phase late."""
     told: list[ArenaOpened] = []
     tell = SimTrainer.tell
 
@@ -72,30 +72,11 @@ async def test_trainers_are_told_all_that_they_need(
         tell(trainer, message)
 
     monkeypatch.setattr(SimTrainer, "tell", overhear)
-    await trained(f'algorithm = "{algorithm}"', rounds=2)
-    assert len(told) == 2
-    for each in told:
-        assert each.preview == (algorithm == "eager")
-        found = (each.overlap_steps, each.outer_lr, each.outer_momentum, each.nesterov)
-        assert (
-            found
-            == {
-                "diloco": (0, 0.7, 0.9, True),
-                "streaming": (3, 0.4, 0.9, True),
-                "delayed": (4, 0.7, 0.0, True),
-                "eager": (4, 0.4, 0.9, True),
-                "sparse": (0, 1.0, 0.0, True),
-            }[algorithm]
-        )
+    await trained(f"overlap = {overlap}", rounds=2)
+    assert [each.overlap_steps for each in told] == [steps, steps]
 
 
-async def test_streaming_of_one_fragment_without_overlap_is_diloco_bit_for_bit() -> None:
-    plain = await trained('algorithm = "diloco"')
-    streaming = await trained('algorithm = "streaming"\noverlap = 0\nouter_lr = 0.7')
-    assert plain.tobytes() == streaming.tobytes()
-
-
-@pytest.mark.parametrize("reduce", ["error_feedback = false", "codec_up = 'fp32+zstd'"])
+@pytest.mark.parametrize("reduce", ["feedback_decay = 0", "codec_up = 'fp32+zstd'"])
 async def test_the_identity_codec_changes_nothing(reduce: str) -> None:
     assert (await trained("")).tobytes() == (await trained("", reduce)).tobytes()
 
@@ -124,7 +105,9 @@ async def test_each_fragment_is_its_group_and_has_its_codecs() -> None:
 
 async def test_sparse_is_the_papers_formula() -> None:
     """SparseLoCo, algorithm 1: e <- beta e + delta; s = Q(e); e <- e - s; theta <- theta - mean s."""
-    found = await trained('algorithm = "sparse"', "codec_down = 'fp32'")
+    found = await trained(
+        "outer_lr = 1.0\nouter_momentum = 0.0", "codec_up = 'topk'\nfeedback_decay = 0.95"
+    )
     theta = np.arange(COUNT, dtype=np.float64)
     codec = get_codec("topk")
     for peer in ("00000001", "00000002"):

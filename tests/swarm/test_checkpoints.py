@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from holdfast.checkpoint.checkpoints import Checkpoint, manifest_of
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.daemon.peer.volunteer_limits import DiskQuota
 from holdfast.protocol.arena import Arena, Values, arena_bytes
-from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Commit
 from holdfast.simulation.drifting_trainer import small_layout
 from holdfast.simulation.swarm import Swarm
@@ -317,74 +315,3 @@ async def test_who_gives_little_of_its_disk_keeps_few_or_none_and_says_so(tmp_pa
         assert (most["c"] <= 2, len(saved(swarm, "c"))) == (True, 1)
         assert (most["d"] <= 4, len(saved(swarm, "d"))) == (True, 3)
         assert len(saved(swarm, "a")) == 5
-
-
-async def ask_for_one(swarm: Swarm) -> dict[str, str]:
-    """Request a checkpoint; return each peer's reason not to write, or an empty string if it writes."""
-    assert swarm.master is not None
-    answer: dict[str, Any] = await swarm.master.checkpoint_asker.run()
-    assert [row["writes"] for row in answer["peers"]] == [not r["why"] for r in answer["peers"]]
-    return {str(row["name"]): str(row["why"]) for row in answer["peers"]}
-
-
-def told(swarm: Swarm, what: str) -> list[str]:
-    assert swarm.master is not None
-    return [e.text for e in swarm.master.coordinator.context.events if what in e.text]
-
-
-async def test_one_is_written_when_the_runs_owner_wants_it(tmp_path: Path) -> None:
-    text = toml("peers = 2\nkeep_count = 100", fragments=2)
-    layout = small_layout((5, 3, 4))
-    async with a_swarm("abc", "", text, disks=tmp_path, layout=layout, disk_turn_s=0.01) as swarm:
-        await swarm.until(lambda: swarm.committed >= 4)
-        assert [len(saved(swarm, name)) for name in "abc"] == [0, 0, 0], "none is due"
-        rounds = swarm.committed
-        first, second, third = oldest(swarm)
-        assert await ask_for_one(swarm) == {
-            first: "",
-            second: "",
-            third: "by the run's spec other peers write them",
-        }
-        await swarm.until(lambda: len(told(swarm, "has written checkpoint")) == 2, within_s=30)
-        for name in (first, second):
-            (manifest,) = saved(swarm, name)
-            assert manifest.rounds >= rounds - 1
-            assert any(name in text and manifest.name in text for text in told(swarm, "written"))
-        assert saved(swarm, third) == []
-        await swarm.until(lambda: swarm.committed >= rounds + 6)
-        assert len(saved(swarm, first)) == 1, "once"
-
-
-async def test_one_is_written_of_a_run_that_stands_still(tmp_path: Path) -> None:
-    async with a_swarm("abc", "", toml("every_s = 0"), disks=tmp_path) as swarm:
-        await swarm.until(lambda: swarm.committed >= 3)
-        assert swarm.master is not None
-        swarm.master.decide(swarm.master.coordinator.pause)
-        await swarm.until(lambda: not swarm.master.coordinator.scheduler.rounds)  # type: ignore[union-attr]
-        await trio.sleep(1)
-        await ask_for_one(swarm)
-        await swarm.until(lambda: len(told(swarm, "has written checkpoint")) == 3, within_s=10)
-        assert {saved(swarm, name)[0].rounds for name in "abc"} == {swarm.committed}
-
-
-@pytest.mark.fault(
-    "nobody can write the checkpoint that is wanted now, or its disk fails",
-    "each peer's own answer",
-    "the command fails and says why of each; an event names who failed",
-)
-async def test_who_cannot_write_one_says_why(tmp_path: Path) -> None:
-    async with a_swarm("ab", "", toml("every_s = 0")) as swarm:  # without disks
-        await swarm.until(lambda: swarm.committed >= 3)
-        with pytest.raises(UserError, match=r"no peer writes .*: it keeps no checkpoints"):
-            await ask_for_one(swarm)
-    async with a_swarm("abc", "", toml("every_s = 0"), disks=tmp_path) as swarm:
-        await swarm.until(lambda: swarm.committed >= 3)
-        swarm.world.freeze("b")
-        assert (await ask_for_one(swarm))["b"] == "no answer yet"
-        checkpointer = swarm.peers["c"].service.checkpointer
-        failing = checkpointer.place = FolderStore(tmp_path / "c" / "gone")
-        (tmp_path / "c" / "gone").write_text("no folder")
-        assert (await ask_for_one(swarm))["c"] == ""
-        await swarm.until(lambda: told(swarm, "wrote no checkpoint") != [], within_s=20)
-        assert f"c ({swarm.peers['c'].peer[:8]})" in told(swarm, "wrote no checkpoint")[0]
-        assert str(failing) in checkpointer.error

@@ -25,7 +25,7 @@ grace_s = 1
 [reduce]
 codec_up = "int8"
 codec_down = "fp32"
-error_feedback = {feedback}
+feedback_decay = {feedback}
 """
 COUNT = 300
 LARGE, SMALL = 127.0, 0.3  # int8 has a step of 1 next to the large one, and the small one is lost
@@ -53,7 +53,7 @@ async def moved(swarm: Swarm, names: str) -> tuple[int, NDArray[np.float64]]:
 @pytest.mark.parametrize("feedback", [True, False])
 async def test_small_values_arrive_with_feedback_and_never_without(feedback: bool) -> None:
     async with trio.open_nursery() as nursery:
-        toml = SPEC.format(feedback=str(feedback).lower())
+        toml = SPEC.format(feedback=float(feedback))
         swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=delta)
         await swarm.start_master()
         for name in "abc":
@@ -71,7 +71,7 @@ async def test_small_values_arrive_with_feedback_and_never_without(feedback: boo
 async def test_what_was_left_out_survives_the_masters_death() -> None:
     """The master dies between recording and announcing a commit; the Welcome announces it."""
     async with trio.open_nursery() as nursery:
-        toml = SPEC.format(feedback="true")
+        toml = SPEC.format(feedback=1.0)
         swarm = Swarm(nursery, toml, layout=small_layout((COUNT,)), delta=delta)
         await swarm.start_master()
         append = swarm.store.append

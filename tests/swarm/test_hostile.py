@@ -17,7 +17,6 @@ Each planted bug removes one rule, and the runs must find it; beside each bug is
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -31,10 +30,11 @@ from holdfast.membership.master.routes.disputes import Disputes
 from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.membership.master.sync import donor_choice, state_sync
 from holdfast.membership.master.sync.root_votes import RootVotes
-from holdfast.simulation.batch import BatchOptions, try_seed
-from holdfast.simulation.hostile_peer import Falsehood, Hostile
-from holdfast.simulation.hostile_run import live_with_hostile
-from tests.planting import Bugs, Note, Patch, first_that_shows, spares_first, what_shows
+from holdfast.simulation.batch import BatchOptions, broken_by
+from holdfast.simulation.hostile_peer import Falsehood
+from holdfast.simulation.scenario import RunKind
+from holdfast.simulation.scenario_run import RunOutcome, run_scenario
+from tests.planting import Bugs, Note, Patch, spares_first, what_shows
 
 BLOCK = 10
 SEEDS_MAX = 400  # searched for those whose peer tells the lie that should be found
@@ -44,6 +44,7 @@ FAILED = (  # seeds that once violated an invariant
     1_191_990_153,
 )
 
+HOSTILE = BatchOptions(kind=RunKind.HOSTILE)
 BUGS = Bugs()
 bug = BUGS.named
 LIES: dict[str, set[Falsehood]] = {}
@@ -53,27 +54,35 @@ def lies(name: str, *kinds: Falsehood) -> None:
     LIES[name] = set(kinds)
 
 
+def lies_of(seed: int) -> set[Falsehood]:
+    adversary = HOSTILE.scenario(seed).adversary
+    assert adversary is not None
+    return set(adversary.kinds)
+
+
+def outcome_of(seed: int) -> RunOutcome:
+    return run_scenario(HOSTILE.scenario(seed))
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, 40, BLOCK))
 def test_nobody_honest_suffers_and_rounds_go_on(first: int) -> None:
     for seed in range(first, first + BLOCK):
-        outcome = live_with_hostile(seed)
-        assert outcome.committed >= 10
+        assert outcome_of(seed).committed >= 10
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", FAILED)
 def test_what_once_broke_a_promise(seed: int) -> None:
-    assert live_with_hostile(seed).committed >= 10
+    assert outcome_of(seed).committed >= 10
 
 
 def test_the_same_seed_tells_the_same_lies() -> None:
-    assert live_with_hostile(3) == live_with_hostile(3)
+    assert outcome_of(3) == outcome_of(3)
 
 
 def test_every_kind_of_lie_is_told_by_some_seed() -> None:
-    told = {kind for seed in range(200) for kind in Hostile.of(seed).kinds}
-    assert told == set(Falsehood)
+    assert set[Falsehood]().union(*map(lies_of, range(200))) == set(Falsehood)
 
 
 lies("lone words", Falsehood.BAD_ONE)
@@ -191,7 +200,7 @@ def _(patch: Patch) -> None:
 
 
 def shows(seed: int) -> bool:
-    return try_seed(seed, BatchOptions(hostile=True)).violation is not None
+    return bool(broken_by(HOSTILE.scenario(seed)))
 
 
 @pytest.mark.planted
@@ -201,9 +210,8 @@ def test_a_rule_that_is_taken_out_is_missed(
     name: str, monkeypatch: Patch, record_property: Note
 ) -> None:
     BUGS[name](monkeypatch)
-    liars = (seed for seed in range(SEEDS_MAX) if Hostile.of(seed).kinds & LIES[name])
-    search = partial(first_that_shows, shows, liars)
-    found = what_shows(BUGS.seeds.get(name), shows, search, record_property)
+    liars = (seed for seed in range(SEEDS_MAX) if lies_of(seed) & LIES[name])
+    found = what_shows(BUGS.seeds.get(name), shows, liars, record_property)
     assert found is not None, f"nobody misses it in {SEEDS_MAX} seeds"
 
 

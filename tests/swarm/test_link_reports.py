@@ -58,3 +58,18 @@ async def test_words_of_long_ago_do_not_end_a_session() -> None:
         swarm.world.cut("a", MASTER)
         await trio.sleep(1.0)
         assert gone(swarm) == []
+
+
+async def test_all_the_others_may_report_a_death_and_say_it_often() -> None:
+    async with a_swarm("abcdefgh") as swarm:
+        dead = swarm.peers["a"].peer
+        swarm.crash("a")
+        for name in "bcdefgh":
+            for _time in range(500):
+                swarm.peers[name].service.session.tell(LinkBroken(dead))
+        await trio.sleep(1.0)
+        assert gone(swarm) == ["a"]
+        assert swarm.master is not None
+        assert swarm.master.coordinator.routes.without(dead) == set()
+        assert not any(each.slowed for each in swarm.master.sessions._sessions.values())
+        await settled(swarm, "bcdefgh")

@@ -106,7 +106,7 @@ async def test_however_honest_updates_grow_and_shrink_nobody_is_refused(codec: s
         assert all(member["direction"] is not None for member in members(swarm))
 
 
-async def test_trimming_outvotes_a_liar_also_after_a_death() -> None:
+async def test_clipping_outvotes_a_liar_also_after_a_death() -> None:
     """Honest values are about 1; the liar's are -1, with no larger norm."""
     lying: set[str] = set()
 
@@ -115,7 +115,7 @@ async def test_trimming_outvotes_a_liar_also_after_a_death() -> None:
         values = 1.0 + 0.1 * rng.uniform(-1, 1, count)
         return (-values if peer in lying else values).astype(np.float32)
 
-    async with a_swarm("abcde", delta, combine="trimmed") as swarm:
+    async with a_swarm("abcde", delta, combine="clipped") as swarm:
         lying.add(swarm.peers["c"].peer)
         await swarm.until(lambda: swarm.committed >= 4)
         swarm.crash("a")

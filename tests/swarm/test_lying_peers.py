@@ -26,7 +26,7 @@ from holdfast.simulation.liar_run import expected_rounds, live_with_a_liar
 from holdfast.simulation.lying_peers import Lie
 from holdfast.simulation.scenario import Scenario
 from holdfast.simulation.scenario_run import run_scenario
-from tests.planting import Bugs, Note, Patch, first_that_shows, what_shows
+from tests.planting import Bugs, Note, Patch, what_shows
 
 AUDIT = 0.5  # so that it does not take long
 SEEDS_MAX = 30
@@ -158,8 +158,7 @@ def test_a_rule_that_is_taken_out_is_missed(
 ) -> None:
     BUGS[name](monkeypatch)
     reveals = partial(shows, OPTIONS[name])
-    search = partial(first_that_shows, reveals, range(SEEDS_MAX))
-    found = what_shows(BUGS.seeds.get(name), reveals, search, record_property)
+    found = what_shows(BUGS.seeds.get(name), reveals, range(SEEDS_MAX), record_property)
     assert found is not None, f"nobody misses it in {SEEDS_MAX} seeds"
 
 

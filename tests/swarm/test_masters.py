@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.master.journal_base import JournalAwayError
-from holdfast.daemon.master.journal_store import JournalStore
+from holdfast.daemon.master.journal.journal_base import JournalAwayError
+from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import (
     TERMS_SKIPPED,

@@ -1,16 +1,13 @@
-"""Recovery of the run after a line carried nothing in one direction for a while.
-
-python -m benchmarks.one_way --simulated 80 --start SEED
-"""
+"""Recovery of the run after a line carried nothing in one direction for a while."""
 
 from __future__ import annotations
 
 import pytest
 import trio
 
-from benchmarks.one_way_run import CASES, OneWay, live_through
 from holdfast.simulation.drifting_trainer import small_layout
 from holdfast.simulation.swarm import Swarm
+from tests.swarm.one_way import CASES, OneWay, live_through
 from tests.swarm.test_routes import contributed, links, reach, routes, see
 from tests.swarm.test_swarm import a_swarm, settled, spec
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from holdfast.daemon.master import reachability
-from holdfast.daemon.master.journal_base import GrantRow
+from holdfast.daemon.master.journal.journal_base import GrantRow
 from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.relay_service import RelayService
 from holdfast.daemon.port_mapping.gateway import PortMapping

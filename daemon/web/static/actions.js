@@ -57,7 +57,7 @@ function field(text, control) {
   return element("p", { className: "field" }, element("label", { for: control.id, textContent: text }), control);
 }
 
-export const REFUSED = "The daemon refused this token. It makes a new one at each start.";
+const REFUSED = "The daemon refused this token. It makes a new one at each start.";
 
 /** Returns whether this tab has a token. */
 export const signedIn = () => token.get() !== null;
@@ -70,7 +70,7 @@ async function tokenPlace() {
 }
 
 /** Asks for the token. Returns whether one was given. */
-export async function askForToken(problem) {
+async function askForToken(problem) {
   const input = element("input", { type: "password", name: "token", required: true, autocomplete: "off", spellcheck: false });
   const given = await ask(
     "Bearer token",
@@ -78,7 +78,7 @@ export async function askForToken(problem) {
       element(
         "p",
         {},
-        "Actions and logs need the token that this daemon made at its start: ",
+        "Actions need the token that this daemon made at its start: ",
         element("code", { textContent: "holdfast dashboard" }),
         " at its machine opens this page with it. Or copy it here: it is the entry ",
         element("code", { textContent: "token" }),
@@ -199,28 +199,6 @@ async function resume() {
   if (await perform("resume", {})) toast("The run continues.");
 }
 
-async function checkpoint() {
-  const answer = await perform("checkpoint", {});
-  if (answer) toast(answer.text ?? "Members were asked to write a checkpoint.");
-}
-
-async function verify() {
-  const answer = await perform("verify", {});
-  if (answer === null) return;
-  let verdict = "Not all members could be compared.";
-  if (answer.same) verdict = "All copies are identical.";
-  else if (answer.differences.length) verdict = "Some copies differ.";
-  const peers = answer.peers.map((peer) => `${peer.name} (${format.short(peer.peer)}): ${peer.text}`);
-  const differences = answer.differences.map(
-    (each) => `${each.name} (${format.short(each.peer)}) differs in fragment ${each.fragment}, version ${each.version}: ${each.text}`,
-  );
-  tell(
-    "Verification of copies",
-    element("p", { className: answer.same ? "good" : "problem", textContent: verdict }),
-    element("ul", {}, ...[...differences, ...peers].map((text) => element("li", { textContent: text }))),
-  );
-}
-
 // ---------------------------------------------------------------- actions of a peer
 
 async function leave() {
@@ -237,8 +215,6 @@ const BUTTONS = {
     ["invite", "Invite…", invite],
     ["pause", "Pause", pause],
     ["resume", "Resume", resume],
-    ["checkpoint", "Checkpoint now", checkpoint],
-    ["verify", "Verify copies", verify],
   ],
   peer: [
     ["retry", "Restart the trainer", retry],
@@ -269,8 +245,6 @@ export class Actions {
     const over = status.state === "finished" || status.state === "superseded" || status.finished === true;
     this.#enable("pause", !paused && !over, paused);
     this.#enable("resume", paused, !paused);
-    this.#enable("checkpoint", !over);
-    this.#enable("verify", !over);
   }
 
   #make(kind) {
@@ -281,23 +255,10 @@ export class Actions {
       ...BUTTONS[kind].map(([name, text, work]) => {
         const button = element("button", { type: "button", className: name === "invite" ? "main" : "plain", textContent: text });
         button.addEventListener("click", () => this.#run(button, work));
-        button.hidden = name === "checkpoint"; // until the daemon offers it
         this.#buttons.set(name, button);
         return button;
       }),
     );
-    this.#offer();
-  }
-
-  /** Shows the buttons of actions that only some daemons offer. */
-  async #offer() {
-    try {
-      const { paths } = await get("openapi.json");
-      const button = this.#buttons.get("checkpoint");
-      if (button) button.hidden = !paths["/api/checkpoint"];
-    } catch {
-      // it stays hidden
-    }
   }
 
   async #run(button, work) {
@@ -312,7 +273,7 @@ export class Actions {
   #enable(name, able, hidden = false) {
     const button = this.#buttons.get(name);
     if (!button) return;
-    if (name !== "checkpoint") button.hidden = hidden;
+    button.hidden = hidden;
     button.disabled = !able;
   }
 }

@@ -1,4 +1,4 @@
-// Requests to the daemon. The bearer token is stored in this tab only, and sent with actions and for logs only.
+// Requests to the daemon. The bearer token is stored in this tab only, and sent with actions only.
 
 const TOKEN = "holdfast-token";
 let inMemory = null; // used if session storage is disabled
@@ -41,19 +41,13 @@ export class ApiError extends Error {
 
 const ANSWER_MS = 10_000;
 
-const authorization = () => ({ authorization: `Bearer ${token.get() ?? ""}` });
-
-/** Sends `GET api/NAME` with the token. */
-export const getPrivate = (name, query) => get(name, query, authorization());
-
 /** Sends `GET api/NAME`; throws TypeError if the daemon does not answer. */
-export async function get(name, query = {}, headers = {}) {
+export async function get(name, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== "");
   const search = new URLSearchParams(given).toString();
   return read(
     await fetch(`api/${name}${search && `?${search}`}`, {
       cache: "no-store",
-      headers,
       signal: AbortSignal.timeout(ANSWER_MS),
     }),
   );
@@ -64,7 +58,7 @@ export async function post(name, body) {
   return read(
     await fetch(`api/${name}`, {
       method: "POST",
-      headers: { "content-type": "application/json", ...authorization() },
+      headers: { "content-type": "application/json", authorization: `Bearer ${token.get() ?? ""}` },
       body: JSON.stringify(body),
     }),
   );

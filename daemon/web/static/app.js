@@ -8,7 +8,7 @@
 // `#member=NAME` shows one member's page in place of the run's (see fragment.js).
 
 import { Actions, admit, kick } from "./actions.js";
-import { Pending, Standbys } from "./decisions.js";
+import { Pending } from "./decisions.js";
 import { byId, mark, onceAFrame, say } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
@@ -34,7 +34,6 @@ class MasterView {
   constructor() {
     this.headline = new Headline();
     this.members = new Members(kick);
-    this.standbys = new Standbys();
     this.pending = new Pending(admit);
     this.rounds = new Rounds();
     this.matrix = new Matrix();
@@ -74,7 +73,6 @@ class MasterView {
     this.matrix.show(now);
     this.rounds.show(now);
     this.routes.show(now);
-    this.standbys.show(now);
     this.pending.show(now);
     this.members.show(now, this.rounds.lastCommitted);
   }

@@ -1,4 +1,4 @@
-// Machines that need a decision of the operator: pending ones. And the master's standbys.
+// Machines that need a decision of the operator: pending ones.
 
 import { byId, element, say } from "./dom.js";
 import * as format from "./format.js";
@@ -34,25 +34,6 @@ function button(title, name, className, pressed) {
   made.setAttribute("aria-label", `${title} ${name}`);
   made.addEventListener("click", pressed);
   return made;
-}
-
-/** Machines that keep a copy of the master's journal. */
-export class Standbys {
-  constructor() {
-    this.lines = new Lines("standbys", ({ where, inStep }) =>
-      line(
-        "",
-        inStep
-          ? `The standby at ${where} is in step: nothing is acknowledged before its copy has it.`
-          : `The standby at ${where} copies the journal.`,
-      ),
-    );
-  }
-
-  show(status) {
-    const rows = status.standbys ?? [];
-    this.lines.show(rows.map((row) => ({ where: row.where, inStep: row.in_step })));
-  }
 }
 
 export class Pending {

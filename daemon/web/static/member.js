@@ -1,16 +1,13 @@
-// The page of one member at the master: `#member=NAME`. Its figures, curves, events and log.
+// The page of one member at the master: `#member=NAME`. Its figures, curves and events.
 
-import { askForToken, REFUSED, signedIn } from "./actions.js";
-import { get, getPrivate, token } from "./api.js";
-import { byId, element, mark, say } from "./dom.js";
+import { get } from "./api.js";
+import { byId, element, say } from "./dom.js";
 import { line as eventLine } from "./events.js";
 import * as format from "./format.js";
 import { Figures } from "./headline.js";
 import { MemberCharts } from "./member_charts.js";
 
 const EVENTS = 50;
-const LOG_LINES = 200;
-const LOG_MS = 5_000; // between two requests for the log, while the page is visible
 const FIGURES = ["Role", "Step", "Loss", "Tokens/s", "Utilisation", "Sent", "Received", "Connected for"];
 
 /** Returns the address of a member's page: by name, or by id if another one has its name. */
@@ -22,9 +19,6 @@ export function linkTo(member, members) {
 export class MemberPage {
   #wanted; // name or id
   #peer = null; // its id, once it is known
-  #timer = null;
-  #problem = ""; // with the last token
-  #ended = false;
 
   constructor(wanted) {
     this.#wanted = wanted;
@@ -39,12 +33,6 @@ export class MemberPage {
     this.note.dataset.tone = "calm";
     this.events = element("ol", { className: "events", tabIndex: 0, "aria-label": "Events of this member, newest first" });
     this.noEvents = element("p", { className: "empty", textContent: "No events." });
-    this.log = element("ol", { className: "log", tabIndex: 0, role: "log", "aria-live": "off", "aria-label": "Log of this member" });
-    this.noLog = element("p", { className: "empty", id: "member-no-log", textContent: "Loading the log …" });
-    this.again = element("button", { type: "button", className: "plain small", textContent: "Load again" });
-    this.again.addEventListener("click", async () => {
-      if (signedIn() || (await askForToken(this.#problem))) this.#loadLog();
-    });
     this.box = byId("member");
     this.box.replaceChildren(
       element("div", { className: "member-head" }, back, this.title, this.word),
@@ -53,7 +41,6 @@ export class MemberPage {
       this.note,
       this.charts.box,
       card("Events", [this.events, this.noEvents]),
-      card("Log", [this.log, this.noLog], this.again),
     );
   }
 
@@ -81,7 +68,7 @@ export class MemberPage {
   }
 
   async load() {
-    const [curves] = await Promise.allSettled([this.charts.load(), this.#loadEvents(), this.#loadLog()]);
+    const [curves] = await Promise.allSettled([this.charts.load(), this.#loadEvents()]);
     const failed = curves.status === "rejected";
     this.note.hidden = !failed;
     if (failed) say(this.note, `No curves: ${curves.reason.message}.`);
@@ -93,44 +80,6 @@ export class MemberPage {
     this.events.replaceChildren(...events.map(eventLine));
     this.noEvents.hidden = events.length > 0;
     this.events.hidden = events.length === 0;
-  }
-
-  async #loadLog() {
-    clearTimeout(this.#timer);
-    if (!signedIn()) return this.#askToSignIn("What a machine prints may be private: the log needs the token.");
-    try {
-      const { lines } = await getPrivate("logs", { peer: this.#peer ?? this.#wanted, lines: LOG_LINES });
-      if (this.#ended) return;
-      this.#problem = "";
-      const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 30;
-      this.log.replaceChildren(...lines.map(logLine));
-      this.log.hidden = lines.length === 0;
-      this.noLog.hidden = lines.length > 0;
-      say(this.noLog, "No lines yet.");
-      if (atEnd) this.log.scrollTop = this.log.scrollHeight;
-      this.again.hidden = true;
-      this.#timer = setTimeout(() => this.#loadLog(), LOG_MS);
-    } catch (error) {
-      if (error.refused) {
-        token.forget();
-        this.#problem = REFUSED;
-        this.#askToSignIn(REFUSED);
-        return;
-      }
-      // What was loaded before stays.
-      this.noLog.hidden = false;
-      say(this.again, "Load again");
-      say(this.noLog, `The log cannot be shown: ${error.message}.`);
-      this.log.hidden = this.log.children.length === 0;
-      this.again.hidden = false;
-    }
-  }
-
-  #askToSignIn(why) {
-    this.log.hidden = true;
-    this.noLog.hidden = this.again.hidden = false;
-    say(this.noLog, why);
-    say(this.again, "Sign in …");
   }
 
   /** Takes live points and events of the run. */
@@ -147,19 +96,11 @@ export class MemberPage {
   }
 
   end() {
-    this.#ended = true;
-    clearTimeout(this.#timer);
     this.box.replaceChildren();
   }
 }
 
 const find = (rows, wanted) => rows.find((row) => row.peer === wanted) ?? rows.find((row) => row.name === wanted);
 
-function logLine({ at, source, text }) {
-  const item = element("li", {}, element("time", { textContent: format.clock(at), dateTime: new Date(1000 * at).toISOString() }), element("span", { className: "source", textContent: source }), element("span", { className: "what", textContent: text }));
-  mark(item, "data-source", source);
-  return item;
-}
-
-const card = (title, content, tool = null) =>
-  element("section", { className: "card", "aria-label": title }, element("div", { className: "title" }, element("h2", { textContent: title }), element("span", { className: "title-tools" }, tool)), ...content);
+const card = (title, content) =>
+  element("section", { className: "card", "aria-label": title }, element("div", { className: "title" }, element("h2", { textContent: title })), ...content);

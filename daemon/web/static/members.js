@@ -24,6 +24,14 @@ const COLUMNS = [
   { key: "why", title: "Notes", text: (row) => row.why, sort: (row) => row.why },
 ];
 
+/** Shows whether all copies are equal, and since when that is known. */
+export function showCopies({ text, unequal, compared_s: age }) {
+  const place = byId("copies-equal");
+  place.hidden = !text;
+  mark(place, "title", unequal.map(({ name, why }) => `${name}: ${why}`).join("\n") || null);
+  say(place, age === null ? text : `${text} (compared ${format.duration(age)} ago)`);
+}
+
 export class Members {
   #rows = new Map(); // peer -> { tr, cells }
   #times = new StepTimes();
@@ -85,6 +93,7 @@ export class Members {
   show(status, round) {
     this.#status = status;
     this.#round = round;
+    showCopies(status.copies);
     const weights = shares(round);
     const rows = status.members.map((member) => this.#facts(status, member, weights));
     this.#order(rows);

@@ -45,7 +45,6 @@ class Attempt:
     receivers: tuple[str, ...]
     owners: list[str]
     estimate: PlanEstimate
-    sites: tuple[tuple[str, ...], ...]  # of a tree; a star has none
     started_s: float
     moved_s: float  # time of the last progress
     outcomes: dict[str, ReductionOutcome] = Factory(dict)  # reported results, by receiver
@@ -98,7 +97,6 @@ class Attempt:
             order.receivers,
             [run.peer for run in order.plan.owners for _ in range(run.chunk_count)],
             estimate,
-            tuple(site.members for site in order.plan.sites),
             started_s=now_s,
             moved_s=now_s,
             order=order,
@@ -171,17 +169,14 @@ class Attempt:
         return len({outcome for peer, outcome in self.outcomes.items() if peer in left}) > 1
 
     def norm_reports(self) -> dict[str, Report]:
-        """Return the norms reported by members that added chunks up; others cannot know any.
-
-        In a tree these include the leaders.
-        """
-        added = {*self.makers, *(peer for site in self.sites for peer in site)}
+        """Return the norms reported by members that added chunks up; others cannot know any."""
+        added = set(self.makers)
         return {p: self.reports[p] for p in self.needed() if p in added and p in self.reports}
 
     def gives(self, peer: str, receiver: str) -> bool:
         """Return whether ``peer`` sends ``receiver`` a contribution or a result."""
         adding = {*self.owners, *self.makers}
-        return bool(self.sites) or peer in adding or receiver in adding
+        return peer in adding or receiver in adding
 
     # ------------------------------------------------------------ losses
 

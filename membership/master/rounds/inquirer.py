@@ -37,7 +37,7 @@ class Inquirer:
     def ask(self, round_: Round, question: Question, asked: Sequence[str]) -> bool:
         """Begin an inquiry. Returns False if it was made before, or could tell nothing."""
         attempt = round_.running()
-        if attempt.sites or len(attempt.peers()) < INQUIRY_MIN:
+        if len(attempt.peers()) < INQUIRY_MIN:
             return False
         if not attempt.begin_inquiry(question, asked, self.context.now_s):
             return False

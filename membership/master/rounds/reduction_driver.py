@@ -12,10 +12,6 @@ so nothing can arrive from the lost later and make a second result. A chunk that
 spread from there; a chunk that none holds is added up again by the survivors. Which contributors are in
 which chunk is part of the outcome that all have to agree on. Another loss meanwhile begins a new flush.
 
-Only stars are repaired. In a tree a contribution soon becomes part of a leader's sum, so it cannot be
-taken back, and little can be redistributed: after a loss the round is run again with the survivors, as
-a star.
-
 Messages only add facts. ``advance`` looks at the facts and acts, so the order in which a death, an
 accusation and a late result arrive does not matter. No member waits for the dead: a death that the
 service reports counts at once; an accused member that still looks alive has ``settle_s``; a member that does not answer
@@ -177,8 +173,6 @@ class ReductionDriver:
             self.orders.rerun(round_, attempt.why_lost())  # it may be in chunks that are done
         elif not attempt.unreported():
             return self.decision.decide(round_)
-        elif attempt.sites and attempt.lost:
-            self.orders.rerun(round_, f"a tree cannot be repaired ({attempt.why_lost()})")
         elif attempt.lost and attempt.ended.intersection(attempt.survivors()):
             self.orders.rerun(round_, attempt.why_lost())  # they hold nothing to repair with
         elif attempt.lost.keys() - attempt.shut:
@@ -245,12 +239,7 @@ class ReductionDriver:
     def _leave_behind(self, attempt: Attempt) -> None:
         why = "it did not finish a reduction that others did"
         for peer in attempt.unreported():
-            if attempt.sites:
-                # It may lack what a leader keeps back, and in a tree no member can be asked about it.
-                attempt.lose(peer, f"{self.context.name(peer)}: {why}")
-                attempt.missed[peer] = why
-            else:
-                self.round_table.evict(peer, RefusalCode.LAGGING, why)
+            self.round_table.evict(peer, RefusalCode.LAGGING, why)
 
     def _stalled(self, round_: Round) -> None:
         """Act on a stall that no member is accused of."""

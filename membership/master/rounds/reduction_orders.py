@@ -10,13 +10,13 @@ from attrs import define, evolve
 
 from ....protocol.messages import Contributor, Reduce
 from ...planning.bandwidth import Bandwidths, LineCapacities
-from ...planning.plan import make_plan, planned_star_s
+from ...planning.plan import make_plan, planned_s
 from ...planning.shares import NoReachableOwnerError
 from ..routes.routes import Routes
 from ..state.context import Context
 from ..state.journal import RoundOrdered
 from ..state.master_effects import EventKind
-from ..state.roster import CopyState, caps_of, sites_of
+from ..state.roster import CopyState, caps_of
 from .attempt import Attempt
 from .audits import Auditing
 from .round import Round, RoundPhase
@@ -59,16 +59,14 @@ class ReductionOrders:
                 self.round_table.abort(round_, "too few contributors have a route to one another")
                 return
         roster, now_s, before = self.context.roster, self.context.now_s, round_.attempt
-        sites = sites_of([member for member in roster.by_number() if member.peer in receivers])
         try:
             plan, estimate = make_plan(
                 self.context.history.sizes[round_.fragment],
                 adding,
                 receivers,
-                lines := self._lines(receivers, sites, adding),
+                lines := self._lines(receivers, adding),
                 self.context.spec,
                 fragment=round_.fragment,
-                star_only=before is not None,  # a star can be repaired if something fails again
                 barred=self.audits.barred() | round_.barred,
             )
         except NoReachableOwnerError as error:
@@ -122,7 +120,7 @@ class ReductionOrders:
         """Return how long an earlier attempt's plan would take over these lines, without a correction."""
         if (order := attempt.order) is not None:
             size = self.context.history.sizes[order.fragment]
-            if (needed_s := planned_star_s(order, size, lines)) is not None:
+            if (needed_s := planned_s(order, size, lines)) is not None:
                 return needed_s + CONTROL_TRIPS * lines.delay_s
         return attempt.estimate.predicted_s
 
@@ -141,10 +139,8 @@ class ReductionOrders:
                 )
         return tuple(c for c in contributors if c.peer in adding)
 
-    def _lines(
-        self, receivers: Sequence[str], sites: Sequence[tuple[str, ...]], adding: Sequence[str]
-    ) -> LineCapacities:
-        lines = self.bandwidths.lines(receivers, caps_of(self.context.roster), sites, adding)
+    def _lines(self, receivers: Sequence[str], adding: Sequence[str]) -> LineCapacities:
+        lines = self.bandwidths.lines(receivers, caps_of(self.context.roster), adding)
         return evolve(lines, pair_limits=self.routes.limits(receivers))
 
     def _receivers(self, adding: set[str], fragment: int) -> tuple[str, ...]:
@@ -176,8 +172,7 @@ class ReductionOrders:
         self.context.announce(
             EventKind.ROUND,
             None,
-            f"round {round_.number} starts over with {len(left)} contributors"
-            f"{', as a star' if attempt.sites else ''}: {why}",
+            f"round {round_.number} starts over with {len(left)} contributors: {why}",
         )
         self.begin(round_, left)
 

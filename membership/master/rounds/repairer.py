@@ -98,8 +98,6 @@ class Repairer:
         This needs no flush: all members that are asked hold the result that is being committed.
         """
         attempt = round_.running()
-        if attempt.sites:
-            return  # a member that lacks a tree's result is synced again
         having = [p for p in attempt.survivors() if attempt.outcomes.get(p) == outcome]
         waiting = [p for p in attempt.served() if p not in attempt.outcomes]
         if not (having and waiting and attempt.lost.keys() & set(attempt.owners)):

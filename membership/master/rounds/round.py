@@ -9,7 +9,7 @@
 
 A repair goes on with the results that the survivors hold (see ``attempt``). A rerun begins again from the
 inputs of the contributors that are left. It is for failures that a repair cannot mend: an update that
-must not be added, an unexplained stall, a loss in a tree. An aborted round costs only time: its updates
+must not be added, an unexplained stall. An aborted round costs only time: its updates
 are still in its contributors' local weights.
 
 Nothing here sends or records; ``round_scheduler`` and ``reduction_driver`` do.

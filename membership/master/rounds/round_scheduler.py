@@ -18,7 +18,7 @@ from ..routes.routes import Routes
 from ..state.context import Context, quoted
 from ..state.journal import RoundNumbered
 from ..state.master_effects import EventKind
-from ..state.roster import CopyState, Member, can_contribute, sites_of
+from ..state.roster import CopyState, Member, can_contribute
 from ..state.round_schedule import next_fragment
 from ..state.succession import Succession
 from ..sync.state_sync import StateSync
@@ -63,7 +63,6 @@ class RoundScheduler:
             context, state_sync, self.round_table, self.bandwidths, routes
         )
         self.rounds = self.round_table.rounds
-        self._sites: tuple[int, list[tuple[str, ...]]] = (-1, [])  # view number, and sites
 
     # ------------------------------------------------------------ facts
 
@@ -116,11 +115,7 @@ class RoundScheduler:
 
     def measured(self, member: Member, message: Measured) -> None:
         """Note measured bandwidths, for the next plan."""
-        roster = self.context.roster
-        if self._sites[0] != roster.view_number:  # any change of members makes a new view
-            self._sites = (roster.view_number, sites_of(roster.by_number()))
-        mates = next((site for site in self._sites[1] if member.peer in site), ())
-        self.bandwidths.measured(member.peer, message, mates)
+        self.bandwidths.measured(member.peer, message)
 
     def removed(self, peer: str, why: str) -> None:
         """Note that a member has left the roster."""

@@ -11,7 +11,7 @@ brief just before they are sent, and whole just after they came.
     owners     pairs of the difference to the owner before, zigzag, and a count of chunks
 
 All are unsigned LEB128 integers. An order that does not fit (a member that is not in the view, numbers that do not
-ascend, sites) is sent as it is.
+ascend) is sent as it is.
 """
 
 from __future__ import annotations
@@ -106,8 +106,6 @@ class OrderReader:
 
 
 def _brief_reduce(order: Reduce, view: View) -> BriefReduce | None:
-    if order.plan.sites:
-        return None
     number_of = {member.peer: member.number for member in view.members}
     try:
         contributors = [number_of[each.peer] for each in order.contributors]

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 import attrs
 from attrs import Factory, define, frozen
 
 from ....protocol.messages import (
-    SITES_MAX,
     FragmentHead,
     Hello,
     MemberInfo,
@@ -33,7 +32,6 @@ from ....protocol.messages import (
     TrainerFailed,
 )
 from ...planning.bandwidth import Bandwidth
-from ...planning.sites import same_site
 
 _BY_NUMBER = attrgetter("number")
 VIEWS_PER_TERM = 1_000_000  # view numbers of a term start at a multiple of this, so they only grow
@@ -134,7 +132,6 @@ class Member:
     reachable: bool = True  # the master can dial it
     offer: RelayOffer | None = None  # what it would forward for others
     relayed: Relayed | None = None  # what it has forwarded
-    site: str = ""  # name given by its machine's owner; if empty, its address decides
     software: str = ""  # its daemon's version of holdfast
     late_count: int = 0  # rounds in a row that closed without it
     rest_count: int = 0  # how often it gave up its place for being late
@@ -232,7 +229,6 @@ def new_member(
         port=port if port == hello.local_port else 0,
         reachable=reachable,
         offer=hello.relay,
-        site=hello.site,
         software=hello.software,
     )
 
@@ -246,19 +242,6 @@ def caps_of(members: Iterable[Member]) -> dict[str, Bandwidth]:
         for member in members
         if member.upload_bytes_per_s or member.download_bytes_per_s
     }
-
-
-def sites_of(members: Sequence[Member]) -> list[tuple[str, ...]]:
-    """Group the members that share a site with others, by its name or by their addresses."""
-    named: dict[str, list[str]] = {}
-    for member in members:
-        if member.site:
-            named.setdefault(member.site, []).append(member.peer)
-    unnamed = [member for member in members if not member.site]
-    sites = [tuple(peers) for peers in named.values() if len(peers) > 1]
-    for numbers in same_site([member.host for member in unnamed]):
-        sites.append(tuple(unnamed[number].peer for number in numbers))
-    return sites[:SITES_MAX]
 
 
 def role_of(member: Member, places: set[str]) -> Role:

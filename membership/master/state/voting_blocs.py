@@ -16,7 +16,6 @@ from typing import Generic, TypeVar
 
 from attrs import frozen
 
-from ...planning.sites import line_of
 from .roster import Member, Roster
 
 T = TypeVar("T", bound=Hashable)
@@ -45,6 +44,17 @@ class Election(Generic[T]):
 def voice_of(member: Member) -> Voice:
     """Return the voice that a member is part of."""
     return member.grant.invite, line_of(member.host)
+
+
+def line_of(host: str) -> str:
+    """Return what all hosts behind one line have in common: an IPv4 address, or an IPv6 /64."""
+    if ":" not in host:
+        return host
+    head, gap, tail = host.partition("::")
+    front = [part for part in head.split(":") if part]
+    back = [part for part in tail.split(":") if part]
+    zeros = ["0"] * (8 - len(front) - len(back)) if gap else []
+    return ":".join(part.lower().lstrip("0") or "0" for part in [*front, *zeros, *back][:4])
 
 
 def voices_of(roster: Roster, peers: Iterable[str]) -> dict[str, Voice]:

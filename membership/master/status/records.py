@@ -1,6 +1,6 @@
 """The status of a run as frozen records: what the HTTP API answers, and what commands and metrics read.
 
-``msgspec`` writes them as JSON, reads them back, and makes the schemas of ``daemon/web/openapi.json`` of them:
+``msgspec`` writes them as JSON, reads them back, and makes the schemas of ``daemon/web/api_description`` of them:
 the docstrings and ``Meta`` descriptions stand there. Times with ``_s`` are the master's clock or durations in
 seconds, times with ``_at`` are Unix seconds. A figure that is not known is None.
 """
@@ -107,6 +107,32 @@ class HeldHeadRow(HeadRow):
 
 
 @frozen(kw_only=True)
+class UnequalCopyRow:
+    """A member whose copy is not known to be equal to the others'."""
+
+    peer: PeerId
+    name: str
+    why: str
+
+
+@frozen(kw_only=True)
+class CopyAgreement:
+    """What the digests that all rounds compare say about the members' copies of the state."""
+
+    text: Annotated[str, about("One sentence; empty while no member holds or copies the state.")]
+    all: Annotated[int, about("Members that hold the state or copy it.")]
+    equal: Annotated[int, about("Of them, those that reported the run's digest of each fragment.")]
+    versions: Annotated[
+        tuple[int, ...], about("Of each fragment: the version at which these copies are equal.")
+    ]
+    compared_s: Annotated[
+        float | None,
+        about("Seconds since the last of these digests came; null: no copies are equal."),
+    ]
+    unequal: tuple[UnequalCopyRow, ...]
+
+
+@frozen(kw_only=True)
 class DoneOfAll:
     """A part that is done, and the whole."""
 
@@ -136,7 +162,6 @@ class MemberBytes:
     bulk_sent: int
     bulk_received: int
     state_received: int
-    state_saved: int
 
 
 @frozen(kw_only=True)
@@ -181,7 +206,6 @@ class DepartedRow:
         about("outbound: no other member can dial it; it dials the others."),
     ]
     relay: RelayRow | None
-    site: str
     software: Annotated[str, about("Its version of holdfast; empty: not told.")]
     role: RoleName
     granted: Annotated[RoleName, about("The role that its invite allows.")]
@@ -262,11 +286,7 @@ class PlanRow:
     bound_s: float
     ring_s: float
     guessed_count: int
-    tree_s: float | None
-    star_s: float | None
     took_s: float
-    tree: bool
-    sites: tuple[tuple[str, ...], ...]
 
 
 @frozen(kw_only=True)
@@ -402,6 +422,7 @@ class RunStatus:
     counts: MemberCounts
     places: PlaceCounts
     fragments: tuple[HeadRow, ...]
+    copies: CopyAgreement
     members: tuple[MemberRow, ...]
     departed: tuple[DepartedRow, ...]
     rounds: tuple[RoundRow, ...]

@@ -188,8 +188,6 @@ def _plan(attempt: Attempt | None, end_s: float) -> PlanRow | None:
     return PlanRow(
         **{**attrs.asdict(attempt.estimate), "predicted_s": attempt.predicted_s},
         took_s=end_s - attempt.started_s,
-        tree=bool(attempt.sites),
-        sites=attempt.sites,
     )
 
 

@@ -9,6 +9,7 @@ from ..rounds.round import RoundPhase
 from ..state.roster import Member, role_of
 from ..state.voting_blocs import format_invite_warning, large_invites
 from ..trainers import state_of
+from .copy_agreement import copy_agreement
 from .headline import headline
 from .records import (
     CopyRow,
@@ -74,6 +75,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
             vacant=history.vacancies,
         ),
         fragments=tuple(head_row(head) for head in history.heads()),
+        copies=copy_agreement(coordinator, now_s),
         members=tuple(
             _member(coordinator, member, reasons, now_s) for member in context.roster.by_number()
         ),
@@ -124,7 +126,6 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "host": member.host,
         "reach": "reachable" if member.reachable else "outbound",
         "relay": _relay(member),
-        "site": member.site,
         "software": member.software,
         "role": role_of(member, context.history.places).value,
         "granted": member.grant.role.value,
@@ -145,7 +146,6 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
             bulk_sent=progress.bulk_sent_bytes,
             bulk_received=progress.bulk_received_bytes,
             state_received=progress.state_received_bytes,
-            state_saved=progress.state_saved_bytes,
         ),
         "copies": tuple(map(copy_row, wanted_copies(member))),
         "bandwidth": _bandwidth(coordinator, member),

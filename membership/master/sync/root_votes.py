@@ -8,6 +8,8 @@ report or the deadline is over, so the first member to return cannot decide alon
 
 from __future__ import annotations
 
+import math
+
 from ....protocol.messages import FragmentHead
 from ..state.context import Context
 from ..state.roster import CopyState, Member
@@ -27,6 +29,7 @@ class RootVotes:
         self.context = context
         self.unheard = set(context.history.places)
         self._cast: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
+        self._heard_s: dict[tuple[int, int], float] = {}  # likewise, of the last vote
 
     def cast(self, member: Member, head: FragmentHead) -> None:
         """Count a member's vote; a later one replaces it."""
@@ -34,11 +37,17 @@ class RootVotes:
         if head.version == newest:
             self.unheard.discard(member.peer)
         if newest - VOTED_VERSIONS < head.version <= newest:
-            self._cast.setdefault((head.fragment, head.version), {})[member.peer] = head.root
+            key = head.fragment, head.version
+            self._cast.setdefault(key, {})[member.peer] = head.root
+            self._heard_s[key] = self.context.now_s
 
     def by_peer(self, fragment: int, version: int) -> dict[str, bytes]:
         """Return the roots voted for, by peer."""
         return self._cast.get((fragment, version), {})
+
+    def heard_s(self, fragment: int, version: int) -> float:
+        """Return when the last vote on a version was cast; minus infinity if none was."""
+        return self._heard_s.get((fragment, version), -math.inf)
 
     def voted_on(self) -> list[tuple[int, int]]:
         """Return the fragments and versions that have votes."""
@@ -81,11 +90,11 @@ class RootVotes:
     def forget_beyond(self, fragment: int, newest: int) -> None:
         """Forget votes on later versions: the run has gone back to this one."""
         for key in [key for key in self._cast if key[0] == fragment and key[1] > newest]:
-            del self._cast[key]
+            del self._cast[key], self._heard_s[key]
 
     def prune(self) -> None:
         """Forget votes on versions too old to be asked for."""
         versions = self.context.history.versions
         for fragment, version in list(self._cast):
             if version <= versions[fragment] - VOTED_VERSIONS:
-                del self._cast[fragment, version]
+                del self._cast[fragment, version], self._heard_s[fragment, version]

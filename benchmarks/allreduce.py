@@ -1,0 +1,302 @@
+"""The duration of one all-reduce over real sockets, between processes that run the code of peers.
+
+    python -m benchmarks.allreduce --peers 4 --size 64MiB     all ranks on this machine's loopback
+    python -m benchmarks.allreduce --rank R --master ...      one rank; start one on each machine
+
+TLS control streams, encrypted lanes, links and reduction are the production code; see ``ranks``.
+
+With ``--vs gloo`` every rank also has a worker process with torch's gloo. The two libraries alternate,
+controlled by a pipe, and never run at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import trio
+from attrs import define, field, frozen
+
+from benchmarks.gloo import GlooWorker
+from benchmarks.ranks import BenchRank, Report, free_port, joined, rank_parser, run_ranks, size
+from benchmarks.rendezvous import RankSeat
+from benchmarks.report import BenchError, run_main
+from holdfast.collectives.links.link_parts import LaneRules
+from holdfast.collectives.reduction import ReduceResult, Reduction
+from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
+from holdfast.membership.planning.plan import PlanEstimate, make_plan
+from holdfast.membership.spec.spec import CODECS, ReduceTable, RunSpec
+from holdfast.protocol.messages import Contributor, FragmentSize, Plan, Reduce
+from holdfast.protocol.network.sockets import SocketNetwork
+
+VALUE_BYTES = 4  # float32
+UNTOLD = Bandwidth(1e9, 1e9)  # of every rank, if no rates are given: the chunks of a fast line
+CHECKED_VALUES = 2**16  # values of each result that are checked
+# Relative errors that only a wrong sum exceeds: fp32 only rounds, topk keeps a 64th of the values or
+# more, and the coarsest of the other codecs has 4 bits per value.
+ERRORS_MAX = {"fp32": 1e-5, "topk": 0.99, "topk16": 0.95, "topk8": 0.9, "topk4": 0.8}
+ERROR_MAX = 0.2
+
+
+@frozen
+class AllreduceOptions:
+    """The options of the command, equal at all ranks except the seat's rank."""
+
+    seat: RankSeat
+    bytes: int
+    codec: str
+    repeat: int
+    warm_up: int
+    gloo: bool
+    up_mbit: tuple[float, ...] = ()
+    down_mbit: tuple[float, ...] = ()
+    delay_ms: float = 0.0
+    max_upload_mbit: tuple[float, ...] = ()  # limits of the ranks; empty: none
+    congestion: str = LaneRules().congestion  # TCP's, of lanes, where the kernel has it
+
+    @property
+    def size(self) -> FragmentSize:
+        return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
+
+    def lines(self, peers: Sequence[str]) -> LineCapacities:
+        """Return the line capacities for the planner: without given rates, those of one machine."""
+        if not self.up_mbit:
+            return LineCapacities(dict.fromkeys(peers, UNTOLD))
+        rates = {
+            peer: Bandwidth(up * 1e6 / 8, down * 1e6 / 8)
+            for peer, up, down in zip(peers, self.up_mbit, self.down_mbit, strict=True)
+        }
+        return LineCapacities(rates, delay_s=self.delay_ms / 1e3)
+
+
+@define
+class AllreduceBench:
+    """One rank with links to all others, and its measurements."""
+
+    options: AllreduceOptions
+    node: BenchRank[SocketNetwork]
+    values: np.ndarray[tuple[int], np.dtype[np.float32]]
+    round: int = 0
+    ours_s: list[float] = field(factory=list)
+    gloo_s: list[float] = field(factory=list)
+    cpu_s: list[float] = field(factory=list)  # CPU time, mean over ranks
+    gloo_cpu_s: list[float] = field(factory=list)
+    sent_bytes: list[list[int]] = field(factory=list)  # per repetition and rank, headers included
+
+    @property
+    def peers(self) -> list[str]:
+        return [member.peer for member in self.node.members]
+
+    def plan(self) -> tuple[Plan, PlanEstimate]:
+        peers = self.peers
+        table = ReduceTable(codec_up=self.options.codec, codec_down=self.options.codec)
+        lines = self.options.lines(peers)
+        return make_plan(self.options.size, peers, peers, lines, RunSpec(reduce=table))
+
+    def order(self) -> Reduce:
+        peers = self.peers
+        return Reduce(
+            round=self.round,
+            attempt=1,
+            fragment=0,
+            version=0,
+            view=1,
+            contributors=tuple(Contributor(peer, 1, 1.0) for peer in peers),
+            receivers=tuple(peers),
+            plan=self.plan()[0],
+        )
+
+    async def reduce(self) -> None:
+        """Time one reduction that all ranks start at the same moment; the slowest rank counts."""
+        self.round += 1
+        order = self.order()
+        hub, network, exchange = self.node.hub, self.node.network, self.node.rendezvous.exchange
+        size, before = self.options.size, hub.sent_bytes
+        await exchange({})
+        cpu_before_s = time.process_time()
+        started_s = trio.current_time()
+        result = await Reduction(order, hub.me, size, hub, network, self.values, None).run()
+        took_s = trio.current_time() - started_s
+        cpu_s = time.process_time() - cpu_before_s
+        error = self._error(result)
+        first = await exchange({"s": took_s, "digest": result.digest.hex()})
+        sent = hub.sent_bytes - before
+        second = await exchange({"sent_bytes": sent, "error": error, "cpu_s": cpu_s})
+        if len({each["digest"] for each in first}) != 1:
+            raise BenchError("the ranks' results differ")
+        error_max = ERRORS_MAX.get(self.options.codec.partition("+")[0], ERROR_MAX)
+        if max(each["error"] for each in second) > error_max:
+            raise BenchError("the result is not the mean")
+        self.ours_s.append(max(each["s"] for each in first))
+        self.cpu_s.append(statistics.mean(each["cpu_s"] for each in second))
+        self.sent_bytes.append([each["sent_bytes"] for each in second])
+
+    def _error(self, result: ReduceResult) -> float:
+        """Return the relative error of part of the result; the inputs are multiples of one another."""
+        found = next(values for _where, values in result.pieces())[:CHECKED_VALUES]
+        mine = self.values[: found.size]
+        seat = self.options.seat
+        mean = mine / (seat.rank + 1) * ((seat.count + 1) / 2)
+        return float(np.linalg.norm(found - mean) / np.linalg.norm(mean))
+
+    async def gloo(self, worker: GlooWorker) -> None:
+        await self.node.rendezvous.exchange({})
+        answer = await trio.to_thread.run_sync(worker.turn, "reduce")
+        answers = await self.node.rendezvous.exchange(answer)
+        if max(each["error"] for each in answers) > ERRORS_MAX["fp32"]:
+            raise BenchError("gloo's result is not the sum")
+        self.gloo_s.append(max(each["s"] for each in answers))
+        self.gloo_cpu_s.append(statistics.mean(each["cpu_s"] for each in answers))
+
+    def report(self) -> Report:
+        """Return the results without the warm-up repetitions."""
+        skipped = self.options.warm_up
+        ours_s, gloo_s = self.ours_s[skipped:], self.gloo_s[skipped:]
+        _plan, estimate = self.plan()
+        known = bool(self.options.up_mbit)  # without rates there are no estimates
+        least_s = estimate.bound_s if known else None
+        median_s = statistics.median(ours_s)
+        gloo_median_s = statistics.median(gloo_s) if gloo_s else None
+
+        sent = zip(*self.sent_bytes[skipped:], strict=True)
+        return {
+            "peers": self.options.seat.count,
+            "bytes": self.options.size.value_count * VALUE_BYTES,
+            "codec": self.options.codec,
+            "repeat": len(ours_s),
+            "median_s": median_s,
+            "min_s": min(ours_s),
+            "max_s": max(ours_s),
+            "all_s": ours_s,
+            "gloo_median_s": gloo_median_s,
+            "gloo_all_s": gloo_s,
+            "ratio": gloo_median_s / median_s if gloo_median_s else None,
+            "cpu_s": statistics.median(self.cpu_s[skipped:]),
+            "gloo_cpu_s": statistics.median(self.gloo_cpu_s[skipped:]) if gloo_s else None,
+            "t_lb_s": least_s,
+            "ring_s": estimate.ring_s if known else None,
+            "predicted_s": estimate.predicted_s if known else None,
+            "sent_bytes_per_peer": [round(statistics.mean(each)) for each in sent],
+        }
+
+
+async def run_rank(options: AllreduceOptions) -> Report | None:
+    """Run one rank and return the report, at rank 0 only."""
+    seat, caps = options.seat, options.max_upload_mbit
+    cap = caps[seat.rank] if caps else None
+    async with joined(seat, SocketNetwork, upload_mbit=cap) as node:
+        node.hub.configure(rules=LaneRules(congestion=options.congestion))
+        await node.link_all()
+        values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
+        values *= seat.rank + 1
+        bench = AllreduceBench(options, node, values)
+        exchange = node.rendezvous.exchange
+        port = free_port(seat.master.host) if seat.rank == 0 else 0
+        ports = await exchange({"port": port})
+        with ExitStack() as stack:
+            worker = None
+            if options.gloo:
+                worker = GlooWorker(
+                    subprocess.Popen,
+                    rank=seat.rank,
+                    peers=seat.count,
+                    master=seat.master.host,
+                    port=ports[0]["port"],
+                    address=node.rendezvous.host,
+                    values=options.size.value_count,
+                )
+                stack.callback(worker.close)
+                await trio.to_thread.run_sync(worker.turn, "begin")
+            for _repetition in range(options.warm_up + options.repeat):
+                await bench.reduce()
+                if worker is not None:
+                    await bench.gloo(worker)
+        await exchange({})  # so that no rank cuts links that other ranks still need
+    return bench.report() if seat.rank == 0 else None
+
+
+# ---------------------------------------------------------------- the command
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Parse rates in Mbit/s: one for all ranks, or one for each, separated by commas."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: rates look like 20,20,1000") from None
+    if any(not rate > 0 for rate in found):
+        raise argparse.ArgumentTypeError("a rate must be more than 0")
+    return found
+
+
+def _per_rank(name: str, given: tuple[float, ...], peers: int) -> tuple[float, ...]:
+    if len(given) == 1:
+        return given * peers
+    if len(given) not in (0, peers):
+        raise BenchError(f"{name} has {len(given)} rates, but there are {peers} peers")
+    return given
+
+
+def show(report: Report) -> None:
+    """Print the results."""
+    print(f"{report['peers']} peers, {report['bytes'] / 1e6:g} MB of float32, {report['codec']}")
+    print(f"  holdfast  {_ms(report['median_s'])} (best {_ms(report['min_s'])})")
+    if report["gloo_median_s"] is not None:
+        print(f"  gloo      {_ms(report['gloo_median_s'])}")
+        print(f"  holdfast is {report['ratio']:.2f} times as fast as gloo")
+    if report["t_lb_s"] is not None:
+        print(f"  lower bound of any all-reduce over these links: {_ms(report['t_lb_s'])}")
+    sent = max(report["sent_bytes_per_peer"])
+    print(f"  a peer sent at most {sent / 1e6:.3f} MB per reduction, with all overhead")
+
+
+def _ms(seconds: float) -> str:
+    digits = max(0, 2 - math.floor(math.log10(max(seconds * 1e3, 1e-3))))
+    return f"{seconds * 1e3:.{digits}f} ms"
+
+
+def main() -> int:
+    parser = rank_parser("benchmarks.allreduce", __doc__)
+    parser.add_argument("--peers", type=int, default=2, help="number of ranks")
+    parser.add_argument("--size", type=size, default="256MiB", help="of the float32 values")
+    parser.add_argument("--codec", choices=CODECS, default="fp32", help="for both directions")
+    parser.add_argument("--vs", choices=["gloo"], help="alternate with another library")
+    parser.add_argument("--up", type=rates, default=(), help="Mbit/s, for the plan and the bound")
+    parser.add_argument("--down", type=rates, default=(), help="likewise (default: as --up)")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, for the bound")
+    parser.add_argument("--max-upload", type=rates, default=(), help="caps, unknown to the plan")
+    parser.add_argument("--congestion", default="bbr", help="TCP congestion control to ask for")
+    options = parser.parse_args()
+    up = _per_rank("--up", options.up, options.peers)
+    down = _per_rank("--down", options.down, options.peers) or up
+    caps = _per_rank("--max-upload", options.max_upload, options.peers)
+
+    async def work(seat: RankSeat) -> Report | None:
+        return await run_rank(
+            AllreduceOptions(
+                seat=seat,
+                bytes=options.size,
+                codec=options.codec,
+                repeat=options.repeat,
+                warm_up=options.warm_up,
+                gloo=options.vs == "gloo",
+                up_mbit=up,
+                down_mbit=down,
+                delay_ms=options.delay_ms,
+                max_upload_mbit=caps,
+                congestion=options.congestion,
+            )
+        )
+
+    return run_ranks("benchmarks.allreduce", options, options.peers, work, show)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("allreduce", main))

@@ -1,1 +1,0 @@
-"""``holdfast bench``: measurements on real sockets, without a master."""

@@ -1,0 +1,446 @@
+"""What the master's journal is, wherever it is kept: records in order, invites, grants.
+
+    Journal          in memory: tokens and grants; in the database: everything
+     |- JournalStore      one SQLite file (the default)
+     '- PostgresJournal   a PostgreSQL database that several masters share, one at a time
+
+A record is durable when ``append`` returns; the service sends nothing that depends on a record before that.
+
+Tokens and grants are kept in memory, so reading them never waits for the database. Writes may take long
+and may come from any thread; they run one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from attrs import define, evolve, frozen
+
+from ....membership.master.state import journal
+from ....protocol import wire
+from ....protocol.errors import HoldfastError, UserError
+from ....protocol.messages import Commit, Role
+from ....protocol.trust.invite import generate_token
+from ...exit_codes import ExitCode
+from .journal_repair import RepairedJournal, check_of
+
+COMMITS_BYTES_MAX = 2**26  # of commits that are read at once; with 1,000 members one is 60 kB
+TOKEN_COLUMNS = "hash, role, founder, uses_left, expires_s, made_s, withdrawn, by_hand"
+TOKENS = f"select {TOKEN_COLUMNS} from tokens"
+GRANT_COLUMNS = "peer, role, founder, name, invite"
+GRANTS = f"select {GRANT_COLUMNS} from grants"
+Rows = Sequence[tuple[Any, ...]]
+
+
+class JournalError(HoldfastError):
+    """The journal cannot be read or written."""
+
+
+class JournalAwayError(JournalError):
+    """A journal that cannot be written now: its disk is full, its database does not answer. Nothing was changed."""
+
+
+class JournalBrokenError(JournalError):
+    """A damaged journal: trying again does not help."""
+
+
+class FencedError(JournalError):
+    """Another master holds the journal now; nothing was changed, and never will be by this one."""
+
+
+class TokenError(UserError):
+    """A token that admits no newcomer; the text is sent to the newcomer."""
+
+
+@frozen
+class GrantRow:
+    """The rights of an admitted identity.
+
+    Attributes:
+      invite: the id of the invite that it used; empty if that is not known.
+    """
+
+    role: Role
+    founder: bool
+    name: str
+    invite: str = ""
+
+
+@frozen
+class UsableInvite:
+    """An invite that still admits machines.
+
+    Attributes:
+      expires_s: unix seconds.
+    """
+
+    id: str
+    uses_left: int
+    expires_s: float
+
+
+@define
+class _Token:
+    role: Role
+    founder: bool
+    uses_left: int
+    expires_s: float
+    made_s: float
+    withdrawn: bool
+    by_hand: bool  # the operator approves each newcomer
+
+
+@frozen
+class JournalCut:
+    """The repair of a damaged journal: its end was cut off.
+
+    Attributes:
+      count: the least number of records that are lost.
+      fault: what is wrong with the first of them.
+      copy: a copy of the damaged file.
+    """
+
+    count: int
+    fault: str
+    copy: Path
+
+    def __str__(self) -> str:
+        return (
+            f"the journal was damaged ({self.fault}): at least {self.count} records at its end "
+            f"are cut off; the damaged file is kept as {self.copy}"
+        )
+
+
+@frozen
+class Committed:
+    """A round's commit in the journal.
+
+    Attributes:
+      opened_at: unix seconds when the round was opened; None if that is not known.
+      committed_at: unix seconds when the commit was written.
+    """
+
+    commit: Commit
+    opened_at: float | None
+    committed_at: float
+
+
+@frozen
+class Uncommitted:
+    """A round in the journal that was opened and not committed.
+
+    Attributes:
+      opened_at: unix seconds.
+    """
+
+    round: journal.RoundNumbered
+    opened_at: float
+
+
+class Journal(ABC):
+    """The part of a run's state that must survive the master's process.
+
+    Attributes:
+      cut: the repair when the journal was opened; None if it was whole.
+      last_term: the highest term that a master began on this journal, even if its record is cut off;
+        0 if that is not known.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._writing = threading.Lock()
+        self._count = 0
+        self._grants: dict[str, GrantRow] = {}
+        self._tokens: dict[bytes, _Token] = {}
+        self.last_term = 0
+        self.cut: JournalCut | None = None
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where it is, for people: a path, or a database without its password."""
+
+    @property
+    @abstractmethod
+    def remedy(self) -> str:
+        """What the operator does when it cannot be written."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it; what was acknowledged is there."""
+
+    # ------------------------------------------------------------ the database
+
+    @abstractmethod
+    def _read(self, query: str, values: Sequence[object] = ()) -> Rows:
+        """Return the rows of a query with ``?`` for values; raises JournalError."""
+
+    @abstractmethod
+    def _write(self, query: str, values: Sequence[object]) -> None:
+        """Write durably, or raise JournalError and change nothing."""
+
+    @abstractmethod
+    def _append(self, number: int, kind: str, body: bytes, at_s: float, check: bytes) -> None:
+        """Write a record durably, or raise JournalError and change nothing."""
+
+    @abstractmethod
+    def _read_records(self) -> RepairedJournal:
+        """Read the records in order up to the first damaged one."""
+
+    @abstractmethod
+    def _newest_rounds(
+        self, count: int
+    ) -> contextlib.AbstractContextManager[Iterable[tuple[str, bytes, float]]]:
+        """Read the kind, body and time of the newest records of rounds, the newest first."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True while there are no records."""
+        return not self._count
+
+    def _remember(self) -> None:
+        """Read what is kept in memory."""
+        self._grants = {
+            peer: GrantRow(Role(role), bool(founder), name, invite)
+            for peer, role, founder, name, invite in self._read(GRANTS)
+        }
+        self._tokens = {
+            bytes(row[0]): _Token(
+                Role(row[1]), bool(row[2]), row[3], row[4], row[5], *map(bool, row[6:])
+            )
+            for row in self._read(TOKENS)
+        }
+
+    # ------------------------------------------------------------ records
+
+    def append(self, record: journal.JournalRecord) -> None:
+        """Write one record; on return it is durable.
+
+        Raises:
+          JournalAwayError: it cannot be written now (the disk is full). The journal is unchanged.
+          JournalBrokenError: the journal is damaged.
+          FencedError: another master holds the journal.
+        """
+        body = msgpack.packb(wire.to_plain(record))
+        with self._writing:
+            kind, number = type(record).__name__, self._count + 1
+            self._append(number, kind, body, self._now(), check_of(number, kind, body))
+            self._count = number
+            if isinstance(record, journal.TermStarted):
+                self.last_term = max(self.last_term, record.term)
+
+    def records(self) -> list[journal.JournalRecord]:
+        """Return all records, oldest first."""
+        found = self._read_records()
+        if found.fault:
+            raise UserError(f"the journal is damaged: {found.fault}", exit_code=ExitCode.CONFIG)
+        return found.records
+
+    def written_at(self, kind: type[journal.JournalRecord]) -> float | None:
+        """Return when the last record of a kind was written, in unix seconds; None if there is none."""
+        return self._time_of("max", kind)
+
+    def commits(self, count: int, known: Container[int]) -> list[Committed]:
+        """Return the commits among the newest ``count`` whose rounds are not known, oldest first.
+
+        This blocks no writer.
+        """
+        found: list[Committed] = []
+        opened_at: dict[int, float] = {}
+        size_bytes = 0
+        with self._newest_rounds(count) as rows:
+            for kind, body, at_s in rows:
+                plain = msgpack.unpackb(body)
+                if kind == journal.RoundNumbered.__name__:
+                    opened_at[plain["round"]] = at_s
+                elif plain["commit"]["round"] not in known and size_bytes < COMMITS_BYTES_MAX:
+                    size_bytes += len(body)
+                    record = wire.from_plain(journal.RoundCommitted, plain)
+                    found.append(Committed(record.commit, None, at_s))
+        return [
+            evolve(each, opened_at=opened_at.get(each.commit.round)) for each in reversed(found)
+        ]
+
+    def uncommitted(self, count: int, known: Container[int]) -> list[Uncommitted]:
+        """Return the rounds among the newest ``count`` that have no commit and are not known, oldest first.
+
+        This blocks no writer.
+        """
+        found: dict[int, Uncommitted] = {}
+        committed: set[int] = set()
+        with self._newest_rounds(count) as rows:
+            for kind, body, at_s in rows:
+                plain = msgpack.unpackb(body)
+                if kind == journal.RoundCommitted.__name__:
+                    committed.add(plain["commit"]["round"])
+                elif plain["round"] not in known and plain["round"] not in committed:
+                    record = wire.from_plain(journal.RoundNumbered, plain)
+                    found[record.round] = Uncommitted(record, at_s)
+        return [found[number] for number in sorted(found)]
+
+    def run_times(self) -> tuple[float | None, float | None]:
+        """Return when the run's first round was opened, and when the run was finished (unix seconds)."""
+        return self._time_of("min", journal.RoundNumbered), self._time_of(
+            "max", journal.RunFinished
+        )
+
+    def _time_of(self, which: str, kind: type[journal.JournalRecord]) -> float | None:
+        found = self._read(f"select {which}(at_s) from records where kind = ?", [kind.__name__])
+        at_s: float | None = found[0][0]
+        return at_s
+
+    # ------------------------------------------------------------ invites
+
+    def make_token(
+        self, role: Role, *, founder: bool, uses: int, hours: float, by_hand: bool = False
+    ) -> tuple[str, float]:
+        """Return a new token and its expiry (unix seconds). Only its hash is stored."""
+        token = generate_token()
+        made_s = self._now()
+        row = _Token(role, founder, uses, made_s + 3600.0 * hours, made_s, False, by_hand)
+        with self._writing:
+            self._write(
+                "insert into tokens (hash, role, founder, uses_left, expires_s, made_s, by_hand)"
+                " values (?, ?, ?, ?, ?, ?, ?)",
+                (_hash(token), role.value, int(founder), uses, row.expires_s, made_s, int(by_hand)),
+            )
+            self._tokens[_hash(token)] = row
+        return token, row.expires_s
+
+    def redeem(self, token: str) -> GrantRow:
+        """Use a token once; return its grant, which has no name yet.
+
+        Raises:
+          TokenError: the token is unknown, withdrawn, expired or used up.
+        """
+        with self._writing:
+            row = self._good(token)
+            self._write(
+                "update tokens set uses_left = uses_left - 1 where hash = ?", (_hash(token),)
+            )
+            row.uses_left -= 1
+            return GrantRow(row.role, row.founder, "", _id_of(_hash(token)))
+
+    def needs_approval(self, token: str) -> bool:
+        """Return whether the operator must approve its users; raises TokenError as ``redeem`` does."""
+        return self._good(token).by_hand
+
+    def _good(self, token: str) -> _Token:
+        row = self._tokens.get(_hash(token))
+        if row is None:
+            raise TokenError("this invite is not known here", exit_code=ExitCode.INVITE)
+        if row.withdrawn:
+            raise TokenError("this invite was withdrawn", exit_code=ExitCode.INVITE)
+        if row.expires_s < self._now():
+            raise TokenError("this invite has expired", exit_code=ExitCode.INVITE)
+        if row.uses_left < 1:
+            raise TokenError("this invite is used up", exit_code=ExitCode.INVITE)
+        return row
+
+    def offers(self, token: str) -> tuple[GrantRow, int]:
+        """Return a token's grant and the uses left; raises TokenError as ``redeem`` does."""
+        row = self._good(token)
+        return GrantRow(row.role, row.founder, ""), row.uses_left
+
+    def is_good(self, token: str) -> bool:
+        """Return whether a token would admit a newcomer now."""
+        try:
+            self._good(token)
+        except TokenError:
+            return False
+        return True
+
+    def withdraw(self, invite_id: str) -> bool:
+        """Make an invite invalid; return whether there is one with this id."""
+        found = [key for key in self._tokens if _id_of(key) == invite_id.upper()]
+        with self._writing:
+            for key in found:
+                self._write("update tokens set withdrawn = 1 where hash = ?", (key,))
+                self._tokens[key].withdrawn = True
+            return bool(found)
+
+    def usable_invites(self, role: Role, *, founder: bool) -> list[UsableInvite]:
+        """Return the invites that would admit a machine in this role now, oldest first.
+
+        Args:
+          founder: only those that let a machine supply the initial weights.
+        """
+        now_s = self._now()
+        return [
+            UsableInvite(_id_of(key), row.uses_left, row.expires_s)
+            for key, row in sorted(self._tokens.items(), key=lambda item: item[1].made_s)
+            if row.uses_left > 0
+            and row.expires_s >= now_s
+            and not row.withdrawn
+            and row.role is role
+            and (row.founder or not founder)
+        ]
+
+    def admit(self, peer: str, grant: GrantRow) -> None:
+        """Store an identity's grant."""
+        with self._writing:
+            self._write(
+                "insert into grants (peer, role, founder, name, invite) values (?, ?, ?, ?, ?)"
+                " on conflict (peer) do update set role = excluded.role, founder = excluded.founder,"
+                " name = excluded.name, invite = excluded.invite",
+                (peer, grant.role.value, int(grant.founder), grant.name, grant.invite),
+            )
+            self._grants[peer] = grant
+
+    def grant(self, peer: str) -> GrantRow | None:
+        """Return an identity's grant, or None if it was never admitted."""
+        return self._grants.get(peer)
+
+    def granted(self) -> dict[str, GrantRow]:
+        """Return the grants of all identities that were ever admitted."""
+        return dict(self._grants)
+
+    def invites(self) -> list[dict[str, object]]:
+        """Return all invites as JSON, without their tokens."""
+        return [
+            {
+                "id": _id_of(key),
+                "role": row.role.value,
+                "founder": int(row.founder),
+                "uses_left": row.uses_left,
+                "expires_s": row.expires_s,
+                "withdrawn": int(row.withdrawn),
+                "approve": int(row.by_hand),
+            }
+            for key, row in sorted(self._tokens.items(), key=lambda item: item[1].made_s)
+        ]
+
+
+def invite_id(token: str) -> str:
+    """Return the id by which people name the invite with this token."""
+    return _id_of(_hash(token))
+
+
+@contextlib.contextmanager
+def storing(what: str) -> Iterator[None]:
+    """Turn a failure to write into a UserError that names what cannot be stored."""
+    try:
+        yield
+    except JournalError as error:
+        raise UserError(
+            f"{what} cannot be stored: {error}",
+            hint="free some space on the disk of the master's state, or see that its database answers",
+        ) from error
+
+
+def _id_of(key: bytes) -> str:
+    """Return the id that people use for the invite with this hash."""
+    return key[:4].hex().upper()
+
+
+def _hash(token: str) -> bytes:
+    # The token has 192 random bits, so a slow hash would add no security.
+    return hashlib.sha256(token.encode()).digest()

@@ -1,0 +1,234 @@
+"""Members' curves and figures of ``run.log`` on disk: restarts, merging, limits, gaps and lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.daemon import curves as module
+from holdfast.daemon.curves import EVERYBODY, MemberPoint, Point, member_columns
+from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore
+from holdfast.daemon.sampling import UTILISATION_S, Sampler
+from holdfast.protocol.messages import COUNT_MAX, Progress
+
+ALDER, BIRCH = "a" * 32, "b" * 32
+BEGAN_AT = 1e9
+
+
+class Kept:
+    """A history in a folder, and its warnings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / HISTORY_FILE
+        self.warnings: list[str] = []
+        self.history = MetricsStore(self.path, self.warnings.append)
+
+    def reopen(self) -> None:
+        self.history.close()
+        self.history = MetricsStore(self.path, self.warnings.append)
+
+    def rows_count(self) -> int:
+        query = "select count(*) from points"
+        count: int = self.history._db.execute(query).fetchone()[0]
+        return count
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path)
+
+
+def point(at: float, peer: str = ALDER, loss: float | None = 1.0, **more: object) -> MemberPoint:
+    name = {ALDER: "alder", BIRCH: "birch", EVERYBODY: "mean"}.get(peer, peer)
+    return MemberPoint(peer, name, BEGAN_AT + at, int(at), loss, **more)  # type: ignore[arg-type]
+
+
+def columns(kept: Kept, peer: str = ALDER, count: int = 5_000) -> dict[str, list[object]]:
+    return member_columns(kept.history.member_points(peer, count, None, None))[0]
+
+
+def test_points_and_figures_survive_a_restart(kept: Kept) -> None:
+    figures = {"accuracy": 0.25, "eval/loss": 1.23456789e-3}
+    kept.history.write(members=[point(i, tokens_per_s=7.0, sent_bytes=i) for i in range(5)])
+    kept.history.write(members=[point(5, figures=figures), point(5, BIRCH, 3.0)])
+    kept.reopen()
+    found, logged = member_columns(kept.history.member_points(ALDER, 100, None, None))
+    assert found["at"] == [BEGAN_AT + i for i in range(6)]
+    assert found["step"] == [0, 1, 2, 3, 4, 5]
+    assert found["tokens_per_s"] == [7.0] * 5 + [None]
+    assert found["sent_bytes"] == [0, 1, 2, 3, 4, None]
+    assert logged == {
+        "accuracy": [None] * 5 + [0.25],
+        "eval/loss": [None] * 5 + [pytest.approx(1.234568e-3)],
+    }
+    assert kept.history.figures() == ["accuracy", "eval/loss"]
+    assert kept.history.member("birch") == kept.history.member(BIRCH) == (BIRCH, "birch")
+    assert kept.history.member("cedar") is None
+    assert kept.history.member(EVERYBODY) is None, "the means are no member"
+    assert kept.warnings == []
+
+
+def test_of_two_members_of_one_name_the_one_seen_last_is_found(kept: Kept) -> None:
+    kept.history.write(members=[MemberPoint(ALDER, "x", 2.0), MemberPoint(BIRCH, "x", 1.0)])
+    assert kept.history.member("x") == (ALDER, "x")
+    kept.history.write(members=[MemberPoint(BIRCH, "x", 3.0)])
+    assert kept.history.member("x") == (BIRCH, "x")
+
+
+def test_what_members_claim_is_kept_however_large(kept: Kept) -> None:
+    nonsense = {"inf": float("inf"), "nan": float("nan"), "large": 1e308}
+    assert kept.history.write(members=[point(0, sent_bytes=2**80, figures=nonsense)])
+    assert columns(kept)["sent_bytes"] == [COUNT_MAX]
+    _found, figures = member_columns(kept.history.member_points(ALDER, 10, None, None))
+    assert figures == {"large": [1e308]}
+
+
+def test_old_points_of_each_member_are_merged_in_pairs(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEMBER_LEVEL_POINTS", 16)
+    monkeypatch.setattr(module, "MERGED_SHARE", 4)
+    monkeypatch.setattr(module, "LEVELS", 6)
+    for start in range(0, 3_000, 30):
+        kept.history.write(
+            members=[
+                point(at, loss=at % 2, sent_bytes=at, figures={"even": float(at % 2)})
+                for at in range(start, start + 30)
+            ]
+        )
+    kept.history.write(members=[point(0, BIRCH)])
+    found, logged = member_columns(kept.history.member_points(ALDER, 5_000, None, None))
+    assert len(found["at"]) < 6 * 20
+    assert found["at"] == sorted(found["at"])
+    assert found["step"] == sorted(found["step"])
+    assert found["sent_bytes"] == found["step"], "the newest of those merged"
+    assert found["step"][-16:] == list(range(2_984, 3_000)), "the newest are all there"
+    assert set(found["loss"][:20]) == {0.5}, "the mean of those merged"
+    assert logged["even"] == found["loss"]
+    assert found["step"][0] > 500, "the oldest of all are deleted"
+    assert columns(kept, BIRCH)["step"] == [0]
+
+
+def test_a_thinned_answer_has_means_and_the_newest_point(kept: Kept) -> None:
+    kept.history.write(members=[point(at, loss=float(at), sent_bytes=at) for at in range(100)])
+    found = columns(kept, count=10)
+    assert len(found["at"]) == 10
+    assert found["step"][-1] == 99
+    assert found["loss"][0] == pytest.approx(5.0)  # of steps 0 to 10
+    part = kept.history.member_points(ALDER, 50, BEGAN_AT + 10, BEGAN_AT + 12)
+    assert [row[1] for row in part] == [10, 11, 12]
+
+
+def test_a_long_time_without_points_is_a_gap(kept: Kept) -> None:
+    times = [*range(0, 20, 2), *range(500, 520, 2)]
+    kept.history.write(members=[point(at) for at in times])
+    assert columns(kept)["step"] == [*range(0, 20, 2), None, *range(500, 520, 2)]
+    assert columns(kept)["loss"][10] is None
+
+
+def test_slow_points_are_no_gaps(kept: Kept) -> None:
+    """With 1,000 members each has a point every 50 seconds."""
+    kept.history.write(members=[point(at) for at in range(0, 1_000, 50)])
+    assert None not in columns(kept)["step"]
+
+
+def test_only_so_many_members_are_kept(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SERIES_MAX", 4)
+    kept.history.write(members=[point(0, EVERYBODY)])
+    for number in range(6):
+        kept.history.write(members=[point(number, f"peer {number}")])
+    known = [kept.history.member(f"peer {number}") is not None for number in range(6)]
+    assert known == [False, False, False, True, True, True], "those seen last, beside the means"
+    assert kept.rows_count() == 4
+    assert columns(kept, EVERYBODY)["step"] == [0]
+
+
+def test_a_run_has_so_many_figures_and_new_ones_replace_those_of_old(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIGURES_MAX", 2)
+
+    def log(at: float, **figures: float) -> None:
+        kept.history.write(members=[point(at, figures=figures)])
+
+    log(0, first=1.0, second=2.0)
+    log(1, first=1.0, second=2.0, third=3.0)
+    log(2, first=1.0, second=2.0, third=3.0)
+    assert kept.history.figures() == ["first", "second"]
+    (warning,) = kept.warnings
+    assert "'third' of run.log is not stored: a run has at most 2" in warning
+    log(3, second=2.0, third=3.0)  # first is logged no more
+    assert kept.history.figures() == ["second", "third"]
+    _columns, figures = member_columns(kept.history.member_points(ALDER, 10, None, None))
+    assert figures == {"second": [2.0] * 4, "third": [None] * 3 + [3.0]}
+    long = "x" * (module.FIGURE_NAME_CHARS_MAX + 1)
+    log(4, **{long: 1.0, "": 2.0})
+    assert kept.history.figures() == ["second", "third"]
+
+
+def test_lines_are_the_mean_and_the_members_seen_last(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINES_MAX", 2)
+    for number in range(4):
+        kept.history.write(
+            members=[
+                point(number, EVERYBODY, 5.0, figures={"accuracy": 0.5}),
+                point(number, f"peer {number}", float(number), figures={"accuracy": number / 10}),
+            ]
+        )
+    kept.history.write(members=[point(9, "spare", None)])
+    lines, left_out = kept.history.lines("loss", 100, None, None, figure=False)
+    assert [line.peer for line in lines] == [EVERYBODY, "peer 3", "peer 2"]
+    assert left_out == 2
+    assert lines[0].value == [5.0] * 4
+    assert (lines[1].step, lines[1].value) == ([3], [3.0])
+    lines, _left_out = kept.history.lines("accuracy", 100, None, None, figure=True)
+    assert [line.value for line in lines] == [[0.5] * 4, [0.3], [0.2]]
+    assert kept.history.lines("nothing", 100, None, None, figure=True)[0] == []
+
+
+def test_a_figure_logged_now_and_then_is_one_line(kept: Kept) -> None:
+    """``run.log`` is called at some steps only; the peer keeps the last value, a restart begins without."""
+    for at in range(10):
+        figures = {"accuracy": at / 10} if at in (3, 7) else {}
+        kept.history.write(members=[point(at, figures=figures)])
+    (line,) = kept.history.lines("accuracy", 100, None, None, figure=True)[0]
+    assert (line.step, line.value) == ([3, 7], [0.3, 0.7])
+
+
+def test_the_first_and_last_loss_are_found(kept: Kept) -> None:
+    assert kept.history.losses() == (None, None)
+    kept.history.write([Point(1.0), Point(2.0, loss=4.0), Point(3.0, loss=2.0), Point(4.0)])
+    assert kept.history.losses() == (4.0, 2.0)
+
+
+def test_a_history_without_these_tables_gets_them(tmp_path: Path) -> None:
+    """As a file that was written before members had curves."""
+    kept = Kept(tmp_path)
+    for table in ("series", "points", "figures"):
+        kept.history._db.execute(f"drop table {table}")
+    kept.reopen()
+    assert kept.history.write(members=[point(1)])
+    assert columns(kept)["step"] == [1]
+    assert kept.warnings == []
+
+
+def test_utilisation_is_of_the_last_seconds() -> None:
+    sampler = Sampler()
+
+    def utilisation(after_s: float, number: int, stepped_s: float, waited_s: float) -> float | None:
+        progress = Progress(1, 2, 3.0, 0.5, "training", 4, 5, 6, {"a": 1.0}, waited_s, stepped_s)
+        point = sampler.take(ALDER, "alder", BEGAN_AT + after_s, number, progress)
+        assert (point.step, point.loss, point.tokens_per_s) == (1, 0.5, 3.0)
+        assert (point.sent_bytes, point.received_bytes) == (4, 5)
+        assert point.figures == {"a": 1.0}
+        return point.utilisation
+
+    assert utilisation(0.0, 7, 3.0, 1.0) == 0.75, "of all until now"
+    assert utilisation(UTILISATION_S / 2, 7, 3.0, 3.0) == 0.5
+    assert utilisation(UTILISATION_S, 7, 6.0, 6.0) == 3.0 / 8.0, "since the first point"
+    assert utilisation(2 * UTILISATION_S, 7, 7.0, 9.0) == 0.25, "since the point before"
+    assert utilisation(3 * UTILISATION_S, 7, 7.0, 9.0) is None, "a trainer that is paused"
+    assert utilisation(3 * UTILISATION_S, 8, 1.0, 0.0) == 1.0, "another process counts anew"
