@@ -723,7 +723,8 @@ class Run:
     def _spoil(self) -> None:
         """Count a loss that is not finite. After enough of them ask for other weights."""
         self._spoilt_count += 1
-        if self._spoilt_count >= self._spoilt_max and self._machine.loaded:
+        unread = self._mail[MAIL_SLOT] != self._connection.received_count  # ``Load``, perhaps
+        if self._spoilt_count >= self._spoilt_max and self._machine.loaded and not unread:
             count, self._spoilt_count = self._spoilt_count, 0
             if self._word is None:  # one rank of several does not stop alone: ``Load`` comes to all
                 self._machine.loaded, self._due_step = False, 0

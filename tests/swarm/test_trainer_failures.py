@@ -186,7 +186,7 @@ async def test_an_update_that_is_not_finite_costs_a_reload_and_no_standstill(
         for count in (1, 2):
             trainer.spoilt = True
             await swarm.until(lambda: not trainer.spoilt, within_s=10.0)
-            await swarm.until(lambda: trainer.cleared_count == count, within_s=10.0)
+            assert trainer.cleared_count == count, "its optimizer's state goes, too"
             await contributes(swarm, last)
             told = [text for text in events(swarm) if "it goes on with the shared state" in text]
             assert len(told) == count, told
@@ -212,7 +212,7 @@ async def test_a_trainer_without_a_finite_update_is_ended_however_slow_its_round
 
 
 async def test_a_residual_that_is_not_finite_is_dropped() -> None:
-    async with a_swarm("a", toml=spec(contributors=1, min_members=1, codec="nf4")) as swarm:
+    async with a_swarm("a", toml=spec(contributors=1, min_members=1, codec="int8")) as swarm:
         residual = swarm.peers["a"].service.reducer.residual_of(0)
         assert residual is not None
         residual.values[:] = float("nan")
