@@ -35,7 +35,7 @@ def attach(
     Every parameter and persistent buffer becomes part of the run's shared state. Gradients and the
     optimizer's state stay local. They are not touched, with two exceptions. A state that an optimizer
     without one gathered in dropped steps is cleared (a spare takes a step, to be warm when its turn
-    comes). So is the state after losses that are not finite.
+    comes). So is the state behind losses, or an update, that are not finite.
 
     A script of several processes (``torchrun``) calls ``attach`` in each of them, after
     ``torch.distributed.init_process_group`` and after the model is sharded, and ``Run.step`` as often in each.

@@ -20,7 +20,7 @@ A trainer of several ranks calls ``step`` in each of them. They handle the same 
 (see ``ranks``), so that all of what ``BoundaryMachine`` decides is the same in all.
 
 After several losses in a row that are not finite, the trainer sends ``Failing``: its weights are useless,
-and the daemon's ``Load`` replaces them. An exception that ends the script is reported to the daemon, too.
+and the daemon's ``Load`` replaces them, as it does after an update that is not finite. An exception that ends the script is reported to the daemon, too.
 """
 
 from __future__ import annotations
@@ -653,10 +653,12 @@ class Run:
                 machine.move_to(message.step, message.step_limit)
                 self._slots[STEP_SLOT] = machine.step
                 self._spoilt_count = 0
+                if message.spoilt:
+                    self._inner_optimizer.mark_spoilt()
                 if self._word is None:
                     self._load()
                 else:
-                    self._load_rank(first=first)
+                    self._load_rank()
                 self._inner_optimizer.renew(machine.own_step if machine.step else None, first=first)
                 machine.finished = message.finished
             case ExtendStepLimit():
@@ -721,11 +723,11 @@ class Run:
     def _spoil(self) -> None:
         """Count a loss that is not finite. After enough of them ask for other weights."""
         self._spoilt_count += 1
-        if self._spoilt_count >= self._spoilt_max and self._machine.loaded:
+        unread = self._mail[MAIL_SLOT] != self._connection.received_count  # ``Load``, perhaps
+        if self._spoilt_count >= self._spoilt_max and self._machine.loaded and not unread:
             count, self._spoilt_count = self._spoilt_count, 0
             if self._word is None:  # one rank of several does not stop alone: ``Load`` comes to all
                 self._machine.loaded, self._due_step = False, 0
-            self._inner_optimizer.mark_spoilt()
             step = self._machine.step
             reason = f"the loss was not finite {count} times in a row, up to step {step}"
             self._send(Failing(FailureKind.NAN, reason))
@@ -742,10 +744,8 @@ class Run:
                 raise AttachRefused(NO_LAST_WEIGHTS) from None
         self._machine.finished = True
 
-    def _load_rank(self, *, first: bool) -> None:
+    def _load_rank(self) -> None:
         """Load as ``_load`` does, and count as loaded whatever this rank finds, since the others do."""
-        if not first:
-            self._inner_optimizer.look()  # the losses may be another rank's only
         try:
             self._load()
         except NotWholeError:

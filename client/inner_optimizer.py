@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from .tensors import local_part
-
 RAMP_STEPS = 50  # own steps; Adam's second moments at 0.95 have forgotten their start by then
 
 
@@ -25,7 +23,7 @@ class InnerOptimizer:
         self._optimizer = optimizer
         # It came without a state, and nothing is posted yet: its state would be from warm-up.
         self._idle = optimizer is not None and not optimizer.state
-        self._spoilt = False  # it has seen losses that are not finite
+        self._spoilt = False  # the weights that it made are not finite
         self._ramp_from: int | None = None  # own step; the run's steps may jump
 
     def rate_scale(self, own_step: int) -> float:
@@ -44,19 +42,8 @@ class InnerOptimizer:
         self._ramp_from = None
 
     def mark_spoilt(self) -> None:
-        """Clear the state at the next load: it holds values that are not finite."""
+        """Clear the state at the next load: the weights that it made are not finite."""
         self._spoilt = True
-
-    def look(self) -> None:
-        """Look through the state, and mark it as spoilt if a value is not finite."""
-        if self._optimizer is not None and not self._spoilt:
-            self._spoilt = any(
-                isinstance(value, torch.Tensor)
-                and value.is_floating_point()
-                and not bool(local_part(value.detach()).isfinite().all())
-                for entries in self._optimizer.state.values()
-                for value in entries.values()
-            )
 
     def renew(self, own_step: int | None, *, first: bool) -> None:
         """After a load, clear a state that belongs to dropped steps, and begin a ramp.
@@ -66,7 +53,7 @@ class InnerOptimizer:
           first: the trainer was not loaded before; an unknown optimizer is then taken for a new one.
         """
         if self._optimizer is None:
-            if not first:
+            if not (first or self._spoilt):
                 return
         elif self._idle or self._spoilt:
             self._optimizer.state.clear()  # torch makes it again at the next step

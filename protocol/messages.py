@@ -120,7 +120,7 @@ class FailureKind(enum.Enum):
     HANG = "hang"  # no step within the deadline
     MEMORY = "out of memory"
     CUDA = "CUDA error"
-    NAN = "loss not finite"
+    NAN = "weights not finite"
 
 
 class Remedy(enum.Enum):
@@ -1324,11 +1324,15 @@ class InitialPosted(Message):
 
 @frozen
 class Load(Message):
-    """Daemon: replace the model's tensors by the shared state, drop local deltas."""
+    """Daemon: replace the model's tensors by the shared state, drop local deltas.
+
+    ``spoilt``: they are not finite, so that the inner optimizer's state is to be dropped, too.
+    """
 
     step: int = field(validator=_count)  # the run's global step from now on
     step_limit: int = field(validator=_count)  # not to be passed before the next ``RoundOpened``
     finished: bool
+    spoilt: bool = False
 
 
 @frozen

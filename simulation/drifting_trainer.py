@@ -92,6 +92,8 @@ class SimTrainer:
         self.data = None if not samples else DrawHello(VERSION_MAX, 0, samples)
         self.finished = False
         self.poison: Callable[[int], float] | None = None  # round -> value added to its delta
+        self.spoilt = False  # its weights are not finite, until it loads the shared ones
+        self.cleared_count = 0  # loads that cleared its optimizer's state
         self.tokens_per_step = 64
         self.waited_s = 0.0  # time a contributing trainer spent waiting at its step limit
         self.stuck = False  # takes no more steps, as if stopped
@@ -165,6 +167,7 @@ class SimTrainer:
 
     async def _train(self) -> None:
         self._machine = machine = BoundaryMachine()
+        self.spoilt = False
         self._versions: dict[int, int] = {}  # by fragment: before its open round
         self._overlap_steps = 0
         self._loader: deque[int] = deque()  # positions that were drawn and are not trained
@@ -243,6 +246,8 @@ class SimTrainer:
         if self.poison is not None:
             values[:1] += np.float32(self.poison(posted.round))
         self._posted.counters(fragment)[:] = posted.step
+        if self.spoilt:
+            values[:1] = np.nan
         self.witness.saw_contribution(self.peer, posted.round, values)
         if self.data is not None:
             self._taken[fragment] = len(self._trained)
@@ -264,6 +269,8 @@ class SimTrainer:
             case Load():
                 machine.move_to(message.step, message.step_limit)
                 machine.load()
+                self.spoilt = False
+                self.cleared_count += message.spoilt
                 self._counted.clear()
                 self._taken.clear()
                 self._lost_count = len(self._trained)

@@ -192,6 +192,7 @@ class PeerService:
             self.data,
             local_checkpoint=config.local_checkpoint,
             residual_of=self.reducer.residual_of,
+            forget_residuals=self.reducer.forget_residuals,
             start=start,
             tell=tell,
             perform=perform,
@@ -443,8 +444,8 @@ class PeerService:
                     self.session.tell(message)
                 case peer_effects.TellTrainer(message=message):
                     trainer.tell(message)
-                case peer_effects.ReloadTrainer(step=step, step_limit=step_limit):
-                    trainer.tell(Load(step, step_limit, self.finished.is_set()))
+                case peer_effects.ReloadTrainer(step=step, step_limit=limit, spoilt=spoilt):
+                    trainer.tell(Load(step, limit, self.finished.is_set(), spoilt))
                 case peer_effects.StartReduction(order=order, contribute=contribute):
                     self.reducer.start(order, contribute=contribute)
                 case peer_effects.FlushReduction(order=Flush() as order):

@@ -120,7 +120,8 @@ class TrainerGroup:
     _waiting: set[int] = field(factory=set, init=False)  # ranks that wait for the daemon
     _posts: dict[int, dict[int, Posted]] = field(factory=dict, init=False)  # by fragment and rank
     _begun: bool = field(default=False, init=False)
-    _reported_nan: bool = field(default=False, init=False)  # since ``Load`` was last handed out
+    # The weights are not finite, until the next ``Load`` is handed out.
+    _spoilt: bool = field(default=False, init=False)
     _initial: set[int] = field(factory=set, init=False)
     _pushed_count: int = field(default=0, init=False)
     _handed_count: int = field(default=0, init=False)
@@ -213,6 +214,8 @@ class TrainerGroup:
 
     def tell(self, message: Message) -> None:
         """Hand a message to all ranks at one step."""
+        if isinstance(message, Load):
+            self._spoilt |= message.spoilt
         self._pushed_count += 1
         self._carry_out(self._gate.push(message, self._steps()))
         self._note_mail()
@@ -242,8 +245,8 @@ class TrainerGroup:
                     self._initial.clear()
                     self._sent(message)
             case Failing(kind=FailureKind.NAN):
-                if not self._reported_nan:  # the same steps spoil all ranks
-                    self._reported_nan = True
+                if not self._spoilt:  # the same steps spoil all ranks
+                    self._spoilt = True
                     self._sent(message)
             case _:
                 self._sent(message)
@@ -260,6 +263,8 @@ class TrainerGroup:
         if len(posts) < self.world_size:
             return
         del self._posts[fragment]
+        if self._spoilt:  # the round is offered again after ``Load``
+            return
         tokens: dict[int, int] = {}
         for part in self._parts():
             trained = posts[part.rank].tokens
@@ -295,7 +300,7 @@ class TrainerGroup:
                     self._waiting.clear()
                     # All ranks wait here, so what they reported before has come.
                     if any(isinstance(message, Load) for message in messages):
-                        self._reported_nan = False
+                        self._spoilt = False
                     for rank in self.ranks.values():
                         rank.send(RankOrders(len(messages)))
                         for message in messages:

@@ -62,9 +62,9 @@ from .trainer_port import TrainerPort
 log = logging.getLogger("holdfast.peer")
 
 PACE_S = 10.0  # tokens/s is the mean over this time
-# A trainer whose loss is not finite gets the shared state again this often in RELOADS_S; after that it
-# is restarted. A loss that fails again at once has its cause in the data or the code, and restarts are
-# counted.
+# A trainer whose weights are not finite gets the shared state again this often in RELOADS_S, or without
+# a finite update in between; after that it is restarted. Weights that fail again at once have their
+# cause in the data or the code, and restarts are counted.
 RELOADS_MAX = 2
 RELOADS_S = 600.0
 STILL_SHOWN_S = 60.0  # without a step; a first one that compiles may take longer, and is shown, too
@@ -78,6 +78,7 @@ class TrainerService:
     Args:
       local_checkpoint: file for the trainer's local checkpoint; empty: none.
       residual_of: returns a fragment's residual, which is added to the next contribution, or None.
+      forget_residuals: drops all of them.
       start: runs a task until the service ends.
       tell: sends a message to the master.
       perform: carries out effects of the replica.
@@ -97,6 +98,7 @@ class TrainerService:
     _data: DataService
     _local_checkpoint: str = field(kw_only=True)
     _residual_of: Callable[[int], Residual | None] = field(kw_only=True)
+    _forget_residuals: Callable[[], None] = field(kw_only=True)
     _start: Callable[..., None] = field(kw_only=True)
     _tell: Callable[[Message], None] = field(kw_only=True)
     _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
@@ -104,6 +106,8 @@ class TrainerService:
     failed: TrainerFailed | None = field(default=None, init=False)
     _watch: StepWatch = field(factory=StepWatch, init=False)
     _reloads: deque[float] = field(factory=deque, init=False)  # times of recent reloads
+    _finite_s: float = field(default=-math.inf, init=False)  # when an update was finite last
+    _weights_count: int = field(default=0, init=False)  # trainers and reloads so far
     _supplying: bool = field(default=False, init=False)  # initial weights were requested
     _metrics: dict[str, float] = field(factory=dict, init=False)
     _pace: deque[tuple[float, int]] = field(factory=deque, init=False)  # recent (time, tokens)
@@ -113,6 +117,7 @@ class TrainerService:
     def trainer_came(self, layout: ModelLayout) -> None:
         """Take note of a trainer that attached."""
         self.layout, self.failed = layout, None
+        self._weights_count += 1
         self._reloads.clear()
         self._replica.leases.trainer_gone()
         self._tell(TrainerAttached(layout))
@@ -185,8 +190,10 @@ class TrainerService:
     def _not_finite(self, reason: str) -> None:
         """Reload the shared state into a trainer whose weights are not finite, or restart it."""
         now_s = trio.current_time()
-        while self._reloads and now_s - self._reloads[0] > RELOADS_S:
+        old_s = min(now_s - RELOADS_S, self._finite_s)
+        while self._reloads and self._reloads[0] < old_s:
             self._reloads.popleft()
+        self._weights_count += 1
         if len(self._reloads) >= RELOADS_MAX:
             again = f"{reason}, again after {len(self._reloads)} reloads of the shared state"
             self._trainer.end(FailureKind.NAN, again, now_s - self._reloads[0])
@@ -196,24 +203,30 @@ class TrainerService:
         message = TrainerFailed(FailureKind.NAN, reason, Remedy.RELOAD, len(self._reloads))
         self._report.notices.append(f"the trainer: {format_failure(message)}")
         self._tell(message)
-        self._perform(self._replica.trainer_came())
+        self._forget_residuals()
+        self._perform(self._replica.trainer_spoilt())
 
     async def _check_posted(self, message: Posted) -> None:
-        """Measure a pseudo-gradient's norm and refuse it if it is not finite."""
+        """Measure a pseudo-gradient's norm, and refuse it if it is not finite.
+
+        The shared weights are finite, so the trainer's are not then, and never will be by themselves.
+        """
         posted = self._state_service.known_posted
         if posted is None or not 0 <= message.fragment < len(posted.sizes):
             return
+        weights = self._weights_count
         values = posted.values(message.fragment)
         # The norm is of what will be sent, which includes the residual.
         residual = self._residual_of(message.fragment)
         norm = await self._network.run_sync(lambda: l2_norm(values, residual))
         if math.isfinite(norm):
+            self._finite_s = trio.current_time()
             self._perform(self._replica.posted(message, norm, ""))
             return
         reason = "the pseudo-gradient is not finite (NaN or infinity)"
-        self._report.notices.append(f"round {message.round}: {reason}")
-        log.warning("round %d: %s", message.round, reason)
         self._perform(self._replica.posted(message, None, reason))
+        if self.layout is not None and self._weights_count == weights:  # else they are gone
+            self._not_finite(f"round {message.round}: {reason}")
 
     def _log(self, figures: Mapping[str, float]) -> None:
         """Take figures of ``run.log``; those that were logged the longest ago make way for new ones."""

@@ -39,6 +39,7 @@ class ReloadTrainer(PeerEffect):
 
     step: int
     step_limit: int
+    spoilt: bool = False
 
 
 @frozen

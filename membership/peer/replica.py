@@ -400,6 +400,11 @@ class Replica:
         self.trainer.attached, self.trainer.loaded = True, False
         return self._load_trainer()
 
+    def trainer_spoilt(self) -> list[PeerEffect]:
+        """Replace a trainer's weights, which are not finite, once the shared state is there."""
+        self.trainer.spoilt, self.trainer.loaded = True, False
+        return self._load_trainer()
+
     def trainer_lost(self) -> list[PeerEffect]:
         """Tell the master not to wait for the trainer; rounds that it has posted for go on."""
         self.trainer.lost()
@@ -423,7 +428,9 @@ class Replica:
             return [TellMaster(NotReady(message.round, refusal))]
         trained = self.leases.post(message.round, message.samples)
         if isinstance(trained, str):
-            return [TellMaster(NotReady(message.round, trained))]
+            # What it trained on these samples would be in all its later updates: it starts afresh.
+            self.trainer.loaded = False
+            return [TellMaster(NotReady(message.round, trained)), *self._load_trainer()]
         opened.posted = message
         ready = Ready(
             opened.round,

@@ -49,6 +49,7 @@ class TrainerControl:
       finished: the run is over.
       attached: a trainer with the run's layout is connected.
       loaded: the trainer has the shared state and may contribute.
+      spoilt: the trainer's weights are not finite; its next ``Load`` says so.
       trained: all that the trainer did since its last ``Load`` is a contributor's training.
       leads: this peer leads the members of the newest view.
       total_steps: the step at which the run's last round is due; 0 for a run without an end.
@@ -71,6 +72,7 @@ class TrainerControl:
     finished: bool = False
     attached: bool = False
     loaded: bool = False
+    spoilt: bool = False
     trained: bool = False
     leads: bool = False
     total_steps: int = 0
@@ -150,7 +152,7 @@ class TrainerControl:
 
     def lost(self) -> None:
         """Forget a trainer that is gone."""
-        self.attached = self.loaded = self.trained = False
+        self.attached = self.loaded = self.trained = self.spoilt = False
         self.told_role = None
 
     def bar(self, *, barred: bool) -> list[PeerEffect]:
@@ -176,7 +178,8 @@ class TrainerControl:
             fragment.worth_step = worth_step
         for each in self.rounds.values():
             each.offered = False  # this may be another trainer than before
-        load = ReloadTrainer(self.run_step, self.step_limit())
+        load = ReloadTrainer(self.run_step, self.step_limit(), self.spoilt)
+        self.spoilt = False
         # ``attach`` returns at the first load, and the script may ask at once who leads. Later a spare
         # that becomes a contributor must not train on before it has loaded.
         first = self.told_role is None

@@ -83,7 +83,7 @@ MEANINGS = {
     ),
     "trainer.nan_steps": (
         "number of losses in a row that are not finite, after which a trainer's weights are "
-        "replaced by the run's; 0: never"
+        "replaced by the run's; 0: only an update that is not finite has them replaced"
     ),
     "membership.rewind_s": (
         "seconds after which the run goes on from an older version when no connected peer holds "

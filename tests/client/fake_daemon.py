@@ -200,8 +200,14 @@ class FakeDaemon:
             if counters is not None:
                 self.shared.counters(fragment)[:] = counters
 
-    def load(self, step: int = 0, step_limit: int = COUNT_MAX, finished: bool = False) -> None:
-        self.say(Load(step, step_limit, finished))
+    def load(
+        self,
+        step: int = 0,
+        step_limit: int = COUNT_MAX,
+        finished: bool = False,
+        spoilt: bool = False,
+    ) -> None:
+        self.say(Load(step, step_limit, finished, spoilt))
 
     def start(
         self,

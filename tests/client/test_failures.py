@@ -265,7 +265,7 @@ def test_losses_that_are_not_finite_are_answered_by_the_shared_weights() -> None
         assert said.kind is FailureKind.NAN
         assert "3 times in a row" in said.reason
         assert daemon.hears_nothing(), "it waits, and trains on nothing"
-        daemon.load(step=40)
+        daemon.load(step=40, spoilt=True)
         daemon.load(step=41, finished=True)
 
     with talking(script) as path, attach(model, optimizer, socket_path=path) as run:
@@ -282,6 +282,45 @@ def test_losses_that_are_not_finite_are_answered_by_the_shared_weights() -> None
         assert equals(model, 1.0)
         assert not optimizer.state, "its moments were not finite either"
         train(run)
+
+
+@pytest.mark.fault("an update is not finite", "its daemon's norm", "its weights are replaced")
+@pytest.mark.parametrize("overlap_steps", [0, 5])
+@pytest.mark.parametrize("place", ["weight", "buffer"])
+def test_an_update_that_is_not_finite_is_answered_by_the_shared_weights(
+    overlap_steps: int, place: str
+) -> None:
+    """The script tells no losses, and `nan_steps` is 0: the daemon alone finds it."""
+    model = line(1.0)
+    model.register_buffer("scale", torch.ones(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    updates: list[list[float]] = []
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(overlap_steps=overlap_steps, step_limit=2)
+        for number in (1, 2):
+            daemon.open_round(number, at_step=2, step_limit=4)
+            daemon.hear_posted()
+            updates.append(daemon.posted.values(0).tolist())
+            if number == 1:
+                daemon.load(step=0, step_limit=4, spoilt=True)
+        daemon.load(step=3, finished=True)
+
+    states: list[bool] = []
+    with talking(script) as path, attach(model, optimizer, socket_path=path) as run:
+        while not run.finished:
+            model.weight.grad = torch.ones_like(model.weight)
+            if not states:
+                spoilt = model.weight.grad if place == "weight" else model.get_buffer("scale")
+                spoilt.fill_(math.nan)
+            optimizer.step()
+            run.step()
+            if run.global_step == 0:
+                states.append(bool(optimizer.state))
+    assert not all(map(math.isfinite, updates[0]))
+    assert all(map(math.isfinite, updates[1])), updates[1]
+    assert states == [False], "its moments may be not finite either"
+    assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
 
 
 def test_losses_may_be_anything_where_the_spec_says_so() -> None:

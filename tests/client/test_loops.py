@@ -127,7 +127,7 @@ def test_who_lost_its_moments_with_its_weights_ramps_again() -> None:
         daemon.load(step_limit=1)
         daemon.round(1, 1, change=0.0)
         daemon.hear(Failing)
-        daemon.load(step=50)
+        daemon.load(step=50, spoilt=True)
 
     with talking(script, stay=True) as path, attach(model, optimizer, socket_path=path) as run:
         for loss in (1.0, float("nan"), float("nan")):

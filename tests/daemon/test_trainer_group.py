@@ -346,6 +346,23 @@ async def test_losses_that_are_not_finite_in_all_ranks_are_one_report_until_the_
                 rank.send(RankTrainsOn())
 
 
+async def test_posts_of_weights_that_are_about_to_be_replaced_are_dropped(folder: Path) -> None:
+    """They would be refused as well, and be taken for another failure."""
+    async with serving(folder) as (bridge, events):
+        ranks = await group(bridge, [part(0), part(1)])
+        await loaded(bridge, ranks)
+        bridge.tell(evolve(LOAD, spoilt=True))
+        for rank in ranks:
+            rank.send(Posted(1, 0, 0, 1, 1, 0.1))
+            rank.send(Failing(FailureKind.NAN, "nan"))
+            rank.send(RankWaits(1, True))
+        await handed(ranks, 1)
+        for rank in ranks:
+            rank.send(Posted(2, 0, 0, 1, 2, 0.1))
+        assert (await events.until(Posted)).round == 2
+        assert not any(isinstance(each, Failing) for each in events.seen)
+
+
 async def test_a_group_that_is_ended_by_the_daemon_is_cut_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ from holdfast.membership.master.state.journal import (
 )
 from holdfast.membership.master.state.master_effects import Effect
 from holdfast.membership.master.state.round_schedule import (
+    RETRY_S,
     RETRY_S_MAX,
     Backoff,
     due_step,
@@ -176,6 +177,8 @@ def test_back_off_is_bounded_and_ends_with_a_commit() -> None:
         waits.append(backoff.until_s)
     assert waits[:3] == [1.0, 2.0, 4.0]
     assert waits[-1] == RETRY_S_MAX
+    backoff.aborted(0.0, failed=False)
+    assert backoff.until_s == RETRY_S
     backoff.committed()
     assert backoff.until_s < 0
 

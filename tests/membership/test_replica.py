@@ -23,12 +23,17 @@ from holdfast.protocol.messages import (
     ContributorRun,
     Finish,
     FragmentHead,
+    Leased,
+    LeaseRange,
     MemberInfo,
     Message,
+    NotReady,
     Open,
     OwnerRun,
     Plan,
     Posted,
+    RankSamples,
+    Ready,
     Reduce,
     ReduceFailed,
     Role,
@@ -103,6 +108,36 @@ def test_a_new_trainer_is_held_at_the_open_rounds_step_until_it_is_told_of_it() 
         ReloadTrainer(5, 10)
     ]
     assert [m.step_limit for m in told(effects) if isinstance(m, RoundOpened)] == [15]
+
+
+def test_a_trainer_whose_weights_are_not_finite_is_told_so_with_the_state_it_is_given() -> None:
+    replica = a_contributor()
+    order = SyncFragment(FragmentHead(0, 3, ROOT), (), replaces_newer=False)
+    replica.receive(order)
+    assert replica.trainer_spoilt() == [], "the shared state is on its way"
+    loads = [each for each in replica.fetched(order.head, 0) if isinstance(each, ReloadTrainer)]
+    assert [each.spoilt for each in loads] == [True]
+    loads = [each for each in replica.trainer_came() if isinstance(each, ReloadTrainer)]
+    assert [each.spoilt for each in loads] == [False], "once"
+
+
+def test_an_update_of_samples_that_are_void_costs_what_was_trained_on_them() -> None:
+    """All that were handed out are trained, so that nothing bars the trainer until it is past them."""
+    replica = a_contributor()
+    replica.leases.begin(10)
+    replica.leases.leased(Leased((LeaseRange(0, 4),), all=True, length=10))
+    assert replica.leases.draw(0, 0, 4, leased=True)
+    replica.receive(Open(1, 0, 0, 5))
+    left = Leased((LeaseRange(4, 10),), all=True, length=10)
+    replica.leases.leased(left)  # 0 to 3 went to others
+    assert replica.look_at_samples({0: 4}) == []
+    refused = replica.posted(Posted(1, 0, 0, 80, 5, 0.0, (RankSamples(0, 0, 4),)), 1.0, "")
+    assert [type(each.message) for each in refused if isinstance(each, TellMaster)] == [NotReady]
+    assert [each for each in refused if isinstance(each, ReloadTrainer)]
+    assert opened_at(refused)[0] == 5, "it may post for the same round"
+    assert replica.leases.draw(0, 4, 2, leased=True)
+    ready = replica.posted(Posted(1, 0, 0, 80, 6, 0.0, (RankSamples(0, 4, 6),)), 1.0, "")
+    assert [type(each.message) for each in ready if isinstance(each, TellMaster)] == [Ready]
 
 
 def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> None:

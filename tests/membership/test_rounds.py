@@ -230,6 +230,27 @@ def test_aborts_in_a_row_wait_longer_and_longer() -> None:
     assert table.open_round() == number + 1
 
 
+def test_aborts_in_a_row_wait_no_longer_where_all_have_trained_nothing() -> None:
+    """Scripts in float16 leave out their first steps, to find the scale of their losses."""
+    table = Table()
+    table.start(A, B)
+    began_s, count = table.now_s, 12
+    for _ in range(count):
+        number = table.open_round()
+        table.ready(A, weight=0)
+        table.ready(B, weight=0)
+        table.wait(RETRY_S, A, B)
+        assert table.open_round() == number + 1
+    assert table.now_s == began_s + count * RETRY_S
+    for _ in range(3):  # it is a failure if somebody else cannot contribute
+        table.ready(A, weight=0)
+        table.say(B, NotReady(table.open_round(), "broken"))
+        began_s = table.now_s
+        while not table.master.scheduler.rounds:
+            table.wait(RETRY_S, A, B)
+    assert table.now_s > began_s + 2 * RETRY_S
+
+
 def test_a_contributor_without_a_trainer_is_not_expected() -> None:
     table = Table()
     table.start(A, B, C)

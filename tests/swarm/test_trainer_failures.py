@@ -170,3 +170,52 @@ async def test_a_loss_that_is_not_finite_costs_a_reload_and_in_the_end_a_restart
         await swarm.until(lambda: any("again after 2 reloads" in text for text in events(swarm)))
         await contributes(swarm, "b")
         await settled(swarm, "abc")
+
+
+@pytest.mark.fault("an update is not finite", "its daemon's norm", "its weights are replaced")
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+@pytest.mark.parametrize("fragments", [1, 2])
+async def test_an_update_that_is_not_finite_costs_a_reload_and_no_standstill(
+    names: str, fragments: int
+) -> None:
+    """Its weights break a step before a round; no loss tells of it, and a round may need this peer."""
+    last = names[-1]
+    toml = spec(contributors=len(names), min_members=1, fragments=fragments)
+    async with a_swarm(names, toml=toml + "[trainer]\nnan_steps = 0\n") as swarm:
+        trainer = swarm.peers[last].trainer
+        for count in (1, 2):
+            trainer.spoilt = True
+            await swarm.until(lambda: not trainer.spoilt, within_s=10.0)
+            assert trainer.cleared_count == count, "its optimizer's state goes, too"
+            await contributes(swarm, last)
+            told = [text for text in events(swarm) if "it goes on with the shared state" in text]
+            assert len(told) == count, told
+            assert member(swarm, last)["trainer"], "the process goes on"
+        trainer.spoilt = True
+        await swarm.until(lambda: any("again after 2 reloads" in text for text in events(swarm)))
+        await contributes(swarm, last)
+        await settled(swarm, names)
+
+
+async def test_a_trainer_without_a_finite_update_is_ended_however_slow_its_rounds_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_service, "RELOADS_S", 2.0)
+    async with a_swarm("ab", toml=spec(contributors=2, min_members=1)) as swarm:
+        trainer = swarm.peers["b"].trainer
+        trainer.poison = lambda _round: float("nan")
+        trainer.step_s = 2 * trainer_service.RELOADS_S
+        await swarm.until(lambda: any("again after 2 reloads" in text for text in events(swarm)))
+        trainer.poison, trainer.step_s = None, swarm.peers["a"].trainer.step_s
+        await contributes(swarm, "b")
+        await settled(swarm, "ab")
+
+
+async def test_a_residual_that_is_not_finite_is_dropped() -> None:
+    async with a_swarm("a", toml=spec(contributors=1, min_members=1, codec="int8")) as swarm:
+        residual = swarm.peers["a"].service.reducer.residual_of(0)
+        assert residual is not None
+        residual.values[:] = float("nan")
+        await settled(swarm, "a")
+        told = [text for text in events(swarm) if "it goes on with the shared state" in text]
+        assert len(told) == 1, told

@@ -35,6 +35,8 @@ NORM_FAINT = 0.01  # a shorter update is refused, too: it contributes nothing
 NORM_COUNT_MIN = 3  # with fewer updates a median does not tell which one is wrong
 QUORUM_COUNT_MIN = 2  # for any share; one of two is no quorum
 
+NOTHING_TRAINED = "it has trained nothing since its last sync"  # why an update is none
+
 
 class RoundPhase(enum.Enum):
     OPEN = "open"
@@ -101,6 +103,15 @@ class Round:
     rerun_count: int = 0  # attempts after the first
     outcome: str = ""  # a sentence, once the round is over
     marks: dict[str, RoundTimes] = Factory(dict)  # by peer: all that were asked or reported
+
+    @property
+    def idle(self) -> bool:
+        """No member failed: all that were asked answered that they have trained nothing.
+
+        So it is while scripts in float16 leave out the first steps, to find the scale of their losses.
+        """
+        answers = {self.declined.get(peer) for peer in self.invited}
+        return answers == {NOTHING_TRAINED}
 
     def turn(self, phase: RoundPhase) -> None:
         """Change the phase."""

@@ -23,7 +23,7 @@ from ..state.round_schedule import next_fragment
 from ..state.succession import Succession
 from ..sync.state_sync import StateSync
 from .reduction_driver import ReductionDriver
-from .round import Round, RoundPhase, answered, gate_norms
+from .round import NOTHING_TRAINED, Round, RoundPhase, answered, gate_norms
 from .round_clock import RoundClock
 from .round_table import Evict, RoundTable
 
@@ -82,7 +82,7 @@ class RoundScheduler:
         round_.declined.pop(member.peer, None)
         self.clock.answered(round_, member.peer, message.step_s)
         if message.weight == 0:
-            round_.declined[member.peer] = "it has trained nothing since its last sync"
+            round_.declined[member.peer] = NOTHING_TRAINED
             return
         if not self.leases.may_post(member.peer, message.trained):
             round_.declined[member.peer] = "it trained on samples that are not leased to it"

@@ -124,7 +124,7 @@ class RoundTable:
         for member in self.context.roster.by_number():
             if member.peer in receivers:
                 self.context.send(member.peer, Abort(round_.number, reason))
-        self.backoff.aborted(self.context.now_s)
+        self.backoff.aborted(self.context.now_s, failed=not round_.idle)
         self.void(round_, reason)
 
     def void(self, round_: Round, reason: str) -> None:

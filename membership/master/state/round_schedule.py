@@ -60,9 +60,10 @@ class Backoff:
         self.abort_count = 0
         self.until_s = -math.inf
 
-    def aborted(self, now_s: float) -> None:
-        wait_s = min(RETRY_S_MAX, RETRY_S * 2.0 ** min(self.abort_count, 16))
-        self.abort_count += 1
+    def aborted(self, now_s: float, *, failed: bool = True) -> None:
+        """Begin the wait after an abort; one without a failure leaves the row as it is."""
+        wait_s = min(RETRY_S_MAX, RETRY_S * 2.0 ** min(self.abort_count, 16)) if failed else RETRY_S
+        self.abort_count += failed
         self.until_s = now_s + wait_s
 
     def committed(self) -> None:
