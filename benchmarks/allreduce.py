@@ -11,8 +11,6 @@ controlled by a pipe, and never run at the same time.
 
 from __future__ import annotations
 
-import argparse
-import math
 import statistics
 import subprocess
 import sys
@@ -28,13 +26,11 @@ from benchmarks.gloo import GlooWorker
 from benchmarks.ranks import BenchRank, Report, free_port, joined, rank_parser, run_ranks, size
 from benchmarks.rendezvous import RankSeat
 from benchmarks.report import BenchError, run_main
-from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import PlanEstimate, make_plan
 from holdfast.membership.spec.spec import CODECS, ReduceTable, RunSpec
 from holdfast.protocol.messages import Contributor, FragmentSize, Plan, Reduce
-from holdfast.protocol.network.sockets import SocketNetwork
 
 VALUE_BYTES = 4  # float32
 UNTOLD = Bandwidth(1e9, 1e9)  # of every rank, if no rates are given: the chunks of a fast line
@@ -55,25 +51,18 @@ class AllreduceOptions:
     repeat: int
     warm_up: int
     gloo: bool
-    up_mbit: tuple[float, ...] = ()
-    down_mbit: tuple[float, ...] = ()
+    up_mbit: float = 0.0
     delay_ms: float = 0.0
-    max_upload_mbit: tuple[float, ...] = ()  # limits of the ranks; empty: none
-    congestion: str = LaneRules().congestion  # TCP's, of lanes, where the kernel has it
 
     @property
     def size(self) -> FragmentSize:
         return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
 
     def lines(self, peers: Sequence[str]) -> LineCapacities:
-        """Return the line capacities for the planner: without given rates, those of one machine."""
-        if not self.up_mbit:
-            return LineCapacities(dict.fromkeys(peers, UNTOLD))
-        rates = {
-            peer: Bandwidth(up * 1e6 / 8, down * 1e6 / 8)
-            for peer, up, down in zip(peers, self.up_mbit, self.down_mbit, strict=True)
-        }
-        return LineCapacities(rates, delay_s=self.delay_ms / 1e3)
+        """Return the line capacities for the planner: without a given rate, those of one machine."""
+        rate = self.up_mbit * 1e6 / 8
+        line = Bandwidth(rate, rate) if rate else UNTOLD
+        return LineCapacities(dict.fromkeys(peers, line), delay_s=self.delay_ms / 1e3)
 
 
 @define
@@ -81,7 +70,7 @@ class AllreduceBench:
     """One rank with links to all others, and its measurements."""
 
     options: AllreduceOptions
-    node: BenchRank[SocketNetwork]
+    node: BenchRank
     values: np.ndarray[tuple[int], np.dtype[np.float32]]
     round: int = 0
     ours_s: list[float] = field(factory=list)
@@ -160,8 +149,6 @@ class AllreduceBench:
         skipped = self.options.warm_up
         ours_s, gloo_s = self.ours_s[skipped:], self.gloo_s[skipped:]
         _plan, estimate = self.plan()
-        known = bool(self.options.up_mbit)  # without rates there are no estimates
-        least_s = estimate.bound_s if known else None
         median_s = statistics.median(ours_s)
         gloo_median_s = statistics.median(gloo_s) if gloo_s else None
 
@@ -180,19 +167,15 @@ class AllreduceBench:
             "ratio": gloo_median_s / median_s if gloo_median_s else None,
             "cpu_s": statistics.median(self.cpu_s[skipped:]),
             "gloo_cpu_s": statistics.median(self.gloo_cpu_s[skipped:]) if gloo_s else None,
-            "t_lb_s": least_s,
-            "ring_s": estimate.ring_s if known else None,
-            "predicted_s": estimate.predicted_s if known else None,
+            "t_lb_s": estimate.bound_s if self.options.up_mbit else None,
             "sent_bytes_per_peer": [round(statistics.mean(each)) for each in sent],
         }
 
 
 async def run_rank(options: AllreduceOptions) -> Report | None:
     """Run one rank and return the report, at rank 0 only."""
-    seat, caps = options.seat, options.max_upload_mbit
-    cap = caps[seat.rank] if caps else None
-    async with joined(seat, SocketNetwork, upload_mbit=cap) as node:
-        node.hub.configure(rules=LaneRules(congestion=options.congestion))
+    seat = options.seat
+    async with joined(seat) as node:
         await node.link_all()
         values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
         values *= seat.rank + 1
@@ -225,58 +208,15 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
 # ---------------------------------------------------------------- the command
 
 
-def rates(text: str) -> tuple[float, ...]:
-    """Parse rates in Mbit/s: one for all ranks, or one for each, separated by commas."""
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: rates look like 20,20,1000") from None
-    if any(not rate > 0 for rate in found):
-        raise argparse.ArgumentTypeError("a rate must be more than 0")
-    return found
-
-
-def _per_rank(name: str, given: tuple[float, ...], peers: int) -> tuple[float, ...]:
-    if len(given) == 1:
-        return given * peers
-    if len(given) not in (0, peers):
-        raise BenchError(f"{name} has {len(given)} rates, but there are {peers} peers")
-    return given
-
-
-def show(report: Report) -> None:
-    """Print the results."""
-    print(f"{report['peers']} peers, {report['bytes'] / 1e6:g} MB of float32, {report['codec']}")
-    print(f"  holdfast  {_ms(report['median_s'])} (best {_ms(report['min_s'])})")
-    if report["gloo_median_s"] is not None:
-        print(f"  gloo      {_ms(report['gloo_median_s'])}")
-        print(f"  holdfast is {report['ratio']:.2f} times as fast as gloo")
-    if report["t_lb_s"] is not None:
-        print(f"  lower bound of any all-reduce over these links: {_ms(report['t_lb_s'])}")
-    sent = max(report["sent_bytes_per_peer"])
-    print(f"  a peer sent at most {sent / 1e6:.3f} MB per reduction, with all overhead")
-
-
-def _ms(seconds: float) -> str:
-    digits = max(0, 2 - math.floor(math.log10(max(seconds * 1e3, 1e-3))))
-    return f"{seconds * 1e3:.{digits}f} ms"
-
-
 def main() -> int:
-    parser = rank_parser("benchmarks.allreduce", __doc__)
+    parser = rank_parser("allreduce", __doc__)
     parser.add_argument("--peers", type=int, default=2, help="number of ranks")
     parser.add_argument("--size", type=size, default="256MiB", help="of the float32 values")
     parser.add_argument("--codec", choices=CODECS, default="fp32", help="for both directions")
     parser.add_argument("--vs", choices=["gloo"], help="alternate with another library")
-    parser.add_argument("--up", type=rates, default=(), help="Mbit/s, for the plan and the bound")
-    parser.add_argument("--down", type=rates, default=(), help="likewise (default: as --up)")
+    parser.add_argument("--up", type=float, default=0.0, help="Mbit/s, for the plan and the bound")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, for the bound")
-    parser.add_argument("--max-upload", type=rates, default=(), help="caps, unknown to the plan")
-    parser.add_argument("--congestion", default="bbr", help="TCP congestion control to ask for")
     options = parser.parse_args()
-    up = _per_rank("--up", options.up, options.peers)
-    down = _per_rank("--down", options.down, options.peers) or up
-    caps = _per_rank("--max-upload", options.max_upload, options.peers)
 
     async def work(seat: RankSeat) -> Report | None:
         return await run_rank(
@@ -287,15 +227,12 @@ def main() -> int:
                 repeat=options.repeat,
                 warm_up=options.warm_up,
                 gloo=options.vs == "gloo",
-                up_mbit=up,
-                down_mbit=down,
+                up_mbit=options.up,
                 delay_ms=options.delay_ms,
-                max_upload_mbit=caps,
-                congestion=options.congestion,
             )
         )
 
-    return run_ranks("benchmarks.allreduce", options, options.peers, work, show)
+    return run_ranks("allreduce", options, options.peers, work)
 
 
 if __name__ == "__main__":

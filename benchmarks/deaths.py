@@ -19,20 +19,16 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.lab_run import LabRun
+from benchmarks.allreduce_sections import LOSSY
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun
 from benchmarks.report import Measured, Table, say
-from benchmarks.sections import LOSSY
 from benchmarks.wan_lab import WanLab
 from holdfast.daemon.cli.fleet import Status
 
 PEERS = ("a", "b", "c", "d")  # on hosts 1 to 4; the master is on host 0
 MIB = 64
 STEP_S = 0.05
-SCRIPT = [
-    str(Path(__file__).with_name("one_fragment.py")),
-    f"--mib={MIB}",
-    f"--step-s={STEP_S}",
-]
+SCRIPT = [str(ONE_FRAGMENT), f"--mib={MIB}", f"--step-s={STEP_S}"]
 SYNC_EVERY = 10
 DEADLINE_S = 15.0  # the spec's default
 UNDISTURBED_COUNT = 5
@@ -87,12 +83,8 @@ def deaths() -> Measured:
         f"way, 100 ms, 0.02 % loss; medians of {TIMES}",
         ["make bench ARGS='--only kill'"],
         [
-            "how",
-            "undisturbed round, s",
-            "goes after, s",
-            "detected in, s",
-            "from there to the commit, s",
-            "the whole round, times undisturbed",
+            *("how", "undisturbed round, s", "goes after, s", "detected in, s"),
+            *("from there to the commit, s", "the whole round, times undisturbed"),
             "outcomes (attempts)",
         ],
         rows,

@@ -16,6 +16,7 @@ from benchmarks.grounds import Ground
 from holdfast.daemon.cli.fleet import MASTER, Fleet, Node, Status
 
 MASTER_PORT = 29_700
+ONE_FRAGMENT = Path(__file__).with_name("one_fragment.py")
 PATIENCE_S = 600.0  # of peers without a master
 
 
@@ -80,6 +81,10 @@ class LabRun(Fleet):
             patience_s=PATIENCE_S,
             more=more,
         )
+
+    def reach(self, count: int, seconds: float) -> Status:
+        """Wait until so many rounds are committed, and return the master's status."""
+        return self.until(lambda s: s["committed"] >= count, f"{count} rounds", seconds)
 
     def master(self) -> Status:
         """Return the master's status, with ``asked_s``: this process's clock when it was taken."""

@@ -104,7 +104,6 @@ def _run_alone(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, dict[str, A
     return model, {
         "curve": curve,
         "tokens": recipe.steps * sum(batches) * CONTEXT,
-        "socket_bytes": recipe.steps * 2 * (arm.peers - 1) * BF16_BYTES * parameters,
         "round_bytes": 2 * (arm.peers - 1) * BF16_BYTES * parameters,
         "speed": None,
     }
@@ -236,7 +235,6 @@ async def _live_through(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, di
         figures = {
             "curve": curve,
             "tokens": sum(trainer.tokens for trainer in swarm.trainers.values()),
-            "socket_bytes": swarm.sent_bytes,
             "round_bytes": round_bytes,
             "speed": _speed(arm, recipe, list(swarm.trainers.values()), ended_s),
             "notes": _notes(swarm),

@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -19,15 +20,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import trio
 from attrs import frozen
 
 from benchmarks.rendezvous import RankSeat, Rendezvous
-from benchmarks.report import ROOT, BenchError, keep_json
+from benchmarks.report import ROOT, BenchError, bench_parser, keep_json
 from holdfast.collectives.links.hub import LinkHub
-from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import MemberInfo, Role
 from holdfast.protocol.network.sockets import SocketNetwork
@@ -36,11 +36,11 @@ from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 
 LOOPBACK = "127.0.0.1"
+INTERRUPT_S = 5.0  # for a bench to end by itself
 LINK_S = 60.0  # limit for a link with its lanes to come up
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6}
 
 Report = dict[str, Any]
-N = TypeVar("N", bound=SocketNetwork)
 
 
 def size(text: str) -> int:
@@ -54,10 +54,7 @@ def size(text: str) -> int:
 
 def rank_parser(module: str, about: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that all of these commands have."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {module}", description=(about or "").partition("\n")[0]
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the results there; - prints them")
+    parser = bench_parser(module, about)
     parser.add_argument("--rank", type=int, help="run only this rank")
     parser.add_argument("--master", metavar="HOST:PORT", help="address of rank 0")
     parser.add_argument("--token", default="", help="secret shared by all ranks")
@@ -71,9 +68,8 @@ def run_ranks(
     options: argparse.Namespace,
     count: int,
     run_rank: Callable[[RankSeat], Awaitable[Report | None]],
-    show: Callable[[Report], None],
 ) -> int:
-    """Run this process's rank, or all ranks here, and show or write the report of rank 0.
+    """Run this process's rank, or all ranks here, and print or write the report of rank 0.
 
     Raises:
       BenchError: the options are incomplete, the rank does not exist, or a rank failed.
@@ -91,11 +87,7 @@ def run_ranks(
         gc.freeze()  # as the daemons do
         report = trio.run(partial(run_rank, seat), restrict_keyboard_interrupt_to_checkpoints=True)
     if report is not None:
-        if options.json == "-":
-            print(json.dumps(report, indent=1))
-        else:
-            keep_json(report, Path(options.json) if options.json else None)
-            show(report)
+        keep_json(report, options.json or "-")
     return 0
 
 
@@ -103,7 +95,7 @@ def _run_ranks_here(module: str, count: int) -> Report:
     """Start all ranks on loopback with this command line, and return rank 0's report."""
     master = Address(LOOPBACK, free_port(LOOPBACK))
     own = [f"--master={master}", f"--token={secrets.token_hex(16)}", "--json=-"]
-    command = [sys.executable, "-m", module, *sys.argv[1:], *own]
+    command = [sys.executable, "-m", f"benchmarks.{module}", *sys.argv[1:], *own]
     processes: list[subprocess.Popen[str]] = []
     try:
         for rank in range(count):
@@ -121,6 +113,36 @@ def _run_ranks_here(module: str, count: int) -> Report:
     return report
 
 
+def figures_of(module: str, options: Sequence[str]) -> Report:
+    """Run a bench in a process of its own, with all its ranks on loopback; return its figures.
+
+    Raises:
+      BenchError: it failed.
+    """
+    argv = [sys.executable, "-m", f"benchmarks.{module}", *options, "--json=-"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        out, _ = process.communicate()
+    except BaseException:
+        end(process)
+        raise
+    if process.returncode != 0:
+        raise BenchError(f"{module} {' '.join(options)} ended with {process.returncode}")
+    found: Report = json.loads(out)
+    return found
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Interrupt a bench, so that it ends the ranks that it has started; kill it after a while."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(INTERRUPT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def free_port(host: str) -> int:
     """Return a port that is free at this moment."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -129,13 +151,13 @@ def free_port(host: str) -> int:
 
 
 @frozen
-class BenchRank(Generic[N]):
+class BenchRank:
     """One rank with a serving network, a running hub and the list of all ranks."""
 
     seat: RankSeat
     rendezvous: Rendezvous
     nursery: trio.Nursery
-    network: N
+    network: SocketNetwork
     hub: LinkHub
     members: list[MemberInfo]  # by rank
 
@@ -148,19 +170,16 @@ class BenchRank(Generic[N]):
 
 
 @asynccontextmanager
-async def joined(
-    seat: RankSeat, make_network: Callable[[Credentials], N], *, upload_mbit: float | None = None
-) -> AsyncGenerator[BenchRank[N]]:
+async def joined(seat: RankSeat) -> AsyncGenerator[BenchRank]:
     """Meet the other ranks, get a certificate from rank 0, listen, and learn all addresses.
 
     Links come up after a call of ``hub.set_members(members)``.
     """
-    upload = None if upload_mbit is None else RateLimiter(upload_mbit * 1e6 / 8)
     async with Rendezvous.open(seat) as rendezvous, trio.open_nursery() as nursery:
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
             credentials = await _credentials(seat.rank, rendezvous, Path(folder))
-            network = make_network(credentials)
-            hub = LinkHub(network, credentials.identity.peer_id, upload=upload)
+            network = SocketNetwork(credentials)
+            hub = LinkHub(network, credentials.identity.peer_id)
             bound: Sequence[Address] = await nursery.start(
                 network.serve, [Address(rendezvous.host, 0)], hub.handle_channel, hub.handle_lane
             )

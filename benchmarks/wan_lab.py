@@ -57,6 +57,7 @@ ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 DEVICE = "wan0"
 MTU = 1_500
 MTU_MAX = 65_535
+HEADER_BYTES = 52  # of a packet: IPv4 and TCP with time stamps
 HOSTS_MAX = 128
 QUEUE_BYTES_MIN = 256 * 1024
 # The hub reads a burst of a host later than the host sends it: the device must keep all of it.
