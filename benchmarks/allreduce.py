@@ -1,7 +1,6 @@
 """The duration of one all-reduce over real sockets, between processes that run the code of peers.
 
-    python -m benchmarks.allreduce --peers 4 --size 64MiB     all ranks on this machine's loopback
-    python -m benchmarks.allreduce --rank R --master ...      one rank; start one on each machine
+    python -m benchmarks.allreduce --peers 4 --size 64MiB
 
 TLS control streams, encrypted lanes, links and reduction are the production code; see ``ranks``.
 
@@ -23,9 +22,19 @@ import trio
 from attrs import define, field, frozen
 
 from benchmarks.gloo import GlooWorker
-from benchmarks.ranks import BenchRank, Report, free_port, joined, rank_parser, run_ranks, size
-from benchmarks.rendezvous import RankSeat
+from benchmarks.ranks import (
+    LOOPBACK,
+    BenchRank,
+    RankSeat,
+    Report,
+    bench_main,
+    free_port,
+    joined,
+    rank_parser,
+    size,
+)
 from benchmarks.report import BenchError, run_main
+from benchmarks.wan_lab import DEVICE
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import PlanEstimate, make_plan
@@ -106,7 +115,7 @@ class AllreduceBench:
         """Time one reduction that all ranks start at the same moment; the slowest rank counts."""
         self.round += 1
         order = self.order()
-        hub, network, exchange = self.node.hub, self.node.network, self.node.rendezvous.exchange
+        hub, network, exchange = self.node.hub, self.node.network, self.node.seat.exchange
         size, before = self.options.size, hub.sent_bytes
         await exchange({})
         cpu_before_s = time.process_time()
@@ -136,9 +145,9 @@ class AllreduceBench:
         return float(np.linalg.norm(found - mean) / np.linalg.norm(mean))
 
     async def gloo(self, worker: GlooWorker) -> None:
-        await self.node.rendezvous.exchange({})
+        await self.node.seat.exchange({})
         answer = await trio.to_thread.run_sync(worker.turn, "reduce")
-        answers = await self.node.rendezvous.exchange(answer)
+        answers = await self.node.seat.exchange(answer)
         if max(each["error"] for each in answers) > ERRORS_MAX["fp32"]:
             raise BenchError("gloo's result is not the sum")
         self.gloo_s.append(max(each["s"] for each in answers))
@@ -180,9 +189,8 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
         values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
         values *= seat.rank + 1
         bench = AllreduceBench(options, node, values)
-        exchange = node.rendezvous.exchange
-        port = free_port(seat.master.host) if seat.rank == 0 else 0
-        ports = await exchange({"port": port})
+        port = free_port(seat.host) if seat.rank == 0 else 0
+        first = (await seat.exchange({"host": seat.host, "port": port}))[0]
         with ExitStack() as stack:
             worker = None
             if options.gloo:
@@ -190,9 +198,9 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
                     subprocess.Popen,
                     rank=seat.rank,
                     peers=seat.count,
-                    master=seat.master.host,
-                    port=ports[0]["port"],
-                    address=node.rendezvous.host,
+                    master=first["host"],
+                    port=first["port"],
+                    interface="lo" if first["host"] == LOOPBACK else DEVICE,
                     values=options.size.value_count,
                 )
                 stack.callback(worker.close)
@@ -201,7 +209,7 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
                 await bench.reduce()
                 if worker is not None:
                     await bench.gloo(worker)
-        await exchange({})  # so that no rank cuts links that other ranks still need
+        await seat.exchange({})  # so that no rank cuts links that other ranks still need
     return bench.report() if seat.rank == 0 else None
 
 
@@ -232,7 +240,7 @@ def main() -> int:
             )
         )
 
-    return run_ranks("allreduce", options, options.peers, work)
+    return bench_main("allreduce", options, options.peers, work)
 
 
 if __name__ == "__main__":

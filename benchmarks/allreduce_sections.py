@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import Any
-
-from benchmarks.ranks import Report, end, figures_of
-from benchmarks.report import ROOT, BenchError, Measured, Table, say
+from benchmarks.ranks import Report, run_ranks
+from benchmarks.report import Measured, Table, say
 from benchmarks.wan_lab import Host, WanLab
 
 COUNTS, CODECS = (2, 4), ("fp32", "int8", "nf4")  # peers; values on the wire
@@ -21,9 +14,6 @@ LOOPBACK_SMALL = ("--size=4KiB", "--repeat=200", "--warm-up=20", "--vs=gloo")
 LOSSY = Host(up_mbit=300, down_mbit=300, delay_ms=25, loss=0.0001)
 LOSSY_BULK = ("--size=64MiB", "--up=300", "--delay-ms=50", "--repeat=5", "--warm-up=4")
 LOSSY_GLOO = ("--size=64MiB", "--repeat=1", "--warm-up=0", "--vs=gloo")  # a minute and more each
-
-PORT_FIRST = 29_500
-TOKEN = "bench"  # nobody else is in the lab
 
 
 def loopback() -> Measured:
@@ -37,8 +27,8 @@ def loopback() -> Measured:
         for peers in COUNTS:
             for codec in codecs:
                 say(f"{peers} peers, {options[0]}, {codec}, in turns with gloo")
-                figures = figures_of(
-                    "allreduce", [f"--peers={peers}", f"--codec={codec}", *options]
+                figures = run_ranks(
+                    "allreduce", peers, [f"--peers={peers}", f"--codec={codec}", *options]
                 )
                 raw.append(figures)
                 rows.append(_against_gloo(figures))
@@ -77,13 +67,17 @@ def lossy() -> Measured:
     """Our rounds with each codec, and one of gloo's, in a lab of equal hosts."""
     rows, raw = [], []
     for peers in COUNTS:
+        of = f"--peers={peers}"
         with WanLab([LOSSY] * peers) as lab:
             say(f"{peers} peers, 64 MiB, gloo: a minute and more a round")
-            gloo_s = allreduce_in(lab, 0, *LOSSY_GLOO)["gloo_median_s"]
+            gloo_s = run_ranks("allreduce", peers, [of, *LOSSY_GLOO], lab)["gloo_median_s"]
             fp32: Report = {}
-            for turn, codec in enumerate(CODECS, 1):
+            for codec in CODECS:
                 say(f"{peers} peers, 64 MiB, {codec}")
-                figures = allreduce_in(lab, turn, *LOSSY_BULK, f"--codec={codec}")
+                lab.stats()  # from here on the hub counts for us
+                options = [of, *LOSSY_BULK, f"--codec={codec}"]
+                figures = run_ranks("allreduce", peers, options, lab)
+                figures["hub_late_ms_max"] = lab.stats()["late_ms_max"]
                 fp32 = fp32 or {**figures, "gloo_median_s": gloo_s}
                 raw.append(fp32 if figures["codec"] == "fp32" else figures)
                 rows.append(_of_a_bound(raw[-1], fp32))
@@ -118,32 +112,3 @@ def _of_a_bound(figures: Report, fp32: Report) -> list[str]:
         f"{sent:.3f}",
         f"{figures['median_s'] / fp32['median_s']:.2f}",
     ]
-
-
-def allreduce_in(lab: WanLab, turn: int, *options: str) -> Report:
-    """Run ``benchmarks.allreduce`` with one rank on each of a lab's hosts, and return its figures.
-
-    Args:
-      turn: differs in each use of a lab, so that no port of the last one is waited for.
-    """
-    lab.stats()  # from here on the hub counts for us
-    ranks: list[subprocess.Popen[Any]] = []
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
-        written = Path(directory) / "figures.json"
-        argv = [
-            *(sys.executable, "-m", "benchmarks.allreduce", f"--peers={len(lab.hosts)}"),
-            *(f"--master={lab.address(0)}:{PORT_FIRST + turn}", f"--token={TOKEN}"),
-            *(f"--json={written}", *options),
-        ]
-        try:
-            for rank in range(len(lab.hosts)):
-                one = [*argv, f"--rank={rank}"]
-                ranks.append(lab.popen(rank, one, cwd=ROOT, stdout=subprocess.DEVNULL))
-            failed = [rank for rank, process in enumerate(ranks) if process.wait()]
-        finally:
-            for process in ranks:
-                end(process)
-        if failed:
-            raise BenchError(f"rank {failed[0]} failed; what it said is above")
-        answer: Report = json.loads(written.read_text())
-    return {**answer, "hub_late_ms_max": lab.stats()["late_ms_max"]}

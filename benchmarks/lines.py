@@ -30,7 +30,7 @@ from benchmarks.allreduce_sections import LOSSY
 from benchmarks.gloo import GlooWorker
 from benchmarks.lab_run import ONE_FRAGMENT, LabRun
 from benchmarks.report import Measured, Table, bench_parser, listed, run_main, say, tell
-from benchmarks.wan_lab import Host, WanLab
+from benchmarks.wan_lab import DEVICE, Host, WanLab
 from holdfast.membership.planning.bandwidth import Bandwidth
 from holdfast.membership.planning.plan import wire_bytes_per_value
 from holdfast.membership.planning.shares import Workload, bound_s
@@ -187,7 +187,7 @@ def gloo_rounds(profile: Profile, peers: int, congestion: str) -> tuple[float, .
                 peers=peers,
                 master=lab.address(0),
                 port=GLOO_PORT,
-                address=lab.address(rank),
+                interface=DEVICE,
                 values=profile.value_count,
             )
             for rank in range(peers)

@@ -1,7 +1,6 @@
 """The duration of a copy of the shared state over real sockets, and of the check of one that is equal.
 
-    python -m benchmarks.transfer --donors 3 --size 1GiB      all ranks on this machine's loopback
-    python -m benchmarks.transfer --rank R --master ...       one rank; start one on each machine
+    python -m benchmarks.transfer --donors 3 --size 1GiB
 
 In each repetition rank 0 starts with an empty state and copies all fragments from the other ranks, as a master
 would order it. Then it copies them again, which transfers nothing and only checks its memory. See ``ranks``.
@@ -20,8 +19,16 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from benchmarks.ranks import BenchRank, Report, figures_of, joined, rank_parser, run_ranks, size
-from benchmarks.rendezvous import RankSeat
+from benchmarks.ranks import (
+    BenchRank,
+    RankSeat,
+    Report,
+    bench_main,
+    joined,
+    rank_parser,
+    run_ranks,
+    size,
+)
 from benchmarks.report import BenchError, Measured, Table, run_main, say
 from holdfast.checkpoint.donor import Donor
 from holdfast.checkpoint.joiner import Joiner
@@ -130,7 +137,7 @@ class StateCopier:
         figures.equal.append(await self._fetch_all(self.joiner))
 
     async def _cpu_s(self) -> list[float]:
-        exchange = self.node.rendezvous.exchange
+        exchange = self.node.seat.exchange
         await exchange({})  # so that all ranks read their clocks at the same time
         answers = await exchange({"cpu_s": time.process_time()})
         return [each["cpu_s"] for each in answers]
@@ -172,7 +179,7 @@ async def _give(options: TransferOptions, node: BenchRank) -> None:
     node.hub.on_message = hear
     await node.nursery.start(donor.run)
     node.hub.set_members(node.members)
-    exchange = node.rendezvous.exchange
+    exchange = node.seat.exchange
     await exchange({"heads": [[h.fragment, h.version, h.root.hex()] for h in state.heads()]})
     for _copy_begins_or_ends in range(2 * (options.warm_up + options.repeat)):
         await exchange({})
@@ -188,13 +195,13 @@ async def _copy(options: TransferOptions, node: BenchRank) -> Report:
 
     node.hub.on_message = hear
     node.hub.set_members(node.members)
-    answers = await node.rendezvous.exchange({})
+    answers = await node.seat.exchange({})
     copier.heads = [FragmentHead(f, v, bytes.fromhex(root)) for f, v, root in answers[1]["heads"]]
     await node.link_all()
     figures = TransferFigures()
     for _repetition in range(options.warm_up + options.repeat):
         await copier.turn(figures)
-    await node.rendezvous.exchange({})
+    await node.seat.exchange({})
     return report_of(options, figures)
 
 
@@ -222,7 +229,7 @@ def transfer() -> Measured:
     for donors, size_mib in TRANSFERS:
         options = [f"--donors={donors}", f"--size={size_mib}MiB", "--repeat=7", "--warm-up=2"]
         say(f"{size_mib} MiB from {donors} donors, and once more when they are equal")
-        figures = figures_of("transfer", options)
+        figures = run_ranks("transfer", donors + 1, options)
         raw.append(figures)
         commands.append(f"python -m benchmarks.transfer {' '.join(options)}")
         copy_s, equal_s = (figures[each]["median_s"] for each in ("copy", "equal"))
@@ -263,7 +270,7 @@ def main() -> int:
     async def work(seat: RankSeat) -> Report | None:
         return await run_rank(TransferOptions(seat, options.size, options.repeat, options.warm_up))
 
-    return run_ranks("transfer", options, options.donors + 1, work)
+    return bench_main("transfer", options, options.donors + 1, work)
 
 
 if __name__ == "__main__":
