@@ -12,7 +12,6 @@ What the kill itself takes to happen is at most a look of ours.
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from benchmarks.grounds import Loopback
-from benchmarks.lab_run import ONE_FRAGMENT, LabRun
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun, said_s
 from benchmarks.report import Measured, Table, bench_parser, run_main, say, tell
 from holdfast.daemon.cli.fleet import Status
 
@@ -159,22 +158,14 @@ def _swap(run: LabRun, before: Status, victim: str, spare: str, *, reducing: boo
     each = swapped(status)
     assert each is not None
 
-    def event_s(kind: str, name: str) -> float:
-        times: list[float] = [
-            float(event["at_s"]) - killed_s
-            for event in status["events"]
-            if event["kind"] == kind and event["text"].startswith(f"{name} (")
-        ]
-        return max(times, default=math.nan)
-
     closed_s = each["opened_s"] + each["open_s"]
     return Swap(
         victim=victim,
         spare=spare,
         phase=wanted,
         round_s=_round_s(before),
-        gone_s=event_s("leave", victim),
-        seated_s=event_s("role", spare),
+        gone_s=said_s(status, "leave", victim) - killed_s,
+        seated_s=said_s(status, "role", spare) - killed_s,
         opened_s=each["opened_s"] - killed_s,
         closed_s=closed_s - killed_s,
         commit_s=closed_s + each["reduce_s"] - killed_s,

@@ -95,3 +95,15 @@ class LabRun(Fleet):
     def ask(self, name: str, what: str, body: Mapping[str, object] | None = None) -> Status:
         with self.ground.inside(self.hosts[name]):
             return super().ask(name, what, body)
+
+
+def said_s(status: Status, kind: str, name: str) -> float:
+    """Return when the master last said this of a peer, by its clock; negative: never."""
+    return max(
+        (
+            float(event["at_s"])
+            for event in status["events"]
+            if event["kind"] == kind and event["text"].startswith(f"{name} (")
+        ),
+        default=-1.0,
+    )

@@ -86,6 +86,7 @@ class Job:
             "recipe": asdict(self.recipe),
             "validation_windows": self.validation_windows,
             "torch": version("torch"),
+            "figures": [each.name for each in attrs.fields(Outcome)],
         }
         return dict(json.loads(json.dumps(what)))
 

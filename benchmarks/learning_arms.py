@@ -160,7 +160,6 @@ class Outcome:
     Attributes:
       loss: on the held-out bytes, in nats per byte.
       losses: of parts of these bytes; ``loss`` is their mean.
-      curve: (step, loss on fewer windows).
       tokens: trained by all replicas together.
       round_bytes: handed to all streams between all hosts in a round, from the first to the last; of a dp arm,
         which has none, what a ring all-reduce of bf16 gradients would send in a step.
@@ -173,7 +172,6 @@ class Outcome:
     seed: int
     loss: float
     losses: list[float]
-    curve: list[tuple[int, float]]
     tokens: int
     round_bytes: float
     speed: float | None
