@@ -1,7 +1,6 @@
 """The duration of one all-reduce over real sockets, between processes that run the code of peers.
 
-    python -m benchmarks.allreduce --peers 4 --size 64MiB     all ranks on this machine's loopback
-    python -m benchmarks.allreduce --rank R --master ...      one rank; start one on each machine
+    python -m benchmarks.allreduce --peers 4 --size 64MiB
 
 TLS control streams, encrypted lanes, links and reduction are the production code; see ``ranks``.
 
@@ -11,8 +10,6 @@ controlled by a pipe, and never run at the same time.
 
 from __future__ import annotations
 
-import argparse
-import math
 import statistics
 import subprocess
 import sys
@@ -25,16 +22,24 @@ import trio
 from attrs import define, field, frozen
 
 from benchmarks.gloo import GlooWorker
-from benchmarks.ranks import BenchRank, Report, free_port, joined, rank_parser, run_ranks, size
-from benchmarks.rendezvous import RankSeat
+from benchmarks.ranks import (
+    LOOPBACK,
+    BenchRank,
+    RankSeat,
+    Report,
+    bench_main,
+    free_port,
+    joined,
+    rank_parser,
+    size,
+)
 from benchmarks.report import BenchError, run_main
-from holdfast.collectives.links.link_parts import LaneRules
+from benchmarks.wan_lab import DEVICE
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.membership.planning.bandwidth import Bandwidth, LineCapacities
 from holdfast.membership.planning.plan import PlanEstimate, make_plan
 from holdfast.membership.spec.spec import CODECS, ReduceTable, RunSpec
 from holdfast.protocol.messages import Contributor, FragmentSize, Plan, Reduce
-from holdfast.protocol.network.sockets import SocketNetwork
 
 VALUE_BYTES = 4  # float32
 UNTOLD = Bandwidth(1e9, 1e9)  # of every rank, if no rates are given: the chunks of a fast line
@@ -55,25 +60,18 @@ class AllreduceOptions:
     repeat: int
     warm_up: int
     gloo: bool
-    up_mbit: tuple[float, ...] = ()
-    down_mbit: tuple[float, ...] = ()
+    up_mbit: float = 0.0
     delay_ms: float = 0.0
-    max_upload_mbit: tuple[float, ...] = ()  # limits of the ranks; empty: none
-    congestion: str = LaneRules().congestion  # TCP's, of lanes, where the kernel has it
 
     @property
     def size(self) -> FragmentSize:
         return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
 
     def lines(self, peers: Sequence[str]) -> LineCapacities:
-        """Return the line capacities for the planner: without given rates, those of one machine."""
-        if not self.up_mbit:
-            return LineCapacities(dict.fromkeys(peers, UNTOLD))
-        rates = {
-            peer: Bandwidth(up * 1e6 / 8, down * 1e6 / 8)
-            for peer, up, down in zip(peers, self.up_mbit, self.down_mbit, strict=True)
-        }
-        return LineCapacities(rates, delay_s=self.delay_ms / 1e3)
+        """Return the line capacities for the planner: without a given rate, those of one machine."""
+        rate = self.up_mbit * 1e6 / 8
+        line = Bandwidth(rate, rate) if rate else UNTOLD
+        return LineCapacities(dict.fromkeys(peers, line), delay_s=self.delay_ms / 1e3)
 
 
 @define
@@ -81,7 +79,7 @@ class AllreduceBench:
     """One rank with links to all others, and its measurements."""
 
     options: AllreduceOptions
-    node: BenchRank[SocketNetwork]
+    node: BenchRank
     values: np.ndarray[tuple[int], np.dtype[np.float32]]
     round: int = 0
     ours_s: list[float] = field(factory=list)
@@ -117,7 +115,7 @@ class AllreduceBench:
         """Time one reduction that all ranks start at the same moment; the slowest rank counts."""
         self.round += 1
         order = self.order()
-        hub, network, exchange = self.node.hub, self.node.network, self.node.rendezvous.exchange
+        hub, network, exchange = self.node.hub, self.node.network, self.node.seat.exchange
         size, before = self.options.size, hub.sent_bytes
         await exchange({})
         cpu_before_s = time.process_time()
@@ -147,9 +145,9 @@ class AllreduceBench:
         return float(np.linalg.norm(found - mean) / np.linalg.norm(mean))
 
     async def gloo(self, worker: GlooWorker) -> None:
-        await self.node.rendezvous.exchange({})
+        await self.node.seat.exchange({})
         answer = await trio.to_thread.run_sync(worker.turn, "reduce")
-        answers = await self.node.rendezvous.exchange(answer)
+        answers = await self.node.seat.exchange(answer)
         if max(each["error"] for each in answers) > ERRORS_MAX["fp32"]:
             raise BenchError("gloo's result is not the sum")
         self.gloo_s.append(max(each["s"] for each in answers))
@@ -160,8 +158,6 @@ class AllreduceBench:
         skipped = self.options.warm_up
         ours_s, gloo_s = self.ours_s[skipped:], self.gloo_s[skipped:]
         _plan, estimate = self.plan()
-        known = bool(self.options.up_mbit)  # without rates there are no estimates
-        least_s = estimate.bound_s if known else None
         median_s = statistics.median(ours_s)
         gloo_median_s = statistics.median(gloo_s) if gloo_s else None
 
@@ -180,26 +176,21 @@ class AllreduceBench:
             "ratio": gloo_median_s / median_s if gloo_median_s else None,
             "cpu_s": statistics.median(self.cpu_s[skipped:]),
             "gloo_cpu_s": statistics.median(self.gloo_cpu_s[skipped:]) if gloo_s else None,
-            "t_lb_s": least_s,
-            "ring_s": estimate.ring_s if known else None,
-            "predicted_s": estimate.predicted_s if known else None,
+            "t_lb_s": estimate.bound_s if self.options.up_mbit else None,
             "sent_bytes_per_peer": [round(statistics.mean(each)) for each in sent],
         }
 
 
 async def run_rank(options: AllreduceOptions) -> Report | None:
     """Run one rank and return the report, at rank 0 only."""
-    seat, caps = options.seat, options.max_upload_mbit
-    cap = caps[seat.rank] if caps else None
-    async with joined(seat, SocketNetwork, upload_mbit=cap) as node:
-        node.hub.configure(rules=LaneRules(congestion=options.congestion))
+    seat = options.seat
+    async with joined(seat) as node:
         await node.link_all()
         values = np.random.default_rng(0).standard_normal(options.size.value_count, np.float32)
         values *= seat.rank + 1
         bench = AllreduceBench(options, node, values)
-        exchange = node.rendezvous.exchange
-        port = free_port(seat.master.host) if seat.rank == 0 else 0
-        ports = await exchange({"port": port})
+        port = free_port(seat.host) if seat.rank == 0 else 0
+        first = (await seat.exchange({"host": seat.host, "port": port}))[0]
         with ExitStack() as stack:
             worker = None
             if options.gloo:
@@ -207,9 +198,9 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
                     subprocess.Popen,
                     rank=seat.rank,
                     peers=seat.count,
-                    master=seat.master.host,
-                    port=ports[0]["port"],
-                    address=node.rendezvous.host,
+                    master=first["host"],
+                    port=first["port"],
+                    interface="lo" if first["host"] == LOOPBACK else DEVICE,
                     values=options.size.value_count,
                 )
                 stack.callback(worker.close)
@@ -218,65 +209,22 @@ async def run_rank(options: AllreduceOptions) -> Report | None:
                 await bench.reduce()
                 if worker is not None:
                     await bench.gloo(worker)
-        await exchange({})  # so that no rank cuts links that other ranks still need
+        await seat.exchange({})  # so that no rank cuts links that other ranks still need
     return bench.report() if seat.rank == 0 else None
 
 
 # ---------------------------------------------------------------- the command
 
 
-def rates(text: str) -> tuple[float, ...]:
-    """Parse rates in Mbit/s: one for all ranks, or one for each, separated by commas."""
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: rates look like 20,20,1000") from None
-    if any(not rate > 0 for rate in found):
-        raise argparse.ArgumentTypeError("a rate must be more than 0")
-    return found
-
-
-def _per_rank(name: str, given: tuple[float, ...], peers: int) -> tuple[float, ...]:
-    if len(given) == 1:
-        return given * peers
-    if len(given) not in (0, peers):
-        raise BenchError(f"{name} has {len(given)} rates, but there are {peers} peers")
-    return given
-
-
-def show(report: Report) -> None:
-    """Print the results."""
-    print(f"{report['peers']} peers, {report['bytes'] / 1e6:g} MB of float32, {report['codec']}")
-    print(f"  holdfast  {_ms(report['median_s'])} (best {_ms(report['min_s'])})")
-    if report["gloo_median_s"] is not None:
-        print(f"  gloo      {_ms(report['gloo_median_s'])}")
-        print(f"  holdfast is {report['ratio']:.2f} times as fast as gloo")
-    if report["t_lb_s"] is not None:
-        print(f"  lower bound of any all-reduce over these links: {_ms(report['t_lb_s'])}")
-    sent = max(report["sent_bytes_per_peer"])
-    print(f"  a peer sent at most {sent / 1e6:.3f} MB per reduction, with all overhead")
-
-
-def _ms(seconds: float) -> str:
-    digits = max(0, 2 - math.floor(math.log10(max(seconds * 1e3, 1e-3))))
-    return f"{seconds * 1e3:.{digits}f} ms"
-
-
 def main() -> int:
-    parser = rank_parser("benchmarks.allreduce", __doc__)
+    parser = rank_parser("allreduce", __doc__)
     parser.add_argument("--peers", type=int, default=2, help="number of ranks")
     parser.add_argument("--size", type=size, default="256MiB", help="of the float32 values")
     parser.add_argument("--codec", choices=CODECS, default="fp32", help="for both directions")
     parser.add_argument("--vs", choices=["gloo"], help="alternate with another library")
-    parser.add_argument("--up", type=rates, default=(), help="Mbit/s, for the plan and the bound")
-    parser.add_argument("--down", type=rates, default=(), help="likewise (default: as --up)")
+    parser.add_argument("--up", type=float, default=0.0, help="Mbit/s, for the plan and the bound")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, for the bound")
-    parser.add_argument("--max-upload", type=rates, default=(), help="caps, unknown to the plan")
-    parser.add_argument("--congestion", default="bbr", help="TCP congestion control to ask for")
     options = parser.parse_args()
-    up = _per_rank("--up", options.up, options.peers)
-    down = _per_rank("--down", options.down, options.peers) or up
-    caps = _per_rank("--max-upload", options.max_upload, options.peers)
 
     async def work(seat: RankSeat) -> Report | None:
         return await run_rank(
@@ -287,15 +235,12 @@ def main() -> int:
                 repeat=options.repeat,
                 warm_up=options.warm_up,
                 gloo=options.vs == "gloo",
-                up_mbit=up,
-                down_mbit=down,
+                up_mbit=options.up,
                 delay_ms=options.delay_ms,
-                max_upload_mbit=caps,
-                congestion=options.congestion,
             )
         )
 
-    return run_ranks("benchmarks.allreduce", options, options.peers, work, show)
+    return bench_main("allreduce", options, options.peers, work)
 
 
 if __name__ == "__main__":

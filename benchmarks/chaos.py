@@ -31,7 +31,6 @@ is not is the time in which a machine is gone anyway, or its trainer starts.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -45,11 +44,11 @@ from benchmarks.chaos_checks import (
     committed_tokens,
     per_contributor_s,
 )
-from benchmarks.chaos_run import ChaosRun, Seen, finish_line
+from benchmarks.chaos_run import ChaosRun, Seen
 from benchmarks.chaos_schedule import Fault, counts, schedule
 from benchmarks.grounds import Loopback, Switch, why_no_switch
 from benchmarks.lab_run import LabRun
-from benchmarks.report import Measured, Table, keep_json, run_main, say
+from benchmarks.report import Measured, Table, bench_parser, run_main, say, tell
 
 STEP_S = 0.025
 LOSS_RATIO_MAX = 1.01
@@ -151,7 +150,6 @@ def verdict(
         "peers": peers,
         "left_out": left_out,
         "faults": counts(rough.faults),
-        "fault_count": len(rough.faults),
         "fault_list": [
             asdict(f, value_serializer=lambda _i, _a, v: getattr(v, "value", v))
             for f in rough.faults
@@ -203,21 +201,28 @@ def lived_through(**how: Any) -> dict[str, Any]:
     return found
 
 
-def chaos() -> Measured:
+def chaos(
+    minutes: float = SECTION_MINUTES,
+    seed: int = 1,
+    peers: int = 6,
+    per_hour: float = 120.0,
+    reference_minutes: float | None = None,
+) -> Measured:
     """The section of RESULTS.md: half an hour, and ten minutes of reference before it."""
     found = lived_through(
-        minutes=SECTION_MINUTES,
-        seed=1,
-        peers=6,
-        per_hour=120.0,
-        reference_minutes=REFERENCE_SHARE * SECTION_MINUTES,
+        minutes=minutes,
+        seed=seed,
+        peers=peers,
+        per_hour=per_hour,
+        reference_minutes=reference_minutes
+        or max(REFERENCE_MINUTES_MIN, REFERENCE_SHARE * minutes),
     )
     faults = ", ".join(f"{count} {kind}" for kind, count in found["faults"].items())
     ratio = found["loss_ratio"]
     table = Table(
-        f"{SECTION_MINUTES:g} minutes, {found['peers']} peers with real trainers, "
-        f"{found['fault_count']} faults on a Poisson schedule",
-        [f"python -m benchmarks.chaos --minutes {SECTION_MINUTES:g} --seed {found['seed']}"],
+        f"{minutes:g} minutes, {peers} peers with real trainers, "
+        f"{len(found['fault_list'])} faults on a Poisson schedule",
+        [f"python -m benchmarks.chaos --minutes {minutes:g} --seed {seed}"],
         ["what", "measured", "promised"],
         [
             ["heads compared", f"{found['heads_compared']:,}", ""],
@@ -243,7 +248,7 @@ def chaos() -> Measured:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser("chaos", __doc__)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--peers", type=int, default=6)
@@ -251,22 +256,19 @@ def main() -> int:
     parser.add_argument(
         "--reference-minutes", type=float, help="without faults; a third of --minutes"
     )
-    parser.add_argument("--json", type=Path, help="where the verdict goes")
     options = parser.parse_args()
     if not (0 < options.minutes <= 24 * 60 and PEERS_MIN <= options.peers <= PEERS_MAX):
         parser.error(f"up to a day, and from {PEERS_MIN} to {PEERS_MAX} peers")
     if not 0 <= options.faults_per_hour <= 3_600:
         parser.error("from 0 to 3600 faults an hour")
-    share = max(REFERENCE_MINUTES_MIN, REFERENCE_SHARE * options.minutes)
-    found = lived_through(
-        minutes=options.minutes,
-        seed=options.seed,
-        peers=options.peers,
-        per_hour=options.faults_per_hour,
-        reference_minutes=options.reference_minutes or share,
+    tables, found = chaos(
+        options.minutes,
+        options.seed,
+        options.peers,
+        options.faults_per_hour,
+        options.reference_minutes,
     )
-    keep_json(found, options.json)
-    print(f"{'ok' if found['ok'] else 'FAILED'}: {finish_line(found)}")
+    tell((tables, found), options)
     return 0 if found["ok"] else 1
 
 

@@ -110,17 +110,16 @@ class Ledger:
     """What a journal says about rounds.
 
     Attributes:
-      aborted: rounds that were numbered and neither committed nor are open still.
+      aborted: rounds that were numbered and not committed.
       faults: sentences: a number used twice, a version skipped, a commit of no known round.
     """
 
     committed: int
     aborted: int
-    versions: Mapping[int, int]
     faults: Sequence[str]
 
 
-def check_journal(entries: Sequence[Entry], *, open_rounds: int = 0) -> Ledger:
+def check_journal(entries: Sequence[Entry]) -> Ledger:
     """Every round at most once, and every version after the one before it."""
     numbered: list[int] = []
     committed: list[int] = []
@@ -145,8 +144,7 @@ def check_journal(entries: Sequence[Entry], *, open_rounds: int = 0) -> Ledger:
                     )
                 versions[commit.fragment] = commit.version + 1
                 committed.append(commit.round)
-    aborted = len(numbered) - len(committed) - open_rounds
-    return Ledger(len(committed), aborted, versions, tuple(faults))
+    return Ledger(len(committed), len(numbered) - len(committed), tuple(faults))
 
 
 # ---------------------------------------------------------------- goodput

@@ -15,7 +15,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from attrs import Factory, define, frozen
@@ -398,11 +397,3 @@ def read_shared(pid: int, sizes: tuple[FragmentSize, ...]) -> tuple[int, Values]
     except (OSError, ValueError, HoldfastError):
         return None
     return version, values
-
-
-def finish_line(found: dict[str, Any]) -> str:
-    """One line for people."""
-    return ", ".join(
-        f"{key} {found[key]:.4f}" if isinstance(found[key], float) else f"{key} {found[key]}"
-        for key in ("rounds_committed", "rounds_lost", "parity_violations", "loss_ratio", "goodput")
-    )

@@ -19,20 +19,16 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.lab_run import LabRun
+from benchmarks.allreduce_sections import LOSSY
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun, said_s
 from benchmarks.report import Measured, Table, say
-from benchmarks.sections import LOSSY
 from benchmarks.wan_lab import WanLab
 from holdfast.daemon.cli.fleet import Status
 
 PEERS = ("a", "b", "c", "d")  # on hosts 1 to 4; the master is on host 0
 MIB = 64
 STEP_S = 0.05
-SCRIPT = [
-    str(Path(__file__).with_name("one_fragment.py")),
-    f"--mib={MIB}",
-    f"--step-s={STEP_S}",
-]
+SCRIPT = [str(ONE_FRAGMENT), f"--mib={MIB}", f"--step-s={STEP_S}"]
 SYNC_EVERY = 10
 DEADLINE_S = 15.0  # the spec's default
 UNDISTURBED_COUNT = 5
@@ -87,12 +83,8 @@ def deaths() -> Measured:
         f"way, 100 ms, 0.02 % loss; medians of {TIMES}",
         ["make bench ARGS='--only kill'"],
         [
-            "how",
-            "undisturbed round, s",
-            "goes after, s",
-            "detected in, s",
-            "from there to the commit, s",
-            "the whole round, times undisturbed",
+            *("how", "undisturbed round, s", "goes after, s", "detected in, s"),
+            *("from there to the commit, s", "the whole round, times undisturbed"),
             "outcomes (attempts)",
         ],
         rows,
@@ -194,21 +186,13 @@ def _follow(run: LabRun, victim: str, before: Status, gone_s: float) -> Death:
         past = (each for each in status["past_rounds"] if each["round"] == running["round"])
         return next(past, None)
 
-    def left_s(status: Status) -> float | None:
-        for event in status["events"]:
-            gone = event["kind"] == "leave" and event["text"].startswith(f"{victim} (")
-            if gone and event["at_s"] >= master_gone_s:
-                return float(event["at_s"])
-        return None
-
     status = run.until(
-        lambda s: ended(s) is not None and left_s(s) is not None,
+        lambda s: ended(s) is not None and said_s(s, "leave", victim) >= master_gone_s,
         f"{victim} is missed and the round ends without it",
         WAIT_S,
     )
-    round_, detected_at_s = ended(status), left_s(status)
+    round_, detected_at_s = ended(status), said_s(status, "leave", victim)
     assert round_ is not None
-    assert detected_at_s is not None
     closed_s = round_["opened_s"] + round_["open_s"]
     return Death(
         victim=victim,

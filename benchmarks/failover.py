@@ -17,7 +17,6 @@ each case: no version may be committed twice, and what was committed before the 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import signal
 import sys
@@ -26,7 +25,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgpack
 from attrs import asdict, frozen
@@ -34,7 +32,16 @@ from attrs import asdict, frozen
 from benchmarks.grounds import Switch, why_no_switch
 from benchmarks.lab_run import MASTER_PORT, LabRun
 from benchmarks.postgres_server import PostgresServer, why_no_postgres
-from benchmarks.report import BenchError, Measured, Table, keep_json, run_main, say
+from benchmarks.report import (
+    BenchError,
+    Measured,
+    Table,
+    bench_parser,
+    listed,
+    run_main,
+    say,
+    tell,
+)
 from holdfast.daemon.cli.fleet import MASTER, Polls, Status
 from holdfast.protocol.errors import UserError
 
@@ -209,22 +216,11 @@ def _versions(server: PostgresServer) -> Counter[tuple[int, int]]:
 FAULTS = ("killed", "frozen", "cut off from database", "cut off from peers")
 
 
-def summary(cases: Sequence[Case]) -> dict[str, Any]:
-    """The figures that are asked for."""
-    return {
-        "cases": [asdict(each) for each in cases],
-        "rounds_lost": sum(each.rounds_lost for each in cases),
-        "double_commits": sum(each.double_commits for each in cases),
-        "takeover_s_max": max(each.attached_s for each in cases),
-        "committed_s_max": max(each.committed_s for each in cases),
-        "trainers_restarted": sum(each.trainers_restarted for each in cases),
-    }
-
-
-def tables(cases: Sequence[Case]) -> list[Table]:
-    """The section's table."""
+def failover(times: int = TIMES, faults: Sequence[str] = FAULTS) -> Measured:
+    """The section of RESULTS.md."""
+    cases = measure(times, faults)
     rows = []
-    for fault in dict.fromkeys(each.fault for each in cases):
+    for fault in faults:
         some = [each for each in cases if each.fault == fault]
         rows.append(
             [
@@ -237,28 +233,22 @@ def tables(cases: Sequence[Case]) -> list[Table]:
                 str(sum(each.trainers_restarted for each in some)),
             ]
         )
-    return [
-        Table(
-            "The leading one of two masters on one PostgreSQL database is lost",
-            ["python -m benchmarks.failover"],
-            [
-                "fault",
-                "times",
-                "all peers at the other master, s",
-                "a round committed, s",
-                "rounds lost",
-                "committed twice",
-                "trainers restarted",
-            ],
-            rows,
-            [
-                "Three peers, `deadline_s` 15 s (the default) and so a lease of 5 s; smallest to largest of the times. "
-                "Every process has a network namespace of its own on this machine's two cores. A frozen master is "
-                f"thawed after {FROZEN_S:g} s, and waits then like one that was started again. The one that is cut "
-                "off from its peers gives the lease up, since it sees another master."
-            ],
-        )
-    ]
+    table = Table(
+        "The leading one of two masters on one PostgreSQL database is lost",
+        ["python -m benchmarks.failover"],
+        [
+            *("fault", "times", "all peers at the other master, s", "a round committed, s"),
+            *("rounds lost", "committed twice", "trainers restarted"),
+        ],
+        rows,
+        [
+            "Three peers, `deadline_s` 15 s (the default) and so a lease of 5 s; smallest to largest of the "
+            "times. Every process has a network namespace of its own on this machine's two cores. A frozen "
+            f"master is thawed after {FROZEN_S:g} s, and waits then like one that was started again. The one "
+            "that is cut off from its peers gives the lease up, since it sees another master."
+        ],
+    )
+    return [table], [asdict(each) for each in cases]
 
 
 def _range(values: Sequence[float]) -> str:
@@ -270,24 +260,21 @@ def why_no_failover() -> str:
     return why_no_switch() or why_no_postgres()
 
 
-def failover() -> Measured:
-    """The section of RESULTS.md."""
-    cases = measure(TIMES, FAULTS)
-    return tables(cases), summary(cases)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser("failover", __doc__)
     parser.add_argument("--times", type=int, default=TIMES)
     parser.add_argument("--faults", default=",".join(FAULTS), help=", ".join(FAULTS))
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if reason := why_no_failover():
         raise BenchError(reason)
-    found = summary(measure(options.times, options.faults.split(",")))
-    print(keep_json(found, options.json))
-    broken = found["rounds_lost"] or found["double_commits"] or found["trainers_restarted"]
-    return 1 if broken or found["takeover_s_max"] > TAKEOVER_S_MAX else 0
+    tables, cases = failover(options.times, listed(options.faults))
+    tell((tables, cases), options)
+    broken = ("rounds_lost", "double_commits", "trainers_restarted")
+    kept = all(
+        each["attached_s"] <= TAKEOVER_S_MAX and not any(each[name] for name in broken)
+        for each in cases
+    )
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, why_none
+from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, try_bridge, why_none
 
 NOBODY = "02:00:00:00:00:01"  # a locally administered address that no host has
 DEVICE = "eth0"
@@ -93,17 +93,12 @@ class Switch(Namespaces):
 
     def _make(self) -> None:
         switch = self._add("switch")
-        ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
-        ip("-n", switch, "link", "set", "bridge0", "up")
+        self._bridge(switch)
         for number in range(self._count):
             host = self._add(str(number))
-            port = f"port{number}"
-            ends = ("name", port, "type", "veth", "peer", "name", DEVICE, "netns", host)
-            ip("-n", switch, "link", "add", *ends)
-            ip("-n", switch, "link", "set", port, "master", "bridge0", "up")
+            self._cable(switch, f"port{number}", host, DEVICE)
             ip("-n", host, "link", "set", "lo", "up")
             ip("-n", host, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
-            ip("-n", host, "link", "set", DEVICE, "up")
 
     # ------------------------------------------------------------ Ground
 
@@ -130,10 +125,4 @@ class Switch(Namespaces):
 
 def why_no_switch() -> str:
     """Why this machine allows no ``Switch``; empty if it does."""
-    return missing_tool("ip", "nsenter") or why_none(_try)
-
-
-def _try(name: str) -> None:
-    ip("-n", name, "link", "add", "bridge0", "type", "bridge")
-    ends = ("name", "port0", "type", "veth", "peer", "name", "port1")
-    ip("-n", name, "link", "add", *ends)
+    return missing_tool("ip", "nsenter") or why_none(try_bridge)

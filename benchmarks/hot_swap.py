@@ -11,9 +11,7 @@ What the kill itself takes to happen is at most a look of ours.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import math
 import statistics
 import sys
 import tempfile
@@ -24,8 +22,8 @@ from typing import Any
 from attrs import asdict, frozen
 
 from benchmarks.grounds import Loopback
-from benchmarks.lab_run import LabRun
-from benchmarks.report import Measured, Table, keep_json, run_main, say
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun, said_s
+from benchmarks.report import Measured, Table, bench_parser, run_main, say, tell
 from holdfast.daemon.cli.fleet import Status
 
 TIMES = 10
@@ -86,8 +84,7 @@ class Swap:
 
 def swaps(times: int) -> list[Swap]:
     """So many swaps, one after the other."""
-    script = [str(Path(__file__).with_name("one_fragment.py")), f"--mib={MIB}"]
-    script += [f"--step-s={STEP_S}"]
+    script = [str(ONE_FRAGMENT), f"--mib={MIB}", f"--step-s={STEP_S}"]
     found = []
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
@@ -101,15 +98,12 @@ def swaps(times: int) -> list[Swap]:
         for turn in range(times):
             status = _quiet(run)
             spare = _spare(status)
-            victim = next(n for n in _rotated(turn) if n != spare)
+            rotated = [PEERS[(turn + step) % len(PEERS)] for step in range(2)]
+            victim = next(name for name in rotated if name != spare)
             found.append(_swap(run, status, victim, spare, reducing=turn % 2 == 1))
             say(f"{turn + 1}: {found[-1]}")
             run.join_on(hosts[victim], victim)
     return found
-
-
-def _rotated(turn: int) -> list[str]:
-    return [PEERS[(turn + step) % len(PEERS)] for step in range(len(PEERS))]
 
 
 def _spare(status: Status) -> str:
@@ -164,22 +158,14 @@ def _swap(run: LabRun, before: Status, victim: str, spare: str, *, reducing: boo
     each = swapped(status)
     assert each is not None
 
-    def event_s(kind: str, name: str) -> float:
-        times: list[float] = [
-            float(event["at_s"]) - killed_s
-            for event in status["events"]
-            if event["kind"] == kind and event["text"].startswith(f"{name} (")
-        ]
-        return max(times, default=math.nan)
-
     closed_s = each["opened_s"] + each["open_s"]
     return Swap(
         victim=victim,
         spare=spare,
         phase=wanted,
         round_s=_round_s(before),
-        gone_s=event_s("leave", victim),
-        seated_s=event_s("role", spare),
+        gone_s=said_s(status, "leave", victim) - killed_s,
+        seated_s=said_s(status, "role", spare) - killed_s,
         opened_s=each["opened_s"] - killed_s,
         closed_s=closed_s - killed_s,
         commit_s=closed_s + each["reduce_s"] - killed_s,
@@ -187,27 +173,21 @@ def _swap(run: LabRun, before: Status, victim: str, spare: str, *, reducing: boo
     )
 
 
-def hot_swap() -> Measured:
+def hot_swap(times: int = TIMES) -> Measured:
     """The section of RESULTS.md."""
-    say(f"{TIMES} contributors are killed, one after the other")
-    found = swaps(TIMES)
+    say(f"{times} contributors are killed, one after the other")
+    found = swaps(times)
     rows = []
     for phase, shown in (("open", "training"), ("reducing", "a reduction")):
-        some = [each for each in found if each.phase == phase]
-        rows.append([shown, *_row(some)])
+        if some := [each for each in found if each.phase == phase]:
+            rows.append([shown, *_row(some)])
     table = Table(
         f"From SIGKILL of one of {CONTRIBUTORS} contributors to the first commit with the former "
-        f"spare in it; {MIB} MiB of float32 on loopback, {TIMES} kills, medians (worst)",
+        f"spare in it; {MIB} MiB of float32 on loopback, {times} kills, medians (worst)",
         ["python -m benchmarks.hot_swap"],
         [
-            "killed during",
-            "gone, s",
-            "spare has the place, s",
-            "its round opens, s",
-            "closes, s",
-            "is committed, s",
-            "an undisturbed round, s",
-            "beyond a round, s",
+            *("killed during", "gone, s", "spare has the place, s", "its round opens, s"),
+            *("closes, s", "is committed, s", "an undisturbed round, s", "beyond a round, s"),
             "state bytes",
         ],
         rows,
@@ -217,8 +197,7 @@ def hot_swap() -> Measured:
             "spare joined it."
         ],
     )
-    raw = [{**asdict(each), "over_s": each.over_s} for each in found]
-    return [table], {"swaps": raw}
+    return [table], [{**asdict(each), "over_s": each.over_s} for each in found]
 
 
 def _row(some: list[Swap]) -> list[str]:
@@ -231,21 +210,13 @@ def _row(some: list[Swap]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser("hot_swap", __doc__)
     parser.add_argument("--times", type=int, default=TIMES)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = swaps(options.times)
-    over = sorted(each.over_s for each in found)
-    verdict = {
-        "swaps": [{**asdict(each), "over_s": each.over_s} for each in found],
-        "over_median_s": statistics.median(over),
-        "over_worst_s": over[-1],
-        "state_bytes": max(each.state_bytes for each in found),
-        "ok": over[-1] < PROMISED_S and not any(each.state_bytes for each in found),
-    }
-    print(keep_json(verdict, options.json))
-    return 0 if verdict["ok"] else 1
+    tables, found = hot_swap(options.times)
+    tell((tables, found), options)
+    kept = all(each["over_s"] < PROMISED_S and not each["state_bytes"] for each in found)
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ Real processes in the lab: three members with slow uplinks, a joiner with a fast
 one fragment after the other go on all the time; while the newcomer copies, it also gets the results
 of all rounds of the fragments that it copies, or has copied.
 
-    python -m benchmarks.join --state-mib 128        a small one by itself
-    make bench ARGS='--only join'                    1 GiB, into RESULTS.md
+    python -m benchmarks.join --state-mib 128        a small one; of 1 GiB unless said
 
 *What its link gives* is the least of its own downlink and of what the donors' uplinks have left when
 their rounds are served: their number times the rate, less what they sent and was no block, in the time
@@ -14,7 +13,6 @@ of the copy. Rates of the lab count whole packets; what counts here is what TCP 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -25,16 +23,16 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from benchmarks.lab_run import LabRun
-from benchmarks.report import BenchError, Measured, Table, keep_json, run_main, say
-from benchmarks.sections import MIB
-from benchmarks.wan_lab import MTU, Host, WanLab
+from benchmarks.lab_run import ONE_FRAGMENT, LabRun
+from benchmarks.report import BenchError, Measured, Table, bench_parser, run_main, say, tell
+from benchmarks.wan_lab import HEADER_BYTES, MTU, Host, WanLab
 from holdfast.daemon.cli.fleet import Status
 
 DONORS = ("a", "b", "c")  # on hosts 1 to 3; the master is on host 0, the joiner on the last one
 JOINER = "late"
 UP_MBIT, DOWN_MBIT, DELAY_MS = 100.0, 300.0, 10.0
-CARRIED = (MTU - 52) / MTU  # of a packet, by TCP over IPv4 with time stamps
+MIB = 2**20
+CARRIED = (MTU - HEADER_BYTES) / MTU  # of a packet, by TCP over IPv4 with time stamps
 HOSTS = [
     Host(delay_ms=DELAY_MS),
     *[Host(up_mbit=UP_MBIT, down_mbit=1_000, delay_ms=DELAY_MS)] * len(DONORS),
@@ -46,7 +44,6 @@ ROUND_EVERY_STEPS = 24  # 6 s
 # Every block of values and momentum has to travel: none is as empty as a newcomer's memory.
 ALL_IN_STEPS = ROUND_EVERY_STEPS
 STATE_MIB = 1_024
-TRAINER = Path(__file__).with_name("one_fragment.py")
 BEFORE_COUNT = 8  # rounds before the newcomer comes
 DISCARDED_COUNT = 3
 WAIT_S = 900.0  # for anything
@@ -105,7 +102,7 @@ def joins(state_mib: int = STATE_MIB, cases: Sequence[tuple[str, bool]] = CASES)
     for case, kill in cases:
         say(f"{case}: {state_mib} MiB of state, three donors at {UP_MBIT:g} Mbit/s")
         found.append(scene(case, state_mib, kill=kill))
-        say(_said(found[-1]))
+        say(" | ".join(_shown(found[-1])))
     table = Table(
         f"A newcomer copies {state_mib} MiB of state (float32 values and momentum, {FRAGMENTS} "
         f"fragments) while a round of one fragment begins every {STEP_S * ROUND_EVERY_STEPS:g} s "
@@ -142,48 +139,31 @@ def _shown(join: Join) -> list[str]:
     ]
 
 
-def _said(join: Join) -> str:
-    return (
-        f"{join.case}: {len(join.during_s)} rounds beside the copy took {join.ratio:.2f} times as "
-        f"long; {join.copied_bytes / MIB:.0f} MiB in {join.copy_s:.1f} s, {join.share:.0%} of what "
-        "its link gives"
-    )
-
-
 def scene(case: str, state_mib: int, *, kill: bool) -> Join:
     """One run to which one newcomer comes."""
+    # The other half of the state is the outer momentum.
+    options = {
+        "mib": state_mib // 2,
+        "step-s": STEP_S,
+        "tensors": FRAGMENTS,
+        "all-in": ALL_IN_STEPS,
+    }
+    script = [str(ONE_FRAGMENT), *(f"--{name}={value}" for name, value in options.items())]
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory,
         WanLab(HOSTS) as lab,
-        LabRun(lab, Path(directory), script(state_mib)) as run,
+        LabRun(lab, Path(directory), script) as run,
     ):
         run.start_master(SPEC)
         for host, name in enumerate(DONORS, 1):
             run.join_on(host, name, founder=host == 1)
-        before = _rounds_with_all(run)
+        before = run.until(
+            lambda s: len(reductions(s, len(DONORS))) >= DISCARDED_COUNT + BEFORE_COUNT,
+            "rounds with all donors",
+            WAIT_S,
+        )
         run.join_on(len(DONORS) + 1, JOINER)
         return _follow(run, case, before, state_mib * MIB, victim=DONORS[-1] if kill else "")
-
-
-def script(state_mib: int) -> list[str]:
-    values_mib = state_mib // 2  # the other half is the outer momentum
-    options = {"mib": values_mib, "step-s": STEP_S, "tensors": FRAGMENTS, "all-in": ALL_IN_STEPS}
-    return [str(TRAINER), *(f"--{name}={value}" for name, value in options.items())]
-
-
-def _rounds_with_all(run: LabRun) -> Status:
-    """Wait until all donors have contributed to some rounds."""
-    said = 0
-
-    def full(status: Status) -> bool:
-        nonlocal said
-        count = len(reductions(status, len(DONORS)))
-        if count > said:
-            said = count
-            say(f"{count} rounds of three")
-        return count >= DISCARDED_COUNT + BEFORE_COUNT
-
-    return run.until(full, "rounds with all donors", WAIT_S)
 
 
 def reductions(status: Status, contributors: int) -> list[dict[str, Any]]:
@@ -233,6 +213,7 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
             run.kill(victim)
             killed_s = status["now_s"]
         if row is not None and row["in_sync"]:
+            attached_s = float(row["attached_s"])
             break
         if time.monotonic() - begun_s > WAIT_S:
             raise BenchError(f"not in sync within {WAIT_S:g} s: {row and row['why']}")
@@ -256,7 +237,7 @@ def _follow(run: LabRun, case: str, before: Status, state_bytes: int, victim: st
         state_bytes=state_bytes,
         before_s=[e["reduce_s"] for e in reductions(before, len(DONORS))][DISCARDED_COUNT:],
         during_s=during_s,
-        joined_to_sync_s=status["now_s"] - joined_s(status),
+        joined_to_sync_s=attached_s,
         copy_s=copy_s,
         copied_bytes=all_bytes,
         round_bytes=round_bytes,
@@ -268,22 +249,12 @@ def _closed_s(round_: dict[str, Any]) -> float:
     return float(round_["opened_s"] + round_["open_s"])
 
 
-def joined_s(status: Status) -> float:
-    row = row_of(status, JOINER)
-    assert row is not None
-    return float(status["now_s"] - row["attached_s"])
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser("join", __doc__)
     parser.add_argument("--state-mib", type=int, default=STATE_MIB)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--kill", action="store_true", help="only the case with a death")
-    parser.add_argument("--no-kill", action="store_true", help="only the case without")
+    parser.add_argument("--no-kill", action="store_true", help="only the case without a death")
     options = parser.parse_args()
-    cases = [case for case in CASES if not (options.no_kill if case[1] else options.kill)]
-    keep_json(joins(options.state_mib, cases)[1], options.json)
-    return 0
+    return tell(joins(options.state_mib, CASES[:1] if options.no_kill else CASES), options)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from benchmarks.grounds import Ground
 from holdfast.daemon.cli.fleet import MASTER, Fleet, Node, Status
 
 MASTER_PORT = 29_700
+ONE_FRAGMENT = Path(__file__).with_name("one_fragment.py")
 PATIENCE_S = 600.0  # of peers without a master
 
 
@@ -81,6 +82,10 @@ class LabRun(Fleet):
             more=more,
         )
 
+    def reach(self, count: int, seconds: float) -> Status:
+        """Wait until so many rounds are committed, and return the master's status."""
+        return self.until(lambda s: s["committed"] >= count, f"{count} rounds", seconds)
+
     def master(self) -> Status:
         """Return the master's status, with ``asked_s``: this process's clock when it was taken."""
         before_s = time.monotonic()
@@ -90,3 +95,15 @@ class LabRun(Fleet):
     def ask(self, name: str, what: str, body: Mapping[str, object] | None = None) -> Status:
         with self.ground.inside(self.hosts[name]):
             return super().ask(name, what, body)
+
+
+def said_s(status: Status, kind: str, name: str) -> float:
+    """Return when the master last said this of a peer, by its clock; negative: never."""
+    return max(
+        (
+            float(event["at_s"])
+            for event in status["events"]
+            if event["kind"] == kind and event["text"].startswith(f"{name} (")
+        ),
+        default=-1.0,
+    )

@@ -9,24 +9,24 @@ AdamW, 500 steps of 12 windows of 64 bytes, a warm-up and a cosine. Each arm wit
 process of its own (``learning_run``) and leaves a file in ``build/learning``; what is there from the
 same commit is not measured again. An arm's baseline is measured with it.
 
-The JSON has per arm, as means over seeds: ``loss`` (validation loss of the shared parameters),
-``tokens`` and ``socket_bytes`` of all replicas together, ``ratio_to_baseline`` (the loss divided by
-the baseline's over the same seeds; null for a baseline whose own is not measured), and what these were made of.
+The JSON has per arm, as means over seeds: ``loss`` (validation loss of the shared parameters), ``tokens`` of
+all replicas together, ``ratio_to_baseline`` (the loss divided by the baseline's over the same seeds; null for
+a baseline whose own is not measured), and what these were made of.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
 import os
 import statistics
-import subprocess
 import sys
-import time
+import traceback
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import version
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,20 @@ from benchmarks.learning_arms import (
     arm_of,
     with_baselines,
 )
-from benchmarks.report import ROOT, BenchError, Measured, Table, commit, keep_json, run_main, say
+from benchmarks.report import (
+    ROOT,
+    BenchError,
+    Measured,
+    Table,
+    bench_parser,
+    commit,
+    run_main,
+    say,
+    tell,
+)
 
 SEEDS = 3
 KEPT = ROOT / "build" / "learning"
-POLL_S = 0.2
 COMMAND = "python -m benchmarks.learning"
 
 
@@ -77,6 +86,7 @@ class Job:
             "recipe": asdict(self.recipe),
             "validation_windows": self.validation_windows,
             "torch": version("torch"),
+            "figures": [each.name for each in attrs.fields(Outcome)],
         }
         return dict(json.loads(json.dumps(what)))
 
@@ -90,7 +100,8 @@ class Job:
             return None
         return Outcome(**{**content["outcome"], "arm": self.arm.name}), content["commit"]
 
-    def measure(self) -> None:
+    def measure(self) -> float:
+        """Live through it, keep the outcome, and return its loss."""
         from benchmarks.learning_run import run_arm  # imports torch
 
         outcome = run_arm(self.arm, self.recipe, validation_windows=self.validation_windows)
@@ -99,6 +110,7 @@ class Job:
         scratch = self.path.with_suffix(".new")
         scratch.write_text(json.dumps(content, indent=1) + "\n")
         scratch.replace(self.path)
+        return outcome.loss
 
 
 # ---------------------------------------------------------------- all of them
@@ -133,50 +145,25 @@ def measure_all(jobs: Sequence[Job], parallel: int, *, reuse: bool) -> list[Outc
 
 
 def _run(jobs: Sequence[Job], parallel: int) -> list[str]:
-    """Each in a process of its own; the names of those that failed."""
-    waiting, running, failed = list(jobs), dict[subprocess.Popen[bytes], Job](), list[str]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < parallel:
-                job = waiting.pop(0)
-                running[_start(job)] = job
-            time.sleep(POLL_S)
-            for process in [process for process in running if process.poll() is not None]:
-                job = running.pop(process)
-                left = len(waiting) + len(running)
-                if process.returncode:
-                    failed.append(f"{job.arm.name} with seed {job.recipe.seed}")
-                say(f"{_told(job, process.returncode)}; {left} of {len(jobs)} left")
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    """Measure each in a process of its own; return the names of those that failed."""
+    failed = []
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(parallel, mp_context=spawn, max_tasks_per_child=1) as pool:
+        running = {pool.submit(job.measure): job for job in jobs}
+        try:
+            for left, future in enumerate(as_completed(running)):
+                job = running[future]
+                name = f"{job.arm.name}, seed {job.recipe.seed}"
+                if error := future.exception():
+                    failed.append(name)
+                    traceback.print_exception(error)
+                told = "FAILED" if error else f"loss {future.result():.4f}"
+                say(f"{name}: {told}; {len(jobs) - left - 1} of {len(jobs)} left")
+        except KeyboardInterrupt:
+            for process in active_children():
+                process.kill()
+            raise
     return failed
-
-
-def _start(job: Job) -> subprocess.Popen[bytes]:
-    recipe = job.recipe
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "benchmarks.learning", "--one", job.arm.name),
-            *("--seed", str(recipe.seed), "--steps", str(recipe.steps)),
-            *("--batch", str(recipe.batch), "--keep", str(job.folder.resolve())),
-            *("--validation-windows", str(job.validation_windows)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,  # Ctrl+C is for the one that started it
-    )
-
-
-def _told(job: Job, status: int) -> str:
-    kept = None if status else job.kept()
-    if kept is None:
-        return f"{job.arm.name}, seed {job.recipe.seed}: FAILED with status {status}"
-    outcome = kept[0]
-    return (
-        f"{job.arm.name}, seed {job.recipe.seed}: loss {outcome.loss:.4f}, {outcome.seconds:.0f} s"
-    )
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
@@ -192,7 +179,6 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
         figures[name] = {
             "loss": statistics.fmean(outcome.loss for outcome in some),
             "tokens": statistics.fmean(outcome.tokens for outcome in some),
-            "socket_bytes": statistics.fmean(outcome.socket_bytes for outcome in some),
             "ratio_to_baseline": _mean_loss(compared) / _mean_loss(baseline) if baseline else None,
             "ratio_error": _ratio_error(compared, baseline),
             "baseline": arm.baseline,
@@ -245,8 +231,12 @@ def found() -> Measured:
 
 def _section(names: Sequence[str], parallel: int, *, reuse: bool) -> Measured:
     jobs = jobs_of(names, SEEDS, Recipe(), VALIDATION_WINDOWS, KEPT)
+    return measured(jobs, parallel, f"{COMMAND} --arms {','.join(names)}", reuse=reuse)
+
+
+def measured(jobs: Sequence[Job], parallel: int, command: str, *, reuse: bool) -> Measured:
     figures = summary(measure_all(jobs, parallel, reuse=reuse))
-    return [table(figures, f"{COMMAND} --arms {','.join(names)}")], figures
+    return [table(figures, command)], figures
 
 
 def jobs_of(
@@ -318,37 +308,24 @@ def _against(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="learning", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = bench_parser("learning", __doc__)
     parser.add_argument("--arms", metavar="NAME[,...]", help=f"of {', '.join(DEFAULT)}, and others")
     parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="of each arm")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
     parser.add_argument("--reuse", action="store_true", help="also what other commits found")
     parser.add_argument("--keep", type=Path, default=KEPT, help="folder for finished runs")
     parser.add_argument("--steps", type=int, default=Recipe().steps, help="of each replica")
     parser.add_argument("--batch", type=int, default=Recipe().batch, help="windows of a step")
     parser.add_argument("--validation-windows", type=int, default=VALIDATION_WINDOWS)
-    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    recipe = Recipe(options.steps, options.batch, options.seed)
-    if options.one:
-        Job(arm_of(options.one), recipe, options.validation_windows, options.keep).measure()
-        return 0
+    recipe = Recipe(options.steps, options.batch)
     names = names_of(options.arms) if options.arms else DEFAULT
     jobs = jobs_of(names, options.seeds, recipe, options.validation_windows, options.keep)
     if options.validation_windows % EVALUATION_BATCH:
         raise BenchError(f"--validation-windows must be a multiple of {EVALUATION_BATCH}")
     for job in jobs:
         check_steps(job)
-    figures = summary(measure_all(jobs, options.jobs, reuse=options.reuse))
-    keep_json({"commit": commit(), "seeds": options.seeds, "arms": figures}, options.json)
-    for name, row in figures.items():
-        against = _against(row)
-        print(f"{name:16} loss {row['loss']:.4f}  {against} of {row['baseline']}")
-    return 0
+    return tell(measured(jobs, options.jobs, COMMAND, reuse=options.reuse), options)
 
 
 def names_of(text: str) -> list[str]:

@@ -160,11 +160,9 @@ class Outcome:
     Attributes:
       loss: on the held-out bytes, in nats per byte.
       losses: of parts of these bytes; ``loss`` is their mean.
-      curve: (step, loss on fewer windows).
       tokens: trained by all replicas together.
-      socket_bytes: handed to all streams between all hosts; of a dp arm, which has none, what a ring
-        all-reduce of bf16 gradients at every step would send.
-      round_bytes: of these, what a round took, from the first to the last; of a step for dp.
+      round_bytes: handed to all streams between all hosts in a round, from the first to the last; of a dp arm,
+        which has none, what a ring all-reduce of bf16 gradients would send in a step.
       speed: tokens per second as a share of what all replicas did if each was alone; None for dp.
       digest: of the final parameters.
       seconds: it took to find out.
@@ -174,9 +172,7 @@ class Outcome:
     seed: int
     loss: float
     losses: list[float]
-    curve: list[tuple[int, float]]
     tokens: int
-    socket_bytes: int
     round_bytes: float
     speed: float | None
     digest: str
@@ -227,15 +223,6 @@ ARMS = (
         "diloco2",
         codec_up="topk4",
         **_SPARSE,
-    ),
-    _arm(
-        "churn4",
-        "4 peers, one killed every five rounds",
-        4,
-        "diloco4",
-        kill_rounds=5,
-        min_members=3,
-        pace="elastic",
     ),
     # What was found since: see ``docs/choosing.md``.
     _arm("muon4", "DiLoCo, 4 peers, Muon, H = 10, outer rate 1", 4, "dp4@inner=muon", **_MUON),

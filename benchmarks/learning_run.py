@@ -36,8 +36,6 @@ from holdfast.daemon.fragment_layout import fragments_of
 from holdfast.simulation.swarm import Swarm
 from holdfast.simulation.virtual_time import run_virtually
 
-CURVE_WINDOWS = 512  # for the points before the last one
-CURVE_POINTS = 5
 WAIT_S = 3_000.0  # virtual; nothing takes so long
 REPLACED_AFTER_S = 2.0  # a machine that dies is replaced by another one
 BF16_BYTES = 2
@@ -51,60 +49,41 @@ def run_arm(arm: Arm, recipe: Recipe, *, validation_windows: int = VALIDATION_WI
     """Live through it. The same arguments give the same outcome, but for ``seconds``."""
     torch.set_num_threads(1)
     began_s = time.monotonic()
-    judge = Judge(validation_windows)
     if arm.distributed:
-        model, figures = _run_peers(arm, recipe, judge)
+        model, figures = run_virtually(
+            lambda: _live_through(arm, recipe), seed=recipe.seed, seconds_max=2 * WAIT_S
+        )
     else:
-        model, figures = _run_alone(arm, recipe, judge)
-    parts = judge.losses(model, validation_windows)
+        model, figures = _run_alone(arm, recipe)
+    parts = losses_of(model, validation_windows)
     loss = statistics.fmean(parts)
-    curve = [*figures.pop("curve"), (recipe.steps, loss)]
     digest = weights_digest(model).hex()
     seconds = time.monotonic() - began_s
-    return Outcome(
-        arm.name, recipe.seed, loss, parts, curve, digest=digest, seconds=seconds, **figures
-    )
+    return Outcome(arm.name, recipe.seed, loss, parts, digest=digest, seconds=seconds, **figures)
 
 
-class Judge:
-    """Validation loss on windows spread evenly over the held-out files."""
-
-    def __init__(self, window_count: int) -> None:
-        self._held_out = corpus()[1]
-        self._curve_windows = min(CURVE_WINDOWS, window_count)
-
-    @torch.no_grad()
-    def losses(self, model: nn.Module, window_count: int) -> list[float]:
-        """Of parts of the held-out text, one after the other, of equally many windows."""
-        last = len(self._held_out) - CONTEXT - 1
-        starts = np.linspace(0, last, window_count).astype(np.int64)
-        parts = starts.reshape(-1, min(EVALUATION_BATCH, window_count))
-        return [float(model(*windows(self._held_out, part)).item()) for part in parts]
-
-    def point(self, model: nn.Module, step: int) -> tuple[int, float]:
-        """Of a curve."""
-        return step, statistics.fmean(self.losses(model, self._curve_windows))
+@torch.no_grad()
+def losses_of(model: nn.Module, window_count: int) -> list[float]:
+    """Validation loss of parts of the held-out files, one after the other, on evenly spread windows."""
+    held_out = corpus()[1]
+    starts = np.linspace(0, len(held_out) - CONTEXT - 1, window_count).astype(np.int64)
+    parts = starts.reshape(-1, min(EVALUATION_BATCH, window_count))
+    return [float(model(*windows(held_out, part)).item()) for part in parts]
 
 
 # ---------------------------------------------------------------- data parallel
 
 
-def _run_alone(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, dict[str, Any]]:
+def _run_alone(arm: Arm, recipe: Recipe) -> tuple[GPT, dict[str, Any]]:
     learner = Learner(arm, recipe)
     batches = [arm.batch(replica, recipe.batch) for replica in range(arm.peers)]
     chances = [recipe.chance(replica) for replica in range(arm.peers)]
-    every = max(1, recipe.steps // CURVE_POINTS)
-    curve = []
     for step in range(recipe.steps):
-        if step % every == 0:
-            curve.append(judge.point(learner.model, step))
         learner.step(step, draw(chances, batches))
     model = learner.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return model, {
-        "curve": curve,
         "tokens": recipe.steps * sum(batches) * CONTEXT,
-        "socket_bytes": recipe.steps * 2 * (arm.peers - 1) * BF16_BYTES * parameters,
         "round_bytes": 2 * (arm.peers - 1) * BF16_BYTES * parameters,
         "speed": None,
     }
@@ -154,10 +133,6 @@ class LearningSwarm(Swarm):
         """Wait until so many rounds are committed."""
         await self.when(lambda: self.committed >= count, within_s=WAIT_S)
 
-    def holder(self) -> str | None:
-        """A peer that holds every committed version, if there is one at this moment."""
-        return next((name for name in self.alive if self.in_sync(name)), None)
-
     @property
     def sent_bytes(self) -> int:
         return sum(self.world.sent_bytes.values())
@@ -195,13 +170,7 @@ class LearningSwarm(Swarm):
             self.add_peer(name, founder=False)
 
 
-def _run_peers(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, dict[str, Any]]:
-    return run_virtually(
-        lambda: _live_through(arm, recipe, judge), seed=recipe.seed, seconds_max=2 * WAIT_S
-    )
-
-
-async def _live_through(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, dict[str, Any]]:
+async def _live_through(arm: Arm, recipe: Recipe) -> tuple[GPT, dict[str, Any]]:
     async with trio.open_nursery() as nursery:
         swarm = LearningSwarm(nursery, arm, recipe)
         await swarm.start_master()
@@ -210,17 +179,8 @@ async def _live_through(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, di
         if arm.kill_rounds:
             nursery.start_soon(swarm.replace_some)
         rounds = swarm.spec.run.rounds
-        curve = [judge.point(Learner(arm, recipe).model, 0)]
-        first_bytes = 0
-        for count in _milestones(rounds):
-            await swarm.committed_count(count)
-            first_bytes = first_bytes or swarm.sent_bytes
-            await swarm.when(swarm.holder, within_s=WAIT_S)
-            step = swarm.committed * recipe.steps // rounds
-            holder = swarm.holder()
-            assert holder is not None
-            if count > 1:
-                curve.append(judge.point(swarm.shared_model([holder]), step))
+        await swarm.committed_count(1)
+        first_bytes = swarm.sent_bytes
         await swarm.committed_count(rounds)
         round_bytes = (swarm.sent_bytes - first_bytes) / max(1, rounds - 1)
         ended_s = trio.current_time()
@@ -234,21 +194,13 @@ async def _live_through(arm: Arm, recipe: Recipe, judge: Judge) -> tuple[GPT, di
         if {trainer.digest for trainer in trainers} != {weights_digest(model)}:
             raise DisagreementError("a trainer ended with other weights than the run's")
         figures = {
-            "curve": curve,
             "tokens": sum(trainer.tokens for trainer in swarm.trainers.values()),
-            "socket_bytes": swarm.sent_bytes,
             "round_bytes": round_bytes,
             "speed": _speed(arm, recipe, list(swarm.trainers.values()), ended_s),
             "notes": _notes(swarm),
         }
         nursery.cancel_scope.cancel()
     return model, figures
-
-
-def _milestones(rounds: int) -> list[int]:
-    """Rounds after which to look; the first one is for counting bytes."""
-    parts = range(1, CURVE_POINTS)
-    return sorted({1, *(max(1, rounds * part // CURVE_POINTS) for part in parts)})
 
 
 def _speed(arm: Arm, recipe: Recipe, trainers: Sequence[TorchTrainer], ended_s: float) -> float:

@@ -20,6 +20,7 @@ from typing import Any, Self
 from holdfast.protocol.errors import UserError
 
 NAMESPACES = Path("/run/netns")
+BRIDGE = "br0"
 CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
 END_S = 5.0  # for what still runs there to end before it is killed
@@ -59,6 +60,12 @@ def why_none(try_more: Callable[[str], None] = lambda _namespace: None) -> str:
     return ""
 
 
+def try_bridge(name: str) -> None:
+    """Try in a namespace of its own what a switch needs; raises LabError."""
+    ip("-n", name, "link", "add", BRIDGE, "type", "bridge")
+    ip("-n", name, "link", "add", "port0", "type", "veth", "peer", "name", "port1")
+
+
 class Namespaces:
     """Numbered hosts for as long as the ``with`` block lasts; what is in them is for subclasses.
 
@@ -86,6 +93,18 @@ class Namespaces:
 
     def __exit__(self, *_: object) -> None:
         self._remove()
+
+    def _bridge(self, namespace: str) -> None:
+        """Make a switch in a namespace."""
+        ip("-n", namespace, "link", "add", BRIDGE, "type", "bridge")
+        ip("-n", namespace, "link", "set", BRIDGE, "up")
+
+    def _cable(self, namespace: str, port: str, other: str, device: str) -> None:
+        """From a port of a namespace's bridge to a device of another one."""
+        ends = ("peer", "name", device, "netns", other)
+        ip("-n", namespace, "link", "add", port, "type", "veth", *ends)
+        ip("-n", namespace, "link", "set", port, "master", BRIDGE, "up")
+        ip("-n", other, "link", "set", device, "up")
 
     def why_not(self) -> str:
         """Why this machine allows none; empty if it does."""

@@ -1,33 +1,34 @@
-"""Ranks of a bench: processes that run the code of peers, without a master.
+"""Ranks of a bench: processes of one machine that run the code of peers, without a master.
 
-All ranks run on this machine's loopback, or one on each machine (``--rank R --master HOST:PORT --token T``).
-They meet at a ``Rendezvous``, where rank 0 issues certificates to every process that knows the token, over an
-unencrypted connection. So this is for a lab only.
+All are on loopback, or each is on a host of a lab. They meet in a folder, where they exchange small messages,
+and all clocks are one, so they begin at the same moment.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
-import secrets
+import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import trio
-from attrs import frozen
+from attrs import define, frozen
 
-from benchmarks.rendezvous import RankSeat, Rendezvous
-from benchmarks.report import ROOT, BenchError, keep_json
+from benchmarks.report import ROOT, BenchError, bench_parser, keep_json
+from benchmarks.wan_lab import WanLab
 from holdfast.collectives.links.hub import LinkHub
-from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import MemberInfo, Role
 from holdfast.protocol.network.sockets import SocketNetwork
@@ -37,10 +38,12 @@ from holdfast.protocol.trust.identity import Identity
 
 LOOPBACK = "127.0.0.1"
 LINK_S = 60.0  # limit for a link with its lanes to come up
-UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6}
+POLL_S = 0.005  # for the other ranks' messages
+MARGIN_S = 3 * POLL_S  # in which all ranks have seen the last message
+REPORT = "report.json"
+UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 Report = dict[str, Any]
-N = TypeVar("N", bound=SocketNetwork)
 
 
 def size(text: str) -> int:
@@ -54,88 +57,104 @@ def size(text: str) -> int:
 
 def rank_parser(module: str, about: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that all of these commands have."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {module}", description=(about or "").partition("\n")[0]
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the results there; - prints them")
-    parser.add_argument("--rank", type=int, help="run only this rank")
-    parser.add_argument("--master", metavar="HOST:PORT", help="address of rank 0")
-    parser.add_argument("--token", default="", help="secret shared by all ranks")
+    parser = bench_parser(module, about)
     parser.add_argument("--repeat", type=int, default=5, help="counted repetitions")
     parser.add_argument("--warm-up", type=int, default=1, help="repetitions before those")
+    for name, kind in (("--rank", int), ("--host", str), ("--meet", Path)):  # see ``run_ranks``
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     return parser
 
 
-def run_ranks(
+@define
+class RankSeat:
+    """One rank among ``count``, its address, and the folder where all of them meet."""
+
+    rank: int
+    count: int
+    host: str
+    folder: Path
+    _turn: int = 0
+
+    async def exchange(self, mine: Report) -> list[Report]:
+        """Give ``mine`` and return all ranks' objects, by rank, at the same moment everywhere."""
+        self._turn += 1
+        paths = [self.folder / f"{self._turn}-{rank}.json" for rank in range(self.count)]
+        scratch = paths[self.rank].with_suffix(".new")
+        scratch.write_text(json.dumps({**mine, "at_s": time.monotonic()}))
+        scratch.replace(paths[self.rank])
+        while not all(path.exists() for path in paths):
+            await trio.sleep(POLL_S)
+        found: list[Report] = [json.loads(path.read_text()) for path in paths]
+        start_s = max(each["at_s"] for each in found) + MARGIN_S
+        await trio.sleep(max(0.0, start_s - time.monotonic()))
+        return found
+
+
+def bench_main(
     module: str,
     options: argparse.Namespace,
     count: int,
     run_rank: Callable[[RankSeat], Awaitable[Report | None]],
-    show: Callable[[Report], None],
 ) -> int:
-    """Run this process's rank, or all ranks here, and show or write the report of rank 0.
-
-    Raises:
-      BenchError: the options are incomplete, the rank does not exist, or a rank failed.
-    """
+    """Run all ranks on loopback and write rank 0's figures, or be one of these ranks."""
     if options.rank is None:
-        if options.master is not None:
-            raise BenchError("--master without --rank", hint="give this process's rank")
-        report: Report | None = _run_ranks_here(module, count)
-    else:
-        if options.master is None or not options.token:
-            raise BenchError("--rank needs --master and --token")
-        if not 0 <= options.rank < count:
-            raise BenchError(f"there is no rank {options.rank} of {count}")
-        seat = RankSeat(options.rank, count, Address.parse(options.master), options.token)
-        gc.freeze()  # as the daemons do
-        report = trio.run(partial(run_rank, seat), restrict_keyboard_interrupt_to_checkpoints=True)
+        keep_json(run_ranks(module, count, sys.argv[1:]), options.json or "-")
+        return 0
+    seat = RankSeat(options.rank, count, options.host, options.meet)
+    gc.freeze()  # as the daemons do
+    report = trio.run(partial(run_rank, seat), restrict_keyboard_interrupt_to_checkpoints=True)
     if report is not None:
-        if options.json == "-":
-            print(json.dumps(report, indent=1))
-        else:
-            keep_json(report, Path(options.json) if options.json else None)
-            show(report)
+        keep_json(report, options.meet / REPORT)
     return 0
 
 
-def _run_ranks_here(module: str, count: int) -> Report:
-    """Start all ranks on loopback with this command line, and return rank 0's report."""
-    master = Address(LOOPBACK, free_port(LOOPBACK))
-    own = [f"--master={master}", f"--token={secrets.token_hex(16)}", "--json=-"]
-    command = [sys.executable, "-m", module, *sys.argv[1:], *own]
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for rank in range(count):
-            stdout = subprocess.PIPE if rank == 0 else None
-            argv = [*command, f"--rank={rank}"]
-            processes.append(subprocess.Popen(argv, stdout=stdout, text=True, cwd=ROOT))
-        text, _ = processes[0].communicate()
-        if any(process.wait() for process in processes) or not text:
-            raise BenchError("a rank failed; see its message above")
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    report: Report = json.loads(text)
+def run_ranks(module: str, count: int, options: Sequence[str], lab: WanLab | None = None) -> Report:
+    """Run each rank of a bench, here or on a host of the lab; return rank 0's figures.
+
+    Raises:
+      BenchError: a rank failed.
+    """
+    ranks: list[subprocess.Popen[Any]] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        Authority.load_or_create(Path(folder) / "authority", "bench")
+        try:
+            for rank in range(count):
+                host = LOOPBACK if lab is None else lab.address(rank)
+                argv = [sys.executable, "-m", f"benchmarks.{module}", *options]
+                argv += [f"--rank={rank}", f"--host={host}", f"--meet={folder}"]
+                popen = subprocess.Popen if lab is None else partial(lab.popen, rank)
+                ranks.append(popen(argv, cwd=ROOT, process_group=0))
+            while any(each.poll() is None for each in ranks) and not _failed(ranks):
+                time.sleep(0.05)
+            if _failed(ranks):
+                raise BenchError("a rank failed; what it said is above")
+            report: Report = json.loads((Path(folder) / REPORT).read_text())
+        finally:
+            for each in ranks:  # with what they have started
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(each.pid, signal.SIGKILL)
+                each.wait()
     return report
+
+
+def _failed(ranks: Sequence[subprocess.Popen[Any]]) -> bool:
+    return any(each.poll() not in (None, 0) for each in ranks)
 
 
 def free_port(host: str) -> int:
     """Return a port that is free at this moment."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 @frozen
-class BenchRank(Generic[N]):
+class BenchRank:
     """One rank with a serving network, a running hub and the list of all ranks."""
 
     seat: RankSeat
-    rendezvous: Rendezvous
     nursery: trio.Nursery
-    network: N
+    network: SocketNetwork
     hub: LinkHub
     members: list[MemberInfo]  # by rank
 
@@ -148,47 +167,29 @@ class BenchRank(Generic[N]):
 
 
 @asynccontextmanager
-async def joined(
-    seat: RankSeat, make_network: Callable[[Credentials], N], *, upload_mbit: float | None = None
-) -> AsyncGenerator[BenchRank[N]]:
-    """Meet the other ranks, get a certificate from rank 0, listen, and learn all addresses.
+async def joined(seat: RankSeat) -> AsyncGenerator[BenchRank]:
+    """Get a certificate, listen, and learn all ranks' addresses.
 
     Links come up after a call of ``hub.set_members(members)``.
     """
-    upload = None if upload_mbit is None else RateLimiter(upload_mbit * 1e6 / 8)
-    async with Rendezvous.open(seat) as rendezvous, trio.open_nursery() as nursery:
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-            credentials = await _credentials(seat.rank, rendezvous, Path(folder))
-            network = make_network(credentials)
-            hub = LinkHub(network, credentials.identity.peer_id, upload=upload)
-            bound: Sequence[Address] = await nursery.start(
-                network.serve, [Address(rendezvous.host, 0)], hub.handle_channel, hub.handle_lane
+    identity, name = Identity.generate(), f"rank-{seat.rank}"
+    authority = Authority.load_or_create(seat.folder / "authority", "bench")
+    certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
+    folder = seat.folder / name
+    folder.mkdir()
+    network = SocketNetwork(Credentials(folder, identity, certificate, authority.certificate_pem))
+    async with trio.open_nursery() as nursery:
+        hub = LinkHub(network, identity.peer_id)
+        bound: Sequence[Address] = await nursery.start(
+            network.serve, [Address(seat.host, 0)], hub.handle_channel, hub.handle_lane
+        )
+        await nursery.start(hub.run)
+        everyone = await seat.exchange({"peer": hub.me, "address": str(bound[0])})
+        members = [
+            MemberInfo(
+                each["peer"], f"rank-{rank}", rank, (each["address"],), Role.CONTRIBUTOR, True
             )
-            await nursery.start(hub.run)
-            everyone = await rendezvous.exchange({"peer": hub.me, "address": str(bound[0])})
-            members = [
-                MemberInfo(
-                    each["peer"], f"rank-{rank}", rank, (each["address"],), Role.CONTRIBUTOR, True
-                )
-                for rank, each in enumerate(everyone)
-            ]
-            yield BenchRank(seat, rendezvous, nursery, network, hub, members)
-        nursery.cancel_scope.cancel()
-
-
-async def _credentials(rank: int, rendezvous: Rendezvous, folder: Path) -> Credentials:
-    """Get a certificate from rank 0, which makes a certificate authority in the folder."""
-    identity = Identity.generate()
-    request = identity.request_pem(f"rank-{rank}").decode()
-    requests = await rendezvous.exchange({"request": request})
-    issued: dict[str, Any] = {}
-    if rank == 0:
-        authority = Authority.load_or_create(folder / "authority", "bench")
-        issued["authority"] = authority.certificate_pem.decode()
-        issued["certificates"] = [
-            authority.issue(each["request"].encode(), f"rank-{number}", Party.PEER).decode()
-            for number, each in enumerate(requests)
+            for rank, each in enumerate(everyone)
         ]
-    issued = (await rendezvous.exchange(issued))[0]
-    certificate = issued["certificates"][rank].encode()
-    return Credentials(folder, identity, certificate, issued["authority"].encode())
+        yield BenchRank(seat, nursery, network, hub, members)
+        nursery.cancel_scope.cancel()

@@ -7,6 +7,7 @@ stand side by side without pretending to be one measurement.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -67,20 +68,36 @@ def say(what: str) -> None:
     print(f"[{time.monotonic() - _began_s:6.1f} s] {what}", file=sys.stderr, flush=True)
 
 
-def show(tables: Sequence[Table]) -> None:
-    """Print tables for who runs a benchmark by itself."""
-    for table in tables:
-        print(f"\n{table.title}")
-        for row in (table.header, *table.rows):
-            print(" | ".join(row))
+def bench_parser(module: str, about: str | None) -> argparse.ArgumentParser:
+    """Return a parser with what all benchmarks have in common; ``about`` is the module's docstring."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{module}", description=(about or "").partition("\n")[0]
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures there; - prints them")
+    return parser
 
 
-def keep_json(figures: Any, path: Path | None) -> str:
-    """Write figures to this file, if there is one; return the text."""
+def listed(text: str) -> list[str]:
+    """Return the parts of an option that is a list with commas."""
+    return [each for each in text.split(",") if each]
+
+
+def tell(measured: Measured, options: argparse.Namespace) -> int:
+    """Show the tables, and write the figures where ``--json`` says; return an exit status."""
+    tables, raw = measured
+    keep_json(raw, options.json)
+    if options.json != "-":
+        print("\n".join(map(_render, tables)))
+    return 0
+
+
+def keep_json(figures: Any, where: str | Path | None) -> None:
+    """Write figures to this file, if there is one; ``-`` prints them."""
     text = json.dumps(figures, indent=1)
-    if path is not None:
-        path.write_text(text + "\n")
-    return text
+    if where == "-":
+        print(text)
+    elif where is not None:
+        Path(where).write_text(text + "\n")
 
 
 def run_main(name: str, body: Callable[[], int]) -> int:

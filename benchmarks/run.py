@@ -17,20 +17,20 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from benchmarks import (
+    allreduce_sections,
     chaos,
-    codecs,
     deaths,
     failover,
     hot_swap,
     join,
     learning,
     lines,
-    overlap,
     scale,
-    sections,
+    step_bytes,
+    transfer,
     wan_lab,
 )
-from benchmarks.report import BenchError, Measured, keep_section, run_main, say
+from benchmarks.report import BenchError, Measured, keep_section, listed, run_main, say
 
 
 def _anywhere() -> str:
@@ -57,14 +57,13 @@ class Section:
 
 
 SECTIONS = (
-    Section("codecs", "what a value takes on the wire", codecs.measured),
-    Section("loopback", "on one machine, against gloo", sections.loopback),
-    Section("lossy", "a long path that loses packets", sections.lossy, _lab),
+    Section("loopback", "on one machine, against gloo", allreduce_sections.loopback),
+    Section("lossy", "a long path that loses packets", allreduce_sections.lossy, _lab),
     Section("kill", "a peer dies in the middle of a round", deaths.deaths, _lab),
     Section("join", "a newcomer copies the state beside rounds", join.joins, _lab),
-    Section("transfer", "the state between processes of one machine", sections.transfer),
+    Section("transfer", "the state between processes of one machine", transfer.transfer),
     Section("lines", "rounds over lines that nobody described", lines.lines, _lab),
-    Section("overlap", "communication that nobody waits for", overlap.overlap, _lab),
+    Section("step-bytes", "what a peer sends in a step", step_bytes.step_bytes, _lab),
     Section("learning", "what is learned, arm by arm", learning.learning),
     Section("found", "what the field found since", learning.found),
     Section("chaos", "faults at random instants", chaos.chaos),
@@ -87,7 +86,7 @@ def chosen(names: str | None) -> list[Section]:
     """
     if names is None:
         return list(SECTIONS)
-    wanted = set(names.split(","))
+    wanted = set(listed(names))
     if unknown := wanted - {section.name for section in SECTIONS}:
         known = ", ".join(section.name for section in SECTIONS)
         raise BenchError(f"no section {', '.join(sorted(unknown))}; there are {known}")

@@ -12,7 +12,6 @@ none of theirs is in it. What is not in it is what TLS and the kernel would add 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gc
 import random
@@ -22,7 +21,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -31,7 +29,7 @@ import trio
 from attrs import Factory, asdict, define, frozen
 from blake3 import blake3
 
-from benchmarks.report import Measured, Table, keep_json, run_main, say, show
+from benchmarks.report import Measured, Table, bench_parser, listed, run_main, say, tell
 from holdfast.daemon.master.journal.journal_base import GrantRow
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
@@ -64,12 +62,9 @@ ROUNDS = 3  # measured, after one that is not
 VALUE_COUNT = 2**28  # 1 GiB of float32
 TRAIN_S = 4.0  # from Open to Ready
 REDUCE_S = 2.0
-REPAIR_S = 0.5  # of the rest of a reduction
 APPLY_S = 0.1
 FETCH_S = 3.0
 JITTER_S = 0.5  # of each of these
-DEATH_S = 5.0  # metered after one peer's end
-CHURN_SHARE = 0.01  # of the peers end within a minute, and as many others join
 WEIGHTS = (6_000, 7_000)  # tokens of a contribution: machines differ
 JOIN_EVERY_S = 0.05  # one peer after the other, as a crowd that was told to come
 DELAY_S = 0.02  # one way
@@ -188,10 +183,6 @@ class LightPeer:
         self._lock = trio.StrictFIFOLock()
         self._tokens = 0
         self._progress_s = progress_s
-        self._attempts: dict[int, int] = {}  # of the round that was flushed last
-        self._chunk_count = 0
-        self._reduced = 0  # the last round that it has the result of
-        self.received_bytes = 0
 
     async def run(self, heartbeat_s: float) -> None:
         """Take part until cancelled."""
@@ -256,7 +247,6 @@ class LightPeer:
             if not data:
                 return
             buffer += data
-            self.received_bytes += len(data)
             while len(buffer) >= _LENGTH.size:
                 end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
                 if len(buffer) < end:
@@ -295,46 +285,24 @@ class LightPeer:
 
     async def _on_briefreduce(self, message: dict[str, Any]) -> None:
         # Members joined in the order of their ids, so a number gives the id; all of them contribute.
-        owners, self._chunk_count = _plan_of(message["owners"])
-        await self._reduce(message, owners)
+        await self._reduce(message, _owners_of(message["owners"]))
 
     async def _on_briefcommit(self, message: dict[str, Any]) -> None:
         await self._on_commit(message)
 
     async def _on_reduce(self, message: dict[str, Any]) -> None:
         contributes = any(each["peer"] == self.peer for each in message["contributors"])
-        runs = message["plan"]["owners"]
-        owners = sorted({run["peer"] for run in runs})
-        self._chunk_count = sum(run["chunk_count"] for run in runs)
+        owners = sorted({run["peer"] for run in message["plan"]["owners"]})
         await self._reduce(message, owners if contributes else None)
 
     async def _reduce(self, message: dict[str, Any], owners: Sequence[str] | None) -> None:
         """Report a result, and what it carried if it contributes: then ``owners`` is not None."""
         await self._wait(REDUCE_S)
-        digest = root_of(message["round"])
-        if message["attempt"] < self._attempts.get(message["round"], 0):
-            return  # it is flushed, and repaired or about to be
-        self._reduced = message["round"]
         fields = {"round": message["round"], "attempt": message["attempt"]}
+        digest = root_of(message["round"])
         await self.say("Reduced", {**fields, "digest": digest, "manifest": []})
         if owners is not None:
             await self.say("Measured", self._measured(owners))
-
-    async def _on_flush(self, message: dict[str, Any]) -> None:
-        """Answer that it holds all chunks, or none."""
-        self._attempts = {message["round"]: message["attempt"]}
-        bits = b"\xff" if self._reduced == message["round"] else b"\0"
-        results = bits * ((self._chunk_count + 7) // 8)
-        fields = {"round": message["round"], "attempt": message["attempt"]}
-        await self.say("Held", {**fields, "results": results})
-
-    async def _on_repair(self, message: dict[str, Any]) -> None:
-        await self._wait(REPAIR_S)
-        if message["attempt"] == self._attempts.get(message["round"]):
-            self._reduced = message["round"]
-            fields = {"round": message["round"], "attempt": message["attempt"]}
-            fields["digest"] = root_of(message["round"])
-            await self.say("Reduced", {**fields, "manifest": []})
 
     def _measured(self, owners: Sequence[str]) -> dict[str, Any]:
         """As if it had sent its share to every owner."""
@@ -356,10 +324,9 @@ class LightPeer:
 
 
 @functools.lru_cache(maxsize=4)  # all of them read the same order, and would each keep a list
-def _plan_of(numbers: bytes) -> tuple[Sequence[str], int]:
-    """Return the owners' ids, ascending, and how many chunks they have, out of a brief order."""
-    runs = read_numbers(numbers, 10**6)
-    return sorted(peer_of(each) for each in sum_differences(runs[::2])), sum(runs[1::2])
+def _owners_of(numbers: bytes) -> Sequence[str]:
+    """Return the owners' ids, ascending, out of a brief order."""
+    return sorted(peer_of(each) for each in sum_differences(read_numbers(numbers, 10**6)[::2]))
 
 
 def _name_of(body: bytes) -> str:
@@ -380,10 +347,6 @@ class Scale:
       round: metered over ``ROUNDS`` rounds, divided by them.
       commit_s: from the order to reduce to the commit, virtual; ``REDUCE_S`` of it are the peers'.
       one_join: metered while one more peer came, rounds going on; and how long it took.
-      death: metered for ``DEATH_S`` after one peer's end, of which its links' other ends tell.
-      churn: metered over a minute in which ``CHURN_SHARE`` of the peers end and as many new ones join, rounds
-        going on.
-      churned_rounds: committed in that minute.
       status_s: processor time of one status, as a dashboard asks for.
     """
 
@@ -393,9 +356,6 @@ class Scale:
     round: dict[str, Any]
     commit_s: float
     one_join: dict[str, Any]
-    death: dict[str, Any]
-    churn: dict[str, Any]
-    churned_rounds: int
     status_s: float
     took_s: float
 
@@ -432,28 +392,12 @@ async def _measured(peers: int) -> Scale:
         with meter.on_the_wire():
             await nursery.start(master.run)
 
-            lights: dict[str, LightPeer] = {}
-
-            def join(number: int) -> trio.CancelScope:
+            def join(number: int) -> None:
                 name, peer = f"n{number}", peer_of(number + 1)
                 store.admit(peer, GrantRow(Role.CONTRIBUTOR, number == 0, name))
                 host, lot = world.host(name, peer), random.Random(number)
-                every_s = progress_every_s(peers)
-                light = LightPeer(name, peer, host, lot, every_s)
-                scope = trio.CancelScope()
-
-                async def live() -> None:
-                    with scope:
-                        await light.run(heartbeat_s)
-                    del lights[peer]
-                    world.crash(name)
-                    await trio.sleep(2 * DELAY_S)
-                    for other in list(lights.values()):
-                        await other.say("LinkBroken", {"peer": peer})
-
-                lights[peer] = light
-                nursery.start_soon(live)
-                return scope
+                light = LightPeer(name, peer, host, lot, progress_every_s(peers))
+                nursery.start_soon(light.run, heartbeat_s)
 
             async def until(condition: Callable[[], bool]) -> None:
                 while not condition():
@@ -463,10 +407,9 @@ async def _measured(peers: int) -> Scale:
                 return sum(member.in_sync for member in coordinator.context.roster)
 
             master.decide(coordinator.pause)  # nobody waits for rounds while the crowd comes
-            scopes = []
             joining_s = trio.current_time()
             for number in range(peers):
-                scopes.append(join(number))
+                join(number)
                 await trio.sleep(JOIN_EVERY_S)
             await until(lambda: in_sync() == peers)
             join_s = trio.current_time() - joining_s
@@ -485,19 +428,9 @@ async def _measured(peers: int) -> Scale:
             assert all(len(each.running().contributors) == peers for each in past)
             await trio.sleep(TRAIN_S / 2)  # in the quiet of the next round
             meter.take()
-            scopes.append(join(peers))
+            join(peers)
             await until(lambda: in_sync() == peers + 1)
             one = meter.take()
-            scopes[1].cancel()
-            await trio.sleep(DEATH_S)
-            death = meter.take()
-            count, rounds_before = max(1, round(CHURN_SHARE * peers)), history.commit_count
-            for number in range(count):  # a minute in which so many leave and so many come
-                scopes.append(join(peers + 1 + number))
-                scopes[2 + number].cancel()
-                await trio.sleep(60.0 / count)
-            churn = meter.take()
-            churned_rounds = history.commit_count - rounds_before
             before_s = time.thread_time()
             msgspec.json.encode(describe(coordinator, trio.current_time()))
             status_s = time.thread_time() - before_s
@@ -509,9 +442,6 @@ async def _measured(peers: int) -> Scale:
         round=_divided(rounds, ROUNDS),
         commit_s=max(each.ended_s - each.closed_s for each in past),
         one_join=one,
-        death=death,
-        churn=churn,
-        churned_rounds=churned_rounds,
         status_s=status_s,
         took_s=time.monotonic() - began_s,
     )
@@ -536,10 +466,6 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             "order to commit, s",
             "one more joins: CPU, s",
             "bytes sent",
-            "one dies: CPU, s",
-            "a minute's churn: CPU, s",
-            "bytes sent",
-            "rounds",
             "all join: CPU, s",
             "bytes sent",
             "a status, s",
@@ -549,7 +475,6 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
             "CPU is the master's thread in its rules, journal, encoding and decoding; TLS and the "
             f"kernel are not in it. A round trains {TRAIN_S:g} s, reduces {REDUCE_S:g} s and applies "
             f"{APPLY_S:g} s, each up to {JITTER_S:g} s longer; one way takes {DELAY_S * 1e3:g} ms. "
-            f"Churn: {CHURN_SHARE:.0%} of the peers end within a minute, and as many others join. "
             "The plan has some 4,200 chunks (1 GiB of float32). Bytes are of whole messages before TLS. "
             "While all join, each newcomer gets a whole view, and everybody hears of each batch of newcomers: "
             "these bytes grow with the square of the members.",
@@ -569,10 +494,6 @@ def _row(each: Scale) -> list[str]:
         f"{each.commit_s:.2f}",
         f"{one['cpu_total_s']:.2f}",
         _mb(one["sent_bytes_total"]),
-        f"{each.death['cpu_total_s']:.2f}",
-        f"{each.churn['cpu_total_s']:.1f}",
-        _mb(each.churn["sent_bytes_total"]),
-        str(each.churned_rounds),
         f"{each.join['cpu_total_s']:.1f}",
         _mb(each.join["sent_bytes_total"]),
         f"{each.status_s:.2f}",
@@ -591,17 +512,13 @@ def _divided(found: dict[str, Any], by: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = bench_parser("scale", __doc__)
     parser.add_argument("--peers", default=",".join(map(str, COUNTS)), metavar="N[,...]")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    counts = tuple(int(text) for text in options.peers.split(","))
+    counts = tuple(int(text) for text in listed(options.peers))
     if not all(2 <= count < MEMBERS_MAX for count in counts):
         parser.error(f"from 2 to {MEMBERS_MAX - 1} peers: one more joins in the end")
-    tables, raw = scale(counts)
-    keep_json(raw, options.json)
-    show(tables)
-    return 0
+    return tell(scale(counts), options)
 
 
 if __name__ == "__main__":

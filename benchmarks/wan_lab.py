@@ -8,11 +8,6 @@ address range that is reserved for benchmarks; nothing leaves the machine. TCP i
         lab.run(0, ["ping", "-c3", lab.address(1)])
         lab.set(1, loss=0.01)
 
-From a shell, as root (``{rank}`` is the host's number, ``{peers}`` how many there are):
-
-    python benchmarks/wan_lab.py --hosts 2 --mbit 300 --delay-ms 25 --loss 0.0001 -- \\
-        python -m benchmarks.allreduce --rank {rank} --peers {peers} --master 198.18.0.1:29500 --token t
-
 A host's delay and loss count each way on its own link: a path from one host to another has the
 delay of both, and its round trip twice that. Namespaces are called ``holdfast-PID-NUMBER`` after
 the process that made them; those of dead processes are removed when the next lab starts.
@@ -20,7 +15,6 @@ the process that made them; those of dead processes are removed when the next la
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import hashlib
@@ -28,9 +22,7 @@ import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +31,6 @@ import attrs
 from attrs import field, frozen
 from attrs.validators import and_, ge, gt, le, optional
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for when this file itself is run
 from benchmarks.namespaces import (
     NAMESPACES,
     LabError,
@@ -50,13 +41,12 @@ from benchmarks.namespaces import (
     missing_tool,
     why_none,
 )
-from benchmarks.report import run_main
 
 HUB_SOURCE = Path(__file__).with_name("wan_hub.c")
 ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 DEVICE = "wan0"
 MTU = 1_500
-MTU_MAX = 65_535
+HEADER_BYTES = 52  # of a packet: IPv4 and TCP with time stamps
 HOSTS_MAX = 128
 QUEUE_BYTES_MIN = 256 * 1024
 # The hub reads a burst of a host later than the host sends it: the device must keep all of it.
@@ -119,20 +109,17 @@ class WanLab(Namespaces):
 
     Args:
       hosts: at most 128.
-      mtu: bytes of an IP packet at most. TCP over a lossy path is faster with larger packets than
-        it is on the internet; and since segments travel in bundles they hardly cost less here.
       seed: of the losses.
 
     Raises:
       LabError: from ``with``: it cannot be made here.
     """
 
-    def __init__(self, hosts: Sequence[Host], *, mtu: int = MTU, seed: int = 0) -> None:
-        if not 1 <= len(hosts) <= HOSTS_MAX or not 576 <= mtu <= MTU_MAX:
-            raise LabError(f"{len(hosts)} hosts with an MTU of {mtu}")
+    def __init__(self, hosts: Sequence[Host], *, seed: int = 0) -> None:
+        if not 1 <= len(hosts) <= HOSTS_MAX:
+            raise LabError(f"{len(hosts)} hosts")
         super().__init__()
         self.hosts = list(hosts)
-        self._mtu = mtu
         self._seed = seed
         self._hub: subprocess.Popen[str] | None = None
 
@@ -189,7 +176,7 @@ class WanLab(Namespaces):
             ip(*inside, "link", "set", "lo", "up")
             ip(*inside, "addr", "add", f"{self.address(number)}/24", "dev", DEVICE)
             queue = ("txqueuelen", str(DEVICE_QUEUE_PACKETS))
-            ip(*inside, "link", "set", DEVICE, "mtu", str(self._mtu), *queue, "up")
+            ip(*inside, "link", "set", DEVICE, "mtu", str(MTU), *queue, "up")
             self.set(number)
         self._choose_congestion()
 
@@ -273,54 +260,3 @@ def compiled_hub() -> Path:
             raise LabError(f"cc cannot compile {HUB_SOURCE.name}:\n{done.stderr}")
         fresh.replace(program)
     return program
-
-
-# ---------------------------------------------------------------- command line
-
-
-def run_everywhere(lab: WanLab, argv: Sequence[str]) -> int:
-    """Run a command on all hosts at once; the first that fails ends it."""
-    processes = []
-    for number in range(len(lab.hosts)):
-        words = [
-            word.replace("{rank}", str(number)).replace("{peers}", str(len(lab.hosts)))
-            for word in argv
-        ]
-        processes.append(lab.popen(number, words))
-    while any(process.poll() is None for process in processes):
-        if any(process.poll() not in (None, 0) for process in processes):
-            break
-        time.sleep(0.05)
-    return next((code for process in processes if (code := process.poll())), 0)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--mbit", type=float, default=0.0, help="both ways; 0: no limit")
-    parser.add_argument("--up-mbit", type=float)
-    parser.add_argument("--down-mbit", type=float)
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="a host's, one way")
-    parser.add_argument("--loss", type=float, default=0.0, help="a host's, each way, 0 to 1")
-    parser.add_argument("--congestion", default="cubic")
-    parser.add_argument("--mtu", type=int, default=MTU)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("command", nargs="*", help="after --; run on every host")
-    options = parser.parse_args()
-    if not options.command:
-        parser.error("a command after --")
-    host = Host(
-        options.mbit if options.up_mbit is None else options.up_mbit,
-        options.mbit if options.down_mbit is None else options.down_mbit,
-        options.delay_ms,
-        options.loss,
-        congestion=options.congestion,
-    )
-    with WanLab([host] * options.hosts, mtu=options.mtu, seed=options.seed) as lab:
-        code = run_everywhere(lab, options.command)
-        print(json.dumps(lab.stats()), file=sys.stderr)
-        return code
-
-
-if __name__ == "__main__":
-    sys.exit(run_main("wan_lab", main))

@@ -65,7 +65,7 @@ GONE = {
     "simulate": "`make simulate` in a clone",
     "verify": "`holdfast status` says whether all copies are equal, and at which version",
     "watch": "`holdfast status`, `holdfast events --follow` or the page (`holdfast dashboard`)",
-    "bench": "`python -m benchmarks.allreduce`, `.codecs` or `.transfer` in a clone; `holdfast doctor` measures a line",
+    "bench": "`python -m benchmarks.allreduce` or `.transfer` in a clone; `holdfast doctor` measures a line",
     "master --lease": "leave it out: the lease is a third of `membership.deadline_s`",
     "master --standby": "`holdfast standby RUN_TOML`",
     "master --standby-of": "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from attrs import Factory, frozen
 
-from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, why_none
+from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, try_bridge, why_none
 
 PUBLIC = "198.18.0"  # and the host's number, from 1 on
 # Of routers that map ports, which miniupnpd does only at an address that it takes for public: a range that
@@ -87,8 +87,7 @@ def missing() -> str:
 
 
 def _try(name: str) -> None:
-    ip("-n", name, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
-    ip("-n", name, "link", "add", "bridge0", "type", "bridge")
+    try_bridge(name)
     nft(name, "table ip try {\n chain c {\n type nat hook postrouting priority 100\n }\n}\n")
 
 
@@ -166,7 +165,7 @@ class NatLab(Namespaces):
         for number in range(len(self._places)):
             self._add(str(number))
         self._net = self._add("net")
-        self._bridge(self._net, "br0")
+        self._bridge(self._net)
         ip("-n", self._net, "link", "set", "lo", "up")
         for number, router in enumerate(self._routers):
             self._make_router(number, router)
@@ -204,7 +203,7 @@ class NatLab(Namespaces):
         name = self._add(f"r{number}")
         inside = ("-n", name)
         ip(*inside, "link", "set", "lo", "up")
-        self._bridge(name, "br0")
+        self._bridge(name)
         ip(*inside, "addr", "add", f"10.77.{number}.1/24", "dev", "br0")
         lan_6 = f"2001:db8:77:{number + 1:x}::1/64"
         ip(*inside, "addr", "add", lan_6, "dev", "br0", "nodad")
@@ -267,17 +266,6 @@ class NatLab(Namespaces):
     def router_name(self, number: int) -> str:
         """The name of a router's namespace."""
         return next(name for name in self.names if name.endswith(f"-r{number}"))
-
-    def _bridge(self, namespace: str, device: str) -> None:
-        ip("-n", namespace, "link", "add", device, "type", "bridge")
-        ip("-n", namespace, "link", "set", device, "up")
-
-    def _cable(self, namespace: str, port: str, other: str, device: str) -> None:
-        """From a port of a namespace's bridge to a device of another one."""
-        ends = ("peer", "name", device, "netns", other)
-        ip("-n", namespace, "link", "add", port, "type", "veth", *ends)
-        ip("-n", namespace, "link", "set", port, "master", "br0", "up")
-        ip("-n", other, "link", "set", device, "up")
 
     def _set(self, namespace: str, name: str, value: str) -> None:
         path = "/proc/sys/" + name.replace(".", "/")

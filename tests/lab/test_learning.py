@@ -34,12 +34,13 @@ from benchmarks import learning_run
 from benchmarks.learning_arms import Recipe, arm_of
 from holdfast.membership.master.rounds.round_clock import RoundClock
 learning_run.REPLACED_AFTER_S = 0.5
+NAME = "diloco4@sync_every=8,fragments=2,overlap=1,min_members=3,pace=elastic"
 paces, answered = set(), RoundClock.answered
 def heard(self, round_, peer, step_s):
     paces.add(round(step_s, 6))
     answered(self, round_, peer, step_s)
 RoundClock.answered = heard
-arm = evolve(arm_of("churn4@sync_every=8,fragments=2,overlap=1"), kill_rounds=4)
+arm = evolve(arm_of(NAME), kill_rounds=4)
 outcome = learning_run.run_arm(arm, Recipe(steps=32, batch=1), validation_windows=64)
 print(json.dumps({**asdict(outcome), "paces": sorted(paces)}))
 """
@@ -51,11 +52,7 @@ def test_four_real_models_learn_together_and_agree_though_one_is_killed() -> Non
     """``run_arm`` itself compares copies, roots and the trainers' weights, and fails on a difference."""
     found = told(TINY, seconds=140)
 
-    first, last = found["curve"][0], found["curve"][-1]
-    assert first[0] == 0
-    assert last == [32, found["loss"]]
-    assert first[1] > 5.0, "nothing is known at first: 256 bytes, about ln 256"
-    assert last[1] < first[1] - 1.0
+    assert found["loss"] < 4.5, "who knows nothing of 256 bytes has ln 256, 5.5"
     notes = found["notes"]
     assert notes["rounds"] == 8
     assert notes["killed"] == 1
@@ -63,7 +60,7 @@ def test_four_real_models_learn_together_and_agree_though_one_is_killed() -> Non
     assert 3 * 8 <= notes["contributions"] < 4 * 8
     assert 0.5 < found["speed"] < 1.0
     assert found["tokens"] > 0.7 * 4 * 32 * 64
-    assert 0 < found["round_bytes"] < found["socket_bytes"]
+    assert found["round_bytes"] > 0
     assert found["paces"] == [STEP_S], "by the virtual clock: what this machine needs is no matter"
 
 
@@ -165,18 +162,21 @@ def test_an_arm_that_cannot_be_is_refused(name: str, words: str) -> None:
 
 def test_an_arm_is_compared_over_the_seeds_that_both_have() -> None:
     def outcome(arm: str, seed: int, loss: float) -> Outcome:
-        losses, curve = [loss - 0.5, loss + 0.5], [(0, 5.0), (500, loss)]
-        return Outcome(arm, seed, loss, losses, curve, 10, 20, 3.0, 1.0, "", 1.0)
+        return Outcome(arm, seed, loss, [loss - 0.5, loss + 0.5], 10, 3.0, 1.0, "", 1.0)
 
     figures = summary(
         [
             *(outcome("dp", 0, 2.0), outcome("dp", 1, 2.2), outcome("dp", 2, 9.0)),
-            *(outcome("diloco2", 0, 2.1), outcome("diloco2", 1, 2.12), outcome("churn4", 0, 2.5)),
+            *(
+                outcome("diloco2", 0, 2.1),
+                outcome("diloco2", 1, 2.12),
+                outcome("diloco4", 0, 2.5),
+            ),
         ]
     )
     assert figures["diloco2"]["ratio_to_baseline"] == pytest.approx(2.11 / 2.1)
     assert figures["diloco2"]["ratio_error"] == pytest.approx(0.0), "both find the same bytes easy"
-    assert figures["churn4"]["ratio_to_baseline"] is None
+    assert figures["diloco4"]["ratio_to_baseline"] is None
 
 
 def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = report.Table(
     "How fast", ["python -m benchmarks.this"], ["what", "seconds"], [["a|b", "1.5"]], ["As told."]
 )
-PAGE = "# Results\n\nOn this page.\n\n## codecs: sizes\n\nOld.\n\n## lossy: slow\n\nStays.\n"
+PAGE = "# Results\n\nOn this page.\n\n## kill: one dies\n\nOld.\n\n## lossy: slow\n\nStays.\n"
 
 
 def test_a_section_says_when_where_and_how_and_replaces_its_text(
@@ -27,7 +27,7 @@ def test_a_section_says_when_where_and_how_and_replaces_its_text(
     page.write_text(PAGE)
     monkeypatch.setattr(report, "RESULTS_MD", page)
     monkeypatch.setattr(report, "BUILD", tmp_path / "build")
-    report.keep_section("codecs", "sizes", ([TABLE], {"s": 1.5}), 0.25)
+    report.keep_section("kill", "one dies", ([TABLE], {"s": 1.5}), 0.25)
 
     text = page.read_text()
     assert "Old." not in text
@@ -37,16 +37,16 @@ def test_a_section_says_when_where_and_how_and_replaces_its_text(
     assert "| what | seconds |\n| --- | ---: |\n| a\\|b | 1.5 |" in text
     assert "python -m benchmarks.this" in text
     assert "As told." in text
-    assert '"s": 1.5' in (tmp_path / "build" / "codecs.json").read_text()
+    assert '"s": 1.5' in (tmp_path / "build" / "kill.json").read_text()
 
 
 def test_a_new_section_comes_last() -> None:
-    text = report.with_section(PAGE, "kill", "## kill: new\n\nText.")
-    assert text == PAGE + "\n## kill: new\n\nText.\n"
+    text = report.with_section(PAGE, "join", "## join: new\n\nText.")
+    assert text == PAGE + "\n## join: new\n\nText.\n"
 
 
 def test_an_unknown_section_is_refused_with_those_there_are() -> None:
-    with pytest.raises(report.BenchError, match="no section speed; there are codecs, loopback"):
+    with pytest.raises(report.BenchError, match="no section speed; there are loopback, lossy"):
         chosen("speed")
 
 
@@ -60,9 +60,9 @@ def test_a_stopped_benchmark_leaves_no_process() -> None:
         start_new_session=True,
     )
     until_s = time.monotonic() + 120
-    while len(_session(bench.pid)) < 4 and time.monotonic() < until_s:
+    while len(_session(bench.pid)) < 3 and time.monotonic() < until_s:
         time.sleep(0.05)
-    assert len(_session(bench.pid)) >= 4, "the driver, the command, two ranks"
+    assert len(_session(bench.pid)) >= 3, "the driver, two ranks"
     bench.send_signal(signal.SIGTERM)  # to the driver alone
 
     assert bench.wait(120) == 130

@@ -17,14 +17,25 @@ import pytest
 
 from benchmarks import namespaces, wan_lab
 from tests import needs
+from tests.lab.telling import ROOT
 
-SCRIPT = Path(wan_lab.__file__)
 Host, WanLab = wan_lab.Host, wan_lab.WanLab
 
 HANGS_S = 120.0  # for what hangs
 needs_lab = needs.needed(needs.namespaces(wan_lab.missing, wan_lab.why_not))
 
 WARM_UP_S = 1.5  # until TCP has found its rate; not measured
+
+LAB = """
+import sys, time
+from benchmarks.report import run_main
+from benchmarks.wan_lab import Host, WanLab
+def main():
+    with WanLab([Host()] * 2) as lab:
+        lab.popen(0, ["sh", "-c", "echo up; exec sleep 20"]).wait()
+    return 0
+sys.exit(run_main("lab", main))
+"""
 
 # Sends a file's worth of bytes that the receiver can check, and hangs up.
 SENDER = """
@@ -307,7 +318,8 @@ def test_the_next_lab_removes_what_a_killed_one_left() -> None:
 def started_lab() -> subprocess.Popen[str]:
     """A lab in a process of its own whose hosts are up."""
     lab = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "--", "sh", "-c", "echo up; exec sleep 20"],
+        [sys.executable, "-c", LAB],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -12,34 +12,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 from blake3 import blake3
 
 from holdfast.client.attach_errors import DaemonGone
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.protocol.arena import STEP_SLOT, TOKENS_SLOT, WAITING_SLOT, Arena, Values, map_arena
-from holdfast.protocol.messages import (
-    VERSION_MAX,
-    ArenaOpened,
-    ExtendStepLimit,
-    Finished,
-    InitialPosted,
-    Load,
-    Message,
-    ModelLayout,
-    Posted,
-    PostInitial,
-    RoundEnded,
-    RoundOpened,
-    SetRole,
-    TensorSpec,
-    TrainerHello,
-)
+from holdfast.protocol.arena import Arena, Values
+from holdfast.protocol.messages import ModelLayout, Posted, RoundEnded, TensorSpec
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # a daemon starts this file
+from tests.processes.tiny_trainer import Fragment, TinyRun
 
 PLACES = 4  # of peers; each has its power of two at every value
 VALUES = 2**18  # a mebibyte; a power of two, so that it is cut into equal chunks
@@ -76,111 +64,53 @@ def sets_in(mean: Values) -> list[tuple[int, int]]:
     ]
 
 
-class Trainer:
-    """The hook's conversation with the daemon, for one fragment and no model."""
+class Whose(Fragment):
+    """A fragment whose updates say whose they are; it holds what is shared, and nothing more."""
 
-    def __init__(self, connection: DaemonConnection, place: int, seen: Path) -> None:
-        self._connection = connection
+    def __init__(self, shared: Arena, posted: Arena, place: int) -> None:
+        super().__init__(0, shared, posted)
+        self.values = np.zeros(VALUES, np.float32)
         self._update = update_of(place)
+
+    def post(self) -> None:
+        with self._posted.writing(self.index, self.version):
+            self._posted.values(self.index)[:] = self._update
+
+    def merge(self, connection: DaemonConnection, contributed: bool) -> None:
+        self.load(connection)
+
+
+class KillsRun(TinyRun):
+    """A run of one such fragment, in which every version that is held is noted."""
+
+    def __init__(self, place: int, seen: Path) -> None:
+        self._place = place
         self._seen = seen
-        self._shared: Arena | None = None
-        self._posted: Arena | None = None
         self._values: Values = np.zeros(VALUES, np.float32)
         self._version: int | None = None
-        self._open: RoundOpened | None = None
-        self._waits_for: int | None = None  # the round that was posted
-        self._step = self._step_limit = 0
-        self._contributing, self._loaded = True, False
-        self.finished = False
+        tensor = TensorSpec("values", (VALUES,), "float32", "parameter")
+        super().__init__(ModelLayout((tensor,)))
 
-    def train(self, step_s: float) -> None:
-        layout = ModelLayout((TensorSpec("values", (VALUES,), "float32", "parameter"),))
-        self._connection.send(TrainerHello(VERSION_MAX, os.getpid(), layout))
-        while not self.finished:
-            while (message := self._connection.receive_nowait()) is not None:
-                self._handle(message)
-            self._post_due()
-            if self._must_wait():
-                self._handle(self._wait())
-                continue
-            time.sleep(step_s)
-            self._step += 1
-            assert self._posted is not None
-            self._posted.slots[STEP_SLOT] = self._step
-            self._posted.slots[TOKENS_SLOT] = self._step * TOKENS
+    def make_fragment(self, index: int, shared: Arena, posted: Arena) -> Fragment:
+        return Whose(shared, posted, self._place)
 
-    def _wait(self) -> Message:
-        if self._posted is not None:
-            self._posted.slots[WAITING_SLOT] = self._connection.received_count + 1
-        message = self._connection.receive()
-        if self._posted is not None:
-            self._posted.slots[WAITING_SLOT] = 0
-        return message
+    def announce(self, number: int, version: int) -> Posted:
+        """Every update has the same weight, however many steps a peer took."""
+        return evolve(super().announce(number, version), tokens=TOKENS)
 
-    def _must_wait(self) -> bool:
-        if not (self._loaded and self._contributing) or self._waits_for is not None:
-            return True
-        due = self._open is not None and self._open.at_step <= self._step
-        return self._step >= self._step_limit and not due
+    def _load(self) -> None:
+        super()._load()
+        self._look(None)
 
-    def _post_due(self) -> None:
-        opened = self._open
-        if opened is None or opened.at_step > self._step or self._waits_for is not None:
-            return
-        if not (self._loaded and self._contributing) or self._version is None:
-            return
-        assert self._posted is not None
-        self._posted.values(0)[:] = self._update
-        posted = Posted(opened.round, 0, self._version, TOKENS, self._step, 0.01)
-        self._connection.send(posted)
-        self._waits_for, self._open = opened.round, None
-
-    def _handle(self, message: Message) -> None:
-        match message:
-            case ArenaOpened():
-                shared, posted = self._connection.take_descriptors()
-                self._shared = map_arena(shared, message.sizes)
-                self._posted = map_arena(posted, message.sizes)
-            case PostInitial():
-                assert self._posted is not None
-                self._posted.values(0)[:] = 0.0
-                self._connection.send(InitialPosted())
-            case Load():
-                self._step, self._step_limit = message.step, message.step_limit
-                self._loaded, self.finished = True, message.finished
-                self._open = self._waits_for = None
-                self._look(None)
-            case SetRole():
-                self._contributing = message.contributing
-            case ExtendStepLimit():
-                self._step_limit, self._waits_for = message.step_limit, None
-            case RoundOpened():
-                self._step_limit = message.step_limit
-                if message.round != self._waits_for:
-                    self._open = message
-            case RoundEnded():
-                self._step_limit = message.step_limit
-                if self._waits_for == message.round:
-                    self._waits_for = None
-                if self._open is not None and self._open.round == message.round:
-                    self._open = None
-                if message.committed:
-                    self._step = max(self._step, message.step)
-                    self._look(message.round)
-            case Finished():
-                self.finished = True
-            case _:
-                pass
+    def _end_round(self, message: RoundEnded) -> None:
+        super()._end_round(message)
+        if message.committed:
+            self._look(message.round)
 
     def _look(self, round_id: int | None) -> None:
-        """What the daemon holds now; the round that led to it, if it is one that we saw end."""
-        assert self._shared is not None
-        shared, values = self._shared, np.empty(VALUES, np.float32)
-
-        def copy() -> None:
-            np.copyto(values, shared.values(0))
-
-        version = shared.read(0, copy, self._connection.pause)
+        """Note what is held now, and the round that led to it, if it is one that ended here."""
+        fragment = self.fragments[0]
+        values, version = fragment.values, fragment.version
         line: dict[str, Any] = {"version": version, "digest": blake3(values.tobytes()).hexdigest()}
         if round_id is not None and self._version == version - 1:
             line |= {"round": round_id, "sets": sets_in(self._values - values)}
@@ -195,13 +125,13 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--seen", type=Path, required=True)
     options = parser.parse_args()
-    connection = DaemonConnection.open(os.environ["HOLDFAST_SOCKET"])
     try:
-        Trainer(connection, options.place, options.seen).train(options.step_s)
+        run = KillsRun(options.place, options.seen)
+        while not run.machine.finished:
+            time.sleep(options.step_s)
+            run.step(0.0)
     except DaemonGone:
         pass  # it was killed: so are we
-    finally:
-        connection.close()
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from holdfast.protocol.messages import (
     Message,
     Metrics,
     ModelLayout,
+    Posted,
     PostInitial,
     Rejected,
     RoundEnded,
@@ -193,8 +194,12 @@ class TinyRun:
         fragment = self.fragments[number]
         fragment.post()
         self.machine.post(number)
-        self._connection.send(self.machine.announce_post(number, fragment.version, self._step_s))
+        self._connection.send(self.announce(number, fragment.version))
         return True
+
+    def announce(self, number: int, version: int) -> Posted:
+        """Return what the daemon is told of a posted fragment."""
+        return self.machine.announce_post(number, version, self._step_s)
 
     def _handle(self, message: Message) -> None:
         try:
@@ -241,8 +246,12 @@ class TinyRun:
         self._overlap_steps = message.overlap_steps
         self._posted.slots[WAITING_SLOT] = 0
         self.fragments = [
-            Fragment(index, shared, self._posted) for index in range(len(message.fragments))
+            self.make_fragment(index, shared, self._posted)
+            for index in range(len(message.fragments))
         ]
+
+    def make_fragment(self, index: int, shared: Arena, posted: Arena) -> Fragment:
+        return Fragment(index, shared, posted)
 
     def _end_round(self, message: RoundEnded) -> None:
         contributed = self.machine.end_round(message).contributed
