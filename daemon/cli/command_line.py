@@ -57,6 +57,7 @@ OTHER_VARIABLES = {
 # What earlier versions had, and what stands in its place.
 GONE = {
     "checkpoint now": "set `checkpoint.every_rounds`; a peer that ends writes a last one",
+    "clear": "checks remove a peer for good; it joins again with a new state folder",
     "invites": "`holdfast invite --list` and `holdfast invite --withdraw ID`",
     "join --private-log": "leave it out: a peer's log stays on its machine",
     "join --site": "leave it out; machines behind one uplink will be one peer of several hosts",
