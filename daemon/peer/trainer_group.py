@@ -120,8 +120,7 @@ class TrainerGroup:
     _waiting: set[int] = field(factory=set, init=False)  # ranks that wait for the daemon
     _posts: dict[int, dict[int, Posted]] = field(factory=dict, init=False)  # by fragment and rank
     _begun: bool = field(default=False, init=False)
-    # The weights are not finite, until the next ``Load`` is handed out.
-    _spoilt: bool = field(default=False, init=False)
+    _spoilt: bool = field(default=False, init=False)  # weights, until ``Load`` is handed out
     _initial: set[int] = field(factory=set, init=False)
     _pushed_count: int = field(default=0, init=False)
     _handed_count: int = field(default=0, init=False)
@@ -214,8 +213,7 @@ class TrainerGroup:
 
     def tell(self, message: Message) -> None:
         """Hand a message to all ranks at one step."""
-        if isinstance(message, Load):
-            self._spoilt |= message.spoilt
+        self._spoilt |= isinstance(message, Load) and message.spoilt
         self._pushed_count += 1
         self._carry_out(self._gate.push(message, self._steps()))
         self._note_mail()

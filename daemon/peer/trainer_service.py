@@ -207,10 +207,7 @@ class TrainerService:
         self._perform(self._replica.trainer_spoilt())
 
     async def _check_posted(self, message: Posted) -> None:
-        """Measure a pseudo-gradient's norm, and refuse it if it is not finite.
-
-        The shared weights are finite, so the trainer's are not then, and never will be by themselves.
-        """
+        """Measure a pseudo-gradient's norm; replace weights that are not finite, which do not heal."""
         posted = self._state_service.known_posted
         if posted is None or not 0 <= message.fragment < len(posted.sizes):
             return

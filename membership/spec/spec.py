@@ -262,8 +262,7 @@ class TrainerTable:
 
     # A trainer that takes longer for a step hangs; the first step has more time. 0: no deadline.
     step_deadline_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
-    # After this many losses in a row that are not finite its weights are replaced, as they are after an
-    # update that is not. 0: losses count for nothing.
+    # Losses in a row that are not finite, after which its weights are replaced. 0: only an update tells.
     nan_steps: int = field(default=10, validator=_whole(0, STEPS_MAX))
 
 

@@ -110,8 +110,7 @@ class Round:
 
         So it is while scripts in float16 leave out the first steps, to find the scale of their losses.
         """
-        answers = {self.declined.get(peer) for peer in self.invited}
-        return answers == {NOTHING_TRAINED}
+        return {self.declined.get(peer) for peer in self.invited} == {NOTHING_TRAINED}
 
     def turn(self, phase: RoundPhase) -> None:
         """Change the phase."""
