@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import define, frozen
+from attrs import Factory, define, frozen
 
 from benchmarks.report import ROOT, BenchError, bench_parser, keep_json
 from benchmarks.wan_lab import WanLab
@@ -38,6 +38,7 @@ from holdfast.protocol.trust.identity import Identity
 
 LOOPBACK = "127.0.0.1"
 LINK_S = 60.0  # limit for a link with its lanes to come up
+STOPS = (signal.SIGINT, signal.SIGTERM)
 POLL_S = 0.005  # for the other ranks' messages
 MARGIN_S = 3 * POLL_S  # in which all ranks have seen the last message
 REPORT = "report.json"
@@ -74,6 +75,7 @@ class RankSeat:
     host: str
     folder: Path
     _turn: int = 0
+    _parent: int = Factory(os.getppid)
 
     async def exchange(self, mine: Report) -> list[Report]:
         """Give ``mine`` and return all ranks' objects, by rank, at the same moment everywhere."""
@@ -83,6 +85,8 @@ class RankSeat:
         scratch.write_text(json.dumps({**mine, "at_s": time.monotonic()}))
         scratch.replace(paths[self.rank])
         while not all(path.exists() for path in paths):
+            if os.getppid() != self._parent:
+                raise BenchError("the bench was killed")
             await trio.sleep(POLL_S)
         found: list[Report] = [json.loads(path.read_text()) for path in paths]
         start_s = max(each["at_s"] for each in found) + MARGIN_S
@@ -118,12 +122,15 @@ def run_ranks(module: str, count: int, options: Sequence[str], lab: WanLab | Non
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         Authority.load_or_create(Path(folder) / "authority", "bench")
         try:
+            # A signal between a start and its note would leave a rank; they are all ended by SIGKILL.
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
             for rank in range(count):
                 host = LOOPBACK if lab is None else lab.address(rank)
                 argv = [sys.executable, "-m", f"benchmarks.{module}", *options]
                 argv += [f"--rank={rank}", f"--host={host}", f"--meet={folder}"]
                 popen = subprocess.Popen if lab is None else partial(lab.popen, rank)
                 ranks.append(popen(argv, cwd=ROOT, process_group=0))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
             while any(each.poll() is None for each in ranks) and not _failed(ranks):
                 time.sleep(0.05)
             if _failed(ranks):
