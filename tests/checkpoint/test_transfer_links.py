@@ -30,6 +30,7 @@ from holdfast.protocol.messages import (
     SyncFragment,
 )
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
+from tests.background import background
 from tests.collectives.test_lane_threads import nodes
 
 BLOCK_ELEMENTS = BLOCK_BYTES // 4
@@ -110,14 +111,13 @@ async def test_a_joiner_fetches_over_real_links_from_fast_and_slow_donors() -> N
     world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=4e6)
     world.link("host0", "host2", bytes_per_s=1e6)
     source = make_state(founded=True)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         states = [make_state(founded=False), source, make_state(founded=True)]
         nodes = await start(nursery, world, states)
         order = SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
         started_s = trio.current_time()
         report = await nodes[0].joiner.fetch(order)
         taken_s = trio.current_time() - started_s
-        nursery.cancel_scope.cancel()
     assert states[0].heads() == source.heads()
     assert states[0].values(0).tobytes() == source.values(0).tobytes()
     # Momentum is zero everywhere, so its block does not travel.
@@ -130,7 +130,7 @@ async def test_a_joiner_fetches_over_real_links_from_fast_and_slow_donors() -> N
 async def test_a_donor_that_crashes_on_the_way_is_replaced_by_the_other() -> None:
     world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=2e6)
     source = make_state(founded=True)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         states = [make_state(founded=False), source, make_state(founded=True)]
         nodes = await start(nursery, world, states)
 
@@ -141,7 +141,6 @@ async def test_a_donor_that_crashes_on_the_way_is_replaced_by_the_other() -> Non
         nursery.start_soon(crash)
         order = SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
         report = await nodes[0].joiner.fetch(order)
-        nursery.cancel_scope.cancel()
     assert report.bad_donors == ()
     assert states[0].heads() == source.heads()
 
@@ -150,7 +149,7 @@ async def test_a_donor_that_crashes_on_the_way_is_replaced_by_the_other() -> Non
 async def test_when_the_only_donor_fails_the_next_fetch_takes_up_what_came(fault: str) -> None:
     world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=2e6)
     source = make_state(founded=True)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         states = [make_state(founded=False), source]
         nodes = await start(nursery, world, states)
         order = SyncFragment(source.heads()[0], (peer_of(1),))
@@ -170,7 +169,6 @@ async def test_when_the_only_donor_fails_the_next_fetch_takes_up_what_came(fault
         if fault == "freeze":
             world.thaw("host1")
         report = await nodes[0].joiner.fetch(order)
-        nursery.cancel_scope.cancel()
     assert states[0].heads() == source.heads()
     assert BLOCK_BYTES < report.received_bytes < 4 * SIZE.value_count - BLOCK_BYTES
 

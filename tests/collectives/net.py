@@ -19,6 +19,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import FragmentHead, IndexRequest, MemberInfo, Message, Role
 from holdfast.protocol.network.lane import Buffer, FrameHeader, FrameKind
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
+from tests.background import background
 
 PORT = 7_700
 
@@ -169,6 +170,5 @@ class Net:
 async def a_net(
     world: MemoryWorld | None = None, rules: LaneRules | None = None
 ) -> AsyncIterator[Net]:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         yield Net(nursery, world, rules)
-        nursery.cancel_scope.cancel()

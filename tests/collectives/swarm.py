@@ -40,6 +40,7 @@ from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.notary import Notary
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.simulated_keys import SimulatedKeys
+from tests.background import background
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
@@ -165,11 +166,10 @@ class Swarm:
 async def a_swarm(
     count: int, world: MemoryWorld | None = None, stall_s: float = 20.0
 ) -> AsyncIterator[Swarm]:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         swarm = Swarm(nursery, world, stall_s)
         await swarm.add(count)
         yield swarm
-        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
+from tests.background import background
 from tests.collectives.net import KEY, frame, note
 from tests.lossy import drops_everything
 
@@ -116,7 +117,7 @@ async def nodes(
     """Linked nodes; the first one has the caps."""
     authority = Authority.load_or_create(directory, "demo")
     found: list[Node] = []
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         for number in range(count):
             identity = Identity.generate()
             pem = authority.issue(identity.request_pem("n"), "n", Party.PEER)
@@ -148,7 +149,6 @@ async def nodes(
         for node in found:
             node.hub.set_members(view)
         yield found
-        nursery.cancel_scope.cancel()
 
 
 async def link_between(a: Node, b: Node, lanes: int = 2) -> Link:
@@ -310,7 +310,7 @@ async def test_messages_pass_while_bulk_fills_a_capped_link(tmp_path: Path) -> N
     async with nodes(tmp_path, upload=RateLimiter(2e6)) as (a, b):
         link = await link_between(a, b)
         with b.hub.register(KEY, ThreadSink(keep=False), threads=True):
-            async with trio.open_nursery() as nursery:
+            async with background() as nursery:
                 nursery.start_soon(link.send_from, Frames(10_000, 2**20))
                 await trio.sleep(0.5)
                 with trio.fail_after(SOON_S):  # behind the bulk it would be hours
@@ -318,7 +318,6 @@ async def test_messages_pass_while_bulk_fills_a_capped_link(tmp_path: Path) -> N
                         await link.send(note(sequence))
                     while len(b.heard) < 50:
                         await trio.sleep(0.01)
-                nursery.cancel_scope.cancel()
     assert b.heard == [note(sequence) for sequence in range(50)]
 
 
@@ -337,7 +336,7 @@ async def test_a_cap_holds_over_real_sockets(tmp_path: Path, way: str) -> None:
             return a.hub.sent_bytes if way == "up" else a.hub.received_bytes
 
         before_bytes, began_s = carried_bytes(), trio.current_time()
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             for link, (_source, target) in zip(links, ends, strict=True):
                 nursery.start_soon(_sink_for_ever, target)
                 nursery.start_soon(link.send_from, Frames(10_000, 2**18))
@@ -345,7 +344,6 @@ async def test_a_cap_holds_over_real_sockets(tmp_path: Path, way: str) -> None:
                 while (carried := carried_bytes() - before_bytes) < 1.5 * rate:
                     await trio.sleep(0.01)
             elapsed_s = trio.current_time() - began_s
-            nursery.cancel_scope.cancel()
     # A receiver takes from the limiter after a slice came: each lane may be one slice ahead.
     ahead_bytes = len(links) * lanes * cap.slice_bytes if way == "down" else 0
     assert carried <= rate * (BURST_S + elapsed_s) + ahead_bytes
@@ -366,14 +364,13 @@ async def test_links_get_equal_parts_of_the_pace_whatever_their_lanes(
                 await trio.sleep(0.01)
         pace = RateLimiter(6e6, burst_s=0.02, slice_s=0.005)
         a.hub._shared.line._limiter = pace
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             for link, target in zip((many, few), others, strict=True):
                 nursery.start_soon(_sink_for_ever, target)
                 nursery.start_soon(link.send_from, Frames(10_000, 2**16))
             with trio.fail_after(SOON_S):
                 while many.sent_bytes + few.sent_bytes < 12e6:
                     await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
         # One after the other it would be 16 to 4.
         assert 0.6 < many.sent_bytes / few.sent_bytes < 1.7
 
@@ -430,13 +427,12 @@ async def test_closing_in_the_middle_of_everything_ends_at_once(tmp_path: Path) 
     with trio.fail_after(SOON_S):
         async with nodes(tmp_path, upload=RateLimiter(1e5)) as (a, b):
             link = await link_between(a, b)
-            async with trio.open_nursery() as nursery:
+            async with background() as nursery:
                 nursery.start_soon(link.send_from, Frames(10_000, 2**23))
                 while not busy_threads():
                     await trio.sleep(0.01)
                 await trio.sleep(0.3)  # the frame waits for the cap, the other end for the frame
                 assert busy_threads()
-                nursery.cancel_scope.cancel()
             link.close("enough")  # only here: the other side does not help
             await link.finished.wait()
     assert busy_threads() == 0

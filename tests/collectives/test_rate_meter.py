@@ -14,6 +14,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import MemberInfo, Role
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from holdfast.simulation.memory_network import MemoryWorld
+from tests.background import background
 from tests.collectives.net import send_frame
 
 PORT = 7_700
@@ -121,7 +122,7 @@ async def send(hub: LinkHub, to: int, count: int) -> None:
 async def test_a_hub_measures_what_its_lines_carry() -> None:
     """Two links of 1 MB/s each send at once; then nothing moves for a while."""
     world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         sender, one, two = [await start(nursery, world, number) for number in range(3)]
         sinks = [Sink(), Sink()]
         with one.register(KEY, sinks[0]), two.register(KEY, sinks[1]):
@@ -135,7 +136,6 @@ async def test_a_hub_measures_what_its_lines_carry() -> None:
             await trio.sleep(60)
             assert [sink.count for sink in sinks] == [10, 5]
         seen, heard = sender.take_measurements(), one.take_measurements()
-        nursery.cancel_scope.cancel()
     to_one = seen.sent_to[peer_id(1)]
     assert to_one.carried_bytes == pytest.approx(10 * FRAME_BYTES, rel=0.001)
     assert to_one.carried_bytes / to_one.busy_s == pytest.approx(1e6, rel=0.1)
@@ -150,7 +150,7 @@ async def test_a_hub_measures_what_its_lines_carry() -> None:
 
 async def test_waiting_for_the_cap_is_not_busy_time() -> None:
     world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         sender = await start(nursery, world, 0, RateLimiter(1e5))
         receiver = await start(nursery, world, 1)
         with receiver.register(KEY, Sink()):
@@ -158,13 +158,12 @@ async def test_waiting_for_the_cap_is_not_busy_time() -> None:
             sender.take_measurements()
             await send(sender, 1, 5)
         seen = sender.take_measurements()
-        nursery.cancel_scope.cancel()
     assert seen.sent.carried_bytes / seen.sent.busy_s == pytest.approx(1e6, rel=0.1)
 
 
 async def test_a_link_that_breaks_in_the_middle_of_a_frame_leaves_no_meter_busy() -> None:
     world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e5)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         sender, receiver = [await start(nursery, world, number) for number in range(2)]
         with receiver.register(KEY, Sink()):
             await sender.link(peer_id(1))
@@ -178,4 +177,3 @@ async def test_a_link_that_breaks_in_the_middle_of_a_frame_leaves_no_meter_busy(
             await trio.sleep(50)
         assert sender.take_measurements().sent.busy_s < 5, "a new link's first words, at most"
         assert receiver.take_measurements().received.busy_s < 5
-        nursery.cancel_scope.cancel()

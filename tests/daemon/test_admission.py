@@ -25,6 +25,7 @@ from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import Invite
 from holdfast.simulation.swarm import RUN_ID
+from tests.background import background
 
 pytestmark = pytest.mark.real_time
 
@@ -83,10 +84,9 @@ class Desk:
 @asynccontextmanager
 async def a_desk(folder: Path, spec: str = SPEC) -> AsyncIterator[Desk]:
     desk = Desk(folder, spec)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(desk.master.run)
         yield desk
-        nursery.cancel_scope.cancel()
 
 
 async def refused(invite: Invite, identity: Identity, name: str = "alder") -> str:

@@ -46,6 +46,7 @@ from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from tests import needs
+from tests.background import background
 from tests.processes.harness import environment
 
 STOCK = CongestionSettings(
@@ -310,7 +311,7 @@ async def test_what_a_relay_forwards_uses_the_congestion_control_of_the_runs_lan
         accepted.append(stream)
         await forwarder.handle(stream)
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         serve = partial(network.serve, on_relay=handle)
         (address,) = await nursery.start(serve, [Address("127.0.0.1", 0)], no_channel, None)
         parked, call = [await trio.open_tcp_stream(address.host, address.port) for _ in range(2)]
@@ -320,7 +321,6 @@ async def test_what_a_relay_forwards_uses_the_congestion_control_of_the_runs_lan
         assert [congestion_of(stream.socket) for stream in accepted] == ["reno", "reno"]
         for stream in (parked, call):
             await stream.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def no_channel(_channel: Channel) -> None:

@@ -38,6 +38,7 @@ from holdfast.protocol.trust.identity import Identity
 from holdfast.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.simulation.swarm import RUN_ID
 from holdfast.simulation.witness import Witness
+from tests.background import background
 
 pytestmark = pytest.mark.real_time
 
@@ -116,7 +117,7 @@ class Run:
 
 @asynccontextmanager
 async def a_run(folder: Path) -> AsyncIterator[Run]:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         run = Run(folder, nursery)
         await nursery.start(run.master.run)
         run.start_peer("a")
@@ -126,7 +127,6 @@ async def a_run(folder: Path) -> AsyncIterator[Run]:
         yield run
         await run.goes_on()
         assert [peer.replica.view for peer in run.peers] == members, "nobody else was touched"
-        nursery.cancel_scope.cancel()
 
 
 async def ends(stream: trio.abc.Stream) -> None:

@@ -31,6 +31,7 @@ from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.invite import Invite
+from tests.background import background
 from tests.plain import peer_status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ async def daemons(
     options = MasterOptions(
         tmp_path / "run.toml", tmp_path / "master", [LOOPBACK], [], LOOPBACK, invite=False
     )
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         master = Master(options, lambda _line: None)
         nursery.start_soon(master.run)
         await appears(tmp_path / "master" / "control.json")
@@ -98,7 +99,6 @@ async def daemons(
         ]
         await until_ready(found[1])
         yield found[0], found[1]
-        nursery.cancel_scope.cancel()
 
 
 async def appears(path: Path) -> None:

@@ -21,6 +21,7 @@ from holdfast.daemon.peer.trainer_failures import Failure
 from holdfast.daemon.peer.trainer_supervisor import TrainerEnd, TrainerSupervisor
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
+from tests.background import background
 from tests.processes.harness import alive
 
 pytestmark = pytest.mark.real_time
@@ -226,12 +227,11 @@ async def test_a_command_that_is_gone_later_is_a_failure_like_others(tmp_path: P
     command.chmod(0o700)
     told: list[TrainerFailed] = []
     supervisor = TrainerSupervisor([str(command)], tmp_path / "sock", member="me", tell=told.append)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(supervisor.run)
         with trio.fail_after(PATIENCE_S):
             while len(told) < 2:
                 await trio.sleep(0.01)
-        nursery.cancel_scope.cancel()
     assert "cannot start" in told[1].reason
 
 

@@ -21,6 +21,7 @@ from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import Invite
+from tests.background import background
 
 pytestmark = pytest.mark.real_time
 
@@ -58,7 +59,7 @@ def leaves(group: BaseExceptionGroup[UserError]) -> list[UserError]:
 async def why_it_ended(master: Master, state: Path, patience_s: float) -> UserError:
     """Run a peer of this master, and return the error that ends it."""
     ended: list[UserError] = []
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(master.run)
         while not master.service.bound:
             await trio.sleep(0.02)
@@ -69,7 +70,6 @@ async def why_it_ended(master: Master, state: Path, patience_s: float) -> UserEr
             await Peer(options, lambda _line: None).run()
         except* UserError as group:
             ended += leaves(group)
-        nursery.cancel_scope.cancel()
     (error,) = ended
     return error
 

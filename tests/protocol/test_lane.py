@@ -28,6 +28,7 @@ from holdfast.protocol.network.lane import (
     send_preamble,
 )
 from holdfast.simulation.memory_network import MemoryWorld
+from tests.background import background
 
 KEYS = derive_lane_keys(b"d" * 32, b"a" * 32, b"l" * 16, 3)
 RECORD_BYTES = HEADER_BYTES + TAG_BYTES
@@ -110,7 +111,7 @@ async def test_payloads_arrive_where_they_are_placed() -> None:
     async def on_channel(_: object) -> None:
         raise AssertionError("only lanes here")
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(b.serve, [Address("b", 1)], on_channel, on_lane)
         stream = await a.dial_lane(Address("b", 1))
         await send_preamble(stream, b"l" * 16, 3)
@@ -121,7 +122,6 @@ async def test_payloads_arrive_where_they_are_placed() -> None:
             await lane.send(header(payload, index), memoryview(payload))
         await stream.aclose()
         await done.wait()
-        nursery.cancel_scope.cancel()
     assert received == payloads
 
 
@@ -303,7 +303,7 @@ async def test_the_world_can_corrupt_a_record() -> None:
     async def on_channel(_: object) -> None:
         pass
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(b.serve, [Address("b", 1)], on_channel, on_lane)
         stream = await a.dial_lane(Address("b", 1))
         await send_preamble(stream, b"l" * 16, 3)
@@ -313,7 +313,6 @@ async def test_the_world_can_corrupt_a_record() -> None:
         world.corrupt_next_lane_frame("a", "b")
         await lane.send(header(b"spoilt"), b"spoilt")
         await refused.wait()
-        nursery.cancel_scope.cancel()
 
 
 def test_every_lane_and_direction_has_its_own_key() -> None:

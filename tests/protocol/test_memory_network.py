@@ -14,6 +14,7 @@ from holdfast.protocol.network.interface import Channel
 from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.simulation.memory_streams import SEGMENT_BYTES
+from tests.background import background
 
 PEER_A, PEER_B = "a" * 32, "b" * 32
 PORT = 7_700
@@ -60,7 +61,7 @@ async def receive_exactly(stream: trio.abc.Stream, count: int) -> bytes:
 
 
 async def test_a_stream_is_what_trio_calls_a_stream() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = MemoryWorld(random.Random(0), delay_s=0.0, buffer_bytes=2**16)
         pair = Pair(nursery, world)
 
@@ -74,11 +75,10 @@ async def test_a_stream_is_what_trio_calls_a_stream() -> None:
             return near, far
 
         await trio.testing.check_two_way_stream(make, make_clogged)
-        nursery.cancel_scope.cancel()
 
 
 async def test_bytes_take_the_delay_and_the_rate_of_the_link() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         pair.world.link("a", "b", delay_s=0.5, bytes_per_s=1e6)
@@ -86,11 +86,10 @@ async def test_bytes_take_the_delay_and_the_rate_of_the_link() -> None:
         nursery.start_soon(near.send_all, bytes(2_000_000))
         await receive_exactly(far, 2_000_000)
         assert trio.current_time() - start_s == pytest.approx(2.5)
-        nursery.cancel_scope.cancel()
 
 
 async def test_hosts_behind_one_line_share_it_to_others_only() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.0))
         pair.world.share_line("b", up=1e6, down=2e6)
         streams = [await pair.connect() for _ in range(2)]
@@ -106,11 +105,10 @@ async def test_hosts_behind_one_line_share_it_to_others_only() -> None:
         await far.send_all(bytes(10**6))
         await receive_exactly(near, 10**6)
         assert trio.current_time() - start_s == pytest.approx(1.0, rel=0.1)
-        nursery.cancel_scope.cancel()
 
 
 async def test_streams_of_one_pair_share_its_rate() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6))
         ends = [await pair.connect(lane=True) for _ in range(2)]
         start_s = trio.current_time()
@@ -119,11 +117,10 @@ async def test_streams_of_one_pair_share_its_rate() -> None:
         for _, far in ends:
             await receive_exactly(far, 1_000_000)
         assert trio.current_time() - start_s == pytest.approx(2.0)
-        nursery.cancel_scope.cancel()
 
 
 async def test_jitter_changes_when_bytes_arrive_but_not_their_order() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery, MemoryWorld(random.Random(0), jitter_s=1.0))
         near, far = await pair.connect()
         sent = bytes(range(200))
@@ -134,11 +131,10 @@ async def test_jitter_changes_when_bytes_arrive_but_not_their_order() -> None:
         assert await receive_exactly(far, 200) == sent
         assert 0.9 < trio.current_time() - start_s <= 1.01
         assert await far.receive_some() == b""
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_small_message_overtakes_the_bulk_of_another_stream() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6))
         bulk, _ = await pair.connect(lane=True)
         near, far = await pair.connect()
@@ -148,11 +144,10 @@ async def test_a_small_message_overtakes_the_bulk_of_another_stream() -> None:
         await near.send_all(b"beat")
         assert await receive_exactly(far, 4) == b"beat"
         assert trio.current_time() - start_s < 0.2
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_sender_waits_for_a_reader_that_does_not_read() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery, MemoryWorld(random.Random(0), buffer_bytes=100_000))
         near, far = await pair.connect()
         with trio.move_on_after(10) as scope:
@@ -163,11 +158,10 @@ async def test_a_sender_waits_for_a_reader_that_does_not_read() -> None:
             while True:
                 received += len(await far.receive_some())
         assert 100_000 <= received <= 200_000
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_sender_that_waits_learns_that_its_reader_closed() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.5, buffer_bytes=1_000))
         near, far = await pair.connect()
 
@@ -180,19 +174,17 @@ async def test_a_sender_that_waits_learns_that_its_reader_closed() -> None:
         with pytest.raises(trio.BrokenResourceError):
             await near.send_all(bytes(1_000_000))
         assert trio.current_time() - start_s == pytest.approx(10.5)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_dial_takes_a_round_trip() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.5))
         await pair.connect()
         assert trio.current_time() == pytest.approx(1.0)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_partition_holds_bytes_and_dials_and_healing_delivers_them() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         pair.world.partition("a", "b")
@@ -206,11 +198,10 @@ async def test_a_partition_holds_bytes_and_dials_and_healing_delivers_them() -> 
         assert await far.receive_some() == b"held"
         await far.send_all(b"back")
         assert await near.receive_some() == b"back"
-        nursery.cancel_scope.cancel()
 
 
 async def test_healing_wakes_a_task_that_waits_already() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         pair.world.partition("a", "b")
@@ -227,11 +218,10 @@ async def test_healing_wakes_a_task_that_waits_already() -> None:
         nursery.start_soon(heal_later)
         await pair.connect()
         assert 200 <= trio.current_time() < 202
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_partition_may_hold_one_direction_only() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         pair.world.partition("a", "b", one_way=True)
@@ -248,11 +238,10 @@ async def test_a_partition_may_hold_one_direction_only() -> None:
             assert scope.cancelled_caught
         pair.world.heal("b", "a")
         assert await far.receive_some() == b"held"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_missing_reader_is_learned_over_the_way_back() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         pair.world.partition("b", "a", one_way=True)
@@ -262,11 +251,10 @@ async def test_a_missing_reader_is_learned_over_the_way_back() -> None:
         pair.world.heal("a", "b")
         with pytest.raises(trio.BrokenResourceError):
             await near.send_all(b"more")
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_corrupted_control_message_breaks_its_stream_and_no_lane() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         lane, other_end = await pair.connect(lane=True)
@@ -282,11 +270,10 @@ async def test_a_corrupted_control_message_breaks_its_stream_and_no_lane() -> No
         near, far = await pair.connect()
         await near.send_all(b"a new one")
         assert await far.receive_some() == b"a new one"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_new_rate_is_that_of_live_streams_too() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6))
         near, far = await pair.connect()
         nursery.start_soon(near.send_all, bytes(2_000_000))
@@ -295,11 +282,10 @@ async def test_a_new_rate_is_that_of_live_streams_too() -> None:
         start_s = trio.current_time()
         await receive_exactly(far, 2_000_000)
         assert trio.current_time() - start_s == pytest.approx(10.0, rel=0.1)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_frozen_host_neither_speaks_nor_hears_and_nothing_breaks() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         pair.world.freeze("b")
@@ -312,11 +298,10 @@ async def test_a_frozen_host_neither_speaks_nor_hears_and_nothing_breaks() -> No
         pair.world.thaw("b")
         assert await near.receive_some() == b"to a"
         assert await far.receive_some() == b"to b"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_crash_breaks_the_streams_at_the_others_and_refuses_dials() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         start_s = trio.current_time()
@@ -338,11 +323,10 @@ async def test_a_crash_breaks_the_streams_at_the_others_and_refuses_dials() -> N
         near, far = await pair.connect()
         await near.send_all(b"again")
         assert await far.receive_some() == b"again"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_crash_behind_a_partition_looks_like_silence() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, _ = await pair.connect()
         pair.world.partition("a", "b")
@@ -353,12 +337,11 @@ async def test_a_crash_behind_a_partition_looks_like_silence() -> None:
         pair.world.heal("a", "b")
         with pytest.raises(trio.BrokenResourceError):
             await near.receive_some()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_crash_loses_a_part_of_the_last_bytes_and_the_seed_says_which() -> None:
     async def crash_report(seed: int) -> int:
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             pair = Pair(nursery, MemoryWorld(random.Random(seed)))
             near, far = await pair.connect()
             await far.send_all(bytes(1_000_000))
@@ -369,7 +352,6 @@ async def test_a_crash_loses_a_part_of_the_last_bytes_and_the_seed_says_which() 
                     received += len(await near.receive_some())
             except trio.BrokenResourceError:
                 pass
-            nursery.cancel_scope.cancel()
         return received
 
     first = [await crash_report(seed) for seed in range(5)]
@@ -379,7 +361,7 @@ async def test_a_crash_loses_a_part_of_the_last_bytes_and_the_seed_says_which() 
 
 
 async def test_cutting_breaks_both_ends_and_both_may_dial_again() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         await near.send_all(b"under way")
@@ -393,11 +375,10 @@ async def test_cutting_breaks_both_ends_and_both_may_dial_again() -> None:
         near, far = await pair.connect()
         await near.send_all(b"again")
         assert await far.receive_some() == b"again"
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_unreachable_host_can_dial_but_not_be_dialled() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         pair.world.unreachable.add("a")
         await pair.connect()
@@ -408,11 +389,10 @@ async def test_an_unreachable_host_can_dial_but_not_be_dialled() -> None:
         await nursery.start(pair.a.serve, [Address("::", PORT)], on_channel, None)
         with pytest.raises(OSError, match="no route"):
             await pair.b.dial(Address("a", PORT), party=Party.PEER)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_filter_drops_and_changes_what_is_sent() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         pair = Pair(nursery)
         near, far = await pair.connect()
         pair.world.filter = lambda sent: (
@@ -422,7 +402,6 @@ async def test_a_filter_drops_and_changes_what_is_sent() -> None:
             await near.send_all(data)
         assert await far.receive_some() == b"a2"
         assert pair.world.sent_bytes["a", "b"] == 6
-        nursery.cancel_scope.cancel()
 
 
 async def test_connections_not_accepted_are_reset_when_the_server_stops() -> None:
@@ -473,7 +452,7 @@ async def test_a_window_lets_several_streams_carry_more_than_one() -> None:
     async def on_channel(_: Channel) -> None:
         pass
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
         for stream_count in (1, 4):
             with trio.move_on_after(10):
@@ -485,7 +464,6 @@ async def test_a_window_lets_several_streams_carry_more_than_one() -> None:
             got = 0
             await trio.sleep(1)
             got = 0
-        nursery.cancel_scope.cancel()
 
 
 async def test_one_side_may_finish_while_the_other_goes_on() -> None:
@@ -500,7 +478,7 @@ async def test_one_side_may_finish_while_the_other_goes_on() -> None:
     async def on_channel(_: Channel) -> None:
         pass
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
         stream = await a.dial_lane(Address("b", PORT))
         assert isinstance(stream, trio.abc.HalfCloseableStream)
@@ -509,4 +487,3 @@ async def test_one_side_may_finish_while_the_other_goes_on() -> None:
         assert await stream.receive_some() == b"answer"
         with pytest.raises(trio.ClosedResourceError):
             await stream.send_all(b"more")
-        nursery.cancel_scope.cancel()
