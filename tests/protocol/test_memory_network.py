@@ -14,6 +14,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.interface import Channel
 from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
+from holdfast.simulation.memory_streams import SEGMENT_BYTES
 from tests.background import background
 
 PEER_A, PEER_B = "a" * 32, "b" * 32
@@ -109,6 +110,17 @@ async def test_hosts_behind_one_line_share_it_to_others_only() -> None:
         await far.send_all(bytes(10**6))
         await receive_exactly(near, 10**6)
         assert trio.current_time() - start_s == pytest.approx(1.0, rel=0.1)
+
+
+async def test_streams_of_one_pair_share_its_rate() -> None:
+    async with a_pair(MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6)) as pair:
+        ends = [await pair.connect(lane=True) for _ in range(2)]
+        start_s = trio.current_time()
+        for near, _ in ends:
+            pair.nursery.start_soon(near.send_all, bytes(1_000_000))
+        for _, far in ends:
+            await receive_exactly(far, 1_000_000)
+        assert trio.current_time() - start_s == pytest.approx(2.0)
 
 
 async def test_jitter_changes_when_bytes_arrive_but_not_their_order() -> None:
@@ -252,6 +264,17 @@ async def test_a_corrupted_control_message_breaks_its_stream_and_no_lane() -> No
         near, far = await pair.connect()
         await near.send_all(b"a new one")
         assert await far.receive_some() == b"a new one"
+
+
+async def test_a_new_rate_is_that_of_live_streams_too() -> None:
+    async with a_pair(MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6)) as pair:
+        near, far = await pair.connect()
+        pair.nursery.start_soon(near.send_all, bytes(2_000_000))
+        await trio.sleep(1.0)
+        pair.world.link("a", "b", bytes_per_s=1e5)
+        start_s = trio.current_time()
+        await receive_exactly(far, 2_000_000)
+        assert trio.current_time() - start_s == pytest.approx(10.0, rel=0.1)
 
 
 async def test_a_frozen_host_neither_speaks_nor_hears_and_nothing_breaks() -> None:
@@ -398,6 +421,35 @@ async def test_connections_not_accepted_are_reset_when_the_server_stops() -> Non
             with contextlib.suppress(trio.BrokenResourceError):
                 assert await stream.receive_some() == b""
         assert not scope.cancelled_caught
+
+
+async def test_a_window_lets_several_streams_carry_more_than_one() -> None:
+    """A stream has 64 KiB under way for 100 ms: 0.66 MB/s of the link's 10."""
+    world = MemoryWorld(random.Random(0), delay_s=0.1, bytes_per_s=10e6)
+    world.link("a", "b", window_bytes=SEGMENT_BYTES)
+    a, b = world.host("a", PEER_A), world.host("b", PEER_B)
+    got = 0
+
+    async def on_lane(stream: trio.abc.Stream) -> None:
+        nonlocal got
+        while data := await stream.receive_some():
+            got += len(data)
+
+    async def on_channel(_: Channel) -> None:
+        pass
+
+    async with background() as nursery:
+        await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
+        for stream_count in (1, 4):
+            with trio.move_on_after(10):
+                async with trio.open_nursery() as senders:
+                    for _ in range(stream_count):
+                        stream = await a.dial_lane(Address("b", PORT))
+                        senders.start_soon(stream.send_all, bytes(10**8))
+            assert got == pytest.approx(stream_count * 10 * SEGMENT_BYTES / 0.1, rel=0.15)
+            got = 0
+            await trio.sleep(1)
+            got = 0
 
 
 async def test_one_side_may_finish_while_the_other_goes_on() -> None:
