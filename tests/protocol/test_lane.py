@@ -286,35 +286,6 @@ async def test_a_lane_over_a_real_socket_shows_how_it_ended() -> None:
     await listener.aclose()
 
 
-async def test_the_world_can_corrupt_a_record() -> None:
-    world = MemoryWorld(random.Random(0))
-    a, b = world.host("a", "a" * 32), world.host("b", "b" * 32)
-    refused = trio.Event()
-
-    async def on_lane(stream: trio.abc.Stream) -> None:
-        await receive_preamble(stream)
-        lane = Lane(stream, KEYS[1], KEYS[0])
-        await lane.wait_open()
-        await lane.receive(anywhere)
-        with pytest.raises(RemoteProtocolError, match="not authentic"):
-            await lane.receive(anywhere)
-        refused.set()
-
-    async def on_channel(_: object) -> None:
-        pass
-
-    async with background() as nursery:
-        await nursery.start(b.serve, [Address("b", 1)], on_channel, on_lane)
-        stream = await a.dial_lane(Address("b", 1))
-        await send_preamble(stream, b"l" * 16, 3)
-        lane = Lane(stream, KEYS[0], KEYS[1])
-        await lane.open()
-        await lane.send(header(b"fine"), b"fine")
-        world.corrupt_next_lane_frame("a", "b")
-        await lane.send(header(b"spoilt"), b"spoilt")
-        await refused.wait()
-
-
 def test_every_lane_and_direction_has_its_own_key() -> None:
     keys = {
         key
