@@ -19,13 +19,13 @@ from holdfast.checkpoint.partial_copy import FragmentPartialCopy, PartialCopies
 from holdfast.checkpoint.state_transfer import FetchReport
 from holdfast.simulation.drifting_trainer import small_layout
 from tests.background import background
+from tests.checkpoint.test_shared_state import content
 from tests.checkpoint.test_state_transfer import (
     BLOCK_BYTES,
     BLOCK_COUNT,
     STATE_BYTES,
     Faults,
     World,
-    content,
     make_state,
     trained,
 )

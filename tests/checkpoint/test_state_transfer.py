@@ -28,7 +28,6 @@ from holdfast.checkpoint.state_transfer import FetchFailedError, FetchReport
 from holdfast.collectives.links.frame_routing import FrameRouter, Sink
 from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import FrameSource
-from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import (
     BlocksRefused,
@@ -44,6 +43,8 @@ from holdfast.protocol.network.lane import FrameHeader
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
 from tests.background import background
+from tests.checkpoint import test_shared_state
+from tests.checkpoint.test_shared_state import content, step
 
 BLOCK_BYTES = 64
 # 30 blocks of values, 20 of momentum, 2 of counters; the last of each is short.
@@ -64,8 +65,7 @@ def small_blocks() -> Iterator[None]:
 
 
 def make_state(*sizes: FragmentSize) -> SharedState:
-    sizes = sizes or (SIZE,)
-    return SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), "run")
+    return test_shared_state.make_state(*(sizes or (SIZE,)))
 
 
 def trained(rounds: int = 2, seed: int = 0) -> SharedState:
@@ -82,17 +82,7 @@ def trained(rounds: int = 2, seed: int = 0) -> SharedState:
 
 def advance(state: SharedState, rng: np.random.Generator) -> None:
     mean = rng.standard_normal(SIZE.value_count, dtype=np.float32)
-
-    def step(values: Values, momentum: Values) -> None:
-        momentum += mean[: len(momentum)]
-        values -= mean
-
-    state.apply(0, state.heads()[0].version + 1, rng.integers(1, 9, 9), step)
-
-
-def content(state: SharedState) -> bytes:
-    parts = (state.values(0), state.momentum(0), state.counters(0))
-    return b"".join(part.tobytes() for part in parts)
+    state.apply(0, state.heads()[0].version + 1, rng.integers(1, 9, 9), step(mean))
 
 
 # ---------------------------------------------------------------- a world of faults
