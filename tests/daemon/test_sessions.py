@@ -17,10 +17,7 @@ from holdfast.daemon.master.journal.journal_base import GrantRow
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.peer_greeting import GREETINGS_MAX, HELLO_S, PeerGreeting
-from holdfast.membership.master.coordinator import Coordinator
-from holdfast.membership.master.state.journal import RunCreated
 from holdfast.membership.master.state.master_effects import Effect
-from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import message_quota
 from holdfast.protocol.messages import (
     VERSION_MAX,
@@ -42,6 +39,7 @@ from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
 from tests.background import background
+from tests.daemon.loopback import a_service
 
 T = TypeVar("T")
 
@@ -98,12 +96,9 @@ async def a_table(bytes_per_s: float = 1e9) -> AsyncIterator[Table]:
     async with background() as nursery:
         world = MemoryWorld(random.Random(1), bytes_per_s=bytes_per_s)
         store = JournalStore(":memory:")
-        created = RunCreated(RUN_ID, SPEC)
-        store.append(created)
-        coordinator = Coordinator.restore(RunSpec.parse(SPEC), RUN_ID, [created], 1)
         network = world.host("master", MASTER_ID, Party.MASTER)
         disk = SlowDisk(world, network._host)
-        master = MasterService(coordinator, store, disk, [MASTER_ADDRESS], probe=False)
+        master = a_service(SPEC, store, disk, [MASTER_ADDRESS], probe=False)
         await nursery.start(master.run)
         yield Table(nursery, world, store, disk, master)
 
