@@ -13,11 +13,6 @@ from tests.needs import Lack
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def skipped(reason: str) -> pytest.TestReport:
-    longrepr = ("test_x.py", 1, f"Skipped: {reason}")
-    return pytest.TestReport("test_x.py::test", ("", 0, ""), {}, "skipped", longrepr, "setup")
-
-
 @pytest.mark.parametrize("ci", [False, True])
 def test_a_package_is_missed_at_a_desk_only(monkeypatch: pytest.MonkeyPatch, ci: bool) -> None:
     monkeypatch.setenv("CI", "true" if ci else "")
@@ -29,23 +24,6 @@ def test_a_package_is_missed_at_a_desk_only(monkeypatch: pytest.MonkeyPatch, ci:
     with pytest.raises(pytest.skip.Exception, match="only root"):
         needs.need(Lack("only root may do this"))
     needs.need(Lack())
-
-
-def test_an_ordinary_user_is_told_of_rights_before_programs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert needs.namespaces(lambda: "no program") == Lack(
-        "only root may make network namespaces", package=False
-    )
-
-
-def test_the_end_of_a_run_names_each_lack_once() -> None:
-    mine = [skipped(needs.SKIPPED + reason) for reason in ("no nft", "no root", "no nft")]
-    assert needs.told_skipped([skipped("not Linux")]) == ""
-    assert needs.told_skipped([*mine, skipped("not Linux")]) == (
-        "3 tests were skipped on this machine: no nft (2); no root (1)."
-    )
 
 
 @pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)])

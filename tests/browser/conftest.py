@@ -50,8 +50,7 @@ def _in_sync(names: Sequence[str], status: Status) -> bool:
 @contextmanager
 def training_run(folder: Path) -> Iterator[Fleet]:
     """A master at a fixed URL, two contributors that train without end, and a spare."""
-    made = Fleet(folder, strict=False)
-    try:
+    with Fleet(folder, strict=False) as made:
         made.start_master(spec(contributors=2), http=f"{own_host()}:29780")
         for rank, name in enumerate(MEMBERS):
             script = ("--rank", str(rank), "--pause", "0.02", "--figures")
@@ -59,8 +58,6 @@ def training_run(folder: Path) -> Iterator[Fleet]:
             made.until(partial(_in_sync, MEMBERS[: rank + 1]), f"{name} is in sync")
         made.until_committed(2)
         yield made
-    finally:
-        made.stop_all()
 
 
 @pytest.fixture(scope="module")

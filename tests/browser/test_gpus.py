@@ -29,8 +29,7 @@ def write_gpus(fleet: Fleet, name: str, healthy: int) -> str:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two peers; one of them has lost a GPU and needs six."""
-    made = Fleet(tmp_path_factory.mktemp("gpus"))
-    try:
+    with Fleet(tmp_path_factory.mktemp("gpus")) as made:
         made.start_master(spec(min_members=1))
         for name, healthy in (("alder", GPUS), ("birch", GPUS - 1)):
             made.join(
@@ -42,8 +41,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             )
         made.until(lambda s: contributing(s, "alder", "birch"), "both contribute")
         yield made
-    finally:
-        made.stop_all()
 
 
 def note(page: Page, fleet: Fleet, name: str) -> Locator:

@@ -21,12 +21,9 @@ ROUNDS = 12
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Fleet]:
     """A master that no machine has joined yet."""
-    made = Fleet(tmp_path, strict=False)
-    try:
+    with Fleet(tmp_path, strict=False) as made:
         made.start_master(spec(rounds=ROUNDS, min_members=1, sync_every=50))
         yield made
-    finally:
-        made.stop_all()
 
 
 @pytest.fixture

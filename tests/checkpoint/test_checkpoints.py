@@ -16,50 +16,16 @@ from safetensors.numpy import load_file, save_file
 
 from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.checkpoint_store import CheckpointStore, FolderStore, StoreError, place_at
-from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
+from holdfast.checkpoint.checkpoints import CheckpointError
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.protocol import wire
-from holdfast.protocol.messages import FragmentHead, FragmentSize, ModelLayout, TensorSpec
+from holdfast.protocol.messages import FragmentHead, FragmentSize
 from tests.checkpoint.pins import pinned
+from tests.checkpoint.saving import LAYOUT, LINEAGE, READER, manifest_of, save
 from tests.checkpoint.test_checkpoint_store import LookedAtPlace
 from tests.checkpoint.test_shared_state import SIZE, SMALL, advance, content, founded, make_state
 
-LAYOUT = ModelLayout((TensorSpec("weight", (7,), "float32", "parameter"),))
-LINEAGE = b"l" * 32
 EMPTY = FragmentSize(0, 0, 0)
-READER = "checkpoint"
-
-
-def manifest_of(
-    state: SharedState, *, step: int = 400, now_s: float = 0.0, branch: int = 0
-) -> Manifest:
-    manifest = checkpoints.manifest_of(
-        state,
-        lineage=LINEAGE,
-        term=3,
-        nonce=b"n" * 80,
-        branch=branch,
-        step=step,
-        layout=LAYOUT,
-        spec_toml="",
-        now_s=now_s,
-    )
-    assert manifest is not None
-    return manifest
-
-
-def save(
-    place: CheckpointStore,
-    state: SharedState,
-    *,
-    step: int = 400,
-    now_s: float = 0.0,
-    branch: int = 0,
-) -> Manifest:
-    manifest = manifest_of(state, step=step, now_s=now_s, branch=branch)
-    for _written in checkpoints.write(place, state, manifest, reader=READER, writer="me"):
-        pass
-    return manifest
 
 
 def back(place: CheckpointStore, *sizes: FragmentSize) -> SharedState:

@@ -28,7 +28,6 @@ from holdfast.checkpoint.state_transfer import FetchFailedError, FetchReport
 from holdfast.collectives.links.frame_routing import FrameRouter, Sink
 from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import FrameSource
-from holdfast.protocol.arena import Arena, Values, arena_bytes
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import (
     BlocksRefused,
@@ -43,6 +42,9 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.network.lane import FrameHeader
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
+from tests.background import background
+from tests.checkpoint import test_shared_state
+from tests.checkpoint.test_shared_state import content, step
 
 BLOCK_BYTES = 64
 # 30 blocks of values, 20 of momentum, 2 of counters; the last of each is short.
@@ -63,8 +65,7 @@ def small_blocks() -> Iterator[None]:
 
 
 def make_state(*sizes: FragmentSize) -> SharedState:
-    sizes = sizes or (SIZE,)
-    return SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), "run")
+    return test_shared_state.make_state(*(sizes or (SIZE,)))
 
 
 def trained(rounds: int = 2, seed: int = 0) -> SharedState:
@@ -81,17 +82,7 @@ def trained(rounds: int = 2, seed: int = 0) -> SharedState:
 
 def advance(state: SharedState, rng: np.random.Generator) -> None:
     mean = rng.standard_normal(SIZE.value_count, dtype=np.float32)
-
-    def step(values: Values, momentum: Values) -> None:
-        momentum += mean[: len(momentum)]
-        values -= mean
-
-    state.apply(0, state.heads()[0].version + 1, rng.integers(1, 9, 9), step)
-
-
-def content(state: SharedState) -> bytes:
-    parts = (state.values(0), state.momentum(0), state.counters(0))
-    return b"".join(part.tobytes() for part in parts)
+    state.apply(0, state.heads()[0].version + 1, rng.integers(1, 9, 9), step(mean))
 
 
 # ---------------------------------------------------------------- a world of faults
@@ -272,14 +263,13 @@ class World:
 async def test_an_empty_peer_fetches_every_block_once_from_all_donors() -> None:
     source, target = trained(), make_state()
     seen: list[tuple[int, int]] = []
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         peers = [await world.add_donor(number, trained()) for number in (1, 2, 3)]
         order = SyncFragment(source.heads()[0], tuple(peers))
         report = await world.joiner.fetch(
             order, lambda copy, *_: seen.append((copy.done_blocks, copy.done_bytes))
         )
-        nursery.cancel_scope.cancel()
     assert target.heads() == source.heads()
     assert content(target) == content(source)
     assert sorted(block for served in world.served.values() for block in served) == list(
@@ -293,13 +283,12 @@ async def test_an_empty_peer_fetches_every_block_once_from_all_donors() -> None:
 
 async def test_a_fast_donor_gives_more_and_a_slow_one_holds_nobody_up() -> None:
     target = make_state()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         slow = await world.add_donor(1, trained(), Faults(delay_s=15))
         fast = await world.add_donor(2, trained(), Faults(delay_s=0.01))
         started_s = trio.current_time()
         await world.fetch(trained().heads()[0])
-        nursery.cancel_scope.cancel()
     assert len(world.served[slow]) <= 4 < 40 < len(world.served[fast])
     assert trio.current_time() - started_s < 6, "what the slow one owes, the fast one gives"
 
@@ -311,7 +300,7 @@ async def asked_for(shared_donor: bool) -> list[int]:
     for fragment in (0, 1):
         values = rng.standard_normal(SIZE.value_count, dtype=np.float32)
         source.load_initial(fragment, values, rng.integers(1, 9, 9))
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         donors = [await world.add_donor(number, source) for number in (1, 2)]
         async with trio.open_nursery() as fetches:
@@ -319,7 +308,6 @@ async def asked_for(shared_donor: bool) -> list[int]:
                 peer = donors[0] if shared_donor else donors[head.fragment]
                 fetches.start_soon(world.joiner.fetch, SyncFragment(head, (peer,)))
                 await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
     assert target.heads() == source.heads()
     requests = [message for _peer, message in world.requests if isinstance(message, BlocksRequest)]
     return [request.fragment for request in requests for _block in request.blocks]
@@ -346,11 +334,10 @@ async def test_a_long_way_is_filled_with_requests() -> None:
 
 async def test_a_state_that_is_equal_costs_no_byte_and_no_message() -> None:
     target = trained()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         await world.add_donor(1, trained())
         report = await world.fetch(target.heads()[0])
-        nursery.cancel_scope.cancel()
     assert (report.received_bytes, report.donors, world.requests) == (0, (), [])
     assert target.heads() == trained().heads()
 
@@ -382,11 +369,10 @@ async def test_what_was_on_disk_and_is_not_there_any_more_is_an_error() -> None:
 async def test_equal_bytes_under_another_version_cost_an_index_and_no_block() -> None:
     source, target = trained(), trained()
     source.apply(0, 3, source.counters(0).copy(), lambda v, m: None)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         await world.add_donor(1, source)
         report = await world.fetch(source.heads()[0])
-        nursery.cancel_scope.cancel()
     assert report.received_bytes == 0
     assert [type(message) for _, message in world.requests] == [IndexRequest]
     assert target.heads() == source.heads()
@@ -402,11 +388,10 @@ async def test_only_blocks_that_differ_travel(told_by_its_head: bool) -> None:
     parts.values[[5, 100]] += 1
     parts.momentum[-1] += 1
     parts.counters[-1] += 1
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         peer = await world.add_donor(1, source)
         report = await world.fetch(source.heads()[0])
-        nursery.cancel_scope.cancel()
     assert sorted(world.served[peer]) == [0, 6, 49, 51]
     assert report.received_bytes == 64 + 64 + 4 + 8
     assert content(target) == content(source)
@@ -418,7 +403,7 @@ async def test_a_pinned_version_is_fetched_while_the_donors_train_on() -> None:
     donors = [trained(), trained()]
     head, before = donors[0].heads()[0], content(donors[0])
     rng = np.random.default_rng(1)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         for number, state in enumerate(donors, 1):
             assert state.pin(0, 2, JOINER)
@@ -432,7 +417,6 @@ async def test_a_pinned_version_is_fetched_while_the_donors_train_on() -> None:
 
         nursery.start_soon(train)
         report = await world.fetch(head)
-        nursery.cancel_scope.cancel()
     assert content(target) == before
     assert target.heads() == (head,)
     assert report.received_bytes == STATE_BYTES
@@ -442,7 +426,7 @@ async def test_a_pinned_version_is_fetched_while_the_donors_train_on() -> None:
 async def test_a_donor_that_gets_to_the_version_a_little_later_is_asked_again() -> None:
     source, target = trained(), make_state()
     late = trained(rounds=1)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         peer = await world.add_donor(1, late)
 
@@ -457,7 +441,6 @@ async def test_a_donor_that_gets_to_the_version_a_little_later_is_asked_again() 
 
         nursery.start_soon(catch_up)
         report = await world.fetch(source.heads()[0])
-        nursery.cancel_scope.cancel()
     assert report.donors == (peer,)
     assert content(target) == content(source)
 
@@ -469,13 +452,12 @@ async def fetch_with(
     target: SharedState, *faults: Faults, seed: int = 0
 ) -> tuple[FetchReport, World, list[str]]:
     source = trained()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target, seed)
         peers = [
             await world.add_donor(number, source, fault) for number, fault in enumerate(faults, 1)
         ]
         report = await world.fetch(source.heads()[0])
-        nursery.cancel_scope.cancel()
     assert content(target) == content(source)
     assert target.heads() == source.heads()
     return report, world, peers
@@ -485,14 +467,13 @@ async def fail_with(target: SharedState, *faults: Faults) -> tuple[FetchFailedEr
     """The error of a fetch that must fail, and the donors."""
     source = trained()
     before = target.heads(), content(target)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         peers = [
             await world.add_donor(number, source, fault) for number, fault in enumerate(faults, 1)
         ]
         with pytest.raises(FetchFailedError) as caught:
             await world.fetch(source.heads()[0])
-        nursery.cancel_scope.cancel()
     if before[0]:  # a valid fragment stays what it was
         assert (target.heads(), content(target)) == before
     else:
@@ -539,7 +520,7 @@ async def test_a_liar_alone_is_an_error_that_names_it() -> None:
 
 async def test_without_any_link_the_error_says_so() -> None:
     target = make_state()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         peer = await world.add_donor(1, trained())
         world.lose(peer)
@@ -547,7 +528,6 @@ async def test_without_any_link_the_error_says_so() -> None:
             await world.fetch(trained().heads()[0])
         with pytest.raises(FetchFailedError, match="no donors"):
             await world.joiner.fetch(SyncFragment(trained().heads()[0], ()))
-        nursery.cancel_scope.cancel()
     assert caught.value.bad_donors == ()
 
 
@@ -587,7 +567,7 @@ async def test_when_all_donors_fail_so_does_the_fetch(then: str, valid: bool) ->
 
 async def test_a_donor_that_never_answers_is_given_up() -> None:
     target = make_state()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         peer = await world.add_donor(1, trained())
 
@@ -600,17 +580,15 @@ async def test_a_donor_that_never_answers_is_given_up() -> None:
         world.hub.links[peer].carry = lambda _message: trio.sleep_forever()
         with pytest.raises(FetchFailedError, match="takes no messages"):
             await world.fetch(trained().heads()[0])
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_donor_with_another_copy_refuses_rather_than_lies() -> None:
     source, target = trained(), make_state()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         drifted = await world.add_donor(1, trained(seed=5))
         good = await world.add_donor(2, source)
         report = await world.fetch(source.heads()[0])
-        nursery.cancel_scope.cancel()
     assert (report.donors, report.bad_donors) == ((good,), ())
     assert world.served[drifted] == []
 
@@ -618,19 +596,18 @@ async def test_a_donor_with_another_copy_refuses_rather_than_lies() -> None:
 async def test_a_fetch_that_is_cancelled_leaves_a_valid_fragment_alone() -> None:
     target = trained(seed=3)
     before = target.heads(), content(target)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         await world.add_donor(1, trained(), Faults(frames_max=20))
         with trio.move_on_after(5) as scope:
             await world.fetch(trained().heads()[0])
         assert scope.cancelled_caught
-        nursery.cancel_scope.cancel()
     assert (target.heads(), content(target)) == before
 
 
 async def test_a_new_order_may_follow_a_cancelled_one_at_once() -> None:
     source, target = trained(), make_state()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         await world.add_donor(1, source, Faults(delay_s=3))
         scope = trio.CancelScope()
@@ -643,14 +620,13 @@ async def test_a_new_order_may_follow_a_cancelled_one_at_once() -> None:
         await trio.sleep(4)
         scope.cancel()
         report = await world.fetch(source.heads()[0])
-        nursery.cancel_scope.cancel()
     assert 0 < report.received_bytes < STATE_BYTES  # the first one's blocks were not lost
     assert content(target) == content(source)
 
 
 async def test_answers_and_frames_that_nobody_asked_for_change_nothing() -> None:
     source, target = trained(), make_state()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         honest = await world.add_donor(1, source, Faults(delay_s=3))
         head = source.heads()[0]
@@ -667,13 +643,12 @@ async def test_answers_and_frames_that_nobody_asked_for_change_nothing() -> None
 
         nursery.start_soon(interfere)
         report = await world.fetch(head)
-        nursery.cancel_scope.cancel()
     assert report == FetchReport(head, STATE_BYTES, (honest,), ())
 
 
 async def test_an_index_of_an_earlier_fetch_is_not_taken_for_a_lie() -> None:
     source, target = trained(), make_state()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, target)
         peer = await world.add_donor(1, source)
         link = world.hub.links[peer]
@@ -688,7 +663,6 @@ async def test_an_index_of_an_earlier_fetch_is_not_taken_for_a_lie() -> None:
 
         link.carry = late_answer_first
         report = await world.fetch(source.heads()[0])
-        nursery.cancel_scope.cancel()
     assert (report.donors, report.bad_donors) == ((peer,), ())
 
 
@@ -696,7 +670,7 @@ async def test_an_index_of_an_earlier_fetch_is_not_taken_for_a_lie() -> None:
 
 
 async def test_a_donor_refuses_requests_that_make_no_sense() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, make_state())
         hub = cast(Any, FakeHub())
         donor = Donor(trained(), hub, world.network)
@@ -712,12 +686,11 @@ async def test_a_donor_refuses_requests_that_make_no_sense() -> None:
                 donor.receive(JOINER, request)
         donor.receive(JOINER, BlocksRequest(0, 2, 1, (0,) * 10))  # no link: dropped
         assert not +donor._unsent
-        nursery.cancel_scope.cancel()
 
 
 async def test_what_was_asked_over_a_lost_link_is_not_sent_over_the_next() -> None:
     sent: list[int] = []
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, make_state())
         hub = cast(Any, FakeHub())
 
@@ -744,14 +717,13 @@ async def test_what_was_asked_over_a_lost_link_is_not_sent_over_the_next() -> No
         donor.receive(JOINER, BlocksRequest(0, 2, 2, (3, 4)))
         await trio.sleep(5)
         assert not +donor._unsent
-        nursery.cancel_scope.cancel()
     assert sent == [1, 2, 2]
 
 
 async def test_a_version_that_is_gone_is_refused_once() -> None:
     state = trained()
     said: list[Message] = []
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = World(nursery, make_state())
         hub = cast(Any, FakeHub())
 
@@ -767,7 +739,6 @@ async def test_a_version_that_is_gone_is_refused_once() -> None:
         donor.receive(JOINER, BlocksRequest(0, 1, 5, tuple(range(20))))
         donor.receive(JOINER, IndexRequest(FragmentHead(0, 1, bytes(32))))
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert all(isinstance(message, BlocksRefused) for message in said)
     transfers = [message.transfer for message in said if isinstance(message, BlocksRefused)]
     assert transfers.count(0) == 1
@@ -822,7 +793,7 @@ def test_the_same_state_or_an_error_that_names_the_liars(
     before = target.heads(), content(target)
 
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             world = World(nursery, target, seed)
             peers = [
                 await world.add_donor(number, source, faults)
@@ -846,7 +817,6 @@ def test_the_same_state_or_an_error_that_names_the_liars(
                     assert content(target) == content(source)
                     assert set(outcome.bad_donors) <= liars
                     assert target._open_transfer(0) is None
-            nursery.cancel_scope.cancel()
 
     run_virtually(main, seed=0)
 
@@ -876,7 +846,7 @@ def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
         target = make_state()
         if number == len(lives):
             event(f"{10 * (len(came) * 10 // BLOCK_COUNT)} % came before the last life")
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             world = World(nursery, target, seed + number)
             partial_copies = PartialCopies(folder / "partial", after_s=0.0)
             world.joiner = Joiner(target, world.hub, world.network, partial_copies=partial_copies)
@@ -898,7 +868,6 @@ def test_however_often_its_machine_reboots_a_copy_comes_to_the_same_state(
                     source.index(0, 2)[32 * block : 32 * (block + 1)]
                 )
             )
-            nursery.cancel_scope.cancel()
         partial_copies.close()
 
     async def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import trio
 from attrs import define
@@ -17,7 +16,6 @@ from holdfast.checkpoint.shared_state import SharedState
 from holdfast.checkpoint.state_transfer import FetchFailedError
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.protocol.addresses import Address
-from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import (
     BlocksRefused,
     BlocksRequest,
@@ -30,21 +28,14 @@ from holdfast.protocol.messages import (
     SyncFragment,
 )
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
-from tests.collectives.test_lane_threads import nodes
+from tests.background import background
+from tests.checkpoint.test_shared_state import founded, make_state
+from tests.collectives.net import real_nodes, start_hub
 
 BLOCK_ELEMENTS = BLOCK_BYTES // 4
 SIZE = FragmentSize(value_count=12 * BLOCK_ELEMENTS + 5, momentum_count=100, counter_count=3)
 PLAIN_BYTES = 4 * SIZE.value_count + 8 * SIZE.counter_count  # momentum is zero and does not travel
 OVERHEAD = 0.01  # of headers, tags, messages
-
-
-def make_state(*, founded: bool) -> SharedState:
-    state = SharedState([SIZE], Arena(bytearray(arena_bytes([SIZE])), [SIZE]), "run")
-    if founded:
-        rng = np.random.default_rng(0)
-        values = rng.standard_normal(SIZE.value_count, dtype=np.float32)
-        state.load_initial(0, values, np.array([1, 2, 3]))
-    return state
 
 
 @define(eq=False)
@@ -80,22 +71,7 @@ def peer_of(number: int) -> str:
 async def start(nursery: trio.Nursery, world: MemoryWorld, states: list[SharedState]) -> list[Node]:
     nodes = [Node.make(world, number, state) for number, state in enumerate(states)]
     for number, node in enumerate(nodes):
-
-        async def serve(
-            *,
-            task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
-            node: Node = node,
-            number: int = number,
-        ) -> None:
-            await node.network.serve(
-                [Address(f"host{number}", 7000)],
-                node.hub.handle_channel,
-                node.hub.handle_lane,
-                task_status=task_status,
-            )
-
-        await nursery.start(serve)
-        await nursery.start(node.hub.run)
+        await start_hub(nursery, node.hub, node.network, Address(f"host{number}", 7000))
         await nursery.start(node.donor.run)
     members = [
         MemberInfo(peer_of(n), f"peer {n}", n, (f"host{n}:7000",), Role.CONTRIBUTOR, True)
@@ -109,15 +85,14 @@ async def start(nursery: trio.Nursery, world: MemoryWorld, states: list[SharedSt
 async def test_a_joiner_fetches_over_real_links_from_fast_and_slow_donors() -> None:
     world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=4e6)
     world.link("host0", "host2", bytes_per_s=1e6)
-    source = make_state(founded=True)
-    async with trio.open_nursery() as nursery:
-        states = [make_state(founded=False), source, make_state(founded=True)]
+    source = founded(SIZE)
+    async with background() as nursery:
+        states = [make_state(SIZE), source, founded(SIZE)]
         nodes = await start(nursery, world, states)
         order = SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
         started_s = trio.current_time()
         report = await nodes[0].joiner.fetch(order)
         taken_s = trio.current_time() - started_s
-        nursery.cancel_scope.cancel()
     assert states[0].heads() == source.heads()
     assert states[0].values(0).tobytes() == source.values(0).tobytes()
     # Momentum is zero everywhere, so its block does not travel.
@@ -129,9 +104,9 @@ async def test_a_joiner_fetches_over_real_links_from_fast_and_slow_donors() -> N
 
 async def test_a_donor_that_crashes_on_the_way_is_replaced_by_the_other() -> None:
     world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=2e6)
-    source = make_state(founded=True)
-    async with trio.open_nursery() as nursery:
-        states = [make_state(founded=False), source, make_state(founded=True)]
+    source = founded(SIZE)
+    async with background() as nursery:
+        states = [make_state(SIZE), source, founded(SIZE)]
         nodes = await start(nursery, world, states)
 
         async def crash() -> None:
@@ -141,7 +116,6 @@ async def test_a_donor_that_crashes_on_the_way_is_replaced_by_the_other() -> Non
         nursery.start_soon(crash)
         order = SyncFragment(source.heads()[0], (peer_of(1), peer_of(2)))
         report = await nodes[0].joiner.fetch(order)
-        nursery.cancel_scope.cancel()
     assert report.bad_donors == ()
     assert states[0].heads() == source.heads()
 
@@ -149,9 +123,9 @@ async def test_a_donor_that_crashes_on_the_way_is_replaced_by_the_other() -> Non
 @pytest.mark.parametrize("fault", ["freeze", "corrupt"])
 async def test_when_the_only_donor_fails_the_next_fetch_takes_up_what_came(fault: str) -> None:
     world = MemoryWorld(random.Random(1), delay_s=0.02, bytes_per_s=2e6)
-    source = make_state(founded=True)
-    async with trio.open_nursery() as nursery:
-        states = [make_state(founded=False), source]
+    source = founded(SIZE)
+    async with background() as nursery:
+        states = [make_state(SIZE), source]
         nodes = await start(nursery, world, states)
         order = SyncFragment(source.heads()[0], (peer_of(1),))
 
@@ -170,17 +144,16 @@ async def test_when_the_only_donor_fails_the_next_fetch_takes_up_what_came(fault
         if fault == "freeze":
             world.thaw("host1")
         report = await nodes[0].joiner.fetch(order)
-        nursery.cancel_scope.cancel()
     assert states[0].heads() == source.heads()
     assert BLOCK_BYTES < report.received_bytes < 4 * SIZE.value_count - BLOCK_BYTES
 
 
 @pytest.mark.real_time
 async def test_lanes_threads_carry_a_copy(tmp_path: Path) -> None:
-    source = make_state(founded=True)
-    target = make_state(founded=False)
+    source = founded(SIZE)
+    target = make_state(SIZE)
     async with (
-        nodes(tmp_path) as (giver, taker),
+        real_nodes(tmp_path) as (giver, taker),
         trio.open_nursery() as nursery,
     ):
         here = MemoryWorld(random.Random(0)).host("here", giver.hub.me)  # only to work in place

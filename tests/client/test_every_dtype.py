@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 import torch
-import trio
 from torch import nn
 
 from holdfast.checkpoint.shared_state import SharedState
@@ -16,6 +15,7 @@ from holdfast.client.tensors import find_shared
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize, SyncFragment
 from holdfast.simulation.memory_network import MemoryWorld
+from tests.background import background
 from tests.checkpoint.test_transfer_links import peer_of, start
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -67,11 +67,10 @@ async def test_all_of_them_come_over_bit_by_bit() -> None:
         replica.post_present()
         head = founded.load_initial(0, posted.values(0), posted.counters(0))
         copier, copied, _posted = mirrored(there)
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             world = MemoryWorld(random.Random(1), delay_s=0.02)
             nodes = await start(nursery, world, [copied, founded])
             report = await nodes[0].joiner.fetch(SyncFragment(head, (peer_of(1),)))
-            nursery.cancel_scope.cancel()
         assert report.received_bytes > 0
         copier.load()
     ours, theirs = here.state_dict(), there.state_dict()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import trio
 from attrs import define, field
@@ -17,10 +18,17 @@ from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Load
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import FragmentHead, IndexRequest, MemberInfo, Message, Role
+from holdfast.protocol.network.interface import Channel, Network
 from holdfast.protocol.network.lane import Buffer, FrameHeader, FrameKind
+from holdfast.protocol.network.sockets import SocketNetwork
+from holdfast.protocol.trust.authority import Authority
+from holdfast.protocol.trust.credentials import Credentials
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
+from tests.background import background
+from tests.trust import admitted
 
 PORT = 7_700
+EVERYWHERE = Address("::", PORT)
 
 
 def note(number: int) -> IndexRequest:
@@ -66,6 +74,21 @@ async def send_frame(link: Link, header: FrameHeader, payload: Buffer) -> None:
     """Send a frame by itself; returns when the network took it."""
     rank = SendRank.COPY if header.kind is FrameKind.BLOCK else SendRank.ROUND
     await link.send_from(OneFrame(header, payload), rank)
+
+
+async def start_hub(
+    nursery: trio.Nursery,
+    hub: LinkHub,
+    network: Network,
+    where: Address = EVERYWHERE,
+    *,
+    on_channel: Callable[[Channel], Awaitable[None]] | None = None,
+) -> Address:
+    """Serve a hub's network and run it; returns an address of it."""
+    handlers = (on_channel or hub.handle_channel, hub.handle_lane)
+    bound: Sequence[Address] = await nursery.start(network.serve, [where], *handlers)
+    await nursery.start(hub.run)
+    return bound[0]
 
 
 @define(eq=False)
@@ -144,19 +167,13 @@ class Net:
         return node
 
     async def _live(self, node: Node, task_status: trio.TaskStatus[None]) -> None:
-        async def on_channel(channel: object) -> None:
-            node.dialled.append(channel.peer)  # type: ignore[attr-defined]
-            await node.hub.handle_channel(channel)  # type: ignore[arg-type]
-
-        async def serve(task_status: trio.TaskStatus[object]) -> None:
-            await node.network.serve(
-                [Address("::", PORT)], on_channel, node.hub.handle_lane, task_status=task_status
-            )
+        async def on_channel(channel: Channel) -> None:
+            node.dialled.append(channel.peer)
+            await node.hub.handle_channel(channel)
 
         with node.scope:
             async with trio.open_nursery() as nursery:
-                await nursery.start(serve)
-                await nursery.start(node.hub.run)
+                await start_hub(nursery, node.hub, node.network, on_channel=on_channel)
                 task_status.started()
 
     async def pair(self) -> tuple[Node, Node, Link, Link]:
@@ -169,6 +186,53 @@ class Net:
 async def a_net(
     world: MemoryWorld | None = None, rules: LaneRules | None = None
 ) -> AsyncIterator[Net]:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         yield Net(nursery, world, rules)
-        nursery.cancel_scope.cancel()
+
+
+@define(eq=False)
+class RealNode:
+    network: SocketNetwork
+    hub: LinkHub
+    credentials: Credentials
+    address: str
+    heard: list[Message]
+
+
+@asynccontextmanager
+async def real_nodes(
+    directory: Path,
+    count: int = 2,
+    *,
+    rules: LaneRules | None = None,
+    upload: RateLimiter | None = None,
+    download: RateLimiter | None = None,
+) -> AsyncIterator[list[RealNode]]:
+    """Linked nodes with loopback sockets: their lanes are worked by threads. The first one has the caps."""
+    authority = Authority.load_or_create(directory, "run")
+    found: list[RealNode] = []
+    async with background() as nursery:
+        for number in range(count):
+            credentials = admitted(authority, directory)
+            network, heard = SocketNetwork(credentials), list[Message]()
+
+            async def hear(_peer: str, message: Message, heard: list[Message] = heard) -> None:
+                heard.append(message)
+
+            hub = LinkHub(
+                network,
+                credentials.peer_id,
+                on_message=hear,
+                upload=upload if number == 0 else None,
+                download=download if number == 0 else None,
+                rules=rules,
+            )
+            bound = await start_hub(nursery, hub, network, Address("127.0.0.1", 0))
+            found.append(RealNode(network, hub, credentials, str(bound), heard))
+        members = [
+            MemberInfo(node.hub.me, f"n{number}", number, (node.address,), Role.CONTRIBUTOR, True)
+            for number, node in enumerate(found)
+        ]
+        for node in found:
+            node.hub.set_members(members)
+        yield found

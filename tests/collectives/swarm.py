@@ -6,7 +6,6 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,32 +20,21 @@ from holdfast.collectives.codecs.error_feedback import Residual
 from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.reduction import ReduceResult, Reduction
-from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import BadContributionError, HoldfastError, PeerLostError
 from holdfast.protocol.messages import (
     Contributor,
     FragmentSize,
-    MemberInfo,
     OwnerRun,
     Plan,
     Reduce,
-    Role,
 )
 from holdfast.protocol.network.interface import Network
-from holdfast.protocol.network.sockets import SocketNetwork
-from holdfast.protocol.trust.authority import Authority, Party
-from holdfast.protocol.trust.credentials import Credentials
-from holdfast.protocol.trust.identity import Identity
 from holdfast.simulation.memory_network import MemoryWorld
+from tests.background import background
+from tests.collectives.net import peer_id, real_nodes, start_hub, view
 
 Values = NDArray[np.float32]
 Counters = NDArray[np.int64]
-
-PORT = 7_700
-
-
-def peer_id(number: int) -> str:
-    return f"{number:032x}"
 
 
 @define(eq=False)
@@ -93,30 +81,12 @@ class Swarm:
     async def _live(self, node: Node, task_status: trio.TaskStatus[None]) -> None:
         with node.scope:
             async with trio.open_nursery() as nursery:
-                serve = partial(
-                    node.network.serve,
-                    [Address("::", PORT)],
-                    node.hub.handle_channel,
-                    node.hub.handle_lane,
-                )
-                await nursery.start(serve)
-                await nursery.start(node.hub.run)
+                await start_hub(nursery, node.hub, node.network)
                 task_status.started()
 
     def tell_view(self, nodes: Sequence[Node]) -> None:
-        members = [
-            MemberInfo(
-                peer=node.peer,
-                name=f"n{node.number}",
-                number=node.number,
-                addresses=(f"n{node.number}:{PORT}",),
-                role=Role.CONTRIBUTOR,
-                in_sync=True,
-            )
-            for node in nodes
-        ]
         for node in nodes:
-            node.hub.set_members(members)
+            node.hub.set_members(view(*(each.number for each in nodes)))
 
     async def settle(self) -> None:
         """Wait until every pair has its link."""
@@ -160,37 +130,18 @@ class Swarm:
 async def a_swarm(
     count: int, world: MemoryWorld | None = None, stall_s: float = 20.0
 ) -> AsyncIterator[Swarm]:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         swarm = Swarm(nursery, world, stall_s)
         await swarm.add(count)
         yield swarm
-        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def a_real_swarm(count: int, directory: Path) -> AsyncIterator[Swarm]:
-    """Nodes of this process with loopback sockets between them: lanes are worked by threads."""
-    authority = Authority.load_or_create(directory, "run")
-    members = []
-    async with a_swarm(0) as swarm:
-        for number in range(count):
-            identity, name = Identity.generate(), f"n{number}"
-            certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
-            network = SocketNetwork(
-                Credentials(directory / name, identity, certificate, authority.certificate_pem)
-            )
-            hub = LinkHub(network, identity.peer_id)
-            addresses: Sequence[Address] = await swarm.nursery.start(
-                network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
-            )
-            await swarm.nursery.start(hub.run)
-            swarm.nodes.append(Node(number, network, hub))
-            where = tuple(map(str, addresses))
-            members.append(
-                MemberInfo(identity.peer_id, name, number, where, Role.CONTRIBUTOR, True)
-            )
-        for node in swarm.nodes:
-            node.hub.set_members(members)
+    """Nodes of this process with loopback sockets between them."""
+    async with real_nodes(directory, count) as found, a_swarm(0) as swarm:
+        for number, each in enumerate(found):
+            swarm.nodes.append(Node(number, each.network, each.hub))
         yield swarm
 
 

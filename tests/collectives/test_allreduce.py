@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,17 +27,15 @@ from holdfast.protocol.messages import FragmentSize, OwnerRun, Reduce
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
-from tests.collectives.net import send_frame
+from tests.collectives.net import peer_id, send_frame
 from tests.collectives.swarm import (
     Counters,
     Node,
     Swarm,
-    a_real_swarm,
     a_swarm,
     check_same_bits,
     give_input,
     make_order,
-    peer_id,
     plain,
 )
 
@@ -92,18 +89,6 @@ def test_every_receiver_has_the_bits_of_the_plain_formula(data: st.DataObject) -
                 assert (node.values.tobytes(), node.counters.tobytes()) == (values, counters)
 
     run_virtually(main, seed=0)
-
-
-async def test_a_reduction_of_counters_alone() -> None:
-    size = FragmentSize(0, 0, 3)
-    async with a_swarm(2) as swarm:
-        give_input(swarm.nodes, size, 1)
-        order = make_order(size, [(node, 1, 1.0) for node in swarm.nodes], swarm.nodes)
-        await swarm.reduce(order, size, swarm.nodes)
-        check_same_bits(order, size, swarm.nodes)
-        a, b = swarm.nodes
-        assert a.result is not None
-        assert a.result.counters.tolist() == np.maximum(a.counters, b.counters).tolist()  # type: ignore[arg-type]
 
 
 async def test_many_rounds_at_once_over_the_same_links() -> None:
@@ -705,6 +690,9 @@ async def test_orders_that_make_no_sense_are_refused_before_anything_is_sent() -
         refused(evolve(good, contributors=()), "without any weight")
         refused(make_order(size, [(a, 0, 1.0)], swarm.nodes), "without any weight")
         refused(make_order(size, [(a, 1, 1e300)], swarm.nodes), "clip factor")
+        pair = [(a, 1, 1.0), (b, 0, 1.0)]
+        refused(make_order(size, pair, swarm.nodes, combine="median"), "combines by")
+        refused(make_order(size, pair, swarm.nodes, combine="clipped"), "without any weight")
         plan = good.plan
         refused(evolve(good, plan=evolve(plan, codec_up="zip")), "no codec 'zip'")
         refused(evolve(good, plan=evolve(plan, owners=plan.owners[1:])), "chunks")
@@ -733,26 +721,3 @@ async def test_wrong_arrays_are_our_own_fault() -> None:
         for values, given_counters in wrong:
             with pytest.raises(LocalProtocolError):
                 Reduction(order, node.peer, size, node.hub, node.network, values, given_counters)
-
-
-# ---------------------------------------------------------------- over real sockets
-
-
-@pytest.mark.real_time
-async def test_three_nodes_over_real_sockets(tmp_path: Path) -> None:
-    size = FragmentSize(300_000, 0, 4)
-    async with a_real_swarm(3, tmp_path) as swarm:
-        give_input(swarm.nodes, size, 1)
-        for round_, codec in ((1, "fp32"), (2, "int8")):
-            order = make_order(
-                size,
-                [(node, 5 + node.number, 1.0) for node in swarm.nodes],
-                swarm.nodes,
-                chunk_elements=20_000,
-                codecs=(codec, codec),
-                round_=round_,
-            )
-            for node in swarm.nodes:
-                node.encoded_input = None
-            await swarm.reduce(order, size, swarm.nodes)
-            check_same_bits(order, size, swarm.nodes)

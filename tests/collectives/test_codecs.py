@@ -108,15 +108,6 @@ def test_int8_decodes_bit_for_bit_as_one_float32_multiply(values: Values) -> Non
     assert decode(codec, data, values.size).tobytes() == np.array(expected, np.float32).tobytes()
 
 
-@patient
-@given(small_values)
-def test_int8_encodes_its_own_decoding_to_the_same_values(values: Values) -> None:
-    codec = get_codec("int8")
-    once = decode(codec, encode(codec, values), values.size)
-    twice = decode(codec, encode(codec, once), values.size)
-    assert np.abs(twice - once).max(initial=0) <= np.abs(once).max(initial=0) / 127
-
-
 def test_int8_rounds_ties_to_even() -> None:
     values = np.zeros(INT8_BLOCK, np.float32)
     values[:6] = [127, 0.5, 1.5, 2.5, -0.5, -1.5]  # scale 1
@@ -151,15 +142,6 @@ def test_int8_all_zero_block_has_scale_zero() -> None:
     data = encode(get_codec("int8"), values)
     assert data == bytes(len(data))
     assert decode(get_codec("int8"), data, values.size).tobytes() == bytes(4 * values.size)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_int8_refuses_what_is_not_finite(bad: float) -> None:
-    for at in (0, 255, 256, 299):
-        values = np.ones(300, np.float32)
-        values[at] = bad
-        with pytest.raises(ValueError, match=f"block {at // 256} .*not finite"):
-            encode(get_codec("int8"), values)
 
 
 def test_int8_reaches_the_largest_scale_and_refuses_beyond() -> None:

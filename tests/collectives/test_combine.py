@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from holdfast.collectives.arithmetic import ChunkLayout
 from holdfast.collectives.combine import Rule, combine_chunk, combined
-from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.robust_rules import CLIP_STEPS, exchanges, middle_places, sum_of_squares
 from holdfast.protocol.errors import BadContributionError, RemoteProtocolError
 from holdfast.protocol.messages import Contributor, FragmentSize, OwnerRun, Plan
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
-from tests.collectives.swarm import a_swarm, encode_all, give_input, make_order, peer_id
+from tests.collectives.net import peer_id
+from tests.collectives.swarm import a_swarm, encode_all, give_input, make_order
 
 Values = NDArray[np.float32]
 HONEST = 6  # of eight
@@ -198,26 +198,6 @@ def test_the_order_of_arrival_does_not_change_the_owners_bytes(codecs: tuple[str
 
     found = {run_virtually(partial(main, seed), seed=seed) for seed in range(4)}
     assert len(found) == 1
-
-
-@pytest.mark.parametrize(("rule", "weight"), [("median", 1), ("clipped", 0)])
-def test_orders_with_a_wrong_rule_are_refused_before_anything_is_sent(
-    rule: str, weight: int
-) -> None:
-    size = FragmentSize(100, 0, 0)
-
-    async def main() -> None:
-        async with a_swarm(3) as swarm:
-            give_input(swarm.nodes, size, 1)
-            everyone = [(node, weight if node.number else 1, 1.0) for node in swarm.nodes]
-            order = make_order(size, everyone, swarm.nodes, combine=rule)
-            node = swarm.nodes[0]
-            with pytest.raises(RemoteProtocolError, match=r"combines by|without any weight"):
-                Reduction(
-                    order, node.peer, size, node.hub, node.network, node.values, node.counters
-                )
-
-    run_virtually(main, seed=0)
 
 
 HASHES = """

@@ -10,8 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from attrs import define, field
 
 from holdfast.collectives.links import lane_threads, line_rate, send_queue
 from holdfast.collectives.links.event_loop import Loop
-from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.lane_pool import CONGESTION_AGAIN_S
 from holdfast.collectives.links.line_watch import LineWatch
 from holdfast.collectives.links.link import Link
@@ -28,15 +25,10 @@ from holdfast.collectives.links.link_parts import LaneRules
 from holdfast.collectives.links.rate_limiter import BURST_S, RateLimiter
 from holdfast.collectives.links.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Frame, Load
-from holdfast.protocol.addresses import Address
-from holdfast.protocol.messages import MemberInfo, Message, Role
 from holdfast.protocol.network.lane import FrameHeader
 from holdfast.protocol.network.socket_options import congestion_of, retransmitted_bytes
-from holdfast.protocol.network.sockets import SocketNetwork
-from holdfast.protocol.trust.authority import Authority, Party
-from holdfast.protocol.trust.credentials import Credentials
-from holdfast.protocol.trust.identity import Identity
-from tests.collectives.net import KEY, frame, note
+from tests.background import background
+from tests.collectives.net import KEY, RealNode, frame, note, real_nodes
 from tests.lossy import drops_everything
 
 pytestmark = pytest.mark.real_time
@@ -97,61 +89,7 @@ class Frames:
         return self.count - self.position
 
 
-@define(eq=False)
-class Node:
-    hub: LinkHub
-    address: str
-    heard: list[Message]
-
-
-@asynccontextmanager
-async def nodes(
-    directory: Path,
-    count: int = 2,
-    *,
-    rules: LaneRules | None = None,
-    upload: RateLimiter | None = None,
-    download: RateLimiter | None = None,
-) -> AsyncIterator[list[Node]]:
-    """Linked nodes; the first one has the caps."""
-    authority = Authority.load_or_create(directory, "demo")
-    found: list[Node] = []
-    async with trio.open_nursery() as nursery:
-        for number in range(count):
-            identity = Identity.generate()
-            pem = authority.issue(identity.request_pem("n"), "n", Party.PEER)
-            network = SocketNetwork(
-                Credentials(directory / str(number), identity, pem, authority.certificate_pem)
-            )
-            heard: list[Message] = []
-
-            async def hear(_peer: str, message: Message, heard: list[Message] = heard) -> None:
-                heard.append(message)
-
-            hub = LinkHub(
-                network,
-                identity.peer_id,
-                on_message=hear,
-                upload=upload if number == 0 else None,
-                download=download if number == 0 else None,
-                rules=rules,
-            )
-            bound = await nursery.start(
-                network.serve, [Address("127.0.0.1", 0)], hub.handle_channel, hub.handle_lane
-            )
-            await nursery.start(hub.run)
-            found.append(Node(hub, str(bound[0]), heard))
-        view = [
-            MemberInfo(node.hub.me, "n", number, (node.address,), Role.CONTRIBUTOR, True)
-            for number, node in enumerate(found)
-        ]
-        for node in found:
-            node.hub.set_members(view)
-        yield found
-        nursery.cancel_scope.cancel()
-
-
-async def link_between(a: Node, b: Node, lanes: int = 2) -> Link:
+async def link_between(a: RealNode, b: RealNode, lanes: int = 2) -> Link:
     link = await a.hub.link(b.hub.me)
     while len(link.lanes) < lanes:
         await trio.sleep(0.01)
@@ -174,7 +112,7 @@ async def test_every_frame_arrives_once_though_lanes_keep_breaking(
     tmp_path: Path, threads: bool
 ) -> None:
     rng = random.Random(0)
-    async with nodes(tmp_path, rules=LaneRules(4, 4)) as (a, b):
+    async with real_nodes(tmp_path, rules=LaneRules(4, 4)) as (a, b):
         link, back = await link_between(b, a, 4), await link_between(a, b, 4)
         sink = ThreadSink(only_thread=None if threads else threading.get_ident())
         source = Frames(150, 2**20)
@@ -197,7 +135,7 @@ async def test_every_frame_arrives_once_though_lanes_keep_breaking(
 
 async def test_open_lanes_change_their_congestion_control_once_they_may(tmp_path: Path) -> None:
     """The kernel lets every process have reno; it stands for a module that was loaded meanwhile."""
-    async with nodes(tmp_path, rules=LaneRules(2, 2, "cubic")) as (_a, b):
+    async with real_nodes(tmp_path, rules=LaneRules(2, 2, "cubic")) as (_a, b):
         link = await link_between(b, _a, 2)
         link.lane_pool.rules = LaneRules(2, 2, "reno")
         before = {lane.facts.congestion for lane in link.lanes}
@@ -210,7 +148,7 @@ async def test_open_lanes_change_their_congestion_control_once_they_may(tmp_path
 
 
 async def test_an_idle_link_uses_no_threads_and_a_lost_one_neither(tmp_path: Path) -> None:
-    async with nodes(tmp_path) as (a, b):
+    async with real_nodes(tmp_path) as (a, b):
         link = await link_between(b, a)
         sink = ThreadSink()
         with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
@@ -242,7 +180,7 @@ def lost_bytes(link: Link) -> int:
 
 
 async def test_retransmitted_bytes_of_lanes_and_links_that_ended_count(tmp_path: Path) -> None:
-    async with nodes(tmp_path, rules=LaneRules(2, 2)) as (a, b):
+    async with real_nodes(tmp_path, rules=LaneRules(2, 2)) as (a, b):
         link, back = await link_between(b, a), await link_between(a, b)
         sink = ThreadSink()
         with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
@@ -285,7 +223,7 @@ class ShutSink(ThreadSink):
 
 async def test_bytes_in_the_kernels_send_buffer_are_under_way(tmp_path: Path) -> None:
     """Otherwise a line looks as fast as memory, and the plan gives the slowest peers the most."""
-    async with nodes(tmp_path) as (a, b):
+    async with real_nodes(tmp_path) as (a, b):
         link = await link_between(b, a)
         sink, source = ShutSink(), Frames(4, 2**14)
         with a.hub.register(KEY, sink, threads=True), trio.fail_after(SOON_S):
@@ -307,10 +245,10 @@ async def test_bytes_in_the_kernels_send_buffer_are_under_way(tmp_path: Path) ->
 
 
 async def test_messages_pass_while_bulk_fills_a_capped_link(tmp_path: Path) -> None:
-    async with nodes(tmp_path, upload=RateLimiter(2e6)) as (a, b):
+    async with real_nodes(tmp_path, upload=RateLimiter(2e6)) as (a, b):
         link = await link_between(a, b)
         with b.hub.register(KEY, ThreadSink(keep=False), threads=True):
-            async with trio.open_nursery() as nursery:
+            async with background() as nursery:
                 nursery.start_soon(link.send_from, Frames(10_000, 2**20))
                 await trio.sleep(0.5)
                 with trio.fail_after(SOON_S):  # behind the bulk it would be hours
@@ -318,7 +256,6 @@ async def test_messages_pass_while_bulk_fills_a_capped_link(tmp_path: Path) -> N
                         await link.send(note(sequence))
                     while len(b.heard) < 50:
                         await trio.sleep(0.01)
-                nursery.cancel_scope.cancel()
     assert b.heard == [note(sequence) for sequence in range(50)]
 
 
@@ -329,7 +266,7 @@ async def test_a_cap_holds_over_real_sockets(tmp_path: Path, way: str) -> None:
     cap = RateLimiter(rate)
     up, down = (cap, None) if way == "up" else (None, cap)
     rules = LaneRules(lanes, lanes)
-    async with nodes(tmp_path, 3, rules=rules, upload=up, download=down) as (a, *others):
+    async with real_nodes(tmp_path, 3, rules=rules, upload=up, download=down) as (a, *others):
         ends = [(a, other) if way == "up" else (other, a) for other in others]
         links = [await link_between(source, target, lanes) for source, target in ends]
 
@@ -337,7 +274,7 @@ async def test_a_cap_holds_over_real_sockets(tmp_path: Path, way: str) -> None:
             return a.hub.sent_bytes if way == "up" else a.hub.received_bytes
 
         before_bytes, began_s = carried_bytes(), trio.current_time()
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             for link, (_source, target) in zip(links, ends, strict=True):
                 nursery.start_soon(_sink_for_ever, target)
                 nursery.start_soon(link.send_from, Frames(10_000, 2**18))
@@ -345,7 +282,6 @@ async def test_a_cap_holds_over_real_sockets(tmp_path: Path, way: str) -> None:
                 while (carried := carried_bytes() - before_bytes) < 1.5 * rate:
                     await trio.sleep(0.01)
             elapsed_s = trio.current_time() - began_s
-            nursery.cancel_scope.cancel()
     # A receiver takes from the limiter after a slice came: each lane may be one slice ahead.
     ahead_bytes = len(links) * lanes * cap.slice_bytes if way == "down" else 0
     assert carried <= rate * (BURST_S + elapsed_s) + ahead_bytes
@@ -355,7 +291,7 @@ async def test_links_get_equal_parts_of_the_pace_whatever_their_lanes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LineWatch, "look", lambda *_: None)  # the path is too short to be paced
-    async with nodes(tmp_path, 3, rules=LaneRules(4, 4)) as (a, *others):
+    async with real_nodes(tmp_path, 3, rules=LaneRules(4, 4)) as (a, *others):
         many, few = [await link_between(a, other, 4) for other in others]
         for node in (a, others[0]):
             node.hub.configure(rules=LaneRules(16, 16))
@@ -366,14 +302,13 @@ async def test_links_get_equal_parts_of_the_pace_whatever_their_lanes(
                 await trio.sleep(0.01)
         pace = RateLimiter(6e6, burst_s=0.02, slice_s=0.005)
         a.hub._shared.line._limiter = pace
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             for link, target in zip((many, few), others, strict=True):
                 nursery.start_soon(_sink_for_ever, target)
                 nursery.start_soon(link.send_from, Frames(10_000, 2**16))
             with trio.fail_after(SOON_S):
                 while many.sent_bytes + few.sent_bytes < 12e6:
                     await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
         # One after the other it would be 16 to 4.
         assert 0.6 < many.sent_bytes / few.sent_bytes < 1.7
 
@@ -387,7 +322,7 @@ async def test_a_frame_of_a_copy_lets_a_round_pass_in_its_middle(
     monkeypatch.setattr(send_queue, "WAIT_S_MAX", math.inf)
     # The path is short, also where a busy machine is slow to answer: nobody knows what rounds leave.
     monkeypatch.setattr(line_rate, "ROUND_TRIP_S_MIN", math.inf)
-    async with nodes(tmp_path, 3, rules=LaneRules(1, 1)) as (a, b, c):
+    async with real_nodes(tmp_path, 3, rules=LaneRules(1, 1)) as (a, b, c):
         priority = a.hub.send_priority
         priority.share = 0.0
         begun = trio.Event()
@@ -420,7 +355,7 @@ async def test_a_frame_of_a_copy_lets_a_round_pass_in_its_middle(
                         await trio.sleep(0.001)
 
 
-async def _sink_for_ever(node: Node) -> None:
+async def _sink_for_ever(node: RealNode) -> None:
     if KEY not in node.hub.router._sinks:
         with node.hub.register(KEY, ThreadSink(keep=False), threads=True):
             await trio.sleep_forever()
@@ -428,15 +363,14 @@ async def _sink_for_ever(node: Node) -> None:
 
 async def test_closing_in_the_middle_of_everything_ends_at_once(tmp_path: Path) -> None:
     with trio.fail_after(SOON_S):
-        async with nodes(tmp_path, upload=RateLimiter(1e5)) as (a, b):
+        async with real_nodes(tmp_path, upload=RateLimiter(1e5)) as (a, b):
             link = await link_between(a, b)
-            async with trio.open_nursery() as nursery:
+            async with background() as nursery:
                 nursery.start_soon(link.send_from, Frames(10_000, 2**23))
                 while not busy_threads():
                     await trio.sleep(0.01)
                 await trio.sleep(0.3)  # the frame waits for the cap, the other end for the frame
                 assert busy_threads()
-                nursery.cancel_scope.cancel()
             link.close("enough")  # only here: the other side does not help
             await link.finished.wait()
     assert busy_threads() == 0
@@ -448,7 +382,7 @@ import sys, trio
 from pathlib import Path
 from tests.collectives.test_lane_threads import *
 async def main():
-    async with nodes(Path({str(tmp_path)!r})) as (a, b):
+    async with real_nodes(Path({str(tmp_path)!r})) as (a, b):
         link = await link_between(a, b)
         with b.hub.register(KEY, ThreadSink(keep=False), threads=True):
             print("busy", flush=True)

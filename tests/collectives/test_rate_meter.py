@@ -10,13 +10,8 @@ import trio
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.collectives.links.rate_meter import Meter, Reading
-from holdfast.protocol.addresses import Address
-from holdfast.protocol.messages import MemberInfo, Role
-from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from holdfast.simulation.memory_network import MemoryWorld
-from tests.collectives.net import send_frame
-
-PORT = 7_700
+from tests.collectives.net import KEY, Net, Sink, a_net, frame, peer_id, send_frame, view
 
 
 async def test_time_in_which_transfers_overlap_counts_once() -> None:
@@ -71,58 +66,24 @@ async def test_the_node_is_busy_while_any_link_is() -> None:
     assert node.take() == Reading(30, 6.0)
 
 
-class Sink:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def place(self, _peer: str, header: FrameHeader) -> memoryview:
-        return memoryview(bytearray(header.payload_bytes))
-
-    def abandon(self, _peer: str, _header: FrameHeader, _view: memoryview) -> None:
-        pass
-
-    def deliver(self, _peer: str, _header: FrameHeader, _payload: memoryview) -> None:
-        self.count += 1
-
-
-def peer_id(number: int) -> str:
-    return f"{number:032x}"
-
-
-def view(count: int) -> list[MemberInfo]:
-    return [
-        MemberInfo(peer_id(i), f"n{i}", i, (f"n{i}:{PORT}",), Role.CONTRIBUTOR, True)
-        for i in range(count)
-    ]
-
-
-async def start(
-    nursery: trio.Nursery, world: MemoryWorld, number: int, limiter: RateLimiter | None = None
-) -> LinkHub:
-    network = world.host(f"n{number}", peer_id(number))
-    hub = LinkHub(network, peer_id(number), upload=limiter)
-    hub.set_members(view(3))
-    await nursery.start(network.serve, [Address("::", PORT)], hub.handle_channel, hub.handle_lane)
-    await nursery.start(hub.run)
-    return hub
-
-
-KEY = (FrameKind.CONTRIBUTION, 1, 1)
 FRAME_BYTES = 400_000
 
 
+async def hub_of(net: Net, number: int, upload: RateLimiter | None = None) -> LinkHub:
+    return (await net.node(number, view(0, 1, 2), upload)).hub
+
+
 async def send(hub: LinkHub, to: int, count: int) -> None:
-    link = await hub.link(peer_id(to))
+    link, payload = await hub.link(peer_id(to)), bytes(FRAME_BYTES)
     for index in range(count):
-        header = FrameHeader(FrameKind.CONTRIBUTION, 1, 1, index, 0, FRAME_BYTES)
-        await send_frame(link, header, bytes(FRAME_BYTES))
+        await send_frame(link, frame(index, payload), payload)
 
 
 async def test_a_hub_measures_what_its_lines_carry() -> None:
     """Two links of 1 MB/s each send at once; then nothing moves for a while."""
     world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6)
-    async with trio.open_nursery() as nursery:
-        sender, one, two = [await start(nursery, world, number) for number in range(3)]
+    async with a_net(world) as net:
+        sender, one, two = [await hub_of(net, number) for number in range(3)]
         sinks = [Sink(), Sink()]
         with one.register(KEY, sinks[0]), two.register(KEY, sinks[1]):
             await trio.sleep(1)  # until all lanes are open
@@ -133,9 +94,8 @@ async def test_a_hub_measures_what_its_lines_carry() -> None:
                 sending.start_soon(send, sender, 1, 10)
                 sending.start_soon(send, sender, 2, 5)
             await trio.sleep(60)
-            assert [sink.count for sink in sinks] == [10, 5]
+            assert [len(sink.frames) for sink in sinks] == [10, 5]
         seen, heard = sender.take_measurements(), one.take_measurements()
-        nursery.cancel_scope.cancel()
     to_one = seen.sent_to[peer_id(1)]
     assert to_one.carried_bytes == pytest.approx(10 * FRAME_BYTES, rel=0.001)
     assert to_one.carried_bytes / to_one.busy_s == pytest.approx(1e6, rel=0.1)
@@ -150,22 +110,21 @@ async def test_a_hub_measures_what_its_lines_carry() -> None:
 
 async def test_waiting_for_the_cap_is_not_busy_time() -> None:
     world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6)
-    async with trio.open_nursery() as nursery:
-        sender = await start(nursery, world, 0, RateLimiter(1e5))
-        receiver = await start(nursery, world, 1)
+    async with a_net(world) as net:
+        sender = await hub_of(net, 0, RateLimiter(1e5))
+        receiver = await hub_of(net, 1)
         with receiver.register(KEY, Sink()):
             await sender.link(peer_id(1))
             sender.take_measurements()
             await send(sender, 1, 5)
         seen = sender.take_measurements()
-        nursery.cancel_scope.cancel()
     assert seen.sent.carried_bytes / seen.sent.busy_s == pytest.approx(1e6, rel=0.1)
 
 
 async def test_a_link_that_breaks_in_the_middle_of_a_frame_leaves_no_meter_busy() -> None:
     world = MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e5)
-    async with trio.open_nursery() as nursery:
-        sender, receiver = [await start(nursery, world, number) for number in range(2)]
+    async with a_net(world) as net:
+        sender, receiver = [await hub_of(net, number) for number in range(2)]
         with receiver.register(KEY, Sink()):
             await sender.link(peer_id(1))
             link = await receiver.link(peer_id(0))
@@ -178,4 +137,3 @@ async def test_a_link_that_breaks_in_the_middle_of_a_frame_leaves_no_meter_busy(
             await trio.sleep(50)
         assert sender.take_measurements().sent.busy_s < 5, "a new link's first words, at most"
         assert receiver.take_measurements().received.busy_s < 5
-        nursery.cancel_scope.cancel()

@@ -27,10 +27,10 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.network.relay_ticket import PAIRED, RelayPreamble, RelayRole
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.network.stream import run_handler
-from holdfast.protocol.trust.authority import Authority, Party
-from holdfast.protocol.trust.credentials import Credentials
-from holdfast.protocol.trust.identity import Identity
+from holdfast.protocol.trust.authority import Authority
+from tests.background import background
 from tests.collectives.net import KEY, Sink, frame, send_frame
+from tests.trust import admitted
 
 TICKET = bytes(range(32))
 OFFER = RelayOffer(1e9, 1, 0, only=True)
@@ -75,14 +75,13 @@ class At:
 @asynccontextmanager
 async def a_relay() -> AsyncIterator[At]:
     at = At()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         serve = partial(trio.serve_tcp, at.handle, 0, host="127.0.0.1")
         (listener,) = await nursery.start(serve)
         at.address = Address(*listener.socket.getsockname())
         yield at
         for stream in at.streams:
             await trio.aclose_forcefully(stream)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.real_time
@@ -159,14 +158,12 @@ async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_pat
     async def hear(_peer: str, message: Message) -> None:
         heard.append(message)
 
-    async with a_relay() as at, trio.open_nursery() as nursery:
+    async with a_relay() as at, background() as nursery:
         at.forwarder.carry(RelayPair(TICKET, ()))
         hubs: list[LinkHub] = []
-        for name in ("a", "b"):
-            identity = Identity.generate()
-            certificate = authority.issue(identity.request_pem(name), name, Party.PEER)
-            held = Credentials(tmp_path / name, identity, certificate, authority.certificate_pem)
-            hubs.append(LinkHub(SocketNetwork(held), identity.peer_id, on_message=hear))
+        for _ in range(2):
+            held = admitted(authority, tmp_path)
+            hubs.append(LinkHub(SocketNetwork(held), held.peer_id, on_message=hear))
             await nursery.start(hubs[-1].run)
         members = [
             MemberInfo(hub.me, "n", number, (), Role.CONTRIBUTOR, True, reachable=False)
@@ -190,4 +187,3 @@ async def test_a_link_by_relay_carries_frames_that_the_relay_cannot_read(tmp_pat
         assert b"lineage that" not in at.seen
         assert payload[:15] not in at.seen
         assert at.forwarder.carried_bytes == pytest.approx(len(at.seen), rel=0.1)
-        nursery.cancel_scope.cancel()

@@ -9,6 +9,7 @@ from holdfast.collectives.links.rate_limiter import RateLimiter
 from holdfast.collectives.links.send_priority import WAIT_S_MAX, SendPriority, SendRank
 from holdfast.collectives.links.send_queue import Load, SendQueue
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
+from tests.background import background
 
 MIB = 2**20
 LINE = 10.0 * MIB  # bytes per second
@@ -55,7 +56,7 @@ async def carry(line: Line, seconds: float) -> dict[SendRank, int]:
 @pytest.mark.parametrize("share", [0.1, 0.25])
 async def test_copies_get_their_share_beside_rounds_and_all_without_them(share: float) -> None:
     line = Line(share)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(line.copies.drain, Endless(), SendRank.COPY)
         for send_queue in (line.rounds, line.copies):
             nursery.start_soon(line.lane, send_queue)
@@ -69,7 +70,6 @@ async def test_copies_get_their_share_beside_rounds_and_all_without_them(share: 
         assert 0.8 * share < beside[SendRank.COPY] / 300 < 1.2 * share
         assert beside[SendRank.ROUND] > 0.95 * (1 - share) * 300
         assert (await carry(line, 10))[SendRank.COPY] >= 98, "all of the line again"
-        nursery.cancel_scope.cancel()
 
 
 async def drain_in(scope: trio.CancelScope, send_queue: SendQueue, rank: SendRank) -> None:
@@ -79,19 +79,18 @@ async def drain_in(scope: trio.CancelScope, send_queue: SendQueue, rank: SendRan
 
 async def test_without_any_share_a_copy_is_still_not_taken_for_dead() -> None:
     line = Line(0.0)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(line.rounds.drain, Endless(), SendRank.ROUND)
         nursery.start_soon(line.copies.drain, Endless(), SendRank.COPY)
         for send_queue in (line.rounds, line.copies):
             nursery.start_soon(line.lane, send_queue)
         sent = await carry(line, 10 * WAIT_S_MAX)
         assert 7 <= sent[SendRank.COPY] <= 11
-        nursery.cancel_scope.cancel()
 
 
 async def test_on_one_link_results_for_listeners_go_before_blocks() -> None:
     line = Line(0.1)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(line.copies.drain, Endless(), SendRank.COPY)
         nursery.start_soon(line.lane, line.copies)
         await carry(line, 1)
@@ -101,12 +100,11 @@ async def test_on_one_link_results_for_listeners_go_before_blocks() -> None:
         assert sent[SendRank.COPY] <= 1 < 98 <= sent[SendRank.LISTENER]
         scope.cancel()
         assert (await carry(line, 10))[SendRank.COPY] >= 98
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_frame_that_is_lost_with_its_link_holds_nobody_up() -> None:
     line = Line(0.0)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(line.rounds.drain, Endless(), SendRank.ROUND)
         await trio.testing.wait_all_tasks_blocked()
         await line.rounds.take()  # and its lane dies with it
@@ -115,7 +113,6 @@ async def test_a_frame_that_is_lost_with_its_link_holds_nobody_up() -> None:
         assert (await carry(line, 4))[SendRank.COPY] == 0
         line.rounds.close()
         assert (await carry(line, 4))[SendRank.COPY] >= 38
-        nursery.cancel_scope.cancel()
 
 
 # ------------------------------------------------------------ what rounds leave

@@ -15,6 +15,7 @@ import trio
 from holdfast.collectives.links.buffer_pool import PERIODS_KEPT, BufferPool
 from holdfast.collectives.links.send_queue import Load, SendQueue, TakenFrame
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
+from tests.background import background
 from tests.collectives.net import OneFrame
 
 
@@ -216,13 +217,12 @@ async def test_threads_and_the_event_loop_wake_each_other() -> None:
             source.ready += rng.randint(1, 5)
             send_queue.wake()
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(work_in_task)
         for _ in range(2):
             nursery.start_soon(trio.to_thread.run_sync, work)
         nursery.start_soon(trio.to_thread.run_sync, feed)
         assert await send_queue.drain(source)
-        nursery.cancel_scope.cancel()
     assert sorted(seen) == list(range(count))
 
 

@@ -117,13 +117,6 @@ def test_no_other_split_has_better_levels(values: Values) -> None:
     assert error <= min(splits, default=0) * (1 + 1e-5) + 1e-9
 
 
-@patient
-@given(arrays)
-def test_what_was_decoded_is_encoded_to_the_same_bytes(values: Values) -> None:
-    data = encode(values)
-    assert encode(decode(data, values.size)) == data
-
-
 def test_it_takes_about_015_bits_a_value() -> None:
     values = np.random.default_rng(1).standard_normal(1 << 18).astype(np.float32)
     bits = 8 * len(encode(values)) / values.size

@@ -11,20 +11,17 @@ import trio
 
 from holdfast.daemon.master import admission
 from holdfast.daemon.master.journal.journal_store import JournalStore
-from holdfast.daemon.master.master_service import MasterService
-from holdfast.membership.master.coordinator import Coordinator
-from holdfast.membership.master.state.journal import RunCreated
-from holdfast.membership.spec.spec import RunSpec
-from holdfast.protocol.addresses import Address
 from holdfast.protocol.enrolment import enrol
 from holdfast.protocol.errors import EvictedError, UserError
 from holdfast.protocol.messages import RefusalCode, Role
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.trust.authority import Authority, Party, holder_of, load_certificate
-from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import Invite
 from holdfast.simulation.swarm import RUN_ID
+from tests.background import background
+from tests.daemon.loopback import LOOPBACK, a_service
+from tests.trust import admitted
 
 pytestmark = pytest.mark.real_time
 
@@ -37,19 +34,10 @@ class Desk:
     def __init__(self, folder: Path, spec: str) -> None:
         self.authority = Authority.load_or_create(folder / "authority", RUN_ID)
         self.store = JournalStore(folder / "journal.sqlite")
-        self.store.append(created := RunCreated(RUN_ID, spec))
-        self.coordinator = Coordinator.restore(RunSpec.parse(spec), RUN_ID, [created], 1)
-        identity = Identity.generate()
-        pem = self.authority.issue(identity.request_pem("master"), "master", Party.MASTER)
-        (folder / "master").mkdir()
-        credentials = Credentials(folder / "master", identity, pem, self.authority.certificate_pem)
-        self.master = MasterService(
-            self.coordinator,
-            self.store,
-            SocketNetwork(credentials, newcomers=True),
-            [Address("127.0.0.1", 0)],
-            authority=self.authority,
-        )
+        credentials = admitted(self.authority, folder, Party.MASTER)
+        network = SocketNetwork(credentials, newcomers=True)
+        self.master = a_service(spec, self.store, network, [LOOPBACK], authority=self.authority)
+        self.coordinator = self.master.coordinator
         self.gate = self.master.admission
 
     def invite(
@@ -83,10 +71,9 @@ class Desk:
 @asynccontextmanager
 async def a_desk(folder: Path, spec: str = SPEC) -> AsyncIterator[Desk]:
     desk = Desk(folder, spec)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(desk.master.run)
         yield desk
-        nursery.cancel_scope.cancel()
 
 
 async def refused(invite: Invite, identity: Identity, name: str = "alder") -> str:

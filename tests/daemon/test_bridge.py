@@ -45,6 +45,7 @@ from holdfast.protocol.messages import (
     TensorSpec,
     TrainerHello,
 )
+from tests.background import background
 
 pytestmark = pytest.mark.real_time
 
@@ -98,13 +99,12 @@ def folder() -> Iterator[Path]:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[UnixBridge, Events]]:
     bridge, events = UnixBridge(folder / "s"), Events()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(bridge.run, events)
         with trio.fail_after(HANGS_S):
             while not bridge.path.exists() or stat.S_IMODE(bridge.path.stat().st_mode) != 0o600:
                 await trio.sleep(0.005)
         yield bridge, events
-        nursery.cancel_scope.cancel()
 
 
 async def on_thread(function: Callable[[], T]) -> T:

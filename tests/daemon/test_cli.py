@@ -27,7 +27,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.invite import Invite
-from tests.processes.harness import WAIT_S, Fleet, Node, alive, environment, member, spec
+from tests.processes.harness import Fleet, Node, alive, environment, member, run_command, spec
 
 INVITE = Invite(
     run_id="ab" * 16,
@@ -330,12 +330,9 @@ def test_no_master_at_the_invites_address(run: Run) -> None:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A running master."""
-    fleet = Fleet(tmp_path_factory.mktemp("live"), strict=False)
-    try:
+    with Fleet(tmp_path_factory.mktemp("live"), strict=False) as fleet:
         fleet.start_master(spec(min_members=1))
         yield fleet
-    finally:
-        fleet.stop_all()
 
 
 def told(node: Node) -> str:
@@ -355,13 +352,7 @@ def ours(node: Node) -> list[str]:
 
 def ask(fleet: Fleet, *arguments: str) -> Said:
     """Run ``holdfast ARGUMENTS`` as a process with this fleet's master."""
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments, "--state", str(fleet.folder / "master")],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=WAIT_S,
-    )
+    done = run_command(*arguments, state=fleet.folder / "master")
     return Said(done.returncode, done.stdout, done.stderr)
 
 
@@ -415,17 +406,10 @@ def test_status_and_invite_and_leave(live: Fleet) -> None:
     assert Invite.decode(made["invite"]).role is Role.SPARE
     assert Invite.decode(ask(live, "invite").out).run_id == as_json["run_id"]
 
-    own = ["--state", str(peer.folder)]
     for more in ([], ["--json"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast", "status", *own, *more],
-            capture_output=True,
-            text=True,
-            env=environment(),
-        )
+        done = run_command("status", *more, state=peer.folder)
         assert (done.returncode, "looker" in done.stdout) == (0, True), done.stderr
-    left = subprocess.run([sys.executable, "-m", "holdfast", "leave", *own], env=environment())
-    assert left.returncode == 0
+    assert run_command("leave", state=peer.folder).returncode == 0
     assert peer.wait() == 0
     assert ours(peer) == []
 
@@ -585,13 +569,8 @@ def test_a_demo_whose_peer_fails_ends_with_that_peers_log(tmp_path: Path) -> Non
     broken = tmp_path / "torch"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('this torch is broken')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "demo"],
-        env=environment({"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = run_command("demo", env={"PYTHONPATH": path})
     assert done.returncode == ExitCode.FAILED
     assert " ended with exit status 9" in done.stderr, "whichever is seen first"
     assert "ImportError: this torch is broken" in done.stderr
@@ -602,12 +581,9 @@ def test_a_demo_whose_peer_fails_ends_with_that_peers_log(tmp_path: Path) -> Non
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path)
-    try:
+    with Fleet(tmp_path) as fleet:
         fleet.start_master(spec(min_members=1))
         yield fleet
-    finally:
-        fleet.stop_all()
 
 
 @pytest.mark.slow

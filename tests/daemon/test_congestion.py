@@ -42,11 +42,11 @@ from holdfast.protocol.network.relay_ticket import (
 )
 from holdfast.protocol.network.socket_options import congestion_of, obtainable_congestion
 from holdfast.protocol.network.sockets import SocketNetwork
-from holdfast.protocol.trust.authority import Authority, Party
-from holdfast.protocol.trust.credentials import Credentials
-from holdfast.protocol.trust.identity import Identity
+from holdfast.protocol.trust.authority import Authority
 from tests import needs
+from tests.background import background
 from tests.processes.harness import environment
+from tests.trust import admitted
 
 STOCK = CongestionSettings(
     default="cubic",
@@ -297,9 +297,7 @@ def test_lanes_that_were_opened_before_it_was_allowed_need_a_restart() -> None:
 async def test_what_a_relay_forwards_uses_the_congestion_control_of_the_runs_lanes(
     tmp_path: Path,
 ) -> None:
-    authority, identity = Authority.load_or_create(tmp_path, "demo"), Identity.generate()
-    pem = authority.issue(identity.request_pem("hub"), "hub", Party.PEER)
-    network = SocketNetwork(Credentials(tmp_path / "hub", identity, pem, authority.certificate_pem))
+    network = SocketNetwork(admitted(Authority.load_or_create(tmp_path, "demo"), tmp_path))
     spec = CurrentSpec(RunSpec(reduce=ReduceTable(congestion="reno")))
     forwarder = make_forwarder(RelayOffer(1e9, 1, 0, only=True), network, spec)
     ticket, accepted = b"t" * TICKET_BYTES, []
@@ -310,7 +308,7 @@ async def test_what_a_relay_forwards_uses_the_congestion_control_of_the_runs_lan
         accepted.append(stream)
         await forwarder.handle(stream)
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         serve = partial(network.serve, on_relay=handle)
         (address,) = await nursery.start(serve, [Address("127.0.0.1", 0)], no_channel, None)
         parked, call = [await trio.open_tcp_stream(address.host, address.port) for _ in range(2)]
@@ -320,7 +318,6 @@ async def test_what_a_relay_forwards_uses_the_congestion_control_of_the_runs_lan
         assert [congestion_of(stream.socket) for stream in accepted] == ["reno", "reno"]
         for stream in (parked, call):
             await stream.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def no_channel(_channel: Channel) -> None:

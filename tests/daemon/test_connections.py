@@ -20,6 +20,7 @@ from holdfast.daemon.web import connections as module
 from holdfast.daemon.web.connections import SEND_S, connections_max
 from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.protocol.addresses import Address
+from tests.background import background
 
 ASK = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 ANSWER = b"here"
@@ -82,10 +83,9 @@ def descriptors() -> int:
 @asynccontextmanager
 async def an_app() -> AsyncIterator[App]:
     app = App()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(serve_http, app, app.listener)
         yield app
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.real_time
@@ -210,13 +210,12 @@ async def test_a_client_that_does_not_read_does_not_delay_the_shutdown(
 ) -> None:
     monkeypatch.setattr(module, "SEND_S", 1_000.0)
     app = App()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(serve_http, app, app.listener)
         stream = await app.dial()
         await stream.send_all(ASK.replace(b"/", b"/large", 1))
         await until(lambda: app.waiting > 0)
         await trio.testing.wait_all_tasks_blocked(0.1)
-        nursery.cancel_scope.cancel()
     await stream.aclose()
 
 

@@ -8,35 +8,14 @@ import pytest
 
 from holdfast.daemon import curves as module
 from holdfast.daemon.curves import EVERYBODY, MemberPoint, Point, member_columns
-from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore
 from holdfast.daemon.sampling import UTILISATION_S, Sampler
 from holdfast.protocol.messages import COUNT_MAX, Progress
+from tests.daemon.kept_history import Kept, kept
+
+__all__ = ["kept"]
 
 ALDER, BIRCH = "a" * 32, "b" * 32
 BEGAN_AT = 1e9
-
-
-class Kept:
-    """A history in a folder, and its warnings."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / HISTORY_FILE
-        self.warnings: list[str] = []
-        self.history = MetricsStore(self.path, self.warnings.append)
-
-    def reopen(self) -> None:
-        self.history.close()
-        self.history = MetricsStore(self.path, self.warnings.append)
-
-    def rows_count(self) -> int:
-        query = "select count(*) from points"
-        count: int = self.history._db.execute(query).fetchone()[0]
-        return count
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path)
 
 
 def point(at: float, peer: str = ALDER, loss: float | None = 1.0, **more: object) -> MemberPoint:
@@ -140,7 +119,7 @@ def test_only_so_many_members_are_kept(kept: Kept, monkeypatch: pytest.MonkeyPat
         kept.history.write(members=[point(number, f"peer {number}")])
     known = [kept.history.member(f"peer {number}") is not None for number in range(6)]
     assert known == [False, False, False, True, True, True], "those seen last, beside the means"
-    assert kept.rows_count() == 4
+    assert kept.count("points") == 4
     assert columns(kept, EVERYBODY)["step"] == [0]
 
 

@@ -20,14 +20,14 @@ from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.blocks import BLOCK_BYTES
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Manifest
-from holdfast.checkpoint.shared_state import SharedState
 from holdfast.client.tensors import find_shared, layout_of
 from holdfast.daemon.cli.command_line import commands
 from holdfast.daemon.cli.export import export_safetensors, to_bfloat16
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
 from holdfast.membership.spec.spec import RunSpec
-from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.errors import UserError
+from tests.checkpoint.saving import save
+from tests.checkpoint.test_shared_state import make_state
 
 SPEC = "[diloco]\nfragments = 2\n"
 
@@ -59,7 +59,7 @@ def saved(model: nn.Module, folder: Path, *, step: int = 300, spec: str = SPEC) 
     layout = layout_of(tensors)
     fragments = fragments_of(layout, RunSpec.parse(spec).diloco)
     sizes = sizes_of(fragments)
-    state = SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), "run")
+    state = make_state(*sizes)
     for number, fragment in enumerate(fragments):
         values = np.zeros(fragment.value_count, np.float32)
         counters = np.zeros(fragment.counter_count, np.int64)
@@ -71,23 +71,15 @@ def saved(model: nn.Module, folder: Path, *, step: int = 300, spec: str = SPEC) 
             else:
                 values[here] = tensor.read()
         state.load_initial(number, values, counters)
-    manifest = checkpoints.manifest_of(
+    return save(
+        FolderStore(folder),
         state,
         lineage=state.lineage(),
-        term=1,
-        nonce=b"",
-        branch=0,
         step=step,
         layout=layout,
         spec_toml=spec,
         now_s=1e9,
     )
-    assert manifest is not None
-    for _piece in checkpoints.write(
-        FolderStore(folder), state, manifest, reader="checkpoint", writer="me"
-    ):
-        pass
-    return manifest
 
 
 def say(*words: object) -> Result:

@@ -13,12 +13,8 @@ from attrs import evolve
 
 from holdfast.daemon.master.journal.journal_base import GrantRow
 from holdfast.daemon.master.journal.journal_store import JournalStore
-from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.peer_config import PeerConfig
 from holdfast.daemon.peer.peer_service import PeerService
-from holdfast.membership.master.coordinator import Coordinator
-from holdfast.membership.master.state.journal import RunCreated
-from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import (
     VERSION_MAX,
@@ -38,6 +34,9 @@ from holdfast.protocol.trust.identity import Identity
 from holdfast.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.simulation.swarm import RUN_ID
 from holdfast.simulation.witness import Witness
+from tests.background import background
+from tests.daemon.loopback import LOOPBACK, a_service
+from tests.trust import admitted
 
 pytestmark = pytest.mark.real_time
 
@@ -53,7 +52,6 @@ min_members = 2
 deadline_s = 5
 grace_s = 5
 """
-LOOPBACK = Address("127.0.0.1", 0)
 
 
 class Run:
@@ -65,27 +63,13 @@ class Run:
         self.authority = Authority.load_or_create(folder / "authority", RUN_ID)
         self.witness = Witness()
         self.store = JournalStore(folder / "journal.sqlite")
-        created = RunCreated(RUN_ID, SPEC)
-        self.store.append(created)
-        coordinator = Coordinator.restore(RunSpec.parse(SPEC), RUN_ID, [created], 1)
-        self.master = MasterService(
-            coordinator,
-            self.store,
-            SocketNetwork(self.credentials("master", Party.MASTER), newcomers=True),
-            [LOOPBACK],
-            authority=self.authority,
-        )
+        credentials = admitted(self.authority, folder, Party.MASTER)
+        network = SocketNetwork(credentials, newcomers=True)
+        self.master = a_service(SPEC, self.store, network, [LOOPBACK], authority=self.authority)
         self.peers: list[PeerService] = []
 
-    def credentials(self, name: str, party: Party = Party.PEER) -> Credentials:
-        identity = Identity.generate()
-        certificate = self.authority.issue(identity.request_pem(name), name, party)
-        folder = self.folder / name
-        folder.mkdir()
-        return Credentials(folder, identity, certificate, self.authority.certificate_pem)
-
     def admitted(self, name: str) -> Credentials:
-        credentials = self.credentials(name)
+        credentials = admitted(self.authority, self.folder)
         self.store.admit(credentials.peer_id, GrantRow(Role.CONTRIBUTOR, True, name))
         return credentials
 
@@ -116,7 +100,7 @@ class Run:
 
 @asynccontextmanager
 async def a_run(folder: Path) -> AsyncIterator[Run]:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         run = Run(folder, nursery)
         await nursery.start(run.master.run)
         run.start_peer("a")
@@ -126,7 +110,6 @@ async def a_run(folder: Path) -> AsyncIterator[Run]:
         yield run
         await run.goes_on()
         assert [peer.replica.view for peer in run.peers] == members, "nobody else was touched"
-        nursery.cancel_scope.cancel()
 
 
 async def ends(stream: trio.abc.Stream) -> None:
@@ -241,7 +224,7 @@ async def test_a_message_that_is_not_a_peers_to_send_ends_it(tmp_path: Path) -> 
 
 async def test_an_identity_that_was_never_admitted_is_refused(tmp_path: Path) -> None:
     async with a_run(tmp_path) as run:
-        network = SocketNetwork(run.credentials("stranger"))  # signed, but not in the book
+        network = SocketNetwork(admitted(run.authority, tmp_path))  # signed, but not in the book
         channel = await network.dial(run.port, party=Party.MASTER)
         stream = MessageStream(channel.stream)
         await stream.send(run.hello())

@@ -7,25 +7,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.master.run_master import Master, MasterOptions
 from holdfast.membership.master.state.journal import RunFounded
-from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import FragmentHead, FragmentSize, ModelLayout, TensorSpec
+from tests.daemon.loopback import a_master
 
-LOOPBACK = Address("127.0.0.1", 0)
-
-
-def a_master(folder: Path) -> Master:
-    (folder / "run.toml").write_text('[run]\nname = "first"\n[diloco]\nfragments = 1\n')
-    state = folder / "state"
-    options = MasterOptions(folder / "run.toml", state, [LOOPBACK], [], LOOPBACK, invite=False)
-    return Master(options, lambda _line: None)
+SPEC = '[run]\nname = "first"\n[diloco]\nfragments = 1\n'
 
 
 def found(folder: Path, value_count: int) -> None:
     """Write the record that an older version wrote."""
-    master = a_master(folder)
+    master = a_master(folder, SPEC)
     layout = ModelLayout((TensorSpec("w", (4, 4), "float32", "parameter"),))
     sizes = (FragmentSize(value_count, 16, 0),)
     master.store.append(
@@ -39,11 +31,11 @@ def test_sizes_that_an_older_version_recorded_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="founds the run on impossible sizes: its fragments"
     ) as raised:
-        a_master(tmp_path)
+        a_master(tmp_path, SPEC)
     assert raised.value.exit_code == ExitCode.CONFIG
     assert "--state" in raised.value.hint
 
 
 def test_a_journal_with_the_layouts_own_sizes_is_taken_up(tmp_path: Path) -> None:
     found(tmp_path, 16)
-    assert a_master(tmp_path).coordinator.context.history.founded
+    assert a_master(tmp_path, SPEC).coordinator.context.history.founded

@@ -81,23 +81,6 @@ def test_a_file_that_is_no_journal_is_refused_with_its_path(tmp_path: Path) -> N
         JournalStore(tmp_path)
 
 
-def test_an_overwritten_page_is_reported_without_a_traceback(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    store = JournalStore(path)
-    store._db.execute("pragma synchronous = off")  # for speed
-    for number in range(2_000):
-        store.append(TermStarted(number))
-    store._db.execute("pragma wal_checkpoint(truncate)")
-    store.close()
-    content = bytearray(path.read_bytes())
-    assert len(content) > 16 * 4096
-    content[8 * 4096 : 9 * 4096] = b"\x5a" * 4096
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="journal") as raised:
-        JournalStore(path).records()
-    assert raised.value.exit_code == ExitCode.CONFIG
-
-
 @pytest.mark.parametrize("version", [4, 99])
 def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
     path = tmp_path / "journal.sqlite"
@@ -131,16 +114,6 @@ def test_the_invite_of_a_member_is_known_after_a_restart(tmp_path: Path) -> None
     invite = store.invites()[0]["id"]
     store.close()
     assert JournalStore(path).grant("a" * 32) == GrantRow(Role.SPARE, False, "", str(invite))
-
-
-def test_uses_are_counted_over_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    store = JournalStore(path)
-    token, _ = store.make_token(Role.CONTRIBUTOR, founder=False, uses=1, hours=1)
-    store.redeem(token)
-    store.close()
-    with pytest.raises(TokenError, match="used up"):
-        JournalStore(path).redeem(token)
 
 
 def test_a_token_expires_at_its_time() -> None:
@@ -194,13 +167,3 @@ def test_the_token_itself_is_nowhere_on_disk(tmp_path: Path) -> None:
         assert token.encode() not in each.read_bytes(), each
     store.close()
     assert token.encode() not in (tmp_path / "journal.sqlite").read_bytes()
-
-
-def test_a_grant_survives_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    store = JournalStore(path)
-    assert store.grant(PEER) is None
-    store.admit(PEER, GrantRow(Role.CONTRIBUTOR, False, "alder"))
-    store.admit(PEER, GrantRow(Role.SPARE, True, "birch"))  # a second invite replaces the first
-    store.close()
-    assert JournalStore(path).grant(PEER) == GrantRow(Role.SPARE, True, "birch")

@@ -13,6 +13,7 @@ from starlette.types import Message
 
 from holdfast.daemon.web import live_stream as module
 from holdfast.daemon.web.live_stream import HEARTBEAT_S, LOOK_S, SEND_S, LiveStream
+from tests.background import background
 
 
 class Source:
@@ -76,10 +77,9 @@ class Browser:
 @asynccontextmanager
 async def a_stream() -> AsyncIterator[tuple[Source, trio.Nursery]]:
     source = Source()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(source.live.run)
         yield source, nursery
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_listener_gets_the_status_at_once_and_changes_every_second() -> None:

@@ -13,24 +13,9 @@ from holdfast.daemon import curves
 from holdfast.daemon import metrics_store as module
 from holdfast.daemon.curves import COLUMNS, Point, as_columns
 from holdfast.daemon.metrics_store import HISTORY_FILE, MetricsStore, PastEvent
+from tests.daemon.kept_history import Kept, kept
 
-
-class Kept:
-    """A history in a folder, and its warnings."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / HISTORY_FILE
-        self.warnings: list[str] = []
-        self.history = MetricsStore(self.path, self.warnings.append)
-
-    def reopen(self) -> None:
-        self.history.close()
-        self.history = MetricsStore(self.path, self.warnings.append)
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path)
+__all__ = ["kept"]
 
 
 def point(at: float, loss: float | None = None, **more: object) -> Point:
@@ -173,7 +158,7 @@ def test_rounds_and_events_are_bounded(kept: Kept, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "EVENTS_MAX", 50)
     for number in range(1, 401):
         kept.history.write(rounds=[(number, b"{}")], events=[event(number)])
-    kept_rounds = kept.history._db.execute("select count(*) from rounds").fetchone()[0]
+    kept_rounds = kept.count("rounds")
     assert 90 <= kept_rounds <= 100
     assert len(kept.history.rounds(1_000, None)) == kept_rounds
     assert [each.id for each in kept.history.events(1_000, None)] == list(range(400, 350, -1))

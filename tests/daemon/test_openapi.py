@@ -20,22 +20,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 import holdfast
-from holdfast.daemon.master.run_master import Master, MasterOptions
-from holdfast.daemon.peer.run_peer import Peer, PeerOptions
 from holdfast.daemon.status_records import FellowRow, LinkRow
 from holdfast.daemon.web import http_server
 from holdfast.daemon.web.api_description import api_description
 from holdfast.daemon.web.app import make_app
 from holdfast.daemon.web.prometheus import StatusCollector
 from holdfast.membership.master.state.master_effects import EventKind
-from holdfast.protocol.addresses import Address
-from holdfast.protocol.messages import Role
-from holdfast.protocol.trust.invite import Invite
+from tests.background import background
+from tests.daemon.loopback import a_master, a_peer
 from tests.plain import peer_status
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT: dict[str, Any] = api_description()
-LOOPBACK = Address("127.0.0.1", 0)
 GRAFANA = ROOT / "docker" / "grafana" / "holdfast.json"
 SPEC = '[run]\nname = "described"\nrounds = 5\n'
 
@@ -75,22 +71,11 @@ async def daemons(
         return made[-1]
 
     monkeypatch.setattr(http_server, "make_app", noted)
-    (tmp_path / "run.toml").write_text(SPEC)
-    options = MasterOptions(
-        tmp_path / "run.toml", tmp_path / "master", [LOOPBACK], [], LOOPBACK, invite=False
-    )
-    async with trio.open_nursery() as nursery:
-        master = Master(options, lambda _line: None)
+    async with background() as nursery:
+        master = a_master(tmp_path, SPEC)
         nursery.start_soon(master.run)
         await appears(tmp_path / "master" / "control.json")
-        while not master.service.bound:
-            await trio.sleep(0.02)
-        invite = Invite.decode(master.make_invite(Role.CONTRIBUTOR, True, 1, 1.0))
-        peer = Peer(
-            PeerOptions(invite, (), "alder", tmp_path / "peer", [LOOPBACK], [], LOOPBACK),
-            lambda _line: None,
-        )
-        nursery.start_soon(peer.run)
+        nursery.start_soon((await a_peer(master, tmp_path / "peer")).run)
         await appears(tmp_path / "peer" / "control.json")
         found = [
             Daemon(kind, tmp_path / kind, app.app.app.routes)
@@ -98,7 +83,6 @@ async def daemons(
         ]
         await until_ready(found[1])
         yield found[0], found[1]
-        nursery.cancel_scope.cancel()
 
 
 async def appears(path: Path) -> None:

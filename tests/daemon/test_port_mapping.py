@@ -35,6 +35,7 @@ from holdfast.daemon.port_mapping.port_mapper import (
     PortMapper,
 )
 from holdfast.protocol.addresses import Address, is_public
+from tests.background import background
 
 NONCE = bytes(range(NONCE_BYTES))
 OWN = Address("192.168.1.7", 29_701)
@@ -175,10 +176,9 @@ async def a_router(
                 if answer is not None:
                     await udp.sendto(answer, sender)
 
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             nursery.start_soon(serve)
             yield udp.getsockname()[1], heard
-            nursery.cancel_scope.cancel()
 
 
 def grants(request: bytes) -> bytes:
@@ -318,14 +318,13 @@ async def a_mapper(
     """Run a mapper; yield it and what it told of its addresses."""
     told: list[tuple[Address, ...]] = []
     mapper = PortMapper(lambda: families, lambda: told.append(mapper.addresses))
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(mapper.run)
         if needed:
             mapper.need()
             while not mapper.said:
                 await trio.sleep(0.01)
         yield mapper, told
-        nursery.cancel_scope.cancel()
 
 
 async def test_no_router_is_asked_unless_it_is_needed() -> None:

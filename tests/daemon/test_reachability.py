@@ -20,6 +20,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.network.interface import Channel
 from holdfast.protocol.trust.authority import Party
+from tests.background import background
 
 PEER = "ab" * 16
 HOST = "203.0.113.7"
@@ -88,10 +89,9 @@ async def test_few_of_many_addresses_are_dialled() -> None:
 async def test_who_comes_back_all_the_time_has_nobody_dialled_all_the_time() -> None:
     network = FakeNetwork(lambda _address: None)
     looking = reachability(network)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(looking.run)
         for _ in range(600):
             looking.look_soon()
             await trio.sleep(0.1)
-        nursery.cancel_scope.cancel()
     assert len(network.dialled) <= 60 / AGAIN_S + 1

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.shared_state import SharedState
 from holdfast.collectives.reduction import ReduceResult
 from holdfast.daemon.peer import reducer
 from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig
@@ -18,9 +17,10 @@ from holdfast.daemon.peer.reducer import Reducer
 from holdfast.diloco.outer import outer_step
 from holdfast.membership.peer.replica import Replica
 from holdfast.membership.spec.spec import RunSpec
-from holdfast.protocol.arena import Arena, Values, arena_bytes
+from holdfast.protocol.arena import Values
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun, FragmentSize
 from holdfast.protocol.network.sockets import SocketNetwork
+from tests.checkpoint.test_shared_state import founded
 
 ME, OTHER = "a" * 32, "b" * 32
 CONTRIBUTORS = (Contributor(OTHER, 1, 1.0), Contributor(ME, 1, 1.0))
@@ -90,9 +90,7 @@ async def test_the_outer_step_never_holds_up_the_event_loop(
 
     monkeypatch.setattr(reducer, "outer_step", noted)
     sizes = (FragmentSize(4, 4, 0),)
-    state = SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), "5" * 32)
-    no_counters = np.empty(0, np.int64)
-    state.load_initial(0, np.zeros(4, np.float32), no_counters)
+    state, no_counters = founded(*sizes), np.empty(0, np.int64)
     network = SimpleNamespace()
     network.run_sync = lambda function: SocketNetwork.run_sync(cast("Any", network), function)
     mine = a_reducer(network, SimpleNamespace(state=state))

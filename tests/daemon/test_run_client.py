@@ -18,6 +18,7 @@ from holdfast.daemon.metrics_store import MetricsStore, PastEvent
 from holdfast.daemon.paths import DaemonAddress
 from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.protocol.addresses import Address
+from tests.background import background
 
 Json = dict[str, Any]
 
@@ -31,13 +32,12 @@ async def test_polls_share_a_connection() -> None:
         await JSONResponse({"kind": "peer"})(scope, receive, send)
 
     listener, url = bind_http(Address("127.0.0.1", 0))
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(serve_http, app, listener)
         control = DaemonAddress("peer", url, "", 0)
         for _ in range(5):
             answer = await trio.to_thread.run_sync(daemon_client.call, control, "status", None)
             assert answer == {"kind": "peer"}
-        nursery.cancel_scope.cancel()
     daemon_client._client().close()
     daemon_client._client.cache_clear()
     assert len(callers) == 1

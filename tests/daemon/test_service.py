@@ -18,8 +18,7 @@ from tests.processes.harness import Fleet, spec
 )
 def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
     """systemd sends SIGTERM once; an impatient operator sends it again."""
-    fleet = Fleet(tmp_path)
-    try:
+    with Fleet(tmp_path) as fleet:
         master = fleet.start_master(spec())
         for name in ("alder", "birch"):
             fleet.join(name, command=())
@@ -42,5 +41,3 @@ def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
         master.signal(signal.SIGCONT)
         master.signal(signal.SIGTERM)
         assert master.wait() == 0
-    finally:
-        fleet.stop_all()

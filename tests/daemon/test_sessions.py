@@ -17,10 +17,7 @@ from holdfast.daemon.master.journal.journal_base import GrantRow
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.peer_greeting import GREETINGS_MAX, HELLO_S, PeerGreeting
-from holdfast.membership.master.coordinator import Coordinator
-from holdfast.membership.master.state.journal import RunCreated
 from holdfast.membership.master.state.master_effects import Effect
-from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import message_quota
 from holdfast.protocol.messages import (
     VERSION_MAX,
@@ -41,6 +38,8 @@ from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.simulation.swarm import MASTER_ADDRESS, MASTER_ID, RUN_ID
+from tests.background import background
+from tests.daemon.loopback import a_service
 
 T = TypeVar("T")
 
@@ -94,18 +93,14 @@ class Table:
 
 @asynccontextmanager
 async def a_table(bytes_per_s: float = 1e9) -> AsyncIterator[Table]:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = MemoryWorld(random.Random(1), bytes_per_s=bytes_per_s)
         store = JournalStore(":memory:")
-        created = RunCreated(RUN_ID, SPEC)
-        store.append(created)
-        coordinator = Coordinator.restore(RunSpec.parse(SPEC), RUN_ID, [created], 1)
         network = world.host("master", MASTER_ID, Party.MASTER)
         disk = SlowDisk(world, network._host)
-        master = MasterService(coordinator, store, disk, [MASTER_ADDRESS], probe=False)
+        master = a_service(SPEC, store, disk, [MASTER_ADDRESS], probe=False)
         await nursery.start(master.run)
         yield Table(nursery, world, store, disk, master)
-        nursery.cancel_scope.cancel()
 
 
 async def all_of(stream: MessageStream) -> list[Message]:
@@ -275,10 +270,9 @@ async def test_a_peer_that_floods_its_master_is_heard_slowly_and_named_and_stays
                 await other.send(Heartbeat(number))
                 await trio.sleep(0.5)
 
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             nursery.start_soon(flood)
             await speak()
-            nursery.cancel_scope.cancel()
         items = message_quota.ITEMS_AT_ONCE + message_quota.ITEMS_PER_S * 10.0
         assert 0.5 < heard[f"{1:032x}"] * (message_quota.MESSAGE_ITEMS + 15) / items <= 1.05
         assert heard[f"{2:032x}"] == 20, "the other one is heard as ever"

@@ -17,20 +17,11 @@ from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.spec.preset import PRESETS
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.membership.spec.spec_faults import find_faults
-from tests.processes.harness import Fleet, environment
-
-HOLDFAST = (sys.executable, "-m", "holdfast")
+from tests.processes.harness import Fleet, environment, run_command
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*HOLDFAST, *arguments],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_command(*arguments, cwd=folder)
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +101,7 @@ def test_what_it_writes_runs_as_it_is(started: Path, tmp_path: Path) -> None:
     text = (started / "run.toml").read_text()
     text = re.sub(r"^rounds = \d+", "rounds = 4", text, flags=re.MULTILINE)
     text = re.sub(r"^sync_every = \d+", "sync_every = 50", text, flags=re.MULTILINE)
-    fleet = Fleet(tmp_path)
-    try:
+    with Fleet(tmp_path) as fleet:
         fleet.start_master(text)
         command = (sys.executable, str(started / "train.py"))
         nodes = [fleet.join(name, founder=True, command=command) for name in ("alder", "birch")]
@@ -123,8 +113,6 @@ def test_what_it_writes_runs_as_it_is(started: Path, tmp_path: Path) -> None:
         assert status["warnings"] == [], "two peers of one operator are an ordinary run"
         assert [("in final.pt" in node.log) for node in nodes].count(True) == 1
         assert (tmp_path / "final.pt").exists()
-    finally:
-        fleet.stop_all()
 
 
 @pytest.mark.slow

@@ -5,50 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from attrs import define, evolve
 
-from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import CheckpointError, Manifest
-from holdfast.checkpoint.shared_state import SharedState
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
 from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig, PeerReport
 from holdfast.daemon.peer.state_service import StateService
 from holdfast.membership.peer.replica import Replica
 from holdfast.membership.spec.spec import RunSpec
-from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import ModelLayout
 from holdfast.simulation.drifting_trainer import SimTrainer, small_layout
 from holdfast.simulation.witness import Witness
+from tests.checkpoint.saving import NONCE, TERM, save
+from tests.checkpoint.test_shared_state import founded
 
 ME = "a" * 32
 LAYOUT = small_layout((5, 3))
 
 
 def saved(folder: Path, run_id: str = "run", toml: str = "", step: int = 10) -> Manifest:
-    sizes = sizes_of(fragments_of(LAYOUT, RunSpec.parse(toml).diloco))
-    state = SharedState(sizes, Arena(bytearray(arena_bytes(sizes)), sizes), run_id)
-    for number, size in enumerate(sizes):
-        state.load_initial(
-            number, np.ones(size.value_count, np.float32), np.zeros(size.counter_count, np.int64)
-        )
-    manifest = checkpoints.manifest_of(
+    state = founded(*sizes_of(fragments_of(LAYOUT, RunSpec.parse(toml).diloco)), run_id=run_id)
+    return save(
+        FolderStore(folder),
         state,
         lineage=state.lineage(),
-        term=4,
-        nonce=b"n",
-        branch=0,
-        step=step,
         layout=LAYOUT,
         spec_toml=toml,
-        now_s=0.0,
+        step=step,
     )
-    assert manifest is not None
-    for _piece in checkpoints.write(FolderStore(folder), state, manifest, reader="x", writer="me"):
-        pass
-    return manifest
 
 
 @define
@@ -91,9 +77,9 @@ def test_the_newest_whole_one_is_taken_up(tmp_path: Path) -> None:
     assert peer.state_service.restore(FolderStore(tmp_path), told.append)
     assert peer.state_service.restored == manifest
     assert peer.state_service.state.heads() == manifest.fragment_heads()
-    assert (manifest.step, manifest.term, manifest.nonce) == (20, 4, b"n".hex())
+    assert (manifest.step, manifest.term, manifest.nonce) == (20, TERM, NONCE.hex())
     assert peer.replica.heads() == manifest.fragment_heads()
-    assert (peer.replica.term, peer.replica.trainer.run_step) == (4, 20)
+    assert (peer.replica.term, peer.replica.trainer.run_step) == (TERM, 20)
     assert len(told) == 2
     assert all("damaged" in text for text in told)
 

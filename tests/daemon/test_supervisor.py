@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from holdfast.daemon.peer.trainer_failures import Failure
 from holdfast.daemon.peer.trainer_supervisor import TrainerEnd, TrainerSupervisor
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
+from tests.background import background
 from tests.processes.harness import alive
 
 pytestmark = pytest.mark.real_time
@@ -35,28 +37,28 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_MAX_S", 0.1)
 
 
-def shell(script: str, tmp_path: Path) -> TrainerSupervisor:
-    return TrainerSupervisor(["sh", "-c", script], tmp_path / "sock", member="me")
+def shell(script: str, tmp_path: Path, **how: Any) -> TrainerSupervisor:
+    return TrainerSupervisor(["sh", "-c", script], tmp_path / "sock", member="me", **how)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not condition():
+            await trio.sleep(0.01)
 
 
 async def until_exists(path: Path) -> str:
-    with trio.fail_after(PATIENCE_S):
-        while not path.exists() or not path.read_text().endswith("\n"):
-            await trio.sleep(0.01)
+    await until(lambda: path.exists() and path.read_text().endswith("\n"))
     return path.read_text()
 
 
 async def until_known(supervisor: TrainerSupervisor) -> None:
     """A process may do things before who started it has learnt its number."""
-    with trio.fail_after(PATIENCE_S):
-        while supervisor.pid is None:
-            await trio.sleep(0.01)
+    await until(lambda: supervisor.pid is not None)
 
 
 async def until_gone(*pids: int) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while any(alive(pid) for pid in pids):
-            await trio.sleep(0.01)
+    await until(lambda: not any(alive(pid) for pid in pids))
 
 
 async def test_status_0_is_the_end(tmp_path: Path) -> None:
@@ -122,12 +124,8 @@ async def test_after_so_many_failures_in_a_row_it_waits_for_somebody_to_act(
 ) -> None:
     count = tmp_path / "count"
     told: list[TrainerFailed] = []
-    supervisor = TrainerSupervisor(
-        ["sh", "-c", f"echo x >> {count}; test -e {tmp_path}/mended || exit 3"],
-        tmp_path / "sock",
-        member="me",
-        tell=told.append,
-    )
+    script = f"echo x >> {count}; test -e {tmp_path}/mended || exit 3"
+    supervisor = shell(script, tmp_path, tell=told.append)
     assert not supervisor.retry(), "there is nothing to try again"
     async with trio.open_nursery() as nursery:
         ends: list[TrainerEnd] = []
@@ -136,9 +134,7 @@ async def test_after_so_many_failures_in_a_row_it_waits_for_somebody_to_act(
             ends.append(await supervisor.run())
 
         nursery.start_soon(run)
-        with trio.fail_after(PATIENCE_S):
-            while not told or told[-1].remedy is not Remedy.NONE:
-                await trio.sleep(0.01)
+        await until(lambda: told and told[-1].remedy is Remedy.NONE)
         assert len(count.read_text().split()) == module.FAILURES_MAX
         assert [each.failure_count for each in told] == [1, 2, 3, 4, 5]
         assert {each.kind for each in told} == {FailureKind.CRASH}
@@ -150,9 +146,7 @@ async def test_after_so_many_failures_in_a_row_it_waits_for_somebody_to_act(
 
         (tmp_path / "mended").touch()
         assert supervisor.retry()
-        with trio.fail_after(PATIENCE_S):
-            while not ends:
-                await trio.sleep(0.01)
+        await until(lambda: ends)
     assert ends == [TrainerEnd.DONE]
     assert supervisor.failed is None
 
@@ -165,10 +159,7 @@ async def test_what_the_process_said_is_worth_more_than_its_exit_status(tmp_path
         return said.pop(0)
 
     script = f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) -ge 3 || exit 1"
-    command = ["sh", "-c", script]
-    supervisor = TrainerSupervisor(
-        command, tmp_path / "sock", member="me", crash_report=words, tell=told.append
-    )
+    supervisor = shell(script, tmp_path, crash_report=words, tell=told.append)
     assert await supervisor.run() is TrainerEnd.DONE
     assert [(each.kind, each.reason) for each in told] == [
         (FailureKind.MEMORY, "OutOfMemoryError: no"),
@@ -182,9 +173,7 @@ async def test_one_that_hangs_is_ended_with_the_reason_and_started_again(
 ) -> None:
     told: list[TrainerFailed] = []
     script = f"test -e {tmp_path}/ready && exit 0; echo $$ > {tmp_path}/ready; sleep 60"
-    supervisor = TrainerSupervisor(
-        ["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append
-    )
+    supervisor = shell(script, tmp_path, tell=told.append)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         pid = int(await until_exists(tmp_path / "ready"))
@@ -205,18 +194,14 @@ async def test_the_time_in_which_it_hung_is_no_good_time(
     monkeypatch.setattr(module, "GOOD_RUN_S", 0.2)
     told: list[TrainerFailed] = []
     script = f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) -ge 4 || sleep 60"
-    supervisor = TrainerSupervisor(
-        ["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append
-    )
+    supervisor = shell(script, tmp_path, tell=told.append)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         for sick_s in (1_000.0, 1_000.0, 0.0):
             await until_known(supervisor)
             await trio.sleep(0.3)
             supervisor.fail(FailureKind.HANG, "no step", sick_s)
-            with trio.fail_after(PATIENCE_S):
-                while supervisor.failed is None:
-                    await trio.sleep(0.001)
+            await until(lambda: supervisor.failed is not None)
     assert [each.failure_count for each in told] == [1, 2, 1]
 
 
@@ -226,12 +211,9 @@ async def test_a_command_that_is_gone_later_is_a_failure_like_others(tmp_path: P
     command.chmod(0o700)
     told: list[TrainerFailed] = []
     supervisor = TrainerSupervisor([str(command)], tmp_path / "sock", member="me", tell=told.append)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(supervisor.run)
-        with trio.fail_after(PATIENCE_S):
-            while len(told) < 2:
-                await trio.sleep(0.01)
-        nursery.cancel_scope.cancel()
+        await until(lambda: len(told) >= 2)
     assert "cannot start" in told[1].reason
 
 
@@ -263,20 +245,17 @@ class Heard:
         self.rest = rest
 
 
-def talking(script: str, tmp_path: Path, heard: Heard, **more: Any) -> TrainerSupervisor:
-    return TrainerSupervisor(
-        ["sh", "-c", script], tmp_path / "sock", member="me", output=heard, **more
-    )
-
-
 async def test_all_that_a_command_prints_is_heard_before_its_end_is_told(tmp_path: Path) -> None:
     heard, at_failure = Heard(), list[list[str]]()
     script = (
         "echo one; echo two >&2; echo three; printf 'no end'; "
         f"test -e {tmp_path}/again || {{ touch {tmp_path}/again; exit 3; }}"
     )
-    supervisor = talking(
-        script, tmp_path, heard, give_up=lambda _failure: at_failure.append(list(heard.lines))
+    supervisor = shell(
+        script,
+        tmp_path,
+        output=heard,
+        give_up=lambda _failure: at_failure.append(list(heard.lines)),
     )
     assert await supervisor.run() is TrainerEnd.DONE
     assert at_failure == [["one", "two", "three", "no end"]]
@@ -288,9 +267,9 @@ async def test_python_prints_at_once_unless_the_user_wants_otherwise(
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     heard = Heard()
-    await talking('echo "[$PYTHONUNBUFFERED]"', tmp_path, heard).run()
+    await shell('echo "[$PYTHONUNBUFFERED]"', tmp_path, output=heard).run()
     monkeypatch.setenv("PYTHONUNBUFFERED", "")
-    await talking('echo "[$PYTHONUNBUFFERED]"', tmp_path, heard).run()
+    await shell('echo "[$PYTHONUNBUFFERED]"', tmp_path, output=heard).run()
     assert heard.lines == ["[1]", "[]"]
 
 
@@ -299,7 +278,7 @@ async def test_giving_up_ends_it_at_the_first_failure(tmp_path: Path) -> None:
         raise UserError(failure.reason)
 
     heard = Heard()
-    supervisor = talking("echo x; exit 3", tmp_path, heard, give_up=give_up)
+    supervisor = shell("echo x; exit 3", tmp_path, output=heard, give_up=give_up)
     with pytest.raises(UserError, match="ended with exit status 3"):
         await supervisor.run()
     assert heard.lines == ["x"]
@@ -313,18 +292,11 @@ async def test_a_flood_is_taken_and_stopped_with_its_command(tmp_path: Path) -> 
         nonlocal counted
         counted += len(lines)
 
-    supervisor = TrainerSupervisor(
-        ["sh", "-c", f"echo > {tmp_path}/ready; exec yes flood"],
-        tmp_path / "sock",
-        member="me",
-        output=count,
-    )
+    supervisor = shell(f"echo > {tmp_path}/ready; exec yes flood", tmp_path, output=count)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         await until_exists(tmp_path / "ready")
-        with trio.fail_after(PATIENCE_S):
-            while counted < 1_000_000:
-                await trio.sleep(0.01)
+        await until(lambda: counted >= 1_000_000)
         pid = supervisor.pid
         await supervisor.stop()
     assert pid is not None
@@ -343,7 +315,7 @@ async def test_a_grandchild_that_keeps_the_output_open_delays_nothing(tmp_path: 
         f"while test ! -s {tmp_path}/left; do sleep 0.02; done; echo done"
     )
     heard = Heard()
-    supervisor = talking(script, tmp_path, heard)
+    supervisor = shell(script, tmp_path, output=heard)
     with trio.fail_after(PATIENCE_S):
         assert await supervisor.run() is TrainerEnd.DONE
     assert sorted(heard.lines) == ["done", "it writes on"]
@@ -413,9 +385,7 @@ async def test_a_trainer_prints_on_while_its_daemon_stalls(tmp_path: Path) -> No
 async def test_a_signal_is_named(tmp_path: Path) -> None:
     told: list[TrainerFailed] = []
     script = f"test -e {tmp_path}/again && exit 0; touch {tmp_path}/again; kill -SEGV $$"
-    supervisor = TrainerSupervisor(
-        ["sh", "-c", script], tmp_path / "sock", member="me", tell=told.append
-    )
+    supervisor = shell(script, tmp_path, tell=told.append)
     assert await supervisor.run() is TrainerEnd.DONE
     assert told[0].reason == "was killed by SIGSEGV"
 

@@ -19,6 +19,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.host_lookup import GROUPS, LOOKUPS_EACH
 from holdfast.protocol.network.interface import Network
 from holdfast.protocol.network.sockets import SocketNetwork, open_tcp
+from tests.background import background
 
 HOST = "203.0.113.7"  # where a member comes from
 MANY = 60  # more than trio has threads
@@ -80,7 +81,7 @@ def others_lane(than: str) -> str:
 async def test_names_that_members_give_keep_nobody_from_the_journal(names: Stuck) -> None:
     network = a_network()
     looking = ReachabilityCheck(network, tuple, lambda _peer, _reachable: None)
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         for number in range(MANY):
             addresses = tuple(f"n{number}-{index}.stuck:7" for index in range(16))
             nursery.start_soon(looking.reachable, f"peer {number}", addresses, HOST)
@@ -89,7 +90,6 @@ async def test_names_that_members_give_keep_nobody_from_the_journal(names: Stuck
         assert await network.run_sync(lambda: "written") == "written"
         assert len(names.entered) <= GROUPS * LOOKUPS_EACH
         names.go_on.set()
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.real_time
@@ -98,7 +98,7 @@ async def test_a_members_bad_names_hold_up_no_other_members(names: Stuck) -> Non
     listener = socket.create_server(("127.0.0.1", 0))
     with listener:
         port = listener.getsockname()[1]
-        async with trio.open_nursery() as nursery:
+        async with background() as nursery:
             looking = ReachabilityCheck(network, tuple, lambda _peer, _reachable: None)
             for number in range(MANY):  # it says so again and again
                 names_given = (f"n{number}.stuck:7", "m.stuck:7")
@@ -111,7 +111,6 @@ async def test_a_members_bad_names_hold_up_no_other_members(names: Stuck) -> Non
             await trio.testing.wait_all_tasks_blocked(POLL_S)
             assert len(names.entered) == LOOKUPS_EACH
             names.go_on.set()
-            nursery.cancel_scope.cancel()
 
 
 async def test_of_a_hello_all_addresses_and_the_first_names_are_dialled() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-import trio
 
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.web.app import BODY_BYTES_MAX, HEADERS, Json, make_app, read_route
@@ -17,6 +16,7 @@ from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.daemon.web.page_files import PAGES, PageFiles
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
+from tests.background import background
 
 TOKEN = "the-token"
 PADDING_BYTES = BODY_BYTES_MAX - len(b'{"a": ""}')
@@ -152,7 +152,7 @@ async def test_other_paths_and_methods(method: str, path: str, status: int) -> N
 async def test_it_serves_at_the_url_it_gives(host: str) -> None:
     listener, url = bind_http(Address(host, 0))
     things = Things()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(serve_http, things.app, listener)
         async with httpx.AsyncClient() as client:
             response = await client.get(f"{url}/api/status")
@@ -166,7 +166,6 @@ async def test_it_serves_at_the_url_it_gives(host: str) -> None:
             response = await client.post(f"{url}/api/note", content=over, headers=AUTHORISED)
             assert response.status_code == 400
             assert len(things.done) == 1
-        nursery.cancel_scope.cancel()
     with pytest.raises(OSError, match="refused"), socket.create_connection(_place(url)):
         pass
 

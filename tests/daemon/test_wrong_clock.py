@@ -9,32 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import trio
 
 from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.master.run_master import Master, MasterOptions
-from holdfast.daemon.peer.run_peer import Peer, PeerOptions
-from holdfast.protocol.addresses import Address
+from holdfast.daemon.master.run_master import Master
 from holdfast.protocol.errors import WRONG_CLOCK_HINT, UserError
-from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
-from holdfast.protocol.trust.invite import Invite
+from tests.background import background
+from tests.daemon.loopback import a_master, a_peer
 
 pytestmark = pytest.mark.real_time
 
-LOOPBACK = Address("127.0.0.1", 0)
 SPEC = '[run]\nname = "clocks"\n'
 
 
 @contextmanager
 def a_master_whose_clock_is_ahead(tmp_path: Path, days: int) -> Iterator[Master]:
     """Its certificate says so; nothing else here looks at what time it is."""
-    (tmp_path / "run.toml").write_text(SPEC)
-    options = MasterOptions(
-        tmp_path / "run.toml", tmp_path / "master", [LOOPBACK], [], LOOPBACK, invite=False
-    )
     issue = Authority.issue
 
     def issued(self: Authority, request_pem: bytes, name: str, party: Party) -> bytes:
@@ -43,7 +35,7 @@ def a_master_whose_clock_is_ahead(tmp_path: Path, days: int) -> Iterator[Master]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Authority, "issue", issued)
-        master = Master(options, lambda _line: None)
+        master = a_master(tmp_path, SPEC)
     yield master
     master.store.close()
 
@@ -58,18 +50,13 @@ def leaves(group: BaseExceptionGroup[UserError]) -> list[UserError]:
 async def why_it_ended(master: Master, state: Path, patience_s: float) -> UserError:
     """Run a peer of this master, and return the error that ends it."""
     ended: list[UserError] = []
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(master.run)
-        while not master.service.bound:
-            await trio.sleep(0.02)
-        invite = Invite.decode(master.make_invite(Role.CONTRIBUTOR, True, 1, 1.0))
-        options = PeerOptions(invite, (), "alder", state, [LOOPBACK], [], LOOPBACK)
-        options.patience_s = patience_s
+        peer = await a_peer(master, state, patience_s=patience_s)
         try:
-            await Peer(options, lambda _line: None).run()
+            await peer.run()
         except* UserError as group:
             ended += leaves(group)
-        nursery.cancel_scope.cancel()
     (error,) = ended
     return error
 

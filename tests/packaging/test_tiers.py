@@ -6,10 +6,8 @@ import ast
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
-from tests.conftest import nightly_line
 from tools.reference import faults_of
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -62,11 +60,3 @@ def test_no_planted_bug_is_lost() -> None:
 
     assert done.returncode == 0, done.stdout
     assert sorted(found) == listed
-
-
-def test_what_is_left_out_is_said_in_a_line() -> None:
-    left_out = Counter({"test_nat.py": 6, "test_llama.py": 1})
-
-    assert nightly_line(left_out) == (
-        "Left to `make nightly`: 7 tests (1 of test_llama.py, 6 of test_nat.py)"
-    )

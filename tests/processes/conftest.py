@@ -14,11 +14,8 @@ from tests.processes.harness import Fleet
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path)
-    try:
+    with Fleet(tmp_path) as made:
         yield made
-    finally:
-        made.stop_all()
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from holdfast.daemon.cli import fleet
 from holdfast.daemon.cli.fleet import EXIT_S, START_S, Node, Polls, Status, environment
@@ -36,6 +37,7 @@ __all__ = [
 
 TRAINER = Path(__file__).with_name("tiny_trainer.py")  # without torch
 WITH_TORCH = (sys.executable, str(TRAINER.with_name("torch_trainer.py")))
+HOLDFAST = (sys.executable, "-m", "holdfast")
 WAIT_S = 240.0  # for whatever a test waits for: only what hangs takes as long, on any machine
 LOG_TAIL_CHARS = 3_000
 
@@ -82,6 +84,28 @@ def spec(
     )
 
 
+def run_command(
+    *arguments: object,
+    state: Path | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
+    preexec: Callable[[], None] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, for the daemon of that state directory if one is given."""
+    daemon = () if state is None else ("--state", str(state))
+    return subprocess.run(
+        [*before, *HOLDFAST, *map(str, arguments), *daemon],
+        cwd=cwd,
+        env=environment(env or {}),
+        capture_output=True,
+        text=True,
+        preexec_fn=preexec,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
 def alive(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:
@@ -120,6 +144,12 @@ class Fleet(fleet.Fleet):
     ) -> Node:
         """Start a peer, by default with the trainer that needs no torch."""
         return super().join(name, *script, command=command, patience_s=patience_s, **how)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop_all()
 
     def stop_all(self) -> None:
         """Kill all processes that still run, and print all logs: pytest shows them if the test failed."""

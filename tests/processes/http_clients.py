@@ -33,6 +33,7 @@ from holdfast.protocol.enrolment import ENROL_S, newcomers_channel
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN, EnrolAuthority, EnrolHello
 from holdfast.protocol.network.stream import MessageStream
+from tests.background import background
 
 CLIENTS = 50
 WATCHERS = 4
@@ -196,13 +197,12 @@ async def _busy(seen: Seen, pid: int, run_port: Address, http: Address, each: in
     def goes_on() -> bool:
         return seen.opened.total() < each * CLIENTS
 
-    async with trio.open_nursery() as helpers:
+    async with background() as helpers:
         helpers.start_soon(_count, seen, pid)
         helpers.start_soon(_dial_again, seen, run_port)
         async with trio.open_nursery() as clients:
             for number in range(CLIENTS):
                 clients.start_soon(client, seen, http, random.Random(number), goes_on)
-        helpers.cancel_scope.cancel()
 
 
 async def _gone(seen: Seen, pid: int, wanted: float) -> None:

@@ -15,14 +15,13 @@ from holdfast.daemon.advertised_hosts import doubt_of_loopback, only_loopback
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.trust.invite import Invite
 from tests import needs
-from tests.processes.harness import START_S, environment, spec
+from tests.processes.harness import HOLDFAST, START_S, environment, run_command, spec
 from tests.processes.test_doctor import doctor, two_hosts
 
 CODE = (
     "from holdfast.daemon.advertised_hosts import dialable; from holdfast.protocol.addresses import Address; "
     "print(*dialable([Address(host, 5) for host in {bound!r}], [], {towards!r}))"
 )
-HOLDFAST = (sys.executable, "-m", "holdfast")
 POLL_S = 0.1
 
 
@@ -127,10 +126,7 @@ def test_an_invite_to_loopback_is_warned_of_at_both_ends(tmp_path: Path) -> None
         assert "--advertise HOST" in said
         invite = invite_in(said)
         assert invite.addresses == (Address("127.0.0.1", 29700),)
-        command = [*here, *HOLDFAST, "invite", "--state", str(tmp_path / "state")]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment(), check=True
-        )
+        done = run_command("invite", state=tmp_path / "state", before=here)
         assert Invite.decode(done.stdout.strip()).addresses == invite.addresses
         assert "works only on the master's own machine" in done.stderr
     with two_hosts() as (_home, away):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 from holdfast.daemon.exit_codes import ExitCode
-from tests.processes.harness import Fleet, environment, spec
+from tests.processes.harness import Fleet, run_command, spec
 
 
 def typed(fleet: Fleet, *arguments: str) -> str:
-    state = ("--state", str(fleet.folder / "master"))
-    command = [sys.executable, "-m", "holdfast", *arguments, *state]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    done = run_command(*arguments, state=fleet.folder / "master")
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

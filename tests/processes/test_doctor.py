@@ -27,7 +27,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.network.socket_options import obtainable_congestion
 from holdfast.protocol.trust.invite import Invite
 from tests import needs
-from tests.processes.harness import Fleet, environment, spec
+from tests.processes.harness import HOLDFAST, Fleet, environment, run_command, spec
 
 as_root = needs.needed(needs.root("only root may mount, limit memory and set up networks"))
 SKEW_S = 7_200
@@ -54,12 +54,9 @@ main()
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path_factory.mktemp("doctor"), strict=False)
-    try:
+    with Fleet(tmp_path_factory.mktemp("doctor"), strict=False) as fleet:
         fleet.start_master(spec())
         yield fleet
-    finally:
-        fleet.stop_all()
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +100,8 @@ def doctor(
     preexec: Callable[[], None] | None = None,
     listen: str = "127.0.0.1:0",
 ) -> Report:
-    done = subprocess.run(
-        [
-            *before,
-            *(sys.executable, "-m", "holdfast", "doctor", *arguments),
-            *("--state", str(state), "--listen", listen, "--json"),
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        preexec_fn=preexec,
-        check=False,
-    )
-    return Report(done)
+    words = ("doctor", *arguments, "--listen", listen, "--json")
+    return Report(run_command(*words, state=state, before=before, preexec=preexec))
 
 
 @contextlib.contextmanager
@@ -137,17 +123,8 @@ def other_master(fleet: Fleet, name: str, script: str) -> Iterator[str]:
     with (fleet.folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             [
-                sys.executable,
-                "-c",
-                script,
-                "master",
-                str(toml),
-                "--state",
-                fleet.folder / name,
-                "--listen",
-                "127.0.0.1:0",
-                "--http",
-                "127.0.0.1:0",
+                *(sys.executable, "-c", script, "master", toml, "--state", fleet.folder / name),
+                *("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"),
             ],
             stdout=subprocess.PIPE,
             stderr=log,
@@ -198,13 +175,7 @@ def test_a_machine_that_is_fine_is_told_so_and_uses_nothing_up(
 
 
 def test_for_people_it_says_the_fix_last(invite: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "doctor", invite[:-9], "--state", str(tmp_path)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_command("doctor", invite[:-9], state=tmp_path)
     assert done.returncode == ExitCode.UNFIT
     assert "\x1b" not in done.stdout, "plain where it is no terminal"
     *_, fault, fix, empty, verdict = done.stdout.splitlines()
@@ -335,14 +306,8 @@ def test_a_second_address_of_the_master_is_enough(invite: str, tmp_path: Path) -
 
 def test_the_folder_of_all_peers_is_no_state_and_may_be_entered(tmp_path: Path) -> None:
     (tmp_path / "peers").mkdir(mode=0o755)
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "doctor", "--listen", "127.0.0.1:0", "--json"],
-        env=environment({"HOLDFAST_HOME": str(tmp_path)}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    report = Report(done)
+    home = {"HOLDFAST_HOME": str(tmp_path)}
+    report = Report(run_command("doctor", "--listen", "127.0.0.1:0", "--json", env=home))
     assert [found["verdict"] for found in report["state folder"]] == ["ok"]
     assert len(report.mentions("give")) == 4, "none was given"
     own = doctor(state=tmp_path / "peers")
@@ -408,15 +373,8 @@ def test_a_firewall_before_this_machine(fleet: Fleet, tmp_path: Path) -> None:
         more = ["--state", str(tmp_path / "m"), "--http", "127.0.0.1:0"]
         master = subprocess.Popen(
             [
-                *home,
-                sys.executable,
-                "-m",
-                "holdfast",
-                "master",
-                fleet.folder / "run.toml",
-                "--listen",
-                "10.99.0.1:29700",
-                *more,
+                *(*home, *HOLDFAST, "master", str(fleet.folder / "run.toml")),
+                *("--listen", "10.99.0.1:29700", *more),
             ],
             stdout=subprocess.PIPE,
             env=environment(),

@@ -6,22 +6,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from functools import partial
 
 from holdfast.daemon.exit_codes import ExitCode
-from tests.processes.harness import Fleet, Status, environment, member, spec
+from tests.processes.harness import Fleet, Status, member, run_command, spec
 
 
 def typed(fleet: Fleet, *arguments: str, state: str = "master") -> subprocess.CompletedProcess[str]:
     """Type a command at one of the daemons."""
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments, "--state", str(fleet.folder / state)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_command(*arguments, state=fleet.folder / state)
 
 
 def train_to_the_end(fleet: Fleet, pause_s: float = 0.0) -> None:
@@ -49,14 +42,7 @@ def test_a_finished_run_says_how_it_ended_and_goes_on(fleet: Fleet) -> None:
     assert "the run is finished: all 3 rounds are committed" in birch
     exported = re.findall(r"^  (holdfast export .*)$", birch, re.MULTILINE)
     assert len(exported) == 1, "the peer says how to make a file of its weights"
-    done = subprocess.run(
-        [sys.executable, "-m", *exported[0].split()],
-        cwd=fleet.folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_command(*exported[0].split()[1:], cwd=fleet.folder)
     assert (done.returncode, (fleet.folder / "model.safetensors").exists()) == (0, True), done
     assert not [e for e in fleet.master()["events"] if "lost its trainer" in e["text"]]
     shown = typed(fleet, "status").stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,7 +13,7 @@ import httpx
 import pytest
 
 from holdfast.protocol.network.socket_options import UNPACED
-from tests.processes.harness import Fleet, environment, spec
+from tests.processes.harness import HOLDFAST, Fleet, environment, run_command, spec
 
 NAME = "train.example.org"  # that the master's owner has given it
 
@@ -22,31 +21,19 @@ NAME = "train.example.org"  # that the master's owner has given it
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A run of two: one trains, the other keeps a copy."""
-    fleet = Fleet(tmp_path_factory.mktemp("looking"))
-    try:
+    with Fleet(tmp_path_factory.mktemp("looking")) as fleet:
         fleet.start_master(spec(min_members=1), more=("--http-host", NAME))
         fleet.join("alder", founder=True)
         fleet.join("birch", command=())
         fleet.until(lambda s: s["committed"] >= 3 and s["counts"]["live"] == 2, "three rounds")
         yield fleet
-    finally:
-        fleet.stop_all()
 
 
 def said(fleet: Fleet, *arguments: str, at: str = "master") -> str:
-    done = subprocess.run(
-        [*HOLDFAST, *arguments, "--state", str(fleet.folder / at)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_command(*arguments, state=fleet.folder / at)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout, "plain where it is no terminal"
     return done.stdout
-
-
-HOLDFAST = (sys.executable, "-m", "holdfast")
 
 
 def test_a_daemon_is_read_under_its_own_names_only(fleet: Fleet) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,9 +18,9 @@ from tests.processes.harness import (
     WAIT_S,
     Fleet,
     contributing,
-    environment,
     in_sync,
     member,
+    run_command,
     spec,
 )
 
@@ -56,14 +55,7 @@ class Shell:
 
     def run(self, line: str) -> str:
         """A command that ends, well."""
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *shlex.split(line)],
-            cwd=self.folder,
-            env=environment(self.env),
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
+        done = run_command(*shlex.split(line), cwd=self.folder, env=self.env)
         assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         return done.stdout
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from tests.packaging.test_docs import ROOT, blocks
-from tests.processes.harness import WAIT_S, Fleet, Status, contributing, environment, spec
+from tests.processes.harness import WAIT_S, Fleet, Status, contributing, run_command, spec
 
 pytestmark = pytest.mark.slow
 
@@ -89,9 +88,7 @@ def loaded(path: Path) -> dict[str, torch.Tensor]:
 def export(fleet: Fleet, name: str) -> dict[str, torch.Tensor]:
     """Return the run's weights from a peer's newest checkpoint, as ``holdfast export`` writes them."""
     out = fleet.folder / f"{name}.pt"
-    options = ["--format", "torch", str(out), "--state", str(fleet.folder / name)]
-    command = [sys.executable, "-m", "holdfast", "export", *options]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    done = run_command("export", "--format", "torch", out, state=fleet.folder / name)
     assert done.returncode == 0, done.stdout + done.stderr
     return loaded(out)
 

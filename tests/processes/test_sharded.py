@@ -48,11 +48,8 @@ def ranks_of(launcher: int) -> list[int]:
 @contextmanager
 def closing_fleet(folder: Path) -> Iterator[Fleet]:
     folder.mkdir()
-    other = Fleet(folder)
-    try:
+    with Fleet(folder) as other:
         yield other
-    finally:
-        other.stop_all()
 
 
 def join(

@@ -18,10 +18,10 @@ from holdfast.daemon.exit_codes import ExitCode
 from tests.processes.harness import (
     EXIT_S,
     TRAINER,
-    WAIT_S,
     Fleet,
     environment,
     member,
+    run_command,
     spec,
 )
 from tests.terminal import Terminal
@@ -40,17 +40,6 @@ def terminal() -> Iterator[Terminal]:
     made = Terminal(columns=70)
     yield made
     made.close()
-
-
-def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast", *arguments],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WAIT_S,
-    )
 
 
 class Shown:
@@ -118,7 +107,7 @@ def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
     assert any(line.startswith("the weights of step ") for line in lines)
     command = next(line.split() for line in lines if line.startswith("  holdfast export "))
     out = fleet.folder / "model.safetensors"
-    exported = holdfast("export", *command[2:-1], str(out))
+    exported = run_command("export", *command[2:-1], str(out))
     assert exported.returncode == 0, exported.stderr
     assert out.stat().st_size > 0
 
@@ -220,7 +209,7 @@ def test_a_script_that_never_attaches_is_no_success(fleet: Fleet) -> None:
 
 def lines_of(fleet: Fleet, *arguments: str, name: str) -> Sequence[dict[str, object]]:
     state = str(fleet.nodes[name].folder)
-    done = holdfast("logs", *arguments, "--state", state, "--json")
+    done = run_command("logs", *arguments, "--state", state, "--json")
     assert done.returncode == 0, done.stderr
     found: Sequence[dict[str, object]] = json.loads(done.stdout)["lines"]
     return found
@@ -241,9 +230,9 @@ def test_a_peers_log_is_read_at_its_machine_with_the_token(fleet: Fleet) -> None
     ]
     assert "the trainer has attached" in [line["text"] for line in own]
     assert lines_of(fleet, "-n", "2", name="alder") == list(own)[-2:]
-    plain = holdfast("logs", "--state", str(fleet.nodes["alder"].folder))
+    plain = run_command("logs", "--state", str(fleet.nodes["alder"].folder))
     assert "  trainer  line 2\n" in plain.stdout
-    refused = holdfast("logs", "--state", str(fleet.nodes["master"].folder))
+    refused = run_command("logs", "--state", str(fleet.nodes["master"].folder))
     assert refused.returncode != 0, "a master shows no machine's log"
 
     def ask(query: str, token: str | None) -> tuple[int, dict[str, object]]:
@@ -300,7 +289,7 @@ def test_the_page_is_opened_signed_in(fleet: Fleet, tmp_path: Path) -> None:
     control = node.control()
     address = f"{control.url}/#token={control.token}"
     state = str(node.folder)
-    printed = holdfast("dashboard", "--print", "--state", state)
+    printed = run_command("dashboard", "--print", "--state", state)
     assert printed.stdout == address + "\n"
 
     opened = tmp_path / "opened"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,10 +14,10 @@ from tests.processes.harness import (
     Status,
     alive,
     contributing,
-    environment,
     in_sync,
     member,
     role,
+    run_command,
     spec,
 )
 
@@ -100,10 +99,9 @@ def test_a_command_that_fails_again_and_again_leaves_a_spare_until_somebody_mend
     assert in_sync(fleet.master(), "b")
 
     mended.touch()
-    command = [sys.executable, "-m", "holdfast", "retry", "--state", str(fleet.nodes["b"].folder)]
-    again = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    again = run_command("retry", state=fleet.nodes["b"].folder)
     assert again.returncode == 0, again.stderr
     fleet.until(lambda s: contributing(s, "a", "b"), "b trains")
-    again = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    again = run_command("retry", state=fleet.nodes["b"].folder)
     assert again.returncode == 1
     assert "the training command runs" in again.stderr

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.trust.credentials import CERTIFICATE_FILE
 from tests import needs
-from tests.processes.harness import WAIT_S, Fleet, Node, Polls, Status, member, spec
+from tests.processes.harness import WAIT_S, Fleet, Node, Polls, Status, member, run_command, spec
 
 
 def hours_that_are_not_now() -> str:
@@ -59,13 +58,7 @@ def test_outside_its_hours_it_waits_and_says_so(fleet: Fleet) -> None:
 
 
 def shown(node: Node) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "status", "--state", str(node.folder)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    return run_command("status", state=node.folder).stdout
 
 
 @pytest.mark.fault("a machine's owner wants it back: its hours are over, it runs on battery")

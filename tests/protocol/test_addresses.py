@@ -97,12 +97,3 @@ def test_addresses_round_trip(host: str, port: int) -> None:
 )
 def test_the_host_of_a_connection(remote: str, host: str) -> None:
     assert host_of(remote) == host
-
-
-@given(st.text(max_size=40) | st.text("[]:.%a1-", max_size=20))
-def test_any_text_is_an_address_or_a_user_error(text: str) -> None:
-    try:
-        address = Address.parse(text, 7)
-    except UserError:
-        return
-    assert Address.parse(str(address)) == address

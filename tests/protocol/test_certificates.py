@@ -13,8 +13,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast.protocol.errors import LocalProtocolError, RemoteProtocolError, UserError
 from holdfast.protocol.trust.authority import (
@@ -193,12 +191,6 @@ def test_requests_that_are_junk_or_of_others_are_refused(authority: Authority) -
     ):
         with pytest.raises(RemoteProtocolError):
             authority.issue(junk, "x", Party.PEER)
-
-
-@given(st.binary(max_size=300))
-def test_junk_is_no_certificate(data: bytes) -> None:
-    with pytest.raises(RemoteProtocolError):
-        load_certificate(data)
 
 
 def test_long_and_odd_names_do_not_stop_a_certificate(authority: Authority) -> None:

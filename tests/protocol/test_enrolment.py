@@ -6,7 +6,8 @@ import base64
 import datetime
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,8 @@ from holdfast.protocol.trust.credentials import Credentials
 from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import Invite
 from holdfast.simulation.memory_network import MemoryWorld
+from tests.background import background
+from tests.trust import admitted
 
 TOKEN = "the-token-of-the-invite"
 HANGS_S = 120.0  # for what hangs
@@ -67,10 +70,7 @@ class Desk:
     def network(
         self, party: Party = Party.MASTER, now: datetime.datetime | None = None
     ) -> SocketNetwork:
-        identity = Identity.generate()
-        pem = self.authority.issue(identity.request_pem("x"), "x", party, now=now)
-        home = self.directory / identity.peer_id
-        credentials = Credentials(home, identity, pem, self.authority.certificate_pem)
+        credentials = admitted(self.authority, self.directory, party, now=now)
         return SocketNetwork(credentials, newcomers=True, greeting_s=NO_LIMIT_S)
 
     async def admit(self, request: EnrolRequest, peer: str) -> None:
@@ -111,13 +111,13 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(tmp_path / "desk")
 
 
-async def serve(nursery: trio.Nursery, desk: Desk, network: SocketNetwork | None = None) -> Address:
+@asynccontextmanager
+async def serving(desk: Desk, network: SocketNetwork | None = None) -> AsyncIterator[Address]:
     network = network or desk.network()
-    (address,) = await nursery.start(
-        network.serve, [Address("127.0.0.1", 0)], desk.on_channel, None
-    )
-    assert isinstance(address, Address)
-    return address
+    async with background() as nursery:
+        bind = [Address("127.0.0.1", 0)]
+        (address,) = await nursery.start(network.serve, bind, desk.on_channel, None)
+        yield address
 
 
 # ---------------------------------------------------------------- over real TLS
@@ -136,7 +136,7 @@ async def test_a_newcomer_gets_a_certificate_that_opens_every_door(
             met.append(channel.peer)
 
     identity = Identity.generate()
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         master = desk.network()
         (address,) = await nursery.start(master.serve, [Address("127.0.0.1", 0)], on_channel, None)
         invite = Invite.decode(desk.invite(address).encode(), now_s=0)
@@ -146,7 +146,6 @@ async def test_a_newcomer_gets_a_certificate_that_opens_every_door(
         channel = await SocketNetwork(credentials).dial(address, party=Party.MASTER)
         assert await channel.stream.receive_some() == b""
         await channel.stream.aclose()
-        nursery.cancel_scope.cancel()
     assert met == [identity.peer_id]
     assert desk.tokens_seen == [TOKEN]
     assert desk.admissions == [(identity.peer_id, "my laptop")]
@@ -155,38 +154,32 @@ async def test_a_newcomer_gets_a_certificate_that_opens_every_door(
 @pytest.mark.real_time
 async def test_who_was_admitted_gets_another_certificate_and_uses_nothing_up(desk: Desk) -> None:
     known = Identity.generate()
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, desk)
+    async with serving(desk) as address:
         await enrol(desk.invite(address), known, "x")
         spent = desk.invite(address, token="used up")
         certificate_pem, _ = await enrol(spent, known, "x")
         assert holder_of(load_certificate(certificate_pem)).peer == known.peer_id
         with pytest.raises(EvictedError):
             await enrol(spent, Identity.generate(), "x")
-        nursery.cancel_scope.cancel()
     assert desk.tokens_seen == [TOKEN, "used up"]
     assert len(desk.admissions) == 1
 
 
 @pytest.mark.real_time
 async def test_a_refused_token_says_why(desk: Desk) -> None:
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, desk)
+    async with serving(desk) as address:
         with pytest.raises(EvictedError, match="this invite was withdrawn") as raised:
             await enrol(desk.invite(address, token="an old one"), Identity.generate(), "x")
         assert raised.value.code == RefusalCode.TOKEN.value
         assert desk.admissions == []
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.real_time
 async def test_another_runs_master_never_sees_the_token(desk: Desk, tmp_path: Path) -> None:
     other = Desk(tmp_path / "other")  # its run has the same name
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, other)
+    async with serving(other) as address:
         with pytest.raises(RemoteProtocolError, match="not the master of the invite's run"):
             await enrol(desk.invite(address), Identity.generate(), "x")
-        nursery.cancel_scope.cancel()
     assert other.tokens_seen == []
 
 
@@ -195,11 +188,9 @@ async def test_another_runs_master_never_sees_the_token(desk: Desk, tmp_path: Pa
 )
 @pytest.mark.real_time
 async def test_a_member_that_poses_as_the_master_never_sees_the_token(desk: Desk) -> None:
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, desk, desk.network(Party.PEER))
+    async with serving(desk, desk.network(Party.PEER)) as address:
         with pytest.raises(RemoteProtocolError, match="is a peer of the run, not its master"):
             await enrol(desk.invite(address), Identity.generate(), "x")
-        nursery.cancel_scope.cancel()
     assert desk.tokens_seen == []
 
 
@@ -211,23 +202,19 @@ async def test_an_impostor_with_a_copied_authority_never_sees_the_token(
     other = Desk(tmp_path / "other")
     impostor = other.network()
     other.authority = desk.authority  # what it sends in EnrolAuthority
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, other, impostor)
+    async with serving(other, impostor) as address:
         with pytest.raises(RemoteProtocolError, match="did not sign"):
             await enrol(desk.invite(address), Identity.generate(), "x")
-        nursery.cancel_scope.cancel()
     assert other.tokens_seen == []
 
 
 @pytest.mark.real_time
 async def test_a_wrong_clock_is_reported(desk: Desk) -> None:
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=5)
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, desk, desk.network(now=now))
+    async with serving(desk, desk.network(now=now)) as address:
         with pytest.raises(UserError, match="by this machine's clock") as raised:
             await enrol(desk.invite(address), Identity.generate(), "x")
         assert "clock" in raised.value.hint
-        nursery.cancel_scope.cancel()
     assert desk.tokens_seen == []
 
 
@@ -237,16 +224,14 @@ async def test_the_next_address_is_tried(desk: Desk, tmp_path: Path) -> None:
     with trio.socket.socket() as closed:
         await closed.bind(("127.0.0.1", 0))
         nobody = Address("127.0.0.1", closed.getsockname()[1])
-        async with trio.open_nursery() as nursery:
-            other_master = await serve(nursery, Desk(tmp_path / "other"))
-            address = await serve(nursery, desk)
+        other = Desk(tmp_path / "other")
+        async with serving(other) as other_master, serving(desk) as address:
             pem, _ = await enrol(desk.invite(nobody, other_master, address), identity, "x")
             assert holder_of(load_certificate(pem)).peer == identity.peer_id
             with pytest.raises(RemoteProtocolError):
                 await enrol(desk.invite(nobody, other_master), identity, "x")
             with pytest.raises(OSError, match="connect"):
                 await enrol(desk.invite(nobody), identity, "x")
-            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.real_time
@@ -257,8 +242,7 @@ async def test_a_newcomer_can_do_nothing_but_enrol(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, desk)
+    async with serving(desk) as address:
         for attempt in (Heartbeat(1), EnrolRequest(TOKEN, b"", "x"), None):
             tcp = await trio.open_tcp_stream(address.host, address.port)
             tls = trio.SSLStream(tcp, context)
@@ -273,7 +257,6 @@ async def test_a_newcomer_can_do_nothing_but_enrol(
             ):
                 await messages.receive()
             await trio.aclose_forcefully(tls)
-        nursery.cancel_scope.cancel()
     assert desk.tokens_seen == []
 
 
@@ -286,7 +269,7 @@ async def converse(desk: Desk, say: Callable[[MessageStream], Awaitable[None]]) 
     master = world.host("master", "a" * 32, Party.MASTER)
     newcomer = world.host("newcomer", "", Party.NEWCOMER)
     heard: list[Message] = []
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(master.serve, [Address("master", 1)], desk.on_channel, None)
         channel = await newcomer.dial(Address("master", 1), party=Party.MASTER)
         messages = MessageStream(channel.stream)
@@ -296,7 +279,6 @@ async def converse(desk: Desk, say: Callable[[MessageStream], Awaitable[None]]) 
                 heard.append(await messages.receive())
         except (trio.EndOfChannel, trio.BrokenResourceError):
             pass
-        nursery.cancel_scope.cancel()
     return heard
 
 
@@ -369,7 +351,7 @@ async def ask(desk: Desk, answers: list[Message], leaf_der: bytes | None = None)
         await messages.receive()
 
     failures: list[Exception] = []
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(master.serve, [Address("master", 1)], on_channel, None)
         channel = await newcomer.dial(Address("master", 1), party=Party.MASTER)
         try:
@@ -381,7 +363,6 @@ async def ask(desk: Desk, answers: list[Message], leaf_der: bytes | None = None)
             )
         except (RemoteProtocolError, EvictedError) as error:
             failures.append(error)
-        nursery.cancel_scope.cancel()
     raise failures[0]
 
 

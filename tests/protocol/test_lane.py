@@ -28,6 +28,7 @@ from holdfast.protocol.network.lane import (
     send_preamble,
 )
 from holdfast.simulation.memory_network import MemoryWorld
+from tests.background import background
 
 KEYS = derive_lane_keys(b"d" * 32, b"a" * 32, b"l" * 16, 3)
 RECORD_BYTES = HEADER_BYTES + TAG_BYTES
@@ -110,7 +111,7 @@ async def test_payloads_arrive_where_they_are_placed() -> None:
     async def on_channel(_: object) -> None:
         raise AssertionError("only lanes here")
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(b.serve, [Address("b", 1)], on_channel, on_lane)
         stream = await a.dial_lane(Address("b", 1))
         await send_preamble(stream, b"l" * 16, 3)
@@ -121,7 +122,6 @@ async def test_payloads_arrive_where_they_are_placed() -> None:
             await lane.send(header(payload, index), memoryview(payload))
         await stream.aclose()
         await done.wait()
-        nursery.cancel_scope.cancel()
     assert received == payloads
 
 
@@ -286,36 +286,6 @@ async def test_a_lane_over_a_real_socket_shows_how_it_ended() -> None:
     await listener.aclose()
 
 
-async def test_the_world_can_corrupt_a_record() -> None:
-    world = MemoryWorld(random.Random(0))
-    a, b = world.host("a", "a" * 32), world.host("b", "b" * 32)
-    refused = trio.Event()
-
-    async def on_lane(stream: trio.abc.Stream) -> None:
-        await receive_preamble(stream)
-        lane = Lane(stream, KEYS[1], KEYS[0])
-        await lane.wait_open()
-        await lane.receive(anywhere)
-        with pytest.raises(RemoteProtocolError, match="not authentic"):
-            await lane.receive(anywhere)
-        refused.set()
-
-    async def on_channel(_: object) -> None:
-        pass
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(b.serve, [Address("b", 1)], on_channel, on_lane)
-        stream = await a.dial_lane(Address("b", 1))
-        await send_preamble(stream, b"l" * 16, 3)
-        lane = Lane(stream, KEYS[0], KEYS[1])
-        await lane.open()
-        await lane.send(header(b"fine"), b"fine")
-        world.corrupt_next_lane_frame("a", "b")
-        await lane.send(header(b"spoilt"), b"spoilt")
-        await refused.wait()
-        nursery.cancel_scope.cancel()
-
-
 def test_every_lane_and_direction_has_its_own_key() -> None:
     keys = {
         key
@@ -355,30 +325,12 @@ def test_headers_round_trip(frame: FrameHeader) -> None:
     assert FrameHeader.unpack(bytearray(data)) == frame
 
 
-@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
-def test_a_header_of_junk_is_refused_or_is_exactly_a_header(data: bytes) -> None:
-    try:
-        frame = FrameHeader.unpack(data)
-    except RemoteProtocolError:
-        return
-    assert frame.pack() == data
-
-
 @pytest.mark.parametrize("at", [1, 2, 3, HEADER_BYTES - 1])
 def test_padding_is_zero(at: int) -> None:
     data = bytearray(header(b"x").pack())
     data[at] = 1
     with pytest.raises(RemoteProtocolError, match="padding"):
         FrameHeader.unpack(data)
-
-
-@given(st.binary(max_size=2 * lanes.PREAMBLE_BYTES) | st.binary().map(lambda data: b"H" + data))
-def test_a_preamble_of_junk_is_refused_or_is_exactly_a_preamble(data: bytes) -> None:
-    try:
-        preamble = LanePreamble.unpack(data)
-    except RemoteProtocolError:
-        return
-    assert preamble.pack() == data
 
 
 def test_preambles_round_trip_and_start_with_the_magic() -> None:

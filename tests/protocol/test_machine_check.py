@@ -14,6 +14,7 @@ from holdfast.protocol.addresses import Address
 from holdfast.protocol.machine_check import CHECKED_PORTS_MAX, DIAL_BACK_S, Checkups
 from holdfast.protocol.messages import CheckAnswer, CheckRequest
 from holdfast.protocol.network.stream import MessageStream
+from tests.background import background
 
 HOST = "203.0.113.7"
 NONCE = bytes(range(32))
@@ -48,10 +49,9 @@ async def ask(network: Any, addresses: tuple[str, ...], host: str = HOST) -> tup
     """Return the faults that the master finds."""
     checkups = Checkups(network, lambda _token: looked_at(), lambda: NEEDS)
     ours, theirs = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(checkups.answer, ours, CheckRequest("t", addresses, NONCE), host)
         answer = await theirs.receive_expected(CheckAnswer)
-        nursery.cancel_scope.cancel()
     return answer.faults
 
 

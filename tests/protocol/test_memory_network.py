@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from holdfast.protocol.network.interface import Channel
 from holdfast.protocol.trust.authority import Party
 from holdfast.simulation.memory_network import MemoryNetwork, MemoryWorld
 from holdfast.simulation.memory_streams import SEGMENT_BYTES
+from tests.background import background
 
 PEER_A, PEER_B = "a" * 32, "b" * 32
 PORT = 7_700
@@ -50,6 +52,12 @@ class Pair:
         await self.b.serve([Address("::", PORT)], on_channel, on_lane, task_status=task_status)
 
 
+@contextlib.asynccontextmanager
+async def a_pair(world: MemoryWorld | None = None) -> AsyncIterator[Pair]:
+    async with background() as nursery:
+        yield Pair(nursery, world)
+
+
 async def receive_exactly(stream: trio.abc.Stream, count: int) -> bytes:
     data = b""
     while len(data) < count:
@@ -60,7 +68,7 @@ async def receive_exactly(stream: trio.abc.Stream, count: int) -> bytes:
 
 
 async def test_a_stream_is_what_trio_calls_a_stream() -> None:
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         world = MemoryWorld(random.Random(0), delay_s=0.0, buffer_bytes=2**16)
         pair = Pair(nursery, world)
 
@@ -74,24 +82,20 @@ async def test_a_stream_is_what_trio_calls_a_stream() -> None:
             return near, far
 
         await trio.testing.check_two_way_stream(make, make_clogged)
-        nursery.cancel_scope.cancel()
 
 
 async def test_bytes_take_the_delay_and_the_rate_of_the_link() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         pair.world.link("a", "b", delay_s=0.5, bytes_per_s=1e6)
         start_s = trio.current_time()
-        nursery.start_soon(near.send_all, bytes(2_000_000))
+        pair.nursery.start_soon(near.send_all, bytes(2_000_000))
         await receive_exactly(far, 2_000_000)
         assert trio.current_time() - start_s == pytest.approx(2.5)
-        nursery.cancel_scope.cancel()
 
 
 async def test_hosts_behind_one_line_share_it_to_others_only() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.0))
+    async with a_pair(MemoryWorld(random.Random(0), delay_s=0.0)) as pair:
         pair.world.share_line("b", up=1e6, down=2e6)
         streams = [await pair.connect() for _ in range(2)]
         start_s = trio.current_time()
@@ -106,25 +110,21 @@ async def test_hosts_behind_one_line_share_it_to_others_only() -> None:
         await far.send_all(bytes(10**6))
         await receive_exactly(near, 10**6)
         assert trio.current_time() - start_s == pytest.approx(1.0, rel=0.1)
-        nursery.cancel_scope.cancel()
 
 
 async def test_streams_of_one_pair_share_its_rate() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6))
+    async with a_pair(MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6)) as pair:
         ends = [await pair.connect(lane=True) for _ in range(2)]
         start_s = trio.current_time()
         for near, _ in ends:
-            nursery.start_soon(near.send_all, bytes(1_000_000))
+            pair.nursery.start_soon(near.send_all, bytes(1_000_000))
         for _, far in ends:
             await receive_exactly(far, 1_000_000)
         assert trio.current_time() - start_s == pytest.approx(2.0)
-        nursery.cancel_scope.cancel()
 
 
 async def test_jitter_changes_when_bytes_arrive_but_not_their_order() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery, MemoryWorld(random.Random(0), jitter_s=1.0))
+    async with a_pair(MemoryWorld(random.Random(0), jitter_s=1.0)) as pair:
         near, far = await pair.connect()
         sent = bytes(range(200))
         for byte in sent:
@@ -134,26 +134,22 @@ async def test_jitter_changes_when_bytes_arrive_but_not_their_order() -> None:
         assert await receive_exactly(far, 200) == sent
         assert 0.9 < trio.current_time() - start_s <= 1.01
         assert await far.receive_some() == b""
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_small_message_overtakes_the_bulk_of_another_stream() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6))
+    async with a_pair(MemoryWorld(random.Random(0), delay_s=0.01, bytes_per_s=1e6)) as pair:
         bulk, _ = await pair.connect(lane=True)
         near, far = await pair.connect()
-        nursery.start_soon(bulk.send_all, bytes(3_000_000))
+        pair.nursery.start_soon(bulk.send_all, bytes(3_000_000))
         await trio.sleep(0.5)
         start_s = trio.current_time()
         await near.send_all(b"beat")
         assert await receive_exactly(far, 4) == b"beat"
         assert trio.current_time() - start_s < 0.2
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_sender_waits_for_a_reader_that_does_not_read() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery, MemoryWorld(random.Random(0), buffer_bytes=100_000))
+    async with a_pair(MemoryWorld(random.Random(0), buffer_bytes=100_000)) as pair:
         near, far = await pair.connect()
         with trio.move_on_after(10) as scope:
             await near.send_all(bytes(1_000_000))
@@ -163,37 +159,31 @@ async def test_a_sender_waits_for_a_reader_that_does_not_read() -> None:
             while True:
                 received += len(await far.receive_some())
         assert 100_000 <= received <= 200_000
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_sender_that_waits_learns_that_its_reader_closed() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.5, buffer_bytes=1_000))
+    async with a_pair(MemoryWorld(random.Random(0), delay_s=0.5, buffer_bytes=1_000)) as pair:
         near, far = await pair.connect()
 
         async def close_later() -> None:
             await trio.sleep(10)
             await far.aclose()
 
-        nursery.start_soon(close_later)
+        pair.nursery.start_soon(close_later)
         start_s = trio.current_time()
         with pytest.raises(trio.BrokenResourceError):
             await near.send_all(bytes(1_000_000))
         assert trio.current_time() - start_s == pytest.approx(10.5)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_dial_takes_a_round_trip() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.5))
+    async with a_pair(MemoryWorld(random.Random(0), delay_s=0.5)) as pair:
         await pair.connect()
         assert trio.current_time() == pytest.approx(1.0)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_partition_holds_bytes_and_dials_and_healing_delivers_them() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         pair.world.partition("a", "b")
         await near.send_all(b"held")
@@ -201,17 +191,15 @@ async def test_a_partition_holds_bytes_and_dials_and_healing_delivers_them() -> 
             with trio.move_on_after(60) as scope:
                 await attempt()
             assert scope.cancelled_caught
-        nursery.start_soon(trio.testing.wait_all_tasks_blocked)
+        pair.nursery.start_soon(trio.testing.wait_all_tasks_blocked)
         pair.world.heal("a", "b")
         assert await far.receive_some() == b"held"
         await far.send_all(b"back")
         assert await near.receive_some() == b"back"
-        nursery.cancel_scope.cancel()
 
 
 async def test_healing_wakes_a_task_that_waits_already() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         pair.world.partition("a", "b")
         await near.send_all(b"held")
@@ -220,19 +208,17 @@ async def test_healing_wakes_a_task_that_waits_already() -> None:
             await trio.sleep(100)
             pair.world.heal("a", "b")
 
-        nursery.start_soon(heal_later)
+        pair.nursery.start_soon(heal_later)
         assert await far.receive_some() == b"held"
         assert 100 <= trio.current_time() < 101
         pair.world.partition("a", "b")
-        nursery.start_soon(heal_later)
+        pair.nursery.start_soon(heal_later)
         await pair.connect()
         assert 200 <= trio.current_time() < 202
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_partition_may_hold_one_direction_only() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         pair.world.partition("a", "b", one_way=True)
         await near.send_all(b"held")
@@ -248,12 +234,10 @@ async def test_a_partition_may_hold_one_direction_only() -> None:
             assert scope.cancelled_caught
         pair.world.heal("b", "a")
         assert await far.receive_some() == b"held"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_missing_reader_is_learned_over_the_way_back() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         pair.world.partition("b", "a", one_way=True)
         await far.aclose()
@@ -262,12 +246,10 @@ async def test_a_missing_reader_is_learned_over_the_way_back() -> None:
         pair.world.heal("a", "b")
         with pytest.raises(trio.BrokenResourceError):
             await near.send_all(b"more")
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_corrupted_control_message_breaks_its_stream_and_no_lane() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         lane, other_end = await pair.connect(lane=True)
         pair.world.corrupt_next_control_message("a", "b")
@@ -282,25 +264,21 @@ async def test_a_corrupted_control_message_breaks_its_stream_and_no_lane() -> No
         near, far = await pair.connect()
         await near.send_all(b"a new one")
         assert await far.receive_some() == b"a new one"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_new_rate_is_that_of_live_streams_too() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery, MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6))
+    async with a_pair(MemoryWorld(random.Random(0), delay_s=0.0, bytes_per_s=1e6)) as pair:
         near, far = await pair.connect()
-        nursery.start_soon(near.send_all, bytes(2_000_000))
+        pair.nursery.start_soon(near.send_all, bytes(2_000_000))
         await trio.sleep(1.0)
         pair.world.link("a", "b", bytes_per_s=1e5)
         start_s = trio.current_time()
         await receive_exactly(far, 2_000_000)
         assert trio.current_time() - start_s == pytest.approx(10.0, rel=0.1)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_frozen_host_neither_speaks_nor_hears_and_nothing_breaks() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         pair.world.freeze("b")
         await near.send_all(b"to b")
@@ -312,12 +290,10 @@ async def test_a_frozen_host_neither_speaks_nor_hears_and_nothing_breaks() -> No
         pair.world.thaw("b")
         assert await near.receive_some() == b"to a"
         assert await far.receive_some() == b"to b"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_crash_breaks_the_streams_at_the_others_and_refuses_dials() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         start_s = trio.current_time()
         pair.world.crash("b")
@@ -338,12 +314,10 @@ async def test_a_crash_breaks_the_streams_at_the_others_and_refuses_dials() -> N
         near, far = await pair.connect()
         await near.send_all(b"again")
         assert await far.receive_some() == b"again"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_crash_behind_a_partition_looks_like_silence() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, _ = await pair.connect()
         pair.world.partition("a", "b")
         pair.world.crash("b")
@@ -353,13 +327,11 @@ async def test_a_crash_behind_a_partition_looks_like_silence() -> None:
         pair.world.heal("a", "b")
         with pytest.raises(trio.BrokenResourceError):
             await near.receive_some()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_crash_loses_a_part_of_the_last_bytes_and_the_seed_says_which() -> None:
     async def crash_report(seed: int) -> int:
-        async with trio.open_nursery() as nursery:
-            pair = Pair(nursery, MemoryWorld(random.Random(seed)))
+        async with a_pair(MemoryWorld(random.Random(seed))) as pair:
             near, far = await pair.connect()
             await far.send_all(bytes(1_000_000))
             pair.world.crash("b")
@@ -369,7 +341,6 @@ async def test_a_crash_loses_a_part_of_the_last_bytes_and_the_seed_says_which() 
                     received += len(await near.receive_some())
             except trio.BrokenResourceError:
                 pass
-            nursery.cancel_scope.cancel()
         return received
 
     first = [await crash_report(seed) for seed in range(5)]
@@ -379,8 +350,7 @@ async def test_a_crash_loses_a_part_of_the_last_bytes_and_the_seed_says_which() 
 
 
 async def test_cutting_breaks_both_ends_and_both_may_dial_again() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         await near.send_all(b"under way")
         pair.world.cut("a", "b")
@@ -393,27 +363,23 @@ async def test_cutting_breaks_both_ends_and_both_may_dial_again() -> None:
         near, far = await pair.connect()
         await near.send_all(b"again")
         assert await far.receive_some() == b"again"
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_unreachable_host_can_dial_but_not_be_dialled() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         pair.world.unreachable.add("a")
         await pair.connect()
 
         async def on_channel(_: Channel) -> None:
             raise AssertionError("nobody can get here")
 
-        await nursery.start(pair.a.serve, [Address("::", PORT)], on_channel, None)
+        await pair.nursery.start(pair.a.serve, [Address("::", PORT)], on_channel, None)
         with pytest.raises(OSError, match="no route"):
             await pair.b.dial(Address("a", PORT), party=Party.PEER)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_filter_drops_and_changes_what_is_sent() -> None:
-    async with trio.open_nursery() as nursery:
-        pair = Pair(nursery)
+    async with a_pair() as pair:
         near, far = await pair.connect()
         pair.world.filter = lambda sent: (
             b"" if sent.data == b"lost" else sent.data.replace(b"1", b"2")
@@ -422,7 +388,6 @@ async def test_a_filter_drops_and_changes_what_is_sent() -> None:
             await near.send_all(data)
         assert await far.receive_some() == b"a2"
         assert pair.world.sent_bytes["a", "b"] == 6
-        nursery.cancel_scope.cancel()
 
 
 async def test_connections_not_accepted_are_reset_when_the_server_stops() -> None:
@@ -473,7 +438,7 @@ async def test_a_window_lets_several_streams_carry_more_than_one() -> None:
     async def on_channel(_: Channel) -> None:
         pass
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
         for stream_count in (1, 4):
             with trio.move_on_after(10):
@@ -485,7 +450,6 @@ async def test_a_window_lets_several_streams_carry_more_than_one() -> None:
             got = 0
             await trio.sleep(1)
             got = 0
-        nursery.cancel_scope.cancel()
 
 
 async def test_one_side_may_finish_while_the_other_goes_on() -> None:
@@ -500,7 +464,7 @@ async def test_one_side_may_finish_while_the_other_goes_on() -> None:
     async def on_channel(_: Channel) -> None:
         pass
 
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(b.serve, [Address("::", PORT)], on_channel, on_lane)
         stream = await a.dial_lane(Address("b", PORT))
         assert isinstance(stream, trio.abc.HalfCloseableStream)
@@ -509,4 +473,3 @@ async def test_one_side_may_finish_while_the_other_goes_on() -> None:
         assert await stream.receive_some() == b"answer"
         with pytest.raises(trio.ClosedResourceError):
             await stream.send_all(b"more")
-        nursery.cancel_scope.cancel()

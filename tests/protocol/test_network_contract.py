@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from holdfast.protocol.network.lane import receive_preamble, send_preamble
 from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Authority, Party
-from holdfast.protocol.trust.credentials import Credentials
-from holdfast.protocol.trust.identity import Identity
 from holdfast.simulation.memory_network import MemoryWorld
+from tests.background import background
+from tests.trust import admitted
 
 Maker = Callable[[Party], tuple[Network, str]]
 
@@ -53,11 +54,8 @@ def socket_nodes(directory: Path) -> Nodes:
     authority = Authority.load_or_create(directory / "authority", "demo")
 
     def make(party: Party) -> tuple[Network, str]:
-        identity = Identity.generate()
-        pem = authority.issue(identity.request_pem(""), "", party)
-        home = directory / identity.peer_id
-        credentials = Credentials(home, identity, pem, authority.certificate_pem)
-        return SocketNetwork(credentials), identity.peer_id
+        credentials = admitted(authority, directory, party)
+        return SocketNetwork(credentials), credentials.peer_id
 
     return Nodes(make, lambda _: "127.0.0.1")
 
@@ -79,17 +77,17 @@ async def echo(channel: Channel) -> None:
         await messages.send(await messages.receive())
 
 
-async def start(
-    nursery: trio.Nursery,
+@asynccontextmanager
+async def serving(
     nodes: Nodes,
     network: Network,
     on_channel: Callable[[Channel], Awaitable[None]],
     on_lane: Callable[[trio.abc.Stream], Awaitable[None]] | None = refuse_lane,
-) -> Address:
-    (address,) = await nursery.start(network.serve, [nodes.bind(network)], on_channel, on_lane)
-    assert isinstance(address, Address)
-    assert address.port
-    return address
+) -> AsyncIterator[Address]:
+    async with background() as nursery:
+        (address,) = await nursery.start(network.serve, [nodes.bind(network)], on_channel, on_lane)
+        assert address.port
+        yield address
 
 
 async def test_both_ends_know_the_other_one(nodes: Nodes) -> None:
@@ -102,8 +100,7 @@ async def test_both_ends_know_the_other_one(nodes: Nodes) -> None:
         assert channel.remote_address
         await echo(channel)
 
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, master, on_channel)
+    async with serving(nodes, master, on_channel) as address:
         channel = await peer.dial(address, party=Party.MASTER, peer=master_id)
         assert (channel.party, channel.peer) == (Party.MASTER, master_id)
         messages = MessageStream(channel.stream)
@@ -111,20 +108,17 @@ async def test_both_ends_know_the_other_one(nodes: Nodes) -> None:
         assert await messages.receive() == Heartbeat(1)
         assert met == [(Party.PEER, peer_id)]
         await messages.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_is_not_looked_for_is_refused(nodes: Nodes) -> None:
     server, _ = nodes.make(Party.PEER)
     dialer, dialer_id = nodes.make(Party.PEER)
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, echo)
+    async with serving(nodes, server, echo) as address:
         with pytest.raises(RemoteProtocolError):
             await dialer.dial(address, party=Party.MASTER)
         with pytest.raises(RemoteProtocolError):
             await dialer.dial(address, party=Party.PEER, peer=dialer_id)
         await (await dialer.dial(address, party=Party.PEER)).stream.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_lanes_and_control_streams_share_a_port(nodes: Nodes) -> None:
@@ -135,8 +129,7 @@ async def test_lanes_and_control_streams_share_a_port(nodes: Nodes) -> None:
         preamble = await receive_preamble(stream)
         await stream.send_all(preamble.link_id)
 
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, echo, on_lane)
+    async with serving(nodes, server, echo, on_lane) as address:
         channel = await dialer.dial(address, party=Party.PEER, peer=server_id)
         lane = await dialer.dial_lane(address)
         await send_preamble(lane, b"0123456789abcdef", 0)
@@ -147,14 +140,12 @@ async def test_lanes_and_control_streams_share_a_port(nodes: Nodes) -> None:
         assert await messages.receive() == Heartbeat(2)
         await lane.aclose()
         await messages.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_master_has_no_lanes(nodes: Nodes) -> None:
     server, _ = nodes.make(Party.MASTER)
     dialer, _ = nodes.make(Party.PEER)
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, echo, None)
+    async with serving(nodes, server, echo, None) as address:
         lane = await dialer.dial_lane(address)
         try:
             await send_preamble(lane, b"0123456789abcdef", 0)
@@ -162,14 +153,12 @@ async def test_a_master_has_no_lanes(nodes: Nodes) -> None:
         except trio.BrokenResourceError:
             pass
         await lane.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_peers_fault_ends_its_connection_only(nodes: Nodes) -> None:
     server, _ = nodes.make(Party.MASTER)
     dialers = [nodes.make(Party.PEER)[0] for _ in range(2)]
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, echo)
+    async with serving(nodes, server, echo) as address:
         good, bad = [await dialer.dial(address, party=Party.MASTER) for dialer in dialers]
         await bad.stream.send_all(b"\xff" * 64)
         with pytest.raises((trio.EndOfChannel, trio.BrokenResourceError)):
@@ -179,7 +168,6 @@ async def test_a_peers_fault_ends_its_connection_only(nodes: Nodes) -> None:
         assert await messages.receive() == Heartbeat(3)
         await bad.stream.aclose()
         await messages.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_bug_in_a_handler_ends_the_server(nodes: Nodes) -> None:
@@ -190,8 +178,7 @@ async def test_a_bug_in_a_handler_ends_the_server(nodes: Nodes) -> None:
         raise KeyError("a bug")
 
     async def run() -> None:
-        async with trio.open_nursery() as nursery:
-            address = await start(nursery, nodes, server, on_channel)
+        async with serving(nodes, server, on_channel) as address:
             channel = await dialer.dial(address, party=Party.MASTER)
             try:
                 await trio.sleep_forever()
@@ -215,15 +202,13 @@ async def test_a_closed_stream_ends_cleanly_at_the_other_side(nodes: Nodes) -> N
             await messages.receive()
         ended.set()
 
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, on_channel)
+    async with serving(nodes, server, on_channel) as address:
         messages = MessageStream((await dialer.dial(address, party=Party.MASTER)).stream)
         await messages.send(Heartbeat(1))
         await messages.aclose()
         await ended.wait()
         with pytest.raises(trio.ClosedResourceError):
             await messages.send(Heartbeat(2))
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_refusal_is_read_though_more_was_under_way(nodes: Nodes) -> None:
@@ -236,22 +221,19 @@ async def test_a_refusal_is_read_though_more_was_under_way(nodes: Nodes) -> None
         await messages.receive()
         await messages.send_final(refusal)
 
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, on_channel)
+    async with serving(nodes, server, on_channel) as address:
         messages = MessageStream((await dialer.dial(address, party=Party.MASTER)).stream)
         for number in range(100):
             await messages.send(Heartbeat(number))
         assert await messages.receive() == refusal
         await messages.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_nobody_there_is_an_os_error(nodes: Nodes) -> None:
     server, _ = nodes.make(Party.PEER)
     dialer, _ = nodes.make(Party.PEER)
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, echo)
-        nursery.cancel_scope.cancel()
+    async with serving(nodes, server, echo) as address:
+        pass
     with pytest.raises(OSError, match="connect"):
         await dialer.dial(address, party=Party.PEER)
     with pytest.raises(OSError, match="connect"):
@@ -260,12 +242,10 @@ async def test_nobody_there_is_an_os_error(nodes: Nodes) -> None:
 
 async def test_a_taken_port_is_the_users_to_mend(nodes: Nodes) -> None:
     server, _ = nodes.make(Party.PEER)
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, echo)
+    async with serving(nodes, server, echo) as address:
         with pytest.raises(UserError, match="taken") as raised:
             await server.serve([address], echo, None)
         assert raised.value.exit_code == 4
-        nursery.cancel_scope.cancel()
     async with trio.open_nursery() as nursery:  # and free again
         await nursery.start(server.serve, [address], echo, None)
         nursery.cancel_scope.cancel()
@@ -299,19 +279,10 @@ async def test_much_travels_both_ways_at_once(nodes: Nodes) -> None:
                 told = await messages.receive_expected(Notice)
                 assert told.text.startswith(f"{number} ")
 
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, on_channel)
+    async with serving(nodes, server, on_channel) as address:
         messages = MessageStream((await dialer.dial(address, party=Party.PEER)).stream)
         await swap(messages)
         await messages.aclose()
-        nursery.cancel_scope.cancel()
-
-
-async def test_both_networks_fit_the_interface(nodes: Nodes) -> None:
-    network, _ = nodes.make(Party.PEER)
-    conforming: Network = network
-    assert conforming is network
-    await trio.lowlevel.checkpoint()
 
 
 @pytest.mark.real_time
@@ -325,12 +296,10 @@ async def test_real_streams_are_what_trio_calls_streams(tmp_path: Path) -> None:
         await send.send(channel.stream)
         await trio.sleep_forever()
 
-    async with trio.open_nursery() as nursery:
-        address = await start(nursery, nodes, server, on_channel)
+    async with serving(nodes, server, on_channel) as address:
 
         async def make() -> tuple[trio.abc.Stream, trio.abc.Stream]:
             channel = await dialer.dial(address, party=Party.PEER)
             return channel.stream, await receive.receive()
 
         await trio.testing.check_two_way_stream(make, None)
-        nursery.cancel_scope.cancel()

@@ -11,7 +11,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +29,9 @@ from holdfast.protocol.network.sockets import SocketNetwork
 from holdfast.protocol.network.stream import MessageStream
 from holdfast.protocol.trust.authority import Authority, Party, load_certificate
 from holdfast.protocol.trust.credentials import Credentials
-from holdfast.protocol.trust.identity import Identity
+from tests.background import background
 from tests.lossy import drops_everything
+from tests.trust import admitted
 
 pytestmark = pytest.mark.real_time
 
@@ -49,10 +50,7 @@ class Run:
     def credentials(
         self, party: Party = Party.PEER, now: datetime.datetime | None = None
     ) -> Credentials:
-        identity = Identity.generate()
-        pem = self.authority.issue(identity.request_pem("node"), "node", party, now=now)
-        home = self.directory / identity.peer_id
-        return Credentials(home, identity, pem, self.authority.certificate_pem)
+        return admitted(self.authority, self.directory, party, now=now)
 
     def network(self, party: Party = Party.PEER) -> SocketNetwork:
         """Make a node that closes no connection because a busy machine makes it slow."""
@@ -80,12 +78,15 @@ async def say(channel: Channel) -> None:
     assert await messages.receive() == Heartbeat(7)
 
 
-async def serve(
-    nursery: trio.Nursery, network: SocketNetwork, bind: list[Address] = ANY_PORT
-) -> Address:
-    addresses = await nursery.start(network.serve, bind, echo, None)
-    address: Address = addresses[0]
-    return address
+@contextlib.asynccontextmanager
+async def serving(
+    network: SocketNetwork,
+    on_channel: Callable[[Channel], Awaitable[None]] = echo,
+    on_lane: Callable[[trio.abc.Stream], Awaitable[None]] | None = None,
+) -> AsyncIterator[Address]:
+    async with background() as nursery:
+        (address,) = await nursery.start(network.serve, ANY_PORT, on_channel, on_lane)
+        yield address
 
 
 async def expect_hang_up(stream: trio.abc.Stream) -> None:
@@ -99,37 +100,31 @@ async def expect_hang_up(stream: trio.abc.Stream) -> None:
 
 async def test_a_server_of_another_run_is_refused_by_the_dialer(tmp_path: Path) -> None:
     ours, theirs = Run(tmp_path), Run(tmp_path, "theirs")
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, theirs.network())
+    async with serving(theirs.network()) as address:
         with pytest.raises(RemoteProtocolError, match="no valid certificate of this run"):
             await ours.network().dial(address, party=Party.PEER)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_dialer_of_another_run_is_refused_by_the_server(tmp_path: Path) -> None:
     """Also where clients without a certificate are accepted as newcomers."""
     ours, theirs = Run(tmp_path), Run(tmp_path, "theirs")
     for party in (Party.PEER, Party.MASTER):
-        async with trio.open_nursery() as nursery:
-            address = await serve(nursery, ours.network(party))
+        async with serving(ours.network(party)) as address:
             context = theirs.credentials().ssl_client_context()
             context.verify_mode = ssl.CERT_NONE
             tls = trio.SSLStream(await sockets.open_tcp(address), context)
             with pytest.raises(trio.BrokenResourceError):
                 await say(Channel(tls, Party.PEER, "", b"", ""))
             await trio.aclose_forcefully(tls)
-            nursery.cancel_scope.cancel()
 
 
 async def test_a_certificate_must_name_this_run(run: Run) -> None:
     """Even if one authority was used for two runs."""
     there = run.credentials()
     run.authority.run_id = "another"
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, SocketNetwork(there))
+    async with serving(SocketNetwork(there)) as address:
         with pytest.raises(RemoteProtocolError, match="another run"):
             await run.network().dial(address, party=Party.PEER)
-        nursery.cancel_scope.cancel()
 
 
 async def test_only_a_master_accepts_a_client_without_a_certificate(run: Run) -> None:
@@ -144,8 +139,7 @@ async def test_only_a_master_accepts_a_client_without_a_certificate(run: Run) ->
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     for party in (Party.MASTER, Party.PEER):
-        async with trio.open_nursery() as nursery:
-            (address,) = await nursery.start(run.network(party).serve, ANY_PORT, on_channel, None)
+        async with serving(run.network(party), on_channel) as address:
             tls = trio.SSLStream(await sockets.open_tcp(address), context)
             channel = Channel(tls, party, "", b"", "")
             if party is Party.MASTER:
@@ -154,7 +148,6 @@ async def test_only_a_master_accepts_a_client_without_a_certificate(run: Run) ->
                 with pytest.raises(trio.BrokenResourceError):
                     await say(channel)
             await trio.aclose_forcefully(tls)
-            nursery.cancel_scope.cancel()
     assert parties == [Party.NEWCOMER]
 
 
@@ -162,31 +155,26 @@ async def test_certificates_end_and_do_not_begin_too_early(run: Run) -> None:
     now = datetime.datetime.now(datetime.UTC)
     for days in (-3, 3):
         there = run.credentials(now=now + datetime.timedelta(days=days))
-        async with trio.open_nursery() as nursery:
-            address = await serve(nursery, SocketNetwork(there))
+        async with serving(SocketNetwork(there)) as address:
             with pytest.raises(RemoteProtocolError, match=r"expired|not yet valid"):
                 await run.network().dial(address, party=Party.PEER)
-            nursery.cancel_scope.cancel()
 
 
 async def test_a_clock_that_is_hours_wrong_locks_no_peer_out(run: Run) -> None:
     now = datetime.datetime.now(datetime.UTC)
     for hours in (-23, 23):
         there = run.credentials(now=now + datetime.timedelta(hours=hours))
-        async with trio.open_nursery() as nursery:
-            address = await serve(nursery, SocketNetwork(there))
+        async with serving(SocketNetwork(there)) as address:
             channel = await run.network().dial(address, party=Party.PEER)
             await say(channel)
             await channel.stream.aclose()
-            nursery.cancel_scope.cancel()
 
 
 async def test_a_renewed_certificate_is_used_from_the_next_connection_on(run: Run) -> None:
     old = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=3)
     there = run.credentials(now=old)
     network, dialer = SocketNetwork(there), run.network()
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, network)
+    async with serving(network) as address:
         with pytest.raises(RemoteProtocolError):
             await dialer.dial(address, party=Party.PEER)
         pem = run.authority.issue(there.identity.request_pem(""), "", Party.PEER)
@@ -197,19 +185,16 @@ async def test_a_renewed_certificate_is_used_from_the_next_connection_on(run: Ru
         )
         await say(channel)
         await channel.stream.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_nothing_older_than_tls_1_3_is_spoken(run: Run) -> None:
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, run.network())
+    async with serving(run.network()) as address:
         context = run.credentials().ssl_client_context()
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
         tls = trio.SSLStream(await sockets.open_tcp(address), context)
         with pytest.raises(trio.BrokenResourceError):
             await tls.do_handshake()
         await trio.aclose_forcefully(tls)
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_speaks_no_tls_is_no_node_of_this_run(run: Run) -> None:
@@ -223,18 +208,16 @@ async def test_who_speaks_no_tls_is_no_node_of_this_run(run: Run) -> None:
         await stream.receive_some()
 
     address = Address("127.0.0.1", listener.socket.getsockname()[1])
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(trio.serve_listeners, speak_http, [listener])
         with pytest.raises(RemoteProtocolError, match="TLS"):
             await run.network().dial(address, party=Party.PEER)
-        nursery.cancel_scope.cancel()
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = Address("127.0.0.1", listener.socket.getsockname()[1])
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         nursery.start_soon(trio.serve_listeners, hang_up, [listener])
         with pytest.raises(OSError, match="hung up"):
             await run.network().dial(address, party=Party.PEER)
-        nursery.cancel_scope.cancel()
 
 
 # ---------------------------------------------------------------- unidentified connections
@@ -262,8 +245,7 @@ async def test_unidentified_connections_are_closed_and_members_do_not_notice(
     run: Run, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
     network = run.network()
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, network)
+    async with serving(network) as address:
         member = await run.network().dial(address, party=Party.PEER)
         monkeypatch.setattr(network, "_greeting_s", 0.6)
         unidentified = await sockets.open_tcp(address)
@@ -274,7 +256,6 @@ async def test_unidentified_connections_are_closed_and_members_do_not_notice(
         await say(member)
         await unidentified.aclose()
         await member.stream.aclose()
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.fault("unidentified connections at the port")
@@ -286,9 +267,8 @@ async def test_filling_all_slots_keeps_no_member_out(
     monkeypatch.setattr(accept_limits, "UNIDENTIFIED_MAX", 8)
     monkeypatch.setattr(accept_limits, "UNIDENTIFIED_PER_ADDRESS_MAX", 2)
     monkeypatch.setattr(accept_limits, "UNIDENTIFIED_SLOW_S", 0.0)
-    async with trio.open_nursery() as nursery:
-        network = run.network()
-        address = await serve(nursery, network)
+    network = run.network()
+    async with serving(network) as address:
         holders = []
         for number in range(12):
             holders.append(await bound_at(address, f"127.0.0.{10 + number % 4}"))
@@ -302,7 +282,6 @@ async def test_filling_all_slots_keeps_no_member_out(
         assert len(network._limits.unidentified._held) == 7, "one gave way"
         for stream in (*holders, channel.stream):
             await trio.aclose_forcefully(stream)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_known_member_has_a_slot_when_all_others_are_full(
@@ -315,9 +294,8 @@ async def test_a_known_member_has_a_slot_when_all_others_are_full(
     hosts: list[str] = []  # of connections to come; each accept takes the next
     monkeypatch.setattr(sockets, "_remote_sockaddr", lambda _stream: (hosts.pop(0), 1))
     held: list[trio.abc.Stream] = []
-    async with trio.open_nursery() as nursery:
-        network = run.network()
-        address = await serve(nursery, network)
+    network = run.network()
+    async with serving(network) as address:
         assert network._limits is not None
 
         async def crowd(addresses: list[str]) -> int:
@@ -347,20 +325,17 @@ async def test_a_known_member_has_a_slot_when_all_others_are_full(
         await member("2001:db8:7:1::2")
         for stream in held:
             await trio.aclose_forcefully(stream)
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_says_nothing_is_not_waited_for_long(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "FIRST_BYTE_S", 0.2)
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, run.network())
+    async with serving(run.network()) as address:
         silent = await sockets.open_tcp(address)
         with trio.fail_after(HANGS_S):
             await expect_hang_up(silent)
         await trio.aclose_forcefully(silent)
-        nursery.cancel_scope.cancel()
 
 
 async def test_members_and_lanes_take_no_slot_of_unidentified_connections(
@@ -376,8 +351,7 @@ async def test_members_and_lanes_take_no_slot_of_unidentified_connections(
         await stream.send_all(b"hello")
         await trio.sleep_forever()
 
-    async with trio.open_nursery() as nursery:
-        (address,) = await nursery.start(network.serve, ANY_PORT, echo, on_lane)
+    async with serving(network, on_lane=on_lane) as address:
         dialer = run.network()
         streams: list[trio.abc.Stream] = []
         for _ in range(5):
@@ -390,7 +364,6 @@ async def test_members_and_lanes_take_no_slot_of_unidentified_connections(
             assert await streams[-1].receive_some() == b"hello"
         for stream in streams:
             await trio.aclose_forcefully(stream)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.fault("unidentified connections again and again")
@@ -403,8 +376,7 @@ async def test_lanes_that_show_no_keys_have_few_slots(
         await receive_preamble(stream)
         await trio.sleep_forever()
 
-    async with trio.open_nursery() as nursery:
-        (address,) = await nursery.start(run.network().serve, ANY_PORT, echo, on_lane)
+    async with serving(run.network(), on_lane=on_lane) as address:
         lanes = [await run.network().dial_lane(address) for _ in range(3)]
         for number, stream in enumerate(lanes):
             await send_preamble(stream, bytes(16), number)
@@ -413,7 +385,6 @@ async def test_lanes_that_show_no_keys_have_few_slots(
         await say(channel := await run.network().dial(address, party=Party.PEER))
         for stream in (*lanes, channel.stream):
             await trio.aclose_forcefully(stream)
-        nursery.cancel_scope.cancel()
 
 
 async def bound_at(address: Address, host: str) -> trio.SocketStream:
@@ -434,8 +405,7 @@ async def test_who_sends_junk_again_and_again_is_not_read_for_a_while(
 ) -> None:
     monkeypatch.setattr(accept_limits, "CREDIT_MAX", 3.0)
     monkeypatch.setattr(accept_limits, "CREDIT_PER_S", 0.0)
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, run.network())
+    async with serving(run.network()) as address:
         for _ in range(4):
             async with await bound_at(address, "127.0.0.9") as stream:
                 with contextlib.suppress(trio.BrokenResourceError):
@@ -448,7 +418,6 @@ async def test_who_sends_junk_again_and_again_is_not_read_for_a_while(
         await say(again := await dial_from(run, address, "127.0.0.9"))
         for each in (channel.stream, again.stream):
             await trio.aclose_forcefully(each)
-        nursery.cancel_scope.cancel()
 
 
 async def dial_from(run: Run, address: Address, host: str) -> Channel:
@@ -469,8 +438,7 @@ async def test_newcomers_have_slots_of_their_own(run: Run, monkeypatch: pytest.M
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, run.network(Party.MASTER))
+    async with serving(run.network(Party.MASTER)) as address:
         newcomers = [trio.SSLStream(await sockets.open_tcp(address), context) for _ in range(2)]
         for newcomer in newcomers:
             await say(Channel(newcomer, Party.NEWCOMER, "", b"", ""))
@@ -481,7 +449,6 @@ async def test_newcomers_have_slots_of_their_own(run: Run, monkeypatch: pytest.M
         await say(member := await run.network().dial(address, party=Party.MASTER))
         for stream in (*newcomers, surplus, member.stream):
             await trio.aclose_forcefully(stream)
-        nursery.cancel_scope.cancel()
 
 
 @contextlib.contextmanager
@@ -501,8 +468,7 @@ def no_file_descriptors_left() -> Iterator[None]:
 
 
 async def test_running_out_of_file_descriptors_is_survived(run: Run) -> None:
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, run.network())
+    async with serving(run.network()) as address:
         early = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with no_file_descriptors_left():
             await early.connect((address.host, address.port))  # the kernel takes it, we cannot
@@ -511,16 +477,13 @@ async def test_running_out_of_file_descriptors_is_survived(run: Run) -> None:
         await say(channel)
         await channel.stream.aclose()
         early.close()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_stream_is_closed_when_its_handler_is_cancelled(run: Run) -> None:
     dialed = run.network()
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, run.network())
+    async with serving(run.network()) as address:
         channel = await dialed.dial(address, party=Party.PEER)
         await say(channel)
-        nursery.cancel_scope.cancel()
     with trio.fail_after(HANGS_S):
         await expect_hang_up(channel.stream)
     await trio.aclose_forcefully(channel.stream)
@@ -532,13 +495,11 @@ async def test_closing_does_not_wait_for_a_peer_that_does_not_read(run: Run) -> 
             while True:
                 await channel.stream.send_all(bytes(2**20))
 
-    async with trio.open_nursery() as nursery:
-        (address,) = await nursery.start(run.network().serve, ANY_PORT, flood, None)
+    async with serving(run.network(), flood) as address:
         channel = await run.network().dial(address, party=Party.PEER)
         await trio.sleep(0.5)
         with trio.fail_after(HANGS_S):
             await MessageStream(channel.stream).aclose()
-        nursery.cancel_scope.cancel()
 
 
 def caps_retransmission() -> bool:
@@ -556,8 +517,7 @@ async def test_both_ends_try_again_soon_after_a_gap(run: Run) -> None:
         accepted.append(channel)
         await echo(channel)
 
-    async with trio.open_nursery() as nursery:
-        (address,) = await nursery.start(run.network().serve, ANY_PORT, keep, None)
+    async with serving(run.network(), keep) as address:
         dialled = await run.network().dial(address, party=Party.PEER)
         await say(dialled)
         for end in (dialled, *accepted):
@@ -565,7 +525,6 @@ async def test_both_ends_try_again_soon_after_a_gap(run: Run) -> None:
             option = (socket.IPPROTO_TCP, socket_options.TCP_RTO_MAX_MS)
             most_ms = end.stream.transport_stream.socket.getsockopt(*option)
             assert most_ms == socket_options.RETRANSMIT_MS_MAX
-        nursery.cancel_scope.cancel()
     await trio.aclose_forcefully(dialled.stream)
 
 
@@ -582,7 +541,7 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 async def test_ipv6_ipv4_and_names_all_lead_there_on_one_port(run: Run) -> None:
     bind = [Address("::1", 0), Address("127.0.0.1", 0)]
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         addresses = await nursery.start(run.network().serve, bind, echo, None)
         assert len({address.port for address in addresses}) == 1
         assert {address.host for address in addresses} == {"::1", "127.0.0.1"}
@@ -592,7 +551,6 @@ async def test_ipv6_ipv4_and_names_all_lead_there_on_one_port(run: Run) -> None:
             await say(channel)
             assert channel.remote_address
             await channel.stream.aclose()
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 70 + ".example", "192.0.2.1"])
@@ -609,12 +567,10 @@ async def test_names_that_lead_nowhere_are_an_os_error(run: Run, host: str) -> N
 
 
 async def test_control_streams_do_not_wait_for_more_bytes(run: Run) -> None:
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, run.network())
+    async with serving(run.network()) as address:
         stream = await sockets.open_tcp(address)
         assert stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         await stream.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_work_off_the_loop_runs_in_a_thread(run: Run) -> None:
@@ -629,8 +585,7 @@ async def test_a_lane_uses_the_congestion_control_that_it_should_where_there_is_
 ) -> None:
     network = run.network()
     available = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, network)
+    async with serving(network) as address:
         async with await sockets.open_tcp(address) as stream:
             usual = socket_options.congestion_of(stream.socket)
             assert usual
@@ -640,7 +595,6 @@ async def test_a_lane_uses_the_congestion_control_that_it_should_where_there_is_
             for nonsense in ("", "no-such-thing", "x" * 100):
                 assert network.prepare_lane(stream, nonsense).congestion == before
             assert 0 < network.prepare_lane(stream, "").round_trip_s < 1
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("round_trip_s", "paced"), [(0.0004, False), (0.0006, True)])
@@ -652,13 +606,11 @@ async def test_bbr_is_used_over_long_paths_only(
         pytest.skip("this kernel has no BBR for this process")
     monkeypatch.setattr(socket_options, "shortest_round_trip_s", lambda _sock: round_trip_s)
     network = run.network()
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, network)
+    async with serving(network) as address:
         async with await sockets.open_tcp(address) as stream:
             chosen = network.prepare_lane(stream, socket_options.PACED).congestion
             assert (chosen == socket_options.PACED) is paced
             assert paced or chosen in socket_options.UNPACED
-        nursery.cancel_scope.cancel()
 
 
 async def test_without_the_kernels_word_nothing_is_claimed(
@@ -666,11 +618,9 @@ async def test_without_the_kernels_word_nothing_is_claimed(
 ) -> None:
     monkeypatch.delattr(socket, "TCP_INFO")
     monkeypatch.delattr(socket, "TCP_CONGESTION")
-    async with trio.open_nursery() as nursery:
-        address = await serve(nursery, run.network())
+    async with serving(run.network()) as address:
         async with await sockets.open_tcp(address) as stream:
             assert run.network().prepare_lane(stream, "bbr") == LaneFacts()
-        nursery.cancel_scope.cancel()
 
 
 async def test_bytes_that_were_lost_on_the_way_are_counted_as_retransmitted() -> None:
@@ -730,13 +680,11 @@ async def test_ended_connections_do_not_pile_up(run: Run, monkeypatch: pytest.Mo
     gc.collect()
     gc.disable()
     try:
-        async with trio.open_nursery() as nursery:
-            address = await serve(nursery, run.network())
+        async with serving(run.network()) as address:
             for _ in range(30):
                 channel = await dialer.dial(address, party=Party.PEER)
                 await trio.aclose_forcefully(channel.stream)
             left = sum(type(each) is ssl.SSLObject for each in gc.get_objects())
-            nursery.cancel_scope.cancel()
     finally:
         gc.enable()
     assert left <= 4 * sockets.TLS_UNCOLLECTED_MAX  # both ends, of which some may yet be open

@@ -185,12 +185,6 @@ def test_mutated_frames_are_refused_or_are_messages(message: Message, data: st.D
     _refused_or_message(bytes(frame))
 
 
-@given(st.binary(max_size=200))
-@settings(max_examples=200)
-def test_garbage_is_refused(data: bytes) -> None:
-    _refused_or_message(data)
-
-
 _plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=4)
     | st.binary(max_size=40),
