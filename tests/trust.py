@@ -1,8 +1,9 @@
-"""Machines that an authority has admitted."""
+"""Machines that an authority has admitted, and clients that it has not."""
 
 from __future__ import annotations
 
 import datetime
+import ssl
 from pathlib import Path
 
 from holdfast.protocol.trust.authority import Authority, Party
@@ -21,3 +22,11 @@ def admitted(
     identity = Identity.generate()
     certificate = authority.issue(identity.request_pem("node"), "node", party, now=now)
     return Credentials(folder / identity.peer_id, identity, certificate, authority.certificate_pem)
+
+
+def anybody() -> ssl.SSLContext:
+    """Make the TLS context of a client without a certificate that believes any server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

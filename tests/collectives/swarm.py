@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import trio
@@ -56,6 +57,14 @@ class Node:
     @property
     def peer(self) -> str:
         return self.hub.me
+
+
+def reduction_at(
+    node: Node, order: Reduce, size: FragmentSize, *arrays: Any, **more: Any
+) -> Reduction:
+    """Make a node's part in a reduction, of its own values and counters unless others are given."""
+    given = arrays or (node.values, node.counters)
+    return Reduction(order, node.peer, size, node.hub, node.network, *given, **more)
 
 
 class Swarm:
@@ -108,14 +117,10 @@ class Swarm:
         node.result = node.error = None
         node.reducing = trio.CancelScope()
         with node.reducing:
-            reduction = Reduction(
+            reduction = reduction_at(
+                node,
                 order,
-                node.peer,
                 size,
-                node.hub,
-                node.network,
-                node.values,
-                node.counters,
                 encoded_input=node.encoded_input,
                 residual=node.residual,
             )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from holdfast.collectives.codecs.error_feedback import Residual
-from holdfast.collectives.reduction import ReduceResult, Reduction
+from holdfast.collectives.reduction import ReduceResult
 from holdfast.membership.spec.spec import CODECS
 from holdfast.protocol.errors import (
     BadContributionError,
@@ -37,6 +37,7 @@ from tests.collectives.swarm import (
     give_input,
     make_order,
     plain,
+    reduction_at,
 )
 
 # ---------------------------------------------------------------- same bits everywhere
@@ -102,10 +103,7 @@ async def test_many_rounds_at_once_over_the_same_links() -> None:
             # Nodes hear of the rounds in different orders.
             await trio.sleep(random.Random(node.number * 100 + round_).random())
             order = make_order(size, everyone, swarm.nodes, round_=round_)
-            reduction = Reduction(
-                order, node.peer, size, node.hub, node.network, node.values, node.counters
-            )
-            results.append(await reduction.run())
+            results.append(await reduction_at(node, order, size).run())
 
         async with trio.open_nursery() as reductions:
             for node in swarm.nodes:
@@ -679,9 +677,7 @@ async def test_orders_that_make_no_sense_are_refused_before_anything_is_sent() -
 
         def refused(order: Reduce, why: str, node: Node = a) -> None:
             with pytest.raises(RemoteProtocolError, match=why):
-                Reduction(
-                    order, node.peer, size, node.hub, node.network, node.values, node.counters
-                )
+                reduction_at(node, order, size)
 
         refused(evolve(good, receivers=good.receivers[1:]), "takes part but does not receive")
         refused(evolve(good, receivers=(a.peer, b.peer)), "does not name this node", c)
@@ -701,7 +697,7 @@ async def test_orders_that_make_no_sense_are_refused_before_anything_is_sent() -
         big = FragmentSize(2**24, 0, 0)
         order = make_order(big, [(a, 1, 1.0)], [a], chunk_elements=2**24)
         with pytest.raises(RemoteProtocolError, match="fit a frame"):
-            Reduction(order, a.peer, big, a.hub, a.network, None, None)
+            reduction_at(a, order, big, None, None)
 
 
 async def test_wrong_arrays_are_our_own_fault() -> None:
@@ -720,4 +716,4 @@ async def test_wrong_arrays_are_our_own_fault() -> None:
         ]
         for values, given_counters in wrong:
             with pytest.raises(LocalProtocolError):
-                Reduction(order, node.peer, size, node.hub, node.network, values, given_counters)
+                reduction_at(node, order, size, values, given_counters)

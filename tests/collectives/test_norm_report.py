@@ -11,12 +11,11 @@ import pytest
 import trio
 
 from holdfast.collectives.norm_report import SAMPLE_VALUES, NormSums
-from holdfast.collectives.reduction import Reduction
 from holdfast.collectives.squares import PIECE_VALUES, all_finite, product
 from holdfast.membership.master.rounds.norms import NormsFound, found_in, makes_sense
 from holdfast.protocol.messages import FragmentSize, Reduce
 from holdfast.simulation.memory_network import MemoryWorld
-from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order
+from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order, reduction_at
 
 SIZE = FragmentSize(3_000, 2_500, 1)
 
@@ -29,17 +28,7 @@ async def norm_sums(
     reports = []
 
     async def reduce(node: Node) -> None:
-        reduction = Reduction(
-            order,
-            node.peer,
-            size,
-            node.hub,
-            node.network,
-            node.values,
-            node.counters,
-            momentum=momentum,
-        )
-        result = await reduction.run()
+        result = await reduction_at(node, order, size, momentum=momentum).run()
         reports.append((result.norm_sums, result.momentum_square))
 
     for node in swarm.nodes:

@@ -29,7 +29,7 @@ from holdfast.protocol.messages import Assignment, Contributor, FragmentSize, Re
 from holdfast.protocol.network.lane import FrameKind
 from holdfast.simulation.memory_network import MemoryWorld
 from holdfast.simulation.virtual_time import run_virtually
-from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, make_order
+from tests.collectives.swarm import Node, Swarm, a_real_swarm, a_swarm, make_order, reduction_at
 
 SIZE = FragmentSize(2_000, 0, 1)
 CHUNK = 200
@@ -70,12 +70,10 @@ class Round:
         contributors = [c.peer for c in order.contributors]
         for node in swarm.nodes:
             gives = node.peer in contributors
-            reduction = Reduction(
+            reduction = reduction_at(
+                node,
                 order,
-                node.peer,
                 size,
-                node.hub,
-                node.network,
                 np.full(size.value_count, 2.0**node.number, np.float32) if gives else None,
                 np.array([node.number], np.int64) if gives else None,
                 audited=True,
@@ -465,11 +463,11 @@ async def test_a_chunk_that_threads_complete_while_a_reduction_begins_is_spread(
         values = np.ones(SIZE.value_count, np.float32)
         counters = np.zeros(1, np.int64)
 
-        def reduction_at(node: Node) -> Reduction:
+        def begun_at(node: Node) -> Reduction:
             given = (None, None) if node is listener else (values, counters)
-            return Reduction(order, node.peer, SIZE, node.hub, node.network, *given)
+            return reduction_at(node, order, SIZE, *given)
 
-        at_owner, at_contributor = reduction_at(owner), reduction_at(contributor)
+        at_owner, at_contributor = begun_at(owner), begun_at(contributor)
 
         def bring(_round: int) -> None:
             for index in range(21):
@@ -485,7 +483,7 @@ async def test_a_chunk_that_threads_complete_while_a_reduction_begins_is_spread(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(at_owner.run)
             with trio.fail_after(60):
-                result = await reduction_at(listener).run()
+                result = await begun_at(listener).run()
         assert (result.values == 1).all()
 
 

@@ -19,7 +19,7 @@ from holdfast.collectives.encoded_input import EncodedInput
 from holdfast.collectives.links.send_queue import Load
 from holdfast.collectives.reduction import ReduceResult, Reduction
 from holdfast.protocol.messages import FragmentSize
-from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order
+from tests.collectives.swarm import Node, Swarm, a_swarm, give_input, make_order, reduction_at
 
 SIZE = FragmentSize(40_000, 0, 1)
 CHUNK = 1_000
@@ -61,10 +61,7 @@ class Rounds:
                 nursery.start_soon(self._reduce, node)
 
     async def _reduce(self, node: Node) -> None:
-        given = (node.values, node.counters)
-        mine = Reduction(
-            self.order, node.peer, SIZE, node.hub, node.network, *given, residual=node.residual
-        )
+        mine = reduction_at(node, self.order, SIZE, residual=node.residual)
         self.inputs[node.peer] = mine.encoded_input
         if self.keeps:
             self.reductions[node.peer] = mine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -36,7 +35,7 @@ from holdfast.simulation.swarm import RUN_ID
 from holdfast.simulation.witness import Witness
 from tests.background import background
 from tests.daemon.loopback import LOOPBACK, a_service
-from tests.trust import admitted
+from tests.trust import admitted, anybody
 
 pytestmark = pytest.mark.real_time
 
@@ -146,8 +145,7 @@ async def test_a_certificate_of_another_authority_is_worth_nothing(tmp_path: Pat
         identity = Identity.generate()
         certificate = other.issue(identity.request_pem("x"), "x", Party.PEER)
         (tmp_path / "x").mkdir()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context = anybody()
         chain = tmp_path / "x" / "chain.pem"
         key = tmp_path / "x" / "key.pem"
         identity.save(key)

@@ -50,7 +50,7 @@ from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import Invite
 from holdfast.simulation.memory_network import MemoryWorld
 from tests.background import background
-from tests.trust import admitted
+from tests.trust import admitted, anybody
 
 TOKEN = "the-token-of-the-invite"
 HANGS_S = 120.0  # for what hangs
@@ -239,9 +239,7 @@ async def test_a_newcomer_can_do_nothing_but_enrol(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enrolment, "ENROL_S", NO_LIMIT_S)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+    context = anybody()
     async with serving(desk) as address:
         for attempt in (Heartbeat(1), EnrolRequest(TOKEN, b"", "x"), None):
             tcp = await trio.open_tcp_stream(address.host, address.port)

@@ -31,7 +31,7 @@ from holdfast.protocol.trust.authority import Authority, Party, load_certificate
 from holdfast.protocol.trust.credentials import Credentials
 from tests.background import background
 from tests.lossy import drops_everything
-from tests.trust import admitted
+from tests.trust import admitted, anybody
 
 pytestmark = pytest.mark.real_time
 
@@ -135,9 +135,7 @@ async def test_only_a_master_accepts_a_client_without_a_certificate(run: Run) ->
         assert channel.peer == ""
         await echo(channel)
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+    context = anybody()
     for party in (Party.MASTER, Party.PEER):
         async with serving(run.network(party), on_channel) as address:
             tls = trio.SSLStream(await sockets.open_tcp(address), context)
@@ -435,9 +433,7 @@ async def dial_from(run: Run, address: Address, host: str) -> Channel:
 async def test_newcomers_have_slots_of_their_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept_limits, "NEWCOMERS_PER_ADDRESS_MAX", 2)
     monkeypatch.setattr(accept_limits, "UNIDENTIFIED_PER_ADDRESS_MAX", 2)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+    context = anybody()
     async with serving(run.network(Party.MASTER)) as address:
         newcomers = [trio.SSLStream(await sockets.open_tcp(address), context) for _ in range(2)]
         for newcomer in newcomers:
