@@ -14,10 +14,10 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 4_500, "tests": 53_000, "benchmarks": 6_500}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 58_000, 34_000
-MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 97, 41, 26, 95, 21
-LARGE_CLASSES, LONG_MODULES = 20, 13
+LINES = {"simulation": 5_230, "tests": 57_400, "benchmarks": 6_500}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 57_500, 32_950
+MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 97, 41, 25, 64, 21
+LARGE_CLASSES, LONG_MODULES = 18, 9
 
 
 def test_the_package_is_no_larger_than_agreed() -> None:
