@@ -236,7 +236,7 @@ class Fleet:
         """Kill a daemon and its trainer as a power cut does: neither sees the other die."""
         node = self.nodes[name]
         if name != MASTER and node.process.poll() is None:
-            self._note_trainer(node)
+            self._note_trainer(name)
             node.signal(signal.SIGSTOP)
         self._kill(node)
 
@@ -253,18 +253,18 @@ class Fleet:
 
     def kill_all(self) -> None:
         """Kill all processes that still run."""
-        for node in self.nodes.values():
+        for name, node in self.nodes.items():
             if node.process.poll() is None:
                 node.signal(signal.SIGCONT)  # one that is stopped answers nobody
-                self._note_trainer(node)
+                self._note_trainer(name)
         for node in [*self.ended, *self.nodes.values()]:
             self._kill(node)
 
-    def _note_trainer(self, node: Node) -> None:
+    def _note_trainer(self, name: str) -> None:
         """Learn a trainer's process id; a daemon that does not serve yet has none."""
-        if node.address() is not None:
+        if self.nodes[name].address() is not None:
             with contextlib.suppress(UserError):
-                self.peer(node.name)
+                self.peer(name)
 
     @staticmethod
     def _kill(node: Node) -> None:
