@@ -259,7 +259,7 @@ def _(patch: Patch) -> None:
     reorder(patch, lambda e: isinstance(e, RecordDurably) and isinstance(e.record, RoundCommitted))
 
 
-@bug("impatient", seed=0, kind=RunKind.HOSTILE)
+@bug("impatient", seed=3, kind=RunKind.HOSTILE)
 def _(patch: Patch) -> None:
     original = Attempt.unreported
 
