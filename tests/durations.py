@@ -1,8 +1,7 @@
 """A pytest plugin: what each test costs in processor seconds, and how much a test that fails got.
 
-A test's processor seconds are those of its process and of the children that it has waited for. Children
-that another process waits for are added by ``add_processor_seconds``. Each process of the run writes a
-line for each test into the folder ``DURATIONS``, and the run ends with the tests that got slower by half
+A test's processor seconds are those of its process and of the children that it has waited for. Each process
+of the run writes a line for each test into the folder ``DURATIONS``, and the run ends with the tests that got slower by half
 than those of ``durations.json``: see ``tools/durations.py``. That fails nothing.
 
 The report of a test that fails says how much processor it got, and how busy the machine was meanwhile:
@@ -42,19 +41,11 @@ from tools.durations import (
 
 FOLDERS = {"swarm": SWARM, "browser": BROWSER, "packaging": PACKAGING, "lab": LABS}
 
-_added_s = 0.0
-
-
-def add_processor_seconds(seconds: float) -> None:
-    """Attribute to the running test what a process took that something else has waited for."""
-    global _added_s
-    _added_s += seconds
-
 
 def processor_seconds() -> float:
-    """Return what this process, the children it has waited for and added ones have taken."""
+    """Return what this process and the children that it has waited for have taken."""
     took = os.times()
-    return took.user + took.system + took.children_user + took.children_system + _added_s
+    return took.user + took.system + took.children_user + took.children_system
 
 
 def group_of(path: Path) -> str:
