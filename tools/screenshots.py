@@ -125,14 +125,14 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))) / "run"
         folder.mkdir()
         demo = Demo(folder, ROUNDS, Console(highlight=False))
-        stack.callback(demo.stop_all)
+        stack.callback(demo.fleet.kill_all)
         demo.start()
         browser = stack.enter_context(sync_playwright()).chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--hide-scrollbars"]
         )
         stack.callback(browser.close)
         follow_until(demo, POSED_AT)
-        urls = {each: demo.await_control(each.node).url for each in ALL}
+        urls = {each: demo.fleet.nodes[each.node].control().url for each in ALL}
         pages = {each: pose(browser, each, urls[each]) for each in ALL}
         follow_until(demo, SHOWN_AT)
         taken = {each: take(page, each) for each, page in pages.items()}
