@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection
 
 from attrs import define, field, frozen
 
-from .liar_run import FoundOut, live_with_a_liar
 from .lying_peers import Lie
 from .scenario import RunKind, Scenario
 from .scenario_run import RunOutcome, run_scenario
@@ -32,16 +31,13 @@ class BatchOptions:
 
     Attributes:
       peers: number of peers at the start; None to draw it from the seed.
-      audit: the probability that a chunk of a result is audited.
-      liar: instead of faults, one peer that lies in ``lies`` chunks of each round.
-      kind: of scenarios; only plain ones have a choice of ``peers`` and ``audit``.
+      audit, kind, liar: as of ``Scenario.of``.
     """
 
     peers: int | None = None
     audit: float = 0.0
-    liar: Lie | None = None
-    lies: int = 1
     kind: RunKind = RunKind.PLAIN
+    liar: Lie | None = None
 
     @property
     def options(self) -> str:
@@ -51,13 +47,12 @@ class BatchOptions:
                 f" --peers {self.peers}" if self.peers is not None else "",
                 f" --audit {self.audit:g}" if self.audit else "",
                 f" --liar {self.liar.value}" if self.liar is not None else "",
-                f" --lies {self.lies}" if self.lies != 1 else "",
                 f" --{self.kind.value}" if self.kind is not RunKind.PLAIN else "",
             ]
         )
 
     def scenario(self, seed: int) -> Scenario:
-        return Scenario.of(seed, self.peers, self.audit, self.kind)
+        return Scenario.of(seed, self.peers, self.audit, self.kind, self.liar)
 
 
 PLAIN = BatchOptions()
@@ -83,11 +78,10 @@ class Violation:
 
 @define
 class SeedResult:
-    """The result of one seed, which has exactly one of the three fields set."""
+    """The result of one seed: the outcome of its run, or a violation."""
 
     seed: int
     outcome: RunOutcome | None = None
-    found_out: FoundOut | None = None
     violation: Violation | None = None
 
 
@@ -103,16 +97,13 @@ class BatchReport:
     repairs: int = 0
     reruns: int = 0
     aborts: int = 0
-    lied: list[int] = field(factory=list)  # by run: rounds with a lie until the liar was found out
+    lies: int = 0
     violations: list[Violation] = field(factory=list)
 
     def add(self, result: SeedResult) -> None:
         self.seeds += 1
         if result.violation is not None:
             self.violations.append(result.violation)
-        if result.found_out is not None:
-            self.events += result.found_out.events
-            self.lied.append(result.found_out.rounds)
         if result.outcome is not None:
             self.events += result.outcome.events
             self.committed += result.outcome.committed
@@ -120,6 +111,7 @@ class BatchReport:
             self.repairs += result.outcome.repairs
             self.reruns += result.outcome.reruns
             self.aborts += result.outcome.aborts
+            self.lies += result.outcome.lies
 
 
 def broken_by(scenario: Scenario) -> str:
@@ -157,19 +149,12 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     """
     scenario = choice.scenario(seed)
     try:
-        if choice.liar is not None:
-            lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
-            return SeedResult(seed, found_out=lived)
         return SeedResult(seed, outcome=run_scenario(scenario, tell))
     except (BaseExceptionGroup, ViolationError) as error:
         what = _describe(error)
-    faults: list[str] = []
-    shrunk: list[str] = []
-    if choice.liar is None:
-        smaller = shrink(scenario, lambda each: bool(broken_by(each)))
-        faults, shrunk = scenario.causes, smaller.causes
+    shrunk = shrink(scenario, lambda each: bool(broken_by(each))).causes
     reproduce = f"python -m holdfast.simulation --start {seed} --seeds 1{choice.options}"
-    return SeedResult(seed, violation=Violation(seed, what, faults, shrunk, reproduce))
+    return SeedResult(seed, violation=Violation(seed, what, scenario.causes, shrunk, reproduce))
 
 
 def _prepare(parent: Connection) -> None:
