@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 import click
 
 from ..daemon.exit_codes import ExitCode
-from .batch import BatchOptions, BatchReport, Violation, try_seed, try_seeds
+from .batch import BatchOptions, Violation, try_seed, try_seeds
 from .lying_peers import Lie
 from .scenario import RunKind
+from .scenario_run import RunOutcome
 
 SEEDS_MAX = 10_000_000
 PEERS_MIN, PEERS_MAX = 2, 1_000
@@ -94,38 +96,39 @@ def simulate(
     choice = BatchOptions(peers, audit, run_kind, Lie(liar) if liar else None)
     if trace and seeds != 1:
         raise click.UsageError("--trace prints one seed: give --seeds 1 as well")
-    report, began_s, interrupted = BatchReport(start), time.monotonic(), False
+    results: list[RunOutcome | Violation] = []
+    began_s, interrupted = time.monotonic(), False
     try:
         if seeds == 1:
-            _run_one(report, start, choice, trace=trace)
+            results.append(_run_one(start, choice, trace=trace))
         else:
             for result in try_seeds(start, seeds, choice, min(jobs or os.cpu_count() or 1, seeds)):
-                report.add(result)
-                if result.violation is not None:
-                    click.echo(format_violation(result.violation))
+                results.append(result)
+                if isinstance(result, Violation):
+                    click.echo(format_violation(result))
     except KeyboardInterrupt:
         interrupted = True
-    click.echo(summary(report, time.monotonic() - began_s))
-    if report.violations:
+    click.echo(summary(results, time.monotonic() - began_s))
+    if any(isinstance(result, Violation) for result in results):
         sys.exit(ExitCode.VIOLATION)
     if interrupted:
-        click.echo(f"simulation: stopped after {report.seeds} of {seeds} seeds", err=True)
+        click.echo(f"simulation: stopped after {len(results)} of {seeds} seeds", err=True)
         sys.exit(ExitCode.INTERRUPTED)
 
 
-def _run_one(report: BatchReport, seed: int, choice: BatchOptions, *, trace: bool) -> None:
+def _run_one(seed: int, choice: BatchOptions, *, trace: bool) -> RunOutcome | Violation:
     scenario = choice.scenario(seed)
     click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}")
     for cause in scenario.causes:
         click.echo(f"  planned    {cause}")
     result = try_seed(seed, choice, tell=click.echo if trace else None)
-    report.add(result)
-    if result.violation is not None:
-        click.echo(format_violation(result.violation))
-    elif result.outcome is not None:
-        for line in result.outcome.faults:
+    if isinstance(result, Violation):
+        click.echo(format_violation(result))
+    else:
+        for line in result.faults:
             click.echo(f"  happened   {line}")
-        click.echo(f"  trace      {result.outcome.trace}")
+        click.echo(f"  trace      {result.trace}")
+    return result
 
 
 def format_violation(violation: Violation) -> str:
@@ -136,12 +139,16 @@ def format_violation(violation: Violation) -> str:
     return "\n".join([*lines, f"  reproduce  {violation.reproduce}"])
 
 
-def summary(report: BatchReport, seconds: float) -> str:
+def summary(results: Sequence[RunOutcome | Violation], seconds: float) -> str:
     """Summarize the results in one line."""
+    whole = [result for result in results if isinstance(result, RunOutcome)]
     return (
-        f"{report.seeds} seeds, {report.faults} faults, {report.events} events, "
-        f"{report.committed} rounds committed, {report.repairs} repairs, {report.reruns} reruns, "
-        f"{report.aborts} aborts, {report.lies} lies, {len(report.violations)} violations, {seconds:.1f} s"
+        f"{len(results)} seeds, {sum(len(run.faults) for run in whole)} faults, "
+        f"{sum(run.events for run in whole)} events, "
+        f"{sum(run.committed for run in whole)} rounds committed, "
+        f"{sum(run.repairs for run in whole)} repairs, {sum(run.reruns for run in whole)} reruns, "
+        f"{sum(run.aborts for run in whole)} aborts, {sum(run.lies for run in whole)} lies, "
+        f"{len(results) - len(whole)} violations, {seconds:.1f} s"
     )
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 
-from attrs import define, field, frozen
+from attrs import frozen
 
 from .lying_peers import Lie
 from .scenario import RunKind, Scenario
@@ -58,7 +58,7 @@ class BatchOptions:
 PLAIN = BatchOptions()
 
 
-@define
+@frozen
 class Violation:
     """A seed whose run violated an invariant.
 
@@ -74,44 +74,6 @@ class Violation:
     faults: list[str]
     shrunk: list[str]
     reproduce: str
-
-
-@define
-class SeedResult:
-    """The result of one seed: the outcome of its run, or a violation."""
-
-    seed: int
-    outcome: RunOutcome | None = None
-    violation: Violation | None = None
-
-
-@define
-class BatchReport:
-    """The sums over many seeds' results."""
-
-    start: int
-    seeds: int = 0
-    events: int = 0
-    committed: int = 0
-    faults: int = 0
-    repairs: int = 0
-    reruns: int = 0
-    aborts: int = 0
-    lies: int = 0
-    violations: list[Violation] = field(factory=list)
-
-    def add(self, result: SeedResult) -> None:
-        self.seeds += 1
-        if result.violation is not None:
-            self.violations.append(result.violation)
-        if result.outcome is not None:
-            self.events += result.outcome.events
-            self.committed += result.outcome.committed
-            self.faults += len(result.outcome.faults)
-            self.repairs += result.outcome.repairs
-            self.reruns += result.outcome.reruns
-            self.aborts += result.outcome.aborts
-            self.lies += result.outcome.lies
 
 
 def broken_by(scenario: Scenario) -> str:
@@ -141,7 +103,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) -> SeedResult:
+def try_seed(
+    seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None
+) -> RunOutcome | Violation:
     """Run one seed, and shrink its scenario if it fails.
 
     Args:
@@ -149,12 +113,12 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     """
     scenario = choice.scenario(seed)
     try:
-        return SeedResult(seed, outcome=run_scenario(scenario, tell))
+        return run_scenario(scenario, tell)
     except (BaseExceptionGroup, ViolationError) as error:
         what = _describe(error)
     shrunk = shrink(scenario, lambda each: bool(broken_by(each))).causes
     reproduce = f"python -m holdfast.simulation --start {seed} --seeds 1{choice.options}"
-    return SeedResult(seed, violation=Violation(seed, what, scenario.causes, shrunk, reproduce))
+    return Violation(seed, what, scenario.causes, shrunk, reproduce)
 
 
 def _prepare(parent: Connection) -> None:
@@ -171,7 +135,9 @@ def _end_with(parent: Connection) -> None:
     os._exit(1)
 
 
-def try_seeds(start: int, count: int, choice: BatchOptions, jobs: int) -> Iterator[SeedResult]:
+def try_seeds(
+    start: int, count: int, choice: BatchOptions, jobs: int
+) -> Iterator[RunOutcome | Violation]:
     """Run many seeds in ``jobs`` processes and yield their results in order."""
     run, seeds = partial(try_seed, choice=choice), range(start, start + count)
     if jobs == 1:

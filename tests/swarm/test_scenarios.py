@@ -13,7 +13,7 @@ from attrs import evolve
 
 from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.membership.master.state.detector import Detector
-from holdfast.simulation.batch import broken_by, try_seed
+from holdfast.simulation.batch import Violation, broken_by, try_seed
 from holdfast.simulation.frozen_hosts import FrozenHosts, on_host
 from holdfast.simulation.hostile_peer import Falsehood, Hostile
 from holdfast.simulation.scenario import Fault, Instant, Kind, Scenario
@@ -176,8 +176,8 @@ def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
     many = (seed for seed in range(100) if len(Scenario.of(seed).faults) > 1)
     seed = what_shows(53, _is_broken, many, record_property)
     assert seed is not None
-    violation = try_seed(seed).violation
-    assert violation is not None
+    violation = try_seed(seed)
+    assert isinstance(violation, Violation)
     assert violation.reproduce == f"python -m holdfast.simulation --start {seed} --seeds 1"
     assert len(violation.shrunk) == 1
     monkeypatch.undo()
