@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
 from ..daemon.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from .batch import BatchOptions, BatchReport, Violation
+from .batch import BatchOptions, Violation, try_seed, try_seeds
+from .lying_peers import Lie
+from .scenario import RunKind
+from .scenario_run import RunOutcome
 
 SEEDS_MAX = 10_000_000
 PEERS_MIN, PEERS_MAX = 2, 1_000
-LIARS = ("owner", "checker", "contributor")  # see ``lying_peers.Lie``
-LIES_MAX = 8  # chunks that a liar is sure to own
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -38,15 +37,9 @@ LIES_MAX = 8  # chunks that a liar is sure to own
 )
 @click.option(
     "--liar",
-    type=click.Choice(LIARS),
+    type=click.Choice([lie.value for lie in Lie]),
     help="Instead of faults, one of four peers lies until it is found out: as a chunk owner in its sums, as a "
     "checker in its findings, or as a contributor that sends checkers something else.",
-)
-@click.option(
-    "--lies",
-    type=click.IntRange(1, LIES_MAX),
-    default=1,
-    help="Number of chunks per round that the liar falsifies.",
 )
 @click.option(
     "--hostile",
@@ -72,7 +65,6 @@ def simulate(
     peers: int | None,
     audit: float,
     liar: str | None,
-    lies: int,
     kind: str | None,
     jobs: int | None,
     trace: bool,
@@ -94,10 +86,6 @@ def simulate(
       python -m holdfast.simulation --seeds 2000 --failover
       python -m holdfast.simulation --start 17 --seeds 1
     """
-    from .batch import BatchOptions, BatchReport, try_seeds
-    from .lying_peers import Lie
-    from .scenario import RunKind
-
     if liar and not audit:
         raise click.UsageError("only checks find a --liar out: give --audit as well")
     if liar and peers:
@@ -105,46 +93,42 @@ def simulate(
     if kind and (liar or peers or audit):
         raise click.UsageError(f"--{kind} cannot be combined with --liar, --peers or --audit")
     run_kind = RunKind(kind) if kind else RunKind.PLAIN
-    choice = BatchOptions(peers, audit, Lie(liar) if liar else None, lies, run_kind)
+    choice = BatchOptions(peers, audit, run_kind, Lie(liar) if liar else None)
     if trace and seeds != 1:
         raise click.UsageError("--trace prints one seed: give --seeds 1 as well")
-    report, began_s, interrupted = BatchReport(start), time.monotonic(), False
+    results: list[RunOutcome | Violation] = []
+    began_s, interrupted = time.monotonic(), False
     try:
         if seeds == 1:
-            _run_one(report, start, choice, trace=trace)
+            results.append(_run_one(start, choice, trace=trace))
         else:
             for result in try_seeds(start, seeds, choice, min(jobs or os.cpu_count() or 1, seeds)):
-                report.add(result)
-                if result.violation is not None:
-                    click.echo(format_violation(result.violation))
+                results.append(result)
+                if isinstance(result, Violation):
+                    click.echo(format_violation(result))
     except KeyboardInterrupt:
         interrupted = True
-    click.echo(summary(report, time.monotonic() - began_s))
-    if choice.liar is not None and report.lied:
-        click.echo(about_liars(report, choice))
-    if report.violations:
+    click.echo(summary(results, time.monotonic() - began_s))
+    if any(isinstance(result, Violation) for result in results):
         sys.exit(ExitCode.VIOLATION)
     if interrupted:
-        click.echo(f"simulation: stopped after {report.seeds} of {seeds} seeds", err=True)
+        click.echo(f"simulation: stopped after {len(results)} of {seeds} seeds", err=True)
         sys.exit(ExitCode.INTERRUPTED)
 
 
-def _run_one(report: BatchReport, seed: int, choice: BatchOptions, *, trace: bool) -> None:
-    from .batch import try_seed
-
-    if choice.liar is None:
-        scenario = choice.scenario(seed)
-        click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}")
-        for cause in scenario.causes:
-            click.echo(f"  planned    {cause}")
+def _run_one(seed: int, choice: BatchOptions, *, trace: bool) -> RunOutcome | Violation:
+    scenario = choice.scenario(seed)
+    click.echo(f"{scenario.peers} peers, spare: {scenario.spare}, places: {scenario.places}")
+    for cause in scenario.causes:
+        click.echo(f"  planned    {cause}")
     result = try_seed(seed, choice, tell=click.echo if trace else None)
-    report.add(result)
-    if result.violation is not None:
-        click.echo(format_violation(result.violation))
-    elif result.outcome is not None:
-        for line in result.outcome.faults:
+    if isinstance(result, Violation):
+        click.echo(format_violation(result))
+    else:
+        for line in result.faults:
             click.echo(f"  happened   {line}")
-        click.echo(f"  trace      {result.outcome.trace}")
+        click.echo(f"  trace      {result.trace}")
+    return result
 
 
 def format_violation(violation: Violation) -> str:
@@ -155,25 +139,16 @@ def format_violation(violation: Violation) -> str:
     return "\n".join([*lines, f"  reproduce  {violation.reproduce}"])
 
 
-def summary(report: BatchReport, seconds: float) -> str:
+def summary(results: Sequence[RunOutcome | Violation], seconds: float) -> str:
     """Summarize the results in one line."""
+    whole = [result for result in results if isinstance(result, RunOutcome)]
     return (
-        f"{report.seeds} seeds, {report.faults} faults, {report.events} events, "
-        f"{report.committed} rounds committed, {report.repairs} repairs, {report.reruns} reruns, "
-        f"{report.aborts} aborts, {len(report.violations)} violations, {seconds:.1f} s"
-    )
-
-
-def about_liars(report: BatchReport, choice: BatchOptions) -> str:
-    """Compare the rounds until the liars were found out with the expectation."""
-    from .liar_run import expected_rounds
-
-    assert choice.liar is not None
-    expected = expected_rounds(choice.liar, choice.audit, choice.lies)
-    mean = sum(report.lied) / len(report.lied)
-    return (
-        f"{len(report.lied)} liars found out after {mean:.1f} rounds with a lie on average "
-        f"(expected: about {expected:.1f}), at most {max(report.lied)}"
+        f"{len(results)} seeds, {sum(len(run.faults) for run in whole)} faults, "
+        f"{sum(run.events for run in whole)} events, "
+        f"{sum(run.committed for run in whole)} rounds committed, "
+        f"{sum(run.repairs for run in whole)} repairs, {sum(run.reruns for run in whole)} reruns, "
+        f"{sum(run.aborts for run in whole)} aborts, {sum(run.lies for run in whole)} lies, "
+        f"{len(results) - len(whole)} violations, {seconds:.1f} s"
     )
 
 

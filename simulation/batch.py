@@ -14,9 +14,8 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 
-from attrs import define, field, frozen
+from attrs import frozen
 
-from .liar_run import FoundOut, live_with_a_liar
 from .lying_peers import Lie
 from .scenario import RunKind, Scenario
 from .scenario_run import RunOutcome, run_scenario
@@ -32,16 +31,13 @@ class BatchOptions:
 
     Attributes:
       peers: number of peers at the start; None to draw it from the seed.
-      audit: the probability that a chunk of a result is audited.
-      liar: instead of faults, one peer that lies in ``lies`` chunks of each round.
-      kind: of scenarios; only plain ones have a choice of ``peers`` and ``audit``.
+      audit, kind, liar: as of ``Scenario.of``.
     """
 
     peers: int | None = None
     audit: float = 0.0
-    liar: Lie | None = None
-    lies: int = 1
     kind: RunKind = RunKind.PLAIN
+    liar: Lie | None = None
 
     @property
     def options(self) -> str:
@@ -51,19 +47,18 @@ class BatchOptions:
                 f" --peers {self.peers}" if self.peers is not None else "",
                 f" --audit {self.audit:g}" if self.audit else "",
                 f" --liar {self.liar.value}" if self.liar is not None else "",
-                f" --lies {self.lies}" if self.lies != 1 else "",
                 f" --{self.kind.value}" if self.kind is not RunKind.PLAIN else "",
             ]
         )
 
     def scenario(self, seed: int) -> Scenario:
-        return Scenario.of(seed, self.peers, self.audit, self.kind)
+        return Scenario.of(seed, self.peers, self.audit, self.kind, self.liar)
 
 
 PLAIN = BatchOptions()
 
 
-@define
+@frozen
 class Violation:
     """A seed whose run violated an invariant.
 
@@ -79,47 +74,6 @@ class Violation:
     faults: list[str]
     shrunk: list[str]
     reproduce: str
-
-
-@define
-class SeedResult:
-    """The result of one seed, which has exactly one of the three fields set."""
-
-    seed: int
-    outcome: RunOutcome | None = None
-    found_out: FoundOut | None = None
-    violation: Violation | None = None
-
-
-@define
-class BatchReport:
-    """The sums over many seeds' results."""
-
-    start: int
-    seeds: int = 0
-    events: int = 0
-    committed: int = 0
-    faults: int = 0
-    repairs: int = 0
-    reruns: int = 0
-    aborts: int = 0
-    lied: list[int] = field(factory=list)  # by run: rounds with a lie until the liar was found out
-    violations: list[Violation] = field(factory=list)
-
-    def add(self, result: SeedResult) -> None:
-        self.seeds += 1
-        if result.violation is not None:
-            self.violations.append(result.violation)
-        if result.found_out is not None:
-            self.events += result.found_out.events
-            self.lied.append(result.found_out.rounds)
-        if result.outcome is not None:
-            self.events += result.outcome.events
-            self.committed += result.outcome.committed
-            self.faults += len(result.outcome.faults)
-            self.repairs += result.outcome.repairs
-            self.reruns += result.outcome.reruns
-            self.aborts += result.outcome.aborts
 
 
 def broken_by(scenario: Scenario) -> str:
@@ -149,7 +103,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) -> SeedResult:
+def try_seed(
+    seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None
+) -> RunOutcome | Violation:
     """Run one seed, and shrink its scenario if it fails.
 
     Args:
@@ -157,19 +113,12 @@ def try_seed(seed: int, choice: BatchOptions = PLAIN, tell: Tell | None = None) 
     """
     scenario = choice.scenario(seed)
     try:
-        if choice.liar is not None:
-            lived = live_with_a_liar(seed, choice.liar, choice.audit, choice.lies, tell)
-            return SeedResult(seed, found_out=lived)
-        return SeedResult(seed, outcome=run_scenario(scenario, tell))
+        return run_scenario(scenario, tell)
     except (BaseExceptionGroup, ViolationError) as error:
         what = _describe(error)
-    faults: list[str] = []
-    shrunk: list[str] = []
-    if choice.liar is None:
-        smaller = shrink(scenario, lambda each: bool(broken_by(each)))
-        faults, shrunk = scenario.causes, smaller.causes
+    shrunk = shrink(scenario, lambda each: bool(broken_by(each))).causes
     reproduce = f"python -m holdfast.simulation --start {seed} --seeds 1{choice.options}"
-    return SeedResult(seed, violation=Violation(seed, what, faults, shrunk, reproduce))
+    return Violation(seed, what, scenario.causes, shrunk, reproduce)
 
 
 def _prepare(parent: Connection) -> None:
@@ -186,7 +135,9 @@ def _end_with(parent: Connection) -> None:
     os._exit(1)
 
 
-def try_seeds(start: int, count: int, choice: BatchOptions, jobs: int) -> Iterator[SeedResult]:
+def try_seeds(
+    start: int, count: int, choice: BatchOptions, jobs: int
+) -> Iterator[RunOutcome | Violation]:
     """Run many seeds in ``jobs`` processes and yield their results in order."""
     run, seeds = partial(try_seed, choice=choice), range(start, start + count)
     if jobs == 1:

@@ -219,7 +219,7 @@ def _kick(swarm: Swarm, fault: Fault) -> End | None:
 def _pause(swarm: Swarm, _fault: Fault) -> End | None:
     if swarm.master is None or swarm.standstill.stopped(MASTER):
         return None
-    swarm.master.decide(swarm.master.coordinator.pause)
+    swarm.pause()
     return swarm.resume
 
 

@@ -93,7 +93,7 @@ class Falsehood(enum.Enum):
 
 
 @frozen
-class Adversary:
+class Hostile:
     """A hostile peer, as data.
 
     Attributes:
@@ -108,8 +108,8 @@ class Adversary:
     always: bool
 
     @classmethod
-    def of(cls, seed: int, name: str) -> Adversary:
-        """Generate the adversary of a seed."""
+    def of(cls, seed: int, name: str) -> Hostile:
+        """Generate the hostile peer of a seed."""
         kinds, always = _drawn(Random(f"hostile {seed}"))
         return cls(seed, name, kinds, always)
 
@@ -117,24 +117,29 @@ class Adversary:
     def causes(self) -> list[str]:
         return [f"{self.name} {kind.value}" for kind in sorted(self.kinds, key=lambda k: k.name)]
 
+    def simpler(self) -> list[Hostile]:
+        """Return it with one kind of lie less, each in turn; it keeps one."""
+        fewer = [tuple(k for k in self.kinds if k is not kind) for kind in self.kinds]
+        return [evolve(self, kinds=kinds) for kinds in fewer if kinds]
+
 
 def _drawn(rng: Random) -> tuple[tuple[Falsehood, ...], bool]:
     kinds = rng.sample(list(Falsehood), rng.randint(1, LIES_MAX))
     return tuple(kinds), rng.random() < 0.5
 
 
-class Hostile:
-    """An adversary at work.
+class HostilePeer:
+    """A hostile peer at work.
 
     Attributes:
       rng: decides the content and the times of its lies.
       lie_count: lies so far.
     """
 
-    def __init__(self, adversary: Adversary) -> None:
-        self.rng = Random(f"hostile {adversary.seed}")
+    def __init__(self, hostile: Hostile) -> None:
+        self.rng = Random(f"hostile {hostile.seed}")
         _drawn(self.rng)  # the run's choices follow those of the scenario
-        self.kinds, self.always = adversary.kinds, adversary.always
+        self.kinds, self.always = hostile.kinds, hostile.always
         self.lie_count = 0
         self._sent: list[Message] = []
         self._moved = 0
@@ -326,7 +331,7 @@ class _HostileSession(MasterSession):
 
     def __init__(
         self,
-        hostile: Hostile,
+        hostile: HostilePeer,
         service: PeerService,
         *args: Any,
         hello: Callable[[str, int], Hello],
@@ -351,7 +356,7 @@ class _HostileSending:
       reduction: an honest one that has not begun; its sender is wrapped.
     """
 
-    def __init__(self, hostile: Hostile, service: PeerService, reduction: Reduction) -> None:
+    def __init__(self, hostile: HostilePeer, service: PeerService, reduction: Reduction) -> None:
         context = reduction._context
         receivers = [peer for peer in context.order.receivers if peer != context.me]
         quarry = hostile.quarry_of(service)

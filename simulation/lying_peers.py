@@ -7,17 +7,25 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from ..collectives.reduction import Reduction
 from ..collectives.spot_check import SpotCheck
 from ..daemon.peer.peer_service import PeerFactories, PeerService
+from ..membership.master.rounds.audits import ALONE_MAX
 from ..protocol.messages import Audited, AuditOrder, ChunkFinding
 from ..protocol.network.lane import Buffer
 
 
 class Corrupts(Protocol):
-    """An object that makes a daemon lie."""
+    """An object that makes a daemon lie.
+
+    Attributes:
+      lie_count: lies so far.
+    """
+
+    @property
+    def lie_count(self) -> int: ...
 
     def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
         """Return factories for a service that is about to be made, with parts that lie."""
@@ -32,18 +40,44 @@ class Lie(enum.Enum):
     CONTRIBUTOR = "contributor"  # sends checkers something else than it sent the owners
 
 
-@define
+@frozen
 class Liar:
-    """A lying peer.
+    """A peer that lies about sums in every round, as data."""
+
+    name: str
+    lie: Lie
+
+    @property
+    def causes(self) -> list[str]:
+        return [f"{self.name} lies as {self.lie.value}"]
+
+    def simpler(self) -> tuple[()]:
+        """There is nothing to simplify."""
+        return ()
+
+    def expected_rounds(self, audit: float) -> float:
+        """Return about how many rounds with a lie are expected until the liar is found out.
+
+        It takes two contradictions. Each lie of a checker or of a contributor is one; a false sum has
+        to be checked first.
+        """
+        return ALONE_MAX / audit if self.lie is Lie.OWNER else ALONE_MAX
+
+
+@define
+class LyingPeer:
+    """A liar at work.
 
     Attributes:
-      chunks: number of chunks per round that an owner falsifies, if it owns as many.
       lied_in: rounds in which it lied.
     """
 
     lie: Lie
-    chunks: int = 1
     lied_in: set[int] = field(factory=set)
+
+    @property
+    def lie_count(self) -> int:
+        return len(self.lied_in)
 
     def corrupt(self, _service: PeerService, factories: PeerFactories) -> PeerFactories:
         """Return factories with the part that tells this lie."""
@@ -70,17 +104,17 @@ class Liar:
 
 
 class _LyingSums:
-    """Makes wrong results of some chunks.
+    """Makes a wrong result of the first chunk that it owns.
 
     Args:
       reduction: an honest one that has not begun; its adder is wrapped.
     """
 
-    def __init__(self, liar: Liar, reduction: Reduction) -> None:
+    def __init__(self, liar: LyingPeer, reduction: Reduction) -> None:
         self._liar = liar
         self._context = context = reduction._context
         own = [at for at, cut in enumerate(context.layout.cuts) if cut.owner == context.me]
-        self._false = own[: liar.chunks]
+        self._false = own[:1]
         self._honest_result = reduction._adder.make_result
         reduction._adder.make_result = self._make_result  # type: ignore[method-assign]
 
@@ -93,7 +127,7 @@ class _LyingSums:
 
 
 class _LyingCheck(SpotCheck):
-    def __init__(self, liar: Liar, *args: Any) -> None:
+    def __init__(self, liar: LyingPeer, *args: Any) -> None:
         super().__init__(*args)
         self._liar = liar
 

@@ -9,7 +9,9 @@ plain     Half of them are aimed: a peer is lost at a chosen instant of a reduct
           random times.
 failover  Three masters share a database: the leading one crashes, is stopped, or is cut off from the
           database or from all peers, the database fails, peers crash.
-hostile   One of five peers and a spare is an adversary. There are no other faults.
+hostile   One of five peers and a spare sends false messages. There are no other faults.
+a liar    One of four peers lies about sums, until checks have made it harmless. There are no other
+          faults; plain scenarios with checks show that faults contradict no honest peer.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from random import Random
 
 from attrs import evolve, frozen
 
-from .hostile_peer import Adversary
+from .hostile_peer import Hostile
+from .lying_peers import Liar, Lie
 
+FOUND_S = 60.0  # limit until all peers have joined and the first round is committed
 DEADLINE_S = 4.0  # the specs' ``deadline_s``; scales the duration of faults
 # Default numbers of peers. The cost grows with the number of pairs: five peers have three times as
 # many as three. They find faults that three do not, so some scenarios have them.
@@ -38,6 +42,8 @@ SUCCESSOR = "successor"  # as ``who``: a peer that took over chunks in the curre
 SPARE = "s0"
 MASTERS = ("m1", "m2", "m3")  # hosts of masters that share a database
 LEADER = "leader"  # as ``who``: the host of the master that holds the lease
+
+Adversary = Hostile | Liar
 
 
 class RunKind(enum.Enum):
@@ -175,18 +181,22 @@ class Scenario:
         peers: int | None = None,
         audit: float = 0.0,
         kind: RunKind = RunKind.PLAIN,
+        liar: Lie | None = None,
     ) -> Scenario:
         """Generate the scenario of a seed; a pure function.
 
         Args:
           peers: number of peers at the start; None to draw it from the seed. Only plain scenarios
             have a choice.
-          audit: the spec's audit probability, of plain scenarios.
+          audit: the spec's audit probability, of plain scenarios and of those with a liar.
+          liar: what the liar lies as; None: nobody lies about sums.
         """
+        if liar is not None:
+            return _with_liar(seed, audit, liar)
         if kind is RunKind.FAILOVER:
             return _with_masters(seed)
         if kind is RunKind.HOSTILE:
-            return _with_adversary(seed)
+            return _with_hostile(seed)
         rng = Random(seed)
         count = rng.choice(PEERS)
         count = count if peers is None else peers
@@ -198,6 +208,11 @@ class Scenario:
     def names(self) -> list[str]:
         """The names of the initial peers without the spare."""
         return [f"p{index}" for index in range(self.peers)]
+
+    @property
+    def first_peers(self) -> list[str]:
+        """The names of the initial peers with the spare."""
+        return [*self.names, *([SPARE] if self.spare else [])]
 
     @property
     def causes(self) -> list[str]:
@@ -468,7 +483,7 @@ def _with_masters(seed: int) -> Scenario:
 HOSTILE_AUDIT = 0.2  # in a quarter of the scenarios
 
 
-def _with_adversary(seed: int) -> Scenario:
+def _with_hostile(seed: int) -> Scenario:
     rng = Random(f"harassed {seed}")
     plain = Scenario(
         seed=seed,
@@ -481,4 +496,18 @@ def _with_adversary(seed: int) -> Scenario:
         telling=True,
         audit=HOSTILE_AUDIT if rng.random() < 0.25 else 0.0,
     )
-    return evolve(plain, adversary=Adversary.of(seed, rng.choice([*plain.names, SPARE])))
+    return evolve(plain, adversary=Hostile.of(seed, rng.choice([*plain.names, SPARE])))
+
+
+def _with_liar(seed: int, audit: float, lie: Lie) -> Scenario:
+    plain = Scenario(
+        seed=seed,
+        peers=4,
+        min_members=2,
+        tensors=(7_000,),  # seven chunks, so that each of the four owns one
+        step_s=0.05,
+        delay_s=0.001,
+        telling=True,
+        audit=audit,
+    )
+    return evolve(plain, adversary=Liar(plain.names[-1], lie))

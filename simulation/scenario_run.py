@@ -6,8 +6,7 @@ After the faults have ended, the run must recover: every peer that has not left 
 committed, all copies have the same bits. If the only fault was one contributor's death, its round must
 have been repaired, neither aborted nor run again.
 
-Beside an adversary there are no faults: rounds must be committed, each in time, and ``honest_peers``
-says what else must hold.
+Beside an adversary there are no faults; ``honest_peers`` says what must hold.
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ from numpy.typing import NDArray
 from ..membership.master.leases import Leases
 from ..membership.master.rounds.round import Round
 from ..membership.master.rounds.round_table import RoundTable
-from ..membership.master.state.master_effects import Effect, EventKind
+from ..membership.master.state.master_effects import EventKind
 from ..membership.master.status.status import describe
-from ..protocol.messages import Role
-from .drifting_trainer import Delta, small_layout
+from .drifting_trainer import small_layout
 from .faults import carry_out
-from .honest_peers import HonestPeersCheck
-from .hostile_peer import Adversary, Falsehood, Hostile
+from .honest_peers import endure
+from .hostile_peer import Hostile
 from .scenario import (
-    DEADLINE_S,
+    FOUND_S,
     LEADER,
     MASTER,
     SPARE,
@@ -49,15 +47,10 @@ from .swarm import Swarm
 from .virtual_time import run_virtually
 from .witness import Tell, ViolationError
 
-FOUND_S = 60.0  # limit until all peers have joined and the first round is committed
 QUIET_S = 60.0  # limit for a round after aimed faults, and for the recovery
-HOSTILE_ROUNDS = 10  # commits that honest members must reach beside an adversary
-# A lie may cost a round's first attempts (``link_deadline_s`` each), or abort it and delay the next.
-HOSTILE_ROUND_S_MAX = 8 * DEADLINE_S
 SPEND_S = 120.0  # limit until more of what is leased is in committed work
 INSTANT_S = 3.0  # longest wait for an instant, after which the fault happens anyway
 POLL_S = 0.005  # precision for instants that no decision of the master marks
-ROUNDS_AFTER = 1  # rounds to commit after the recovery
 MASTER_BYTES_PER_S = 1e7  # rate of lines to the master, if the peers' lines are slower
 
 
@@ -68,6 +61,7 @@ class RunOutcome:
     Attributes:
       faults: the faults that happened, with their times.
       repairs, reruns, aborts: counts of the last master.
+      lies: of the adversary: false messages, or rounds with false sums.
       trace: digest of all witnessed events with their times.
     """
 
@@ -78,13 +72,13 @@ class RunOutcome:
     repairs: int
     reruns: int
     aborts: int
+    lies: int
     trace: str
 
     @classmethod
     def of(cls, seed: int, faults: list[str], swarm: Swarm) -> RunOutcome:
         """Return the outcome of a swarm's run."""
-        assert swarm.master is not None
-        round_table = swarm.master.coordinator.scheduler.round_table
+        round_table = swarm.coordinator.scheduler.round_table
         return cls(
             seed,
             faults,
@@ -93,6 +87,7 @@ class RunOutcome:
             round_table.repair_count,
             round_table.rerun_count,
             round_table.abort_count,
+            sum(liar.lie_count for liar in swarm.liars.values()),
             swarm.witness.trace.hexdigest()[:32],
         )
 
@@ -111,7 +106,7 @@ def run_scenario(scenario: Scenario, tell: Tell | None = None) -> RunOutcome:
     return run_virtually(partial(_ScenarioRun(scenario, tell).live), seed=scenario.seed)
 
 
-def telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
+def _telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
     """Return a pseudo-gradient that identifies its peer: the n-th peer's is 256 + 2 ** (n mod 12).
 
     A mean then reveals its contributors, and no norm differs enough from the others to be refused.
@@ -119,20 +114,8 @@ def telling(peer: str, _round: int, count: int) -> NDArray[np.float32]:
     return np.full(count, 256 + 2.0 ** ((int(peer[:8], 16) - 1) % 12), np.float32)
 
 
-def make_swarm(
-    nursery: trio.Nursery,
-    scenario: Scenario,
-    tell: Tell | None,
-    *,
-    delta: Delta | None,
-    strict: bool = True,
-) -> Swarm:
-    """Return the swarm of a scenario, without master and peers.
-
-    Args:
-      tell: receives every witnessed event.
-      delta, strict: as of ``Swarm``.
-    """
+def _make_swarm(nursery: trio.Nursery, scenario: Scenario, tell: Tell | None) -> Swarm:
+    """Return the swarm of a scenario, without master and peers."""
     make = partial(MastersSwarm, masters=scenario.masters) if scenario.masters else Swarm
     swarm = make(
         nursery,
@@ -145,8 +128,8 @@ def make_swarm(
         jitter_s=scenario.jitter_s,
         bytes_per_s=scenario.bytes_per_s,
         apply_s=scenario.apply_s,
-        delta=delta,
-        strict=strict,
+        delta=_telling if scenario.telling else None,
+        strict=not isinstance(scenario.adversary, Hostile),
         samples=scenario.samples,
     )
     swarm.witness.tell = tell
@@ -160,10 +143,10 @@ def format_state(swarm: Swarm) -> str:
     """Describe the state of the run and all peers, for the report of a run that fails."""
     lines = [f"at {trio.current_time():.2f} s, {swarm.committed} committed"]
     if swarm.master is not None:
-        status = describe(swarm.master.coordinator, swarm.master.now())
+        status = describe(swarm.coordinator, swarm.master.now())
         lines.append(f"{status.state}: {status.why_waiting}")
         lines += [f"{m.name} {m.role}: {m.why}" for m in status.members]
-        lines.append(format_leases(swarm.master.coordinator.leases))
+        lines.append(format_leases(swarm.coordinator.leases))
         lines += [f"{e.at_s:.2f} {e.text}" for e in (status.events or ())[-12:]]
     for name, sim in sorted(swarm.peers.items()):
         replica = sim.service.replica
@@ -207,14 +190,6 @@ def _logged_errors() -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
-async def _bring_back(swarm: Swarm, name: str) -> None:
-    """Restart the adversary whenever it was removed."""
-    while True:
-        await trio.sleep(1.0)
-        if not swarm.peers[name].alive:
-            swarm.restart(name)
-
-
 def _first(error: BaseException | None) -> BaseException | None:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -241,14 +216,10 @@ class _ScenarioRun:
     async def _live(self) -> RunOutcome:
         scenario = self.scenario
         async with trio.open_nursery() as nursery:
-            delta = telling if scenario.telling else None
-            strict = scenario.adversary is None
-            self.swarm = swarm = make_swarm(
-                nursery, scenario, self.tell, delta=delta, strict=strict
-            )
+            self.swarm = swarm = _make_swarm(nursery, scenario, self.tell)
             try:
                 if scenario.adversary is not None:
-                    await self._endure(scenario.adversary)
+                    self.happened = await endure(swarm, scenario, scenario.adversary)
                 else:
                     await self._suffer()
             except trio.TooSlowError as error:
@@ -268,52 +239,12 @@ class _ScenarioRun:
         await trio.sleep(self.scenario.linger_s)
         await self._recover()
 
-    async def _endure(self, adversary: Adversary) -> None:
-        """Run beside an adversary, which must not harm the others."""
-        swarm, name = self.swarm, adversary.name
-        # A peer that falsely claims to hold a result is asked to send it: all get the same wrong values.
-        swarm.witness.knows_contributions = Falsehood.HELD not in adversary.kinds
-        await swarm.start_master()
-        assert swarm.master is not None
-        members = swarm.master.coordinator.context.roster
-        for each in sorted(self._first_peers(), key=lambda each: each == name):
-            if each == name:
-                # The first peer supplies the initial weights, which cannot be checked: it must be honest.
-                await swarm.when(lambda: len(members) > 0, within_s=FOUND_S)
-                swarm.liars[name] = hostile = Hostile(adversary)
-            self._add(each)
-        check = HonestPeersCheck(swarm, swarm.peers[name].peer)
-        watch = swarm.master.watch
-
-        def watch_and_check(effects: list[Effect]) -> None:
-            watch(effects)
-            check.check(effects)
-
-        swarm.master.watch = watch_and_check
-        swarm.nursery.start_soon(_bring_back, swarm, name)
-        await swarm.when(check.all_in, within_s=FOUND_S)
-        check.active = True
-        for _round in range(HOSTILE_ROUNDS):
-            target = swarm.committed + 1
-            await swarm.when(partial(self._committed_by_now, target), within_s=HOSTILE_ROUND_S_MAX)
-        check.active = False
-        self.happened = [*adversary.causes, f"{hostile.lie_count} lies"]
-
-    def _committed_by_now(self, count: int) -> bool:
-        return self.swarm.committed >= count
-
-    def _first_peers(self) -> list[str]:
-        return [*self.scenario.names, *([SPARE] if self.scenario.spare else [])]
-
-    def _add(self, name: str) -> None:
-        self.swarm.add_peer(name, role=Role.SPARE if name == SPARE else Role.CONTRIBUTOR)
-
     async def _begin(self) -> None:
         """Start all peers and wait for the first commit."""
         swarm = self.swarm
         await swarm.start_master()
-        for name in self._first_peers():
-            self._add(name)
+        for name in self.scenario.first_peers:
+            swarm.add_first(name)
         await swarm.when(lambda: swarm.committed >= 1 and self._whole(), within_s=FOUND_S)
         self.found_s = trio.current_time()
 
@@ -321,8 +252,7 @@ class _ScenarioRun:
 
     @property
     def _tracker(self) -> RoundTable:
-        assert self.swarm.master is not None
-        return self.swarm.master.coordinator.scheduler.round_table
+        return self.swarm.coordinator.scheduler.round_table
 
     def _staying(self) -> list[str]:
         return [name for name in sorted(self.swarm.peers) if name not in self.swarm.left]
@@ -424,11 +354,10 @@ class _ScenarioRun:
     async def _continue_with_faults(self) -> None:
         """Wait for a commit while the faults last, if enough peers are left."""
         swarm = self.swarm
-        target = swarm.committed + 1
         stopped = swarm.standstill.stopped
         left = [n for n in self.scenario.names if swarm.peers[n].alive and not stopped(n)]
         if len(left) >= self.scenario.min_members:
-            await swarm.when(lambda: swarm.committed >= target, within_s=QUIET_S)
+            await swarm.commit(within_s=QUIET_S)
         self._check_repaired()
 
     def _check_repaired(self) -> None:
@@ -452,27 +381,21 @@ class _ScenarioRun:
         swarm.resume()
         rewind_s = swarm.spec.membership.rewind_s if swarm.gone_with_twin else 0.0
         await swarm.when(self._whole, within_s=QUIET_S + rewind_s)
-        target = swarm.committed + ROUNDS_AFTER
-        await swarm.when(lambda: swarm.committed >= target, within_s=QUIET_S)
+        await swarm.commit(within_s=QUIET_S)
         await self._spend_leases()
         staying = self._staying()
         await swarm.come_to_rest(staying, within_s=QUIET_S)
         swarm.check_final(staying)
-        assert swarm.master is not None
-        for event in swarm.master.coordinator.context.events:
+        for event in swarm.coordinator.context.events:
             if event.kind is EventKind.BAD:
                 raise ViolationError(event.text)
 
     async def _spend_leases(self) -> None:
         """Wait until all that was leased by now is in committed work; a slow peer would take long."""
         swarm = self.swarm
-        assert swarm.master is not None
         if not self.scenario.samples or self.scenario.slowness > 1.0:
             return
-        leases, data = (
-            swarm.master.coordinator.leases,
-            swarm.master.coordinator.context.history.data,
-        )
+        leases, data = swarm.coordinator.leases, swarm.coordinator.context.history.data
         given = [data.spent, *leases.held.values(), *(kept.ranges for kept in leases.kept.values())]
         last = max((stop for ranges in given for _start, stop in ranges), default=0)
         while (spent_count := data.spent.count_in(0, last)) < last:
@@ -480,6 +403,4 @@ class _ScenarioRun:
 
     def _spent_more(self, last: int, than_count: int) -> bool:
         """Return whether more of the positions below ``last`` are spent than there were."""
-        assert self.swarm.master is not None
-        history = self.swarm.master.coordinator.context.history
-        return history.data.spent.count_in(0, last) > than_count
+        return self.swarm.coordinator.context.history.data.spent.count_in(0, last) > than_count

@@ -1,8 +1,8 @@
 """Reduction of a failing scenario to fewer faults with simpler values.
 
 First, groups of faults are removed: halves, then quarters, then single ones (Zeller's ddmin). Then
-lies of an adversary are removed, one by one, and each remaining fault is tried with simpler values: no instant, no delay, no end. Then the run itself is tried
-with simpler options. A change stays if the scenario still fails. A failure for another reason counts
+lies of an adversary are removed, one by one, and each remaining fault is tried with simpler values: no
+instant, no delay, no end. Then the run itself is tried with simpler options. A change stays if the scenario still fails. A failure for another reason counts
 too: it is a failure with fewer faults.
 """
 
@@ -68,11 +68,8 @@ def _simplified(scenario: Scenario, fails: Fails) -> Scenario:
 
 
 def _simpler_scenarios(scenario: Scenario) -> Iterator[Scenario]:
-    adversary = scenario.adversary
-    for kind in adversary.kinds if adversary is not None and len(adversary.kinds) > 1 else ():
-        assert adversary is not None
-        kinds = tuple(each for each in adversary.kinds if each is not kind)
-        yield evolve(scenario, adversary=evolve(adversary, kinds=kinds))
+    for adversary in scenario.adversary.simpler() if scenario.adversary is not None else ():
+        yield evolve(scenario, adversary=adversary)
     for index, fault in enumerate(scenario.faults):
         for simpler in _simpler_faults(fault):
             faults = (*scenario.faults[:index], simpler, *scenario.faults[index + 1 :])

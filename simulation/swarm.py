@@ -33,7 +33,7 @@ from .drifting_trainer import RESTART_S, Delta, SimTrainer, small_layout
 from .frozen_hosts import FrozenHosts, on_host
 from .lying_peers import Corrupts
 from .memory_network import MemoryWorld
-from .scenario import MASTER
+from .scenario import MASTER, SPARE
 from .witness import ViolationError, Witness
 from .witnessed_services import (
     SimPeer,
@@ -182,6 +182,12 @@ class Swarm:
             except JournalAwayError:  # the disk is full
                 await trio.sleep(RESTART_S)
 
+    @property
+    def coordinator(self) -> Coordinator:
+        """The rules of the master that runs."""
+        assert self.master is not None
+        return self.master.coordinator
+
     def master_runs(self, _host: str) -> bool:
         return self.master is not None
 
@@ -232,8 +238,7 @@ class Swarm:
                 )
 
     def _check_promoted(self, sim: SimPeer) -> None:
-        assert self.master is not None
-        context = self.master.coordinator.context
+        context = self.coordinator.context
         member = context.roster.get(sim.peer)
         if member is None or member.incarnation != sim.service.config.incarnation:
             return  # the master means an earlier life, and does not know of its death yet
@@ -256,6 +261,10 @@ class Swarm:
         self.store.admit(peer, GrantRow(role, founder, name))
         self.peers[name] = sim = self._boot(name, peer, 1)
         return sim
+
+    def add_first(self, name: str) -> None:
+        """Start one of a scenario's first peers: a contributor, or the spare."""
+        self.add_peer(name, role=Role.SPARE if name == SPARE else Role.CONTRIBUTOR)
 
     def _boot(self, name: str, peer: str, lives: int, disk: Path | None = None) -> SimPeer:
         sim = self._machine(name, peer, lives, disk)
@@ -371,10 +380,8 @@ class Swarm:
 
     def _kick_again(self) -> None:
         """Repeat removals that are not on the master's disk: the operator has no confirmation yet."""
-        assert self.master is not None
-        coordinator = self.master.coordinator
-        for peer in sorted(self._kicked - set(coordinator.context.history.revoked)):
-            self.master.decide(partial(coordinator.kick, peer, "because"))
+        for peer in sorted(self._kicked - set(self.coordinator.context.history.revoked)):
+            self.decide(partial(self.coordinator.kick, peer, "because"))
 
     # ------------------------------------------------------------ faults that last
 
@@ -433,9 +440,17 @@ class Swarm:
             await self.start_master()
         self._kick_again()
 
+    def decide(self, decision: Callable[[float], list[Effect]]) -> None:
+        """Let the master decide, as at the command of its operator."""
+        assert self.master is not None
+        self.master.decide(decision)
+
+    def pause(self) -> None:
+        self.decide(self.coordinator.pause)
+
     def resume(self) -> None:
         if self.master is not None and not self.standstill.stopped(MASTER):
-            self.master.decide(self.master.coordinator.resume)
+            self.master.decide(self.coordinator.resume)
 
     def heal_all(self) -> None:
         names = [*sorted(self.peers), *self.master_hosts]
@@ -465,6 +480,11 @@ class Swarm:
             while not condition():
                 await self._changed.park()
 
+    async def commit(self, *, within_s: float) -> None:
+        """Wait for one more commit."""
+        target = self.committed + 1
+        await self.when(lambda: self.committed >= target, within_s=within_s)
+
     @property
     def committed(self) -> int:
         return len(self.witness.commits)
@@ -493,9 +513,8 @@ class Swarm:
 
     async def come_to_rest(self, names: Sequence[str], *, within_s: float = 60.0) -> None:
         """Pause the run, then wait until no round is in flight and the named peers are in sync."""
-        assert self.master is not None
-        coordinator = self.master.coordinator
-        self.master.decide(coordinator.pause)
+        coordinator = self.coordinator
+        self.pause()
         await self.when(lambda: not coordinator.scheduler.rounds, within_s=within_s)
         await self.when(lambda: all(self.in_sync(name) for name in names), within_s=within_s)
 

@@ -166,8 +166,7 @@ async def _recover(swarm: Swarm, case: OneWay) -> Recovery:
 
 def _whole(swarm: Swarm) -> bool:
     """Return whether all peers are in sync, as the master sees it, and are in the last round."""
-    assert swarm.master is not None
-    in_sync = {each.peer for each in swarm.master.coordinator.context.roster if each.in_sync}
+    in_sync = {each.peer for each in swarm.coordinator.context.roster if each.in_sync}
     added = {contributor.peer for contributor in swarm.witness.commits[-1].contributors}
     return in_sync == added == {sim.peer for sim in swarm.peers.values()}
 
@@ -183,6 +182,5 @@ async def _round_s(swarm: Swarm) -> float:
 
 
 def _removed(swarm: Swarm, since_s: float) -> int:
-    assert swarm.master is not None
-    events = swarm.master.coordinator.context.events
+    events = swarm.coordinator.context.events
     return sum(event.kind is EventKind.LEAVE and event.at_s > since_s for event in events)

@@ -51,9 +51,8 @@ async def test_rounds_that_trainers_are_ahead_of_are_caught_up_with() -> None:
         await swarm.start_master()
         committed = swarm.committed
         await swarm.until(lambda: swarm.committed >= committed + 28, within_s=20)
-        assert swarm.master is not None
-        assert swarm.master.coordinator.scheduler.round_table.abort_count == 0
-        run_step = swarm.master.coordinator.context.history.step
+        assert swarm.coordinator.scheduler.round_table.abort_count == 0
+        run_step = swarm.coordinator.context.history.step
         assert all(abs(step - run_step) <= SYNC_EVERY for step in steps(swarm))
         await settled(swarm, "abc")
 
@@ -71,8 +70,7 @@ async def test_no_round_of_almost_nothing_follows_a_masters_restart(fragments: i
         await swarm.until(lambda: swarm.committed >= committed + 32, within_s=20)
         for commit in swarm.witness.commits[committed:]:
             assert all(c.weight >= 64 * 8 * WORTH_SHARE for c in commit.contributors)
-        assert swarm.master is not None
-        run_step = swarm.master.coordinator.context.history.step
+        run_step = swarm.coordinator.context.history.step
         assert all(abs(step - run_step) <= 8 for step in steps(swarm)), "the steps agree again"
         await settled(swarm, "abc")
 
@@ -99,7 +97,7 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
     async with a_swarm("abc", apply_s=0.02) as swarm:
         for _crash in range(2):
             assert swarm.master is not None
-            scheduler = swarm.master.coordinator.scheduler
+            scheduler = swarm.coordinator.scheduler
             await swarm.until(lambda: any(r.attempt for r in scheduler.rounds.values()))  # noqa: B023
             await trio.sleep(at_s)
             swarm.crash_master()
@@ -109,7 +107,7 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
             assert waited_s(swarm) - idle_s < 1.0, "they do not wait for its outcome"
             await swarm.start_master()
             await swarm.until(
-                lambda: swarm.master is not None and bool(swarm.master.coordinator.scheduler.rounds)
+                lambda: swarm.master is not None and bool(swarm.coordinator.scheduler.rounds)
             )
         await settled(swarm, "abc", more=10)
 
@@ -122,8 +120,7 @@ async def test_a_round_in_flight_when_the_master_goes_is_counted_once(at_s: floa
 async def test_a_reduction_outlives_the_master_and_is_committed_by_the_next_one() -> None:
     """The lines need six seconds for the reduction; the master is away for three of them."""
     async with a_swarm("abc", layout=small_layout((300_000,)), bytes_per_s=2.5e5) as swarm:
-        assert swarm.master is not None
-        scheduler = swarm.master.coordinator.scheduler
+        scheduler = swarm.coordinator.scheduler
         await swarm.until(lambda: any(r.attempt for r in scheduler.rounds.values()))
         (order,) = [r.attempt.order for r in scheduler.rounds.values() if r.attempt is not None]
         assert order is not None

@@ -51,8 +51,7 @@ def oldest(swarm: Swarm) -> list[str]:
 
 
 def versions(swarm: Swarm) -> list[int]:
-    assert swarm.master is not None
-    return list(swarm.master.coordinator.context.history.versions)
+    return list(swarm.coordinator.context.history.versions)
 
 
 @pytest.mark.fault(
@@ -74,8 +73,7 @@ async def test_when_all_die_the_run_goes_on_from_the_newest_checkpoint(
         before_s = trio.current_time()
         await all_die(swarm)
         await swarm.until(lambda: versions(swarm) == [h.version for h in newest.heads], within_s=20)
-        assert swarm.master is not None
-        history = swarm.master.coordinator.context.history
+        history = swarm.coordinator.context.history
         assert history.step >= newest.step
         await settled(swarm, "abcd", more=3)
         assert trio.current_time() < before_s + 60, "nobody else can come: nobody is waited for"
@@ -249,8 +247,7 @@ async def test_when_a_writer_dies_the_next_one_writes(tmp_path: Path) -> None:
         first, second, third = oldest(swarm)
         assert not saved(swarm, second)
         swarm.crash(first)
-        assert swarm.master is not None
-        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.resume()
         await settled(swarm, second + third, more=6)
         await swarm.until(lambda: bool(saved(swarm, second)), within_s=5)
         assert saved(swarm, second)[0].rounds > saved(swarm, first)[0].rounds

@@ -12,7 +12,7 @@ from tests.swarm.test_swarm import a_swarm, settled
 
 def agreement(swarm: Swarm) -> CopyAgreement:
     assert swarm.master is not None
-    return copy_agreement(swarm.master.coordinator, swarm.master.now())
+    return copy_agreement(swarm.coordinator, swarm.master.now())
 
 
 @pytest.mark.fault(

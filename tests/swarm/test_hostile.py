@@ -31,7 +31,7 @@ from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.membership.master.sync import donor_choice, state_sync
 from holdfast.membership.master.sync.root_votes import RootVotes
 from holdfast.simulation.batch import BatchOptions, broken_by
-from holdfast.simulation.hostile_peer import Falsehood
+from holdfast.simulation.hostile_peer import Falsehood, Hostile
 from holdfast.simulation.scenario import RunKind
 from holdfast.simulation.scenario_run import RunOutcome, run_scenario
 from tests.planting import Bugs, Note, Patch, spares_first, what_shows
@@ -56,7 +56,7 @@ def lies(name: str, *kinds: Falsehood) -> None:
 
 def lies_of(seed: int) -> set[Falsehood]:
     adversary = HOSTILE.scenario(seed).adversary
-    assert adversary is not None
+    assert isinstance(adversary, Hostile)
     return set(adversary.kinds)
 
 

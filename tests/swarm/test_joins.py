@@ -39,7 +39,7 @@ def row(swarm: Swarm) -> dict[str, Any] | None:
     """Return the newcomer's row of the master's status."""
     if swarm.master is None:
         return None
-    status = describe(swarm.master.coordinator, trio.current_time())
+    status = describe(swarm.coordinator, trio.current_time())
     return next((m for m in status["members"] if m["name"] == "late"), None)
 
 
@@ -83,7 +83,6 @@ async def test_a_copy_is_shown_in_blocks_bytes_donors_and_seconds() -> None:
 @pytest.mark.parametrize("what", ["master", "donor", "joiner's session"])
 async def test_a_copy_that_is_disturbed_goes_on_with_what_it_has(what: str) -> None:
     async with a_swarm("abc", layout=LAYOUT) as swarm:
-        assert swarm.master is not None
         await swarm.come_to_rest("abc")
         slow_line(swarm, 30_000.0)
         swarm.add_peer("late", founder=False)
@@ -152,8 +151,7 @@ async def test_a_joiner_that_dies_holds_nothing_at_its_donors() -> None:
 )
 async def test_who_cannot_keep_up_waits_and_is_told_why_until_the_run_needs_less() -> None:
     async with a_swarm("abc", layout=LAYOUT) as swarm:
-        assert swarm.master is not None
-        coordinator = swarm.master.coordinator
+        coordinator = swarm.coordinator
         slow_line(swarm, 20_000.0)  # a round needs eight times as much in its time
         late = swarm.add_peer("late", founder=False)
         await swarm.until(lambda: "the run's commits need" in str(row(swarm)), within_s=60)
@@ -169,7 +167,7 @@ async def test_who_cannot_keep_up_waits_and_is_told_why_until_the_run_needs_less
             state = swarm.peers[name].service.state
             assert state is not None
             assert not pinned(state, 0)
-        swarm.master.decide(coordinator.pause)
+        swarm.decide(coordinator.pause)
         await swarm.until(lambda: is_in_sync(swarm), within_s=120)
         swarm.check_final(["a", "b", "c", "late"])
 

@@ -19,8 +19,7 @@ def lies(swarm: Swarm, liar: str) -> None:
 
 
 def gone(swarm: Swarm) -> list[str]:
-    assert swarm.master is not None
-    return [member.name for member, _why in swarm.master.coordinator.context.departed]
+    return [member.name for member, _why in swarm.coordinator.context.departed]
 
 
 async def test_one_members_word_does_not_end_the_session_of_who_comes_back() -> None:
@@ -70,6 +69,6 @@ async def test_all_the_others_may_report_a_death_and_say_it_often() -> None:
         await trio.sleep(1.0)
         assert gone(swarm) == ["a"]
         assert swarm.master is not None
-        assert swarm.master.coordinator.routes.without(dead) == set()
+        assert swarm.coordinator.routes.without(dead) == set()
         assert not any(each.slowed for each in swarm.master.sessions._sessions.values())
         await settled(swarm, "bcdefgh")

@@ -51,14 +51,12 @@ async def a_swarm(
 
 
 def events(swarm: Swarm) -> list[str]:
-    assert swarm.master is not None
-    found = describe(swarm.master.coordinator, trio.current_time())["events"]
+    found = describe(swarm.coordinator, trio.current_time())["events"]
     return [str(event["text"]) for event in found]
 
 
 def members(swarm: Swarm) -> list[dict[str, Any]]:
-    assert swarm.master is not None
-    found = describe(swarm.master.coordinator, trio.current_time())["members"]
+    found = describe(swarm.coordinator, trio.current_time())["members"]
     assert isinstance(found, list)
     return found
 

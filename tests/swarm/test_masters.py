@@ -87,9 +87,8 @@ class Machines:
         """Start the first master with peers that know the standby; wait for sync and some rounds."""
         swarm = self.swarm
         await swarm.start_master()
-        assert swarm.master is not None
         addresses = ("master:29700", str(STANDBY))
-        swarm.master.decide(partial(swarm.master.coordinator.know_masters, addresses))
+        swarm.decide(partial(swarm.coordinator.know_masters, addresses))
         for name in names:
             swarm.add_peer(name)
         for name in more:
@@ -199,7 +198,6 @@ async def test_a_copy_that_lacks_commits_adopts_what_the_members_hold() -> None:
         target = run.swarm.committed + 3
         await run.swarm.until(lambda: run.swarm.committed >= target)
         swarm = run.swarm
-        assert swarm.master is not None
         await swarm.come_to_rest("abcd")
         before, committed = state_bytes(swarm, "abcd"), swarm.committed
         swarm.crash_master()
@@ -425,21 +423,20 @@ async def lose_the_newest(run: Machines) -> tuple[int, int]:
     """Let b and c miss some rounds and then crash a, which saw them; return both versions."""
     swarm = run.swarm
     await run.start("abc")
-    assert swarm.master is not None
     await swarm.come_to_rest("abc")
     older = swarm.committed
     for name in "bc":
         for other in ("master", "a"):
             swarm.world.partition(name, other)
-    swarm.master.decide(swarm.master.coordinator.resume)
+    swarm.resume()
     await swarm.until(lambda: swarm.committed >= older + 3)
     await swarm.come_to_rest("a")
-    decided = swarm.master.coordinator.context.history.versions
+    decided = swarm.coordinator.context.history.versions
     newest = decided[0]  # perhaps not on disk yet
     for other in ("b", "c", "master"):
         swarm.world.partition("a", other)
     await trio.sleep(10)
-    swarm.master.decide(swarm.master.coordinator.resume)
+    swarm.resume()
     for name in "bc":
         swarm.world.heal(name, "master")
     return older, newest

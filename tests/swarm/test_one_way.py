@@ -45,7 +45,6 @@ def test_the_cases_are_all_pairs_and_all_lengths() -> None:
 async def test_a_pair_without_a_link_costs_a_round_once_and_then_plans_do_without() -> None:
     layout = small_layout((20_000,))  # enough chunks for everybody to own one
     async with a_swarm("abcd", toml=spec(contributors=0), layout=layout) as swarm:
-        assert swarm.master is not None
         swarm.world.partition("d", "a", one_way=True)
         await see(swarm, lambda: routes(swarm).get("ad", ("", True))[1] is False)
         await swarm.until(lambda: swarm.in_sync("a") and swarm.in_sync("d"))
@@ -59,15 +58,14 @@ async def test_a_pair_without_a_link_costs_a_round_once_and_then_plans_do_withou
         await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
         assert await owners_of_the_next_round(swarm) == set("abcd")
         assert {sim.lives for sim in swarm.peers.values()} == {1}
-        assert not [e for e in swarm.master.coordinator.context.events if e.kind.value == "leave"]
+        assert not [e for e in swarm.coordinator.context.events if e.kind.value == "leave"]
         await settled(swarm, "abcd")
 
 
 async def owners_of_the_next_round(swarm: Swarm) -> set[str]:
     """Return the names of the chunk owners of a round that begins now."""
-    assert swarm.master is not None
     names = {sim.peer: name for name, sim in swarm.peers.items()}
-    round_table = swarm.master.coordinator.scheduler.round_table
+    round_table = swarm.coordinator.scheduler.round_table
     target = swarm.committed + 2
     await swarm.until(lambda: swarm.committed >= target)
     return {names[peer] for peer in round_table.past[-1].running().owners}
@@ -81,8 +79,7 @@ async def owners_of_the_next_round(swarm: Swarm) -> set[str]:
 async def test_what_was_arranged_in_a_session_ends_with_it() -> None:
     """The master has arranged that the other one dials; it forgets that with the one that parts."""
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
-        assert swarm.master is not None
-        members = swarm.master.coordinator.context.roster.by_number()
+        members = swarm.coordinator.context.roster.by_number()
         first, later = members[0].name, members[-1].name
         pair = "".join(sorted((first, later)))
         swarm.world.refused.add((later, first))

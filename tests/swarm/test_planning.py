@@ -24,8 +24,7 @@ grace_s = 1
 
 
 def last_attempt(swarm: Swarm) -> Attempt:
-    assert swarm.master is not None
-    return swarm.master.coordinator.scheduler.round_table.past[-1].running()
+    return swarm.coordinator.scheduler.round_table.past[-1].running()
 
 
 async def test_who_is_seen_to_be_fast_owns_more_and_rounds_get_faster() -> None:
@@ -45,8 +44,7 @@ async def test_who_is_seen_to_be_fast_owns_more_and_rounds_get_faster() -> None:
         for name in fast + slow:
             swarm.add_peer(name)
         await swarm.until(lambda: swarm.committed >= 8)
-        assert swarm.master is not None
-        status = describe(swarm.master.coordinator, trio.current_time())
+        status = describe(swarm.coordinator, trio.current_time())
         past = [r["plan"] for r in status["past_rounds"] if r["outcome"] == "committed"]
         rates = {m["name"]: m["bandwidth"]["up_bytes_per_s"] for m in status["members"]}
         estimate: PlanEstimate = last_attempt(swarm).estimate
@@ -78,8 +76,7 @@ async def test_rounds_take_what_was_predicted_once_the_lines_are_known(
         for name in names:
             swarm.add_peer(name)
         await swarm.until(lambda: swarm.committed >= 10)
-        assert swarm.master is not None
-        status = describe(swarm.master.coordinator, trio.current_time())
+        status = describe(swarm.coordinator, trio.current_time())
         past = [r["plan"] for r in status["past_rounds"] if r["outcome"] == "committed"]
         nursery.cancel_scope.cancel()
     assert past[0]["guessed_count"] == 4

@@ -183,8 +183,7 @@ async def test_records_of_repaired_rounds_name_the_contributors_of_each_chunk(
 
 
 async def until_reducing(swarm: Swarm) -> None:
-    assert swarm.master is not None
-    round_table = swarm.master.coordinator.scheduler.round_table
+    round_table = swarm.coordinator.scheduler.round_table
     await swarm.until(lambda: bool(round_table.reducing()))
 
 
@@ -352,8 +351,7 @@ async def test_each_member_has_a_curve_and_figures_have_a_mean(tmp_path: Path) -
 async def test_the_loss_of_a_spare_is_not_drawn(tmp_path: Path) -> None:
     """Its trainer has one if it was a contributor before: an old one, that does not change."""
     async with a_stage(tmp_path, spares="d") as stage:
-        assert stage.swarm.master is not None
-        roster = stage.swarm.master.coordinator.context.roster
+        roster = stage.swarm.coordinator.context.roster
         for name in "ad":
             member = roster.get(stage.swarm.peers[name].peer)
             assert member is not None
@@ -401,8 +399,7 @@ async def test_a_finished_run_has_an_ending(
     async with a_stage(tmp_path) as stage:
         assert stage.recorder.ending() is None
         await stage.commit(3)
-        assert stage.swarm.master is not None
-        coordinator = stage.swarm.master.coordinator
+        coordinator = stage.swarm.coordinator
         spec = coordinator.context.spec
         rounds = attrs.evolve(spec.run, rounds=coordinator.context.history.commit_count + 1)
         coordinator.context.spec = attrs.evolve(spec, run=rounds)
@@ -429,8 +426,7 @@ async def test_a_finished_run_has_an_ending(
 
 async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
     async with a_stage(tmp_path) as stage:
-        assert stage.swarm.master is not None
-        stage.swarm.master.decide(stage.swarm.master.coordinator.pause)
+        stage.swarm.pause()
         await trio.sleep(25)  # until nobody has a rate any more
         kept, published = stage.columns(), len(stage.published)
         lines = (tmp_path / EVENT_LOG_FILE).read_text()
@@ -439,7 +435,7 @@ async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
         assert len(stage.published) == published
         assert (tmp_path / EVENT_LOG_FILE).read_text() == lines
         paused_at = wall_clock()
-        stage.swarm.master.decide(stage.swarm.master.coordinator.resume)
+        stage.swarm.resume()
         await stage.commit(2)
         columns = stage.columns()
         after = next(i for i, at in enumerate(columns["at"]) if at > paused_at - 2 * POINT_S)

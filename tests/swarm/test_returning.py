@@ -15,8 +15,7 @@ from tests.swarm.test_swarm import a_swarm, settled
 
 async def all_leave(swarm: Swarm, names: str, tmp_path: Path) -> dict[str, Path]:
     """Stop the run and all peers gracefully; return what each of them saved."""
-    assert swarm.master is not None
-    swarm.master.decide(swarm.master.coordinator.pause)
+    swarm.pause()
     await swarm.come_to_rest(names)
     disks = {}
     for name in names:
@@ -39,8 +38,7 @@ async def test_the_run_goes_on_with_what_was_kept_and_nothing_travels(tmp_path: 
         disks = await all_leave(swarm, "abcd", tmp_path)
         committed, roots = swarm.committed, dict(swarm.witness.roots)
         await swarm.start_master()
-        assert swarm.master is not None
-        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.resume()
         for name in "abcd":
             swarm.restart(name, disk=disks[name])
         await settled(swarm, "abcd")
@@ -59,12 +57,11 @@ async def test_who_comes_first_with_an_old_state_does_not_make_it_the_runs(tmp_p
         disks = await all_leave(swarm, "abc", tmp_path)
         committed = swarm.committed
         await swarm.start_master()
-        assert swarm.master is not None
-        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.resume()
         swarm.restart("a", disk=old)
         await trio.sleep(15.0)
         assert swarm.committed == committed, "the run waits"
-        why = describe(swarm.master.coordinator, trio.current_time())["why_waiting"]
+        why = describe(swarm.coordinator, trio.current_time())["why_waiting"]
         assert f"no connected peer holds version {committed}" in why
         swarm.restart("b", disk=disks["b"])
         swarm.restart("c", disk=disks["c"])
@@ -77,8 +74,7 @@ async def test_an_old_state_heals_by_what_differs(tmp_path: Path) -> None:
         swarm.keep("c", tmp_path)
         swarm.crash("c")
         await settled(swarm, "ab", more=3)
-        assert swarm.master is not None
-        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.resume()
         swarm.restart("c", disk=tmp_path)
         await settled(swarm, "abc")
 

@@ -63,8 +63,7 @@ def links(swarm: Swarm, name: str) -> set[str]:
 
 
 def reach(swarm: Swarm) -> dict[str, str]:
-    assert swarm.master is not None
-    status = describe(swarm.master.coordinator, trio.current_time())
+    status = describe(swarm.coordinator, trio.current_time())
     return {member["name"]: member["reach"] for member in status["members"]}
 
 
@@ -227,8 +226,7 @@ async def a_relayed_swarm(relays: str = "r", **options: Any) -> AsyncIterator[Re
 
 def routes(swarm: Swarm) -> dict[str, tuple[str, bool]]:
     """Return each pair's route and whether it works, from the master's status."""
-    assert swarm.master is not None
-    status = describe(swarm.master.coordinator, trio.current_time())
+    status = describe(swarm.coordinator, trio.current_time())
     names = {member["peer"]: member["name"] for member in status["members"]}
     return {
         "".join(sorted(names[peer] for peer in row["peers"])): (row["route"], row["works"])
@@ -237,8 +235,7 @@ def routes(swarm: Swarm) -> dict[str, tuple[str, bool]]:
 
 
 def relay_of(swarm: Swarm, pair: str) -> str:
-    assert swarm.master is not None
-    status = describe(swarm.master.coordinator, trio.current_time())
+    status = describe(swarm.coordinator, trio.current_time())
     names = {member["peer"]: member["name"] for member in status["members"]}
     for row in status["routes"]:
         if sorted(names[peer] for peer in row["peers"]) == sorted(pair):
@@ -256,9 +253,8 @@ async def test_three_that_nobody_can_dial_train_by_relay() -> None:
         )
         assert swarm.world.sent_bytes["a", "b"] == 0, "nothing goes there but by the relay"
         await settled(swarm, "abc")
-        assert swarm.master is not None
         await trio.sleep(6)
-        status = describe(swarm.master.coordinator, trio.current_time())
+        status = describe(swarm.coordinator, trio.current_time())
         (relay,) = [member["relay"] for member in status["members"] if member["relay"]]
         assert relay["pairs"] == 3
         assert relay["carried_bytes"] > 0
@@ -305,7 +301,6 @@ async def test_a_relay_whose_quota_is_spent_gives_way_to_another() -> None:
     async with a_relayed_swarm() as swarm:
         await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
         swarm.add_relay("small", quota_bytes=2_000, bytes_per_s=1e9)  # more to give: it comes first
-        assert swarm.master is not None
         await see(swarm, lambda: "small" in reach(swarm))
         swarm.crash_relay("r")
         swarm.add_relay("large")
@@ -322,8 +317,7 @@ async def test_a_relayed_pair_goes_direct_when_it_can() -> None:
     with mock.patch.object(reachability, "RECLASS_S", 3.0):
         async with a_relayed_swarm() as swarm:
             await see(swarm, lambda: all(works for _route, works in routes(swarm).values()))
-            assert swarm.master is not None
-            table = swarm.master.coordinator.scheduler.round_table
+            table = swarm.coordinator.scheduler.round_table
             before = table.repair_count, table.rerun_count, table.abort_count
             swarm.world.unreachable.discard("a")
             await see(swarm, lambda: reach(swarm)["a"] == "reachable")
@@ -341,15 +335,14 @@ async def test_a_relayed_pair_goes_direct_when_it_can() -> None:
 
 async def test_a_member_whose_router_maps_a_port_tells_its_address_in_the_same_session() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
-        assert swarm.master is not None
-        member = swarm.master.coordinator.context.roster.members[swarm.peers["b"].peer]
+        member = swarm.coordinator.context.roster.members[swarm.peers["b"].peer]
         service = swarm.peers["b"].service
         service.ports.mappings = [PortMapping(Address("203.0.113.7", 40_000), 60.0, "PCP")]
         service.session.tell_addresses()
         await swarm.until(lambda: member.addresses == ("b:29701", "203.0.113.7:40000"))
         target = swarm.committed + 2
         await swarm.until(lambda: swarm.committed >= target and contributed(swarm, "abc"))
-        assert swarm.master.coordinator.context.roster.members[member.peer] is member
+        assert swarm.coordinator.context.roster.members[member.peer] is member
         await settled(swarm, "abc")
 
 
@@ -407,8 +400,7 @@ async def test_a_punched_link_that_breaks_is_punched_again() -> None:
 )
 async def test_a_dropped_control_stream_goes_on_without_a_view_change() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
-        assert swarm.master is not None
-        coordinator = swarm.master.coordinator
+        coordinator = swarm.coordinator
         view, before = coordinator.context.roster.view_number, links(swarm, "b")
         for _ in range(3):
             swarm.world.cut("b", "master")
@@ -425,14 +417,13 @@ async def test_a_dropped_control_stream_goes_on_without_a_view_change() -> None:
 
 async def test_a_peer_whose_network_is_away_for_a_moment_keeps_its_session() -> None:
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
-        assert swarm.master is not None
-        view = swarm.master.coordinator.context.roster.view_number
+        view = swarm.coordinator.context.roster.view_number
         swarm.world.offline.add("b")
         swarm.world.cut("b", "master")
         await trio.sleep(1)  # several dials; the deadline is 3 s
         swarm.world.offline.discard("b")
         await trio.sleep(4)
-        assert swarm.master.coordinator.context.roster.view_number == view
+        assert swarm.coordinator.context.roster.view_number == view
         await settled(swarm, "abc")
 
 
@@ -450,7 +441,6 @@ async def test_a_session_of_which_nothing_is_confirmed_ends_as_one_whose_master_
 @pytest.mark.fault("a peer dies", "its connection's end, and the others' word", "out after a trip")
 async def test_whoever_dies_is_out_as_soon_as_the_others_say_so() -> None:
     async with a_swarm("abcd", toml=spec(contributors=0)) as swarm:
-        assert swarm.master is not None
         swarm.crash("b")
         await trio.sleep(0.1)  # a few trips; the deadline is 3 s
         assert "b" not in reach(swarm)
@@ -481,8 +471,7 @@ async def test_a_control_stream_that_does_not_come_back_is_out_by_the_deadline()
 async def test_a_member_that_moves_is_dialled_where_it_is_now() -> None:
     """The later joiner dials: ``b`` moves, and ``c`` finds it again."""
     async with a_swarm("abc", toml=spec(contributors=0)) as swarm:
-        assert swarm.master is not None
-        view = swarm.master.coordinator.context.roster.view_number
+        view = swarm.coordinator.context.roster.view_number
         service = swarm.peers["b"].service
         swarm.world.moved["b"] = "elsewhere"
         for other in ("a", "c", "master"):
@@ -492,7 +481,7 @@ async def test_a_member_that_moves_is_dialled_where_it_is_now() -> None:
         await swarm.until(
             lambda: links(swarm, "c") == {"a", "b"} and links(swarm, "b") == {"a", "c"}
         )
-        roster = swarm.master.coordinator.context.roster
+        roster = swarm.coordinator.context.roster
         assert roster.view_number > view
         assert roster.members[swarm.peers["b"].peer].addresses == ("elsewhere:29701",)
         target = swarm.committed + 2

@@ -13,9 +13,9 @@ from attrs import evolve
 
 from holdfast.collectives.arithmetic import MeanFactors
 from holdfast.membership.master.state.detector import Detector
-from holdfast.simulation.batch import broken_by, try_seed
+from holdfast.simulation.batch import Violation, broken_by, try_seed
 from holdfast.simulation.frozen_hosts import FrozenHosts, on_host
-from holdfast.simulation.hostile_peer import Adversary, Falsehood
+from holdfast.simulation.hostile_peer import Falsehood, Hostile
 from holdfast.simulation.scenario import Fault, Instant, Kind, Scenario
 from holdfast.simulation.scenario_run import run_scenario
 from holdfast.simulation.shrink import RUNS_MAX, shrink
@@ -154,10 +154,11 @@ def test_a_failing_list_of_faults_shrinks_to_what_it_takes() -> None:
 
 def test_an_adversary_shrinks_to_the_lie_that_it_takes() -> None:
     lies = (Falsehood.MUTE, Falsehood.DIGEST, Falsehood.AGAIN)
-    scenario = evolve(QUIET, adversary=Adversary(1, "p1", lies, always=True))
+    scenario = evolve(QUIET, adversary=Hostile(1, "p1", lies, always=True))
 
     def fails(scenario: Scenario) -> bool:
-        return scenario.adversary is not None and Falsehood.DIGEST in scenario.adversary.kinds
+        adversary = scenario.adversary
+        return isinstance(adversary, Hostile) and Falsehood.DIGEST in adversary.kinds
 
     assert shrink(scenario, fails).causes == [f"p1 {Falsehood.DIGEST.value}"]
 
@@ -175,8 +176,8 @@ def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
     many = (seed for seed in range(100) if len(Scenario.of(seed).faults) > 1)
     seed = what_shows(53, _is_broken, many, record_property)
     assert seed is not None
-    violation = try_seed(seed).violation
-    assert violation is not None
+    violation = try_seed(seed)
+    assert isinstance(violation, Violation)
     assert violation.reproduce == f"python -m holdfast.simulation --start {seed} --seeds 1"
     assert len(violation.shrunk) == 1
     monkeypatch.undo()

@@ -82,10 +82,9 @@ async def settled(swarm: Swarm, names: str, *, more: int = 2) -> None:
     """Wait for more commits, then check that the named peers hold the same bits."""
     target = swarm.committed + more
     await swarm.until(lambda: swarm.committed >= target)
-    assert swarm.master is not None
     await swarm.come_to_rest(names)
     swarm.check_final(names)
-    check_invariants(swarm.master.coordinator)
+    check_invariants(swarm.coordinator)
 
 
 # ---------------------------------------------------------------- nothing goes wrong
@@ -104,8 +103,7 @@ async def test_a_peer_that_loses_the_last_result_ends_with_a_copy_of_it_or_says_
     in_time: bool,
 ) -> None:
     async with a_swarm("abc", toml=spec(rounds=6)) as swarm:
-        assert swarm.master is not None
-        round_table = swarm.master.coordinator.scheduler.round_table
+        round_table = swarm.coordinator.scheduler.round_table
         await swarm.until(lambda: swarm.committed == 5 and bool(round_table.reducing()))
         for other in "ab":
             swarm.world.partition(other, "c")
@@ -223,10 +221,9 @@ async def test_leaving_lets_the_round_in_flight_finish() -> None:
 
 async def test_a_kicked_peer_is_told_and_stays_out() -> None:
     async with a_swarm("abc") as swarm:
-        assert swarm.master is not None
         victim = swarm.peers["c"]
-        coordinator = swarm.master.coordinator
-        swarm.master.decide(lambda now: coordinator.kick(victim.peer, "sends garbage", now))
+        coordinator = swarm.coordinator
+        swarm.decide(lambda now: coordinator.kick(victim.peer, "sends garbage", now))
         await swarm.until(lambda: victim.ended is not None)
         assert "sends garbage" in str(victim.ended)
         again = swarm.restart("c")
@@ -239,17 +236,15 @@ async def test_a_kicked_peer_is_told_and_stays_out() -> None:
 
 def attached(swarm: Swarm) -> set[str]:
     """Return the names of the master's members."""
-    assert swarm.master is not None
-    return {member.name for member in swarm.master.coordinator.context.roster.by_number()}
+    return {member.name for member in swarm.coordinator.context.roster.by_number()}
 
 
 def in_phase(swarm: Swarm, name: str, phase: str) -> bool:
     """Return whether a peer is in a phase of a round now."""
     service = swarm.peers[name].service
     if phase == "paused":
-        assert swarm.master is not None
-        swarm.master.decide(swarm.master.coordinator.pause)
-        return not swarm.master.coordinator.scheduler.rounds
+        swarm.pause()
+        return not swarm.coordinator.scheduler.rounds
     here = list(service.replica.rounds.values())
     if phase == "open":
         return any(r.phase is RoundState.OPEN and r.posted is None for r in here)
@@ -273,8 +268,7 @@ async def test_a_death_in_each_phase_of_a_round(phase: str, victim: str) -> None
         spare = swarm.peers["d"].service
         moved = spare.training.progress().state_received_bytes
         await swarm.until(lambda: swarm.role("d") is Role.CONTRIBUTOR)
-        assert swarm.master is not None
-        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.resume()
         await settled(swarm, "abcd".replace(victim, ""))
         assert spare.training.progress().state_received_bytes == moved, "a promotion moves no state"
 
@@ -340,8 +334,7 @@ async def test_a_partition_of_two_peers_does_not_stop_the_run() -> None:
 async def test_a_round_that_is_aborted_behind_the_next_one_is_run_again_after_it() -> None:
     """The next one, of another fragment, is open for a later step: trainers go on to that."""
     async with a_swarm("abc", toml=spec(fragments=2), bytes_per_s=1e5) as swarm:
-        assert swarm.master is not None
-        coordinator = swarm.master.coordinator
+        coordinator = swarm.coordinator
         round_table = coordinator.scheduler.round_table
         await swarm.when(lambda: round_table.reducing() and round_table.opened(), within_s=60)
         (aborted,), (later,) = round_table.reducing(), round_table.opened()
@@ -351,7 +344,7 @@ async def test_a_round_that_is_aborted_behind_the_next_one_is_run_again_after_it
             round_table.abort(aborted, "nothing moved")
             return coordinator.settle(now_s)
 
-        swarm.master.decide(abort)
+        swarm.decide(abort)
         await settled(swarm, "abc")
 
 

@@ -18,21 +18,18 @@ GIVEN_UP = TrainerFailed(FailureKind.CUDA, "CUDA error: lost", Remedy.NONE, 5)
 
 
 def member(swarm: Swarm, name: str) -> dict[str, Any]:
-    assert swarm.master is not None
-    status = describe(swarm.master.coordinator, trio.current_time())
+    status = describe(swarm.coordinator, trio.current_time())
     found: dict[str, Any] = next(m for m in status["members"] if m["name"] == name)
     return found
 
 
 def events(swarm: Swarm) -> list[str]:
-    assert swarm.master is not None
-    return [event.text for event in swarm.master.coordinator.context.events]
+    return [event.text for event in swarm.coordinator.context.events]
 
 
 def has_trainer(swarm: Swarm, name: str) -> bool:
     """Return whether the master sees a peer's trainer; cheaper to poll than the status."""
-    assert swarm.master is not None
-    found = swarm.master.coordinator.context.roster.get(swarm.peers[name].peer)
+    found = swarm.coordinator.context.roster.get(swarm.peers[name].peer)
     return found is not None and found.layout is not None
 
 
@@ -94,8 +91,7 @@ async def test_a_trainer_that_is_given_up_costs_the_place_and_nothing_else() -> 
         await trio.sleep(2.0)
         assert member(swarm, "b")["trainer_state"] == state
         await settled(swarm, "abce")
-        assert swarm.master is not None
-        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.resume()
         swarm.peers["b"].trainer.retry()
         await swarm.until(lambda: has_trainer(swarm, "b"))
         swarm.crash("c")
@@ -141,14 +137,13 @@ async def test_waiting_for_the_run_is_no_hanging(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trainer_service, "STILL_SHOWN_S", 6.0)
     toml = spec() + "[trainer]\nstep_deadline_s = 2\n"
     async with a_swarm("abc", "d", toml=toml) as swarm:
-        assert swarm.master is not None
-        swarm.master.decide(swarm.master.coordinator.pause)
+        swarm.pause()
         await trio.sleep(15.0)
         assert not [name for name in "abcd" if "no step" in member(swarm, name)["why"]]
         swarm.crash_master()
         await trio.sleep(15.0)
         await swarm.start_master()
-        swarm.master.decide(swarm.master.coordinator.resume)
+        swarm.resume()
         await settled(swarm, "abcd")
         assert not [text for text in events(swarm) if "hang" in text]
 
