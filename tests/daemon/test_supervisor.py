@@ -197,11 +197,14 @@ async def test_the_time_in_which_it_hung_is_no_good_time(
     supervisor = shell(script, tmp_path, tell=told.append)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
+        pids: list[int | None] = [None]
         for sick_s in (1_000.0, 1_000.0, 0.0):
-            await until_known(supervisor)
+            # The next process; ``failed`` may be over before anybody has looked.
+            await until(lambda: supervisor.pid not in pids)
+            pids.append(supervisor.pid)
             await trio.sleep(0.3)
             supervisor.fail(FailureKind.HANG, "no step", sick_s)
-            await until(lambda: supervisor.failed is not None)
+        await until(lambda: len(told) == 3)
     assert [each.failure_count for each in told] == [1, 2, 1]
 
 
