@@ -156,7 +156,19 @@ def _control(swarm: Swarm, fault: Fault) -> End | None:
 def _slow_lines(swarm: Swarm, fault: Fault) -> End | None:
     delay_s = fault.amount if fault.kind is Kind.DELAY else None
     rate = fault.amount if fault.kind is Kind.RATE else None
-    return swarm.change_lines(fault.who, delay_s=delay_s, bytes_per_s=rate)
+    before = {}
+    for other in [*sorted(swarm.peers), MASTER]:
+        if other != fault.who:
+            line = swarm.world.direction(fault.who, other)
+            before[other] = line.delay_s, line.bytes_per_s
+            swarm.world.link(fault.who, other, delay_s=delay_s, bytes_per_s=rate)
+
+    def restore() -> None:
+        for other, (was_delay_s, was_bytes_per_s) in before.items():
+            swarm.world.link(fault.who, other, delay_s=was_delay_s, bytes_per_s=was_bytes_per_s)
+
+    swarm.restore_lines.append(restore)
+    return restore
 
 
 # ---------------------------------------------------------------- the master's disk or database

@@ -10,8 +10,7 @@ plain     Half of them are aimed: a peer is lost at a chosen instant of a reduct
 failover  Three masters share a database: the leading one crashes, is stopped, or is cut off from the
           database or from all peers, the database fails, peers crash.
 hostile   One of five peers and a spare sends false messages. There are no other faults.
-a liar    One of four peers lies about sums, until checks have made it harmless. There are no other
-          faults; plain scenarios with checks show that faults contradict no honest peer.
+liar      One of four peers lies about sums until checks have made it harmless, without other faults.
 """
 
 from __future__ import annotations
@@ -222,17 +221,7 @@ class Scenario:
 
     @property
     def toml(self) -> str:
-        return TOML.format(
-            deadline_s=DEADLINE_S,
-            fragments=self.fragments,
-            overlap=self.overlap,
-            places=self.places,
-            min_members=self.min_members,
-            codec=self.codec,
-            chunk_bytes=self.chunk_bytes,
-            lanes=self.lanes,
-            audit=self.audit,
-        )
+        return TOML.format(run=self, deadline_s=DEADLINE_S)
 
     @property
     def reduction_s(self) -> float:
@@ -245,19 +234,19 @@ TOML = """
 name = "simulated"
 [diloco]
 sync_every = 2
-fragments = {fragments}
-overlap = {overlap}
+fragments = {run.fragments}
+overlap = {run.overlap}
 [membership]
-contributors = {places}
-min_members = {min_members}
+contributors = {run.places}
+min_members = {run.min_members}
 deadline_s = {deadline_s}
 grace_s = 1
 [reduce]
-codec_up = "{codec}"
-codec_down = "{codec}"
-chunk_bytes = {chunk_bytes}
-lanes = {lanes}
-audit = {audit}
+codec_up = "{run.codec}"
+codec_down = "{run.codec}"
+chunk_bytes = {run.chunk_bytes}
+lanes = {run.lanes}
+audit = {run.audit}
 """
 
 
@@ -500,7 +489,7 @@ def _with_hostile(seed: int) -> Scenario:
 
 
 def _with_liar(seed: int, audit: float, lie: Lie) -> Scenario:
-    plain = Scenario(
+    return Scenario(
         seed=seed,
         peers=4,
         min_members=2,
@@ -509,5 +498,5 @@ def _with_liar(seed: int, audit: float, lie: Lie) -> Scenario:
         delay_s=0.001,
         telling=True,
         audit=audit,
+        adversary=Liar("p3", lie),
     )
-    return evolve(plain, adversary=Liar(plain.names[-1], lie))

@@ -58,7 +58,7 @@ class Swarm:
       spec_toml: the text of ``run.toml``.
       seed: seed of all random choices.
       slowness: by peer name, the factor on its step time.
-      strict: check the invariants after every decision of the master; not for tests with lying peers.
+      strict: check the invariants after every decision of the master; not beside a hostile peer.
       disks: folder for the machines' checkpoints, which survive crashes; None: no checkpoints.
       disk_turn_s: duration of one turn of writing a checkpoint.
       samples: of the trainers' data set; 0: they have none.
@@ -111,7 +111,7 @@ class Swarm:
         self.gone_with_twin = False  # only a twin held the newest state, so the run must rewind
         self.standstill = FrozenHosts()
         self.at_peace = False
-        self._changed_lines: list[Callable[[], None]] = []  # restore the previous lines
+        self.restore_lines: list[Callable[[], None]] = []  # the changed ones, oldest first
         self.strict = strict
         self.disks = disks
         self.disk_turn_s = disk_turn_s
@@ -405,25 +405,6 @@ class Swarm:
             if name == MASTER:
                 self._attentive_s = self._decisive_s()
 
-    def change_lines(
-        self, name: str, *, delay_s: float | None, bytes_per_s: float | None
-    ) -> Callable[[], None]:
-        """Change the delay or rate of all lines of a host; return the function that restores them."""
-        others = [*sorted(self.peers), MASTER]
-        before = {}
-        for other in others:
-            if other != name:
-                line = self.world.direction(name, other)
-                before[other] = line.delay_s, line.bytes_per_s
-                self.world.link(name, other, delay_s=delay_s, bytes_per_s=bytes_per_s)
-
-        def restore() -> None:
-            for other, (was_delay_s, was_bytes_per_s) in before.items():
-                self.world.link(name, other, delay_s=was_delay_s, bytes_per_s=was_bytes_per_s)
-
-        self._changed_lines.append(restore)
-        return restore
-
     async def end_faults(self) -> None:
         """End all lasting faults; of the dead only the master is restarted."""
         self.at_peace = True
@@ -432,9 +413,9 @@ class Swarm:
         for name in [*sorted(self.peers), *self.master_hosts]:
             self.go_on(name)
         self.heal_all()
-        for restore in reversed(self._changed_lines):
+        for restore in reversed(self.restore_lines):
             restore()
-        self._changed_lines.clear()
+        self.restore_lines.clear()
         self.store.full, self.store.slow_s = False, 0.0
         if self.master is None:
             await self.start_master()
