@@ -20,7 +20,8 @@ A trainer of several ranks calls ``step`` in each of them. They handle the same 
 (see ``ranks``), so that all of what ``BoundaryMachine`` decides is the same in all.
 
 After several losses in a row that are not finite, the trainer sends ``Failing``: its weights are useless,
-and the daemon's ``Load`` replaces them, as it does after an update that is not finite. An exception that ends the script is reported to the daemon, too.
+and the daemon's ``Load`` replaces them, as it does after an update that is not finite. An exception
+that ends the script is reported to the daemon, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The result of a chunk's contributions: their mean, or their clipped mean.
 
-``combine_chunk`` is all that an owner does to a chunk's values (counters take their maximum). It is a pure function of the encoded
-contributions, of the order (contributors, weights, clip factors) and of the plan. So every peer that
-has the same contributions gets the same bytes, on any machine, in whatever order they came. Checkers
-call ``combined``, which does the same without an owner's buffers.
+``combine_chunk`` is all that an owner does to a chunk's values (counters take their maximum). It is
+a pure function of the encoded contributions, of the order (contributors, weights, clip factors) and
+of the plan. So every peer that has the same contributions gets the same bytes, on any machine, in
+whatever order they came. Checkers call ``combined``, which does the same without an owner's
+buffers.
 
     mean          sum of c_i s_i x_i over sum of c_i; see ``arithmetic``
     clipped:R     a contribution farther away than R times the median distance counts less; see ``robust_rules``

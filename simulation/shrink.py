@@ -1,9 +1,10 @@
 """Reduction of a failing scenario to fewer faults with simpler values.
 
 First, groups of faults are removed: halves, then quarters, then single ones (Zeller's ddmin). Then
-lies of an adversary are removed, one by one, and each remaining fault is tried with simpler values: no
-instant, no delay, no end. Then the run itself is tried with simpler options. A change stays if the scenario still fails. A failure for another reason counts
-too: it is a failure with fewer faults.
+lies of an adversary are removed, one by one, and each remaining fault is tried with simpler values:
+no instant, no delay, no end. Then the run itself is tried with simpler options. A change stays if
+the scenario still fails. A failure for another reason counts too: it is a failure with fewer
+faults.
 """
 
 from __future__ import annotations

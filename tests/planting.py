@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.membership.master.rounds.audits import Auditing
 from holdfast.membership.master.routes.routes import Routes
 
 Patch = pytest.MonkeyPatch
@@ -82,3 +83,20 @@ def spares_first(patch: Patch) -> None:
         return adding, left if len(left) == len(receivers) else adding
 
     patch.setattr(Routes, "together", together)
+
+
+def one_word(patch: Patch) -> None:
+    """Plant it: the word of one checker removes an owner."""
+    patch.setattr(Auditing, "_is_common", lambda *_: True)
+
+
+def owns_again(patch: Patch) -> None:
+    """Plant it: the suspects of a contradiction own chunks when the round is run again."""
+    contradicted = Auditing._contradicted
+
+    def forgetful(self: Auditing, round_: Any, *word: Any) -> str:
+        why = contradicted(self, round_, *word)
+        round_.barred.clear()
+        return why
+
+    patch.setattr(Auditing, "_contradicted", forgetful)

@@ -56,21 +56,21 @@ OTHER_VARIABLES = {
 
 # What earlier versions had, and what stands in its place.
 GONE = {
+    "bench": "`python -m benchmarks.allreduce` or `.transfer` in a clone; `holdfast doctor` measures a line",
     "checkpoint now": "set `checkpoint.every_rounds`; a peer that ends writes a last one",
     "clear": "checks remove a peer for good; it joins again with a new state folder",
     "invites": "`holdfast invite --list` and `holdfast invite --withdraw ID`",
     "join --private-log": "leave it out: a peer's log stays on its machine",
     "join --site": "leave it out; machines behind one uplink will be one peer of several hosts",
+    "master --lease": "leave it out: the lease is a third of `membership.deadline_s`",
+    "master --standby": "`holdfast standby RUN_TOML`",
+    "master --standby-of": "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "
+    "`holdfast master --journal DIR` once the master is lost",
     "plan": "`holdfast config plan RUN_TOML`",
     "service": "docs/lending.md has a unit file for systemd",
     "simulate": "`make simulate` in a clone",
     "verify": "`holdfast status` says whether all copies are equal, and at which version",
     "watch": "`holdfast status`, `holdfast events --follow` or the page (`holdfast dashboard`)",
-    "bench": "`python -m benchmarks.allreduce` or `.transfer` in a clone; `holdfast doctor` measures a line",
-    "master --lease": "leave it out: the lease is a third of `membership.deadline_s`",
-    "master --standby": "`holdfast standby RUN_TOML`",
-    "master --standby-of": "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "
-    "`holdfast master --journal DIR` once the master is lost",
 }
 
 

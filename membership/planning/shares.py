@@ -15,8 +15,8 @@ contributors only (n > 2), that is the weighted butterfly
 
     T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
 
-A pair of members with a limit of its own (a relayed one) ties shares together: then the program is solved as such. No shares can beat ``bound_s``; a
-ring needs ``ring_s``.
+A pair of members with a limit of its own (a relayed one) ties shares together: then the program is
+solved as such. No shares can beat ``bound_s``; a ring needs ``ring_s``.
 """
 
 from __future__ import annotations

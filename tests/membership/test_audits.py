@@ -42,6 +42,7 @@ from holdfast.protocol.messages import (
     Repair,
     Role,
 )
+from tests import planting
 from tests.membership.table import (
     CONTRIBUTOR,
     DIGEST,
@@ -204,7 +205,7 @@ def test_who_left_out_a_contributor_that_is_not_lost_owns_nothing_in_the_round()
 
 @bug("one word")
 def _(patch: Patch) -> None:
-    patch.setattr(Auditing, "_is_common", lambda *_: True)
+    planting.one_word(patch)
 
 
 def one_word() -> None:
@@ -218,14 +219,7 @@ def one_word() -> None:
 
 @bug("owns again")
 def _(patch: Patch) -> None:
-    contradicted = Auditing._contradicted
-
-    def forgetful(self: Auditing, round_: Any, *word: Any) -> str:
-        why = contradicted(self, round_, *word)
-        round_.barred.clear()
-        return why
-
-    patch.setattr(Auditing, "_contradicted", forgetful)
+    planting.owns_again(patch)
 
 
 def owns_again() -> None:

@@ -25,6 +25,7 @@ from holdfast.simulation.batch import BatchOptions, broken_by
 from holdfast.simulation.lying_peers import Liar, Lie
 from holdfast.simulation.scenario import Scenario
 from holdfast.simulation.scenario_run import RunOutcome, run_scenario
+from tests import planting
 from tests.planting import Bugs, Note, Patch, what_shows
 
 AUDIT = 0.5  # so that it does not take long
@@ -85,7 +86,7 @@ told_by("one word", Lie.CHECKER)
 
 @bug("one word", seed=0)
 def _(patch: Patch) -> None:
-    patch.setattr(Auditing, "_is_common", lambda *_: True)
+    planting.one_word(patch)
 
 
 told_by("two bytes", Lie.CONTRIBUTOR)
@@ -106,14 +107,7 @@ told_by("owns again", Lie.CHECKER)
 
 @bug("owns again", seed=0)
 def _(patch: Patch) -> None:
-    contradicted = Auditing._contradicted
-
-    def forgetful(self: Auditing, round_: Any, *word: Any) -> str:
-        why = contradicted(self, round_, *word)
-        round_.barred.clear()
-        return why
-
-    patch.setattr(Auditing, "_contradicted", forgetful)
+    planting.owns_again(patch)
 
 
 told_by("heard for ever", Lie.CHECKER)
