@@ -73,6 +73,7 @@ class WitnessedMaster(MasterService):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._pinned: set[tuple[str, FragmentHead, str]] = set()  # donor, version, receiver
+        self._ordered: set[tuple[int, int]] = set()  # round, attempt
 
     def decide(self, decision: Callable[[float], list[Effect]], *, sooner: bool = True) -> None:
         decided: list[Effect] = []
@@ -92,6 +93,8 @@ class WitnessedMaster(MasterService):
         match message:
             case Donate():
                 self._pinned.add((peer, message.head, message.receiver))
+            case Reduce():
+                self._ordered.add((message.round, message.attempt))
             case SyncFragment(head=head):
                 if not all((donor, head, peer) in self._pinned for donor in message.donors):
                     raise ViolationError(f"{peer[:8]} fetches {head} before it is pinned")
@@ -99,6 +102,8 @@ class WitnessedMaster(MasterService):
                     return  # it was removed since
                 for round_ in self.coordinator.scheduler.round_table.reducing():
                     attempt = round_.running()
+                    if (round_.number, attempt.number) not in self._ordered:
+                        continue  # it begins after this transfer, and its commit ends that one
                     if round_.fragment == head.fragment and peer not in attempt.reached():
                         raise ViolationError(
                             f"{peer[:8]} fetches {head} beside round {round_.number} without it"

@@ -106,8 +106,7 @@ def page(browser: Browser, fleet: Fleet) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     watched = watch(page)
-    page.goto(url(fleet, "master"))
-    expect(page.locator("#connection")).to_contain_text("live")
+    open_live(page, url(fleet, "master"))
     yield page
     context.close()
     assert watched.complaints == []
@@ -115,3 +114,10 @@ def page(browser: Browser, fleet: Fleet) -> Iterator[Page]:
 
 def url(fleet: Fleet, name: str) -> str:
     return str(fleet.nodes[name].control().url)
+
+
+def open_live(page: Page, where: str) -> None:
+    """Open a daemon's page, and wait until it is live and has drawn a first status."""
+    page.goto(where)
+    expect(page.locator("#connection")).to_contain_text("live")
+    expect(page.locator("#foot")).to_contain_text("holdfast")

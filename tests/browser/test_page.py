@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser.conftest import MEMBERS, STRANGE, url, watch
+from tests.browser.conftest import MEMBERS, STRANGE, open_live, url, watch
 from tests.processes.harness import Fleet, member
 
 pytestmark = pytest.mark.slow
@@ -113,8 +113,7 @@ def test_a_healthy_run_looks_healthy(page: Page) -> None:
 
 def test_no_figure_is_wider_than_its_cell(page: Page, fleet: Fleet) -> None:
     for name in ("master", "alder"):
-        page.goto(url(fleet, name))
-        expect(page.locator("#connection")).to_contain_text("live")
+        open_live(page, url(fleet, name))
         expect(page.locator("canvas").first).to_be_visible()
         wide = page.locator(".figures dd").evaluate_all(
             "cells => cells.filter(each => each.scrollWidth > each.clientWidth + 1)"
@@ -389,9 +388,8 @@ def test_dark_is_the_systems_or_chosen(page: Page) -> None:
 
 
 def test_a_peer_has_a_page_of_its_own(page: Page, fleet: Fleet) -> None:
-    page.goto(url(fleet, "alder"))
+    open_live(page, url(fleet, "alder"))
     expect(page.locator("#name")).to_have_text("alder")
-    expect(page.locator("#connection")).to_contain_text("live")
     expect(figure(page, "Role")).to_have_text("contributor")
     expect(figure(page, "Trainer")).to_have_text("running")
     expect(page.locator("#why")).not_to_contain_text("initial weights")  # which it gave long ago

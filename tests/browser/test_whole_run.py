@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import url, watch
+from tests.browser.conftest import open_live, url, watch
 from tests.browser.test_page import figure, give_token, token_of
 from tests.processes.harness import Fleet, spec
 
@@ -31,8 +31,7 @@ def page(browser: Browser, alone: Fleet) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     watched = watch(page)
-    page.goto(url(alone, "master"))
-    expect(page.locator("#connection")).to_contain_text("live")
+    open_live(page, url(alone, "master"))
     yield page
     context.close()
     assert watched.complaints == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -68,15 +68,22 @@ class Masters:
 
     def lead(self, name: str) -> None:
         """Wait until this master leads; the fleet asks it from now on."""
-        self.lead_any(name)
+        self.lead_any([name], lambda _: True)
 
-    def lead_any(self, *names: str) -> None:
-        """Wait until one of these masters leads; the fleet asks it from now on."""
+    def lead_any(self, names: Sequence[str], holds: Callable[[Status], bool]) -> None:
+        """Wait until one of these masters leads and this holds of its status; the fleet asks it from now on.
+
+        A master may say that it leads while it still learns that it does not.
+        """
         polls = Polls(WAIT_S)
         nodes = [self.fleet.nodes[name] for name in names]
-        while not (leading := [n for n in nodes if status(n).get("kind") == "master"]):
-            assert polls.wait(), nodes[0].log
-        self.fleet.nodes["master"] = leading[0]
+        while True:
+            for node in nodes:
+                found = status(node)
+                if found.get("kind") == "master" and holds(found):
+                    self.fleet.nodes["master"] = node
+                    return
+            assert polls.wait(), "\n".join(node.log for node in nodes)
 
 
 def status(node: Node) -> Status:
@@ -186,17 +193,19 @@ def test_a_master_that_was_frozen_stands_by_when_it_goes_on(
 def test_peers_train_on_while_the_database_is_away(fleet: Fleet, server: PostgresServer) -> None:
     masters = Masters(fleet, server, spec(contributors=2))
     before = train(masters)
+    last, step = fleet.master(), fleet.peer("a")["step"]
     server.stop()
     try:
         polls = Polls(WAIT_S)
+        last = {**last, **status(fleet.nodes["m1"])}  # nothing is committed from here on
         while "does not answer" not in status(fleet.nodes["m2"]).get("why_waiting", ""):
             assert polls.wait(), fleet.nodes["m2"].log
-        step = fleet.peer("a")["step"]
-        while fleet.peer("a")["step"] <= step:
+        step = max(step, *(round_["at_step"] for round_ in last["rounds"]))
+        while fleet.peer("a")["step"] < step:  # to where it needs a round
             assert polls.wait(), fleet.nodes["a"].log
     finally:
         server.start()
-    masters.lead_any("m1", "m2")
+    masters.lead_any(["m1", "m2"], lambda s: s["committed"] > last["committed"] + 1)
     check_same(fleet, {**before, "term": before["term"] - 1})  # the same one may lead
 
 
