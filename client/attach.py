@@ -81,7 +81,7 @@ def attach(
     raise NoDaemonError(
         "this process has no holdfast daemon",
         hint="start the script with `holdfast join INVITE -- python train.py`, or, to try it alone, "
-        f"with {STANDALONE_VARIABLE}=1",
+        f"with {STANDALONE_VARIABLE}=1; the daemon's address is in the environment, which scripts must keep",
     )
 
 

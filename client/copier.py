@@ -45,7 +45,7 @@ class CudaCopier:
             if stream is None:
                 streams[part.device] = stream = self._stream(part.device)
                 stream.wait_stream(torch.cuda.current_stream(part.device))
-            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+            host = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=True)
             with torch.cuda.stream(stream):
                 host.copy_(part, non_blocking=True)
             part.record_stream(stream)  # its memory is not reused before the copy has read it

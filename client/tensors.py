@@ -109,7 +109,7 @@ class SharedTensor:
     def write(self, values: Values | torch.Tensor) -> None:
         """Overwrite it with ``(count,)`` values, rounded to its dtype (to nearest, ties to even)."""
         tensor = self.tensor
-        tensor.copy_(torch.as_tensor(values).view(tensor.shape))
+        tensor.copy_(torch.as_tensor(values, device="cpu").view(tensor.shape))
 
 
 def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:

@@ -27,7 +27,7 @@ def convert(source: Path, target: Path) -> None:
             if (
                 not tensor.numel()
             ):  # it shares its address with another tensor: torch cannot save that
-                tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
+                tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             state.update((each, tensor) for each in (name, *ties.get(name, ())))
     scratch = source.with_name("model.pt")
     torch.save(state, scratch)
