@@ -173,14 +173,14 @@ def sparse_gradients() -> Script:
 def odd_names() -> Script:
     """Names with signs that files, paths and pages take for something else."""
     model = linear()
-    model.weights = nn.ParameterDict({name: torch.ones(2) for name in ("a/b", "<i>é", " ", "%s")})
+    model[0].weights = nn.ParameterDict({name: torch.ones(2) for name in ("a/b", "<i>é", " ", "%s")})
     return Script(model)
 
 
 def a_name_of_two_lines() -> Script:
     """A name that would break every line it is printed in."""
     model = linear()
-    model.weights = nn.ParameterDict({"a\nb": torch.ones(2)})
+    model[0].weights = nn.ParameterDict({"a\nb": torch.ones(2)})
     return Script(model)
 
 
