@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.daemon.port_mapping import gateway_search, port_mapper
+from holdfast.daemon.port_mapping import gateway_search, port_mapper, upnp_gateway
 from holdfast.daemon.port_mapping.gateway import Gateway, MappingError, PortMapping
 from holdfast.daemon.port_mapping.pcp_gateway import LIFETIME_S, WAITS_S, PcpGateway
 from holdfast.daemon.port_mapping.pcp_messages import (
@@ -35,6 +36,7 @@ from holdfast.daemon.port_mapping.port_mapper import (
     PortMapper,
 )
 from holdfast.protocol.addresses import Address, is_public
+from holdfast.protocol.text import unprintable
 from tests.background import background
 
 NONCE = bytes(range(NONCE_BYTES))
@@ -149,6 +151,12 @@ def test_no_datagram_does_more_than_refuse(data: bytes) -> None:
         ("2a00::1", True),
         ("fe80::1%eth0", False),
         ("fd00::1", False),
+        ("8.8.8.8%\x1b[2J", False),
+        ("2a00::1%eth0", False),
+        ("239.255.255.250", False),
+        ("255.255.255.255", False),
+        ("ff02::1", False),
+        ("::ffff:192.168.0.1", False),
         ("home.example.org", False),
     ],
 )
@@ -254,6 +262,123 @@ async def test_a_silent_router_is_given_up() -> None:
         assert len(heard) == len(WAITS_S)
 
 
+# ---------------------------------------------------------------- one router, by UPnP
+
+DESCRIBED = """<root><service><serviceType>urn:schemas-upnp-org:service:WANIPConnection:1</serviceType>
+<SCPDURL>/x.xml</SCPDURL><controlURL>{control}</controlURL></service></root>"""
+Replies = Callable[[str], Iterable[bytes]]
+
+
+def a_home_router(outside: str = GIVEN.host, control: str = "/control") -> Replies:
+    """Replies of a router that keeps mappings for ever, and has mapped the wanted port already."""
+
+    def reply(request: str) -> list[bytes]:
+        answer = DESCRIBED.format(control=control)
+        if "GetExternalIPAddress" in request:
+            answer = f"<NewExternalIPAddress>{outside}</NewExternalIPAddress>"
+        elif "u:AddPortMapping" in request:
+            answer = "<u:AddPortMappingResponse>"
+            if "<NewLeaseDuration>0<" not in request:
+                answer = "<errorCode>725</errorCode>"
+            elif f"<NewExternalPort>{OWN.port}<" in request:
+                answer = "<errorCode>718</errorCode>"
+        return [b"HTTP/1.0 200 OK\r\n\r\n", answer.encode()]
+
+    return reply
+
+
+def without_an_end(_request: str) -> Iterable[bytes]:
+    return itertools.repeat(b" " * 65_536)
+
+
+def byte_by_byte(_request: str) -> Iterable[bytes]:
+    return itertools.repeat(b" ")
+
+
+@asynccontextmanager
+async def a_upnp_router(
+    monkeypatch: pytest.MonkeyPatch,
+    reply: Replies,
+    location: str = "http://127.0.0.1:{}/root.xml",
+    answers_at: str = "127.0.0.1",
+) -> AsyncIterator[list[str]]:
+    """Answer searches and requests on loopback; yield the requests."""
+    heard: list[str] = []
+
+    async def serve(stream: trio.SocketStream) -> None:
+        heard.append(bytes(await stream.receive_some()).decode())
+        with suppress(trio.BrokenResourceError):
+            for part in reply(heard[-1]):
+                await stream.send_all(part)
+                await trio.sleep(0.001)
+
+    async def answer_searches() -> None:
+        while True:
+            _data, sender = await udp.recvfrom(1_100)
+            await other.sendto(f"HTTP/1.1 200 OK\r\nLocation: {at}\r\n\r\n".encode(), sender)
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    at = location.format(listener.socket.getsockname()[1])
+    with (
+        trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+        trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
+        await udp.bind(("127.0.0.1", 0))
+        await other.bind((answers_at, 0))
+        monkeypatch.setattr(upnp_gateway, "SEARCHED", udp.getsockname())
+        async with background() as nursery:
+            nursery.start_soon(trio.serve_listeners, serve, [listener])
+            nursery.start_soon(answer_searches)
+            yield heard
+
+
+@pytest.mark.real_time
+async def test_a_router_maps_a_port_by_upnp_and_takes_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_upnp_router(monkeypatch, a_home_router()) as heard:
+        router = upnp_gateway.UpnpGateway("127.0.0.1", Address("127.0.0.1", OWN.port))
+        mapping = PortMapping(Address(GIVEN.host, OWN.port + 1), upnp_gateway.FOREVER_S, "UPnP")
+        assert await router.map() == mapping
+        heard.clear()
+        assert await router.map() == mapping
+        assert [text.split()[1] for text in heard] == ["/control"] * 2, "renewed without a search"
+        await router.unmap()
+        assert f"<NewExternalPort>{OWN.port + 1}<" in heard[-1]
+        assert 'WANIPConnection:1#DeletePortMapping"' in heard[-1]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("reply", "where", "heard_count", "why"),
+    [
+        (a_home_router(), {"location": "http://127.0.0.2:{}/"}, 0, "names another machine"),
+        (a_home_router(), {"location": "http://127.0.0.1:99999/"}, 0, "does not answer"),
+        (a_home_router(), {"answers_at": "127.0.0.2"}, 0, "does not answer"),
+        (a_home_router(control="http://127.0.0.2/"), {}, 1, "names another machine"),
+        (a_home_router("8.8.8.8%\x1b[2J"), {}, 2, "is not public"),
+        (a_home_router("10.0.0.1"), {}, 2, r"10\.0\.0\.1 is not public"),
+        (without_an_end, {}, 1, "maps no ports"),
+        (byte_by_byte, {}, 1, "maps no ports"),
+    ],
+)
+async def test_a_hostile_machine_of_the_network_gets_nothing(
+    reply: Replies,
+    where: dict[str, str],
+    heard_count: int,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upnp_gateway, "WAITS_S", (0.1 if where.get("answers_at") else 1_000.0,))
+    monkeypatch.setattr(upnp_gateway, "ANSWER_S", 0.1 if reply is byte_by_byte else 1_000.0)
+    async with a_upnp_router(monkeypatch, reply, **where) as heard:
+        router = upnp_gateway.UpnpGateway("127.0.0.1", Address("127.0.0.1", OWN.port))
+        with pytest.raises(MappingError, match=why) as raised:
+            await router.map()
+        assert len(heard) == heard_count
+        assert not unprintable(str(raised.value))
+
+
 # ---------------------------------------------------------------- which routers
 
 
@@ -280,7 +405,10 @@ def test_the_next_hop_is_read_from_linux_own_table(
     assert gateway_search.routers(socket.AF_INET) == []
 
 
-def test_nobody_is_asked_for_a_loopback_or_a_public_address() -> None:
+def test_nobody_is_asked_for_a_loopback_or_a_public_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_search, "routers", lambda _family: ["192.168.7.1"])
     for host in ("127.0.0.1", "::1", "203.0.113.9"):
         assert gateway_search.find_gateways([Address(host, 1)]) == []
     (asked,) = gateway_search.find_gateways([Address("192.168.7.7", 1)])
