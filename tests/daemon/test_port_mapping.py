@@ -141,20 +141,11 @@ def test_no_datagram_does_more_than_refuse(data: bytes) -> None:
             assert isinstance(read(), MapAnswer | None)
 
 
-@pytest.mark.parametrize("host", ["8.8.8.8", "203.0.113.9", "2a00::1"])
-def test_addresses_that_everybody_can_dial(host: str) -> None:
-    assert is_public(host)
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("100.64.3.2", "192.168.0.1", "8.8.8.8%\x1b[2J", "239.255.255.250", "255.255.255.255"),
-        *("fe80::1%eth0", "fd00::1", "2a00::1%eth0", "ff02::1", "::ffff:192.168.0.1", "a.example"),
-    ],
-)
-def test_addresses_that_not_everybody_can_dial(host: str) -> None:
-    assert not is_public(host)
+def test_addresses_that_everybody_can_dial_are_told_apart() -> None:
+    assert all(map(is_public, ("8.8.8.8", "203.0.113.9", "2a00::1")))
+    others = ["100.64.3.2", "192.168.0.1", "8.8.8.8%\x1b[2J", "239.255.255.250", "255.255.255.255"]
+    others += ["fe80::1%eth0", "fd00::1", "2a00::1%eth0", "ff02::1", "::ffff:192.168.0.1", "a.com"]
+    assert not [host for host in others if is_public(host)]
 
 
 # ---------------------------------------------------------------- one router, over UDP
@@ -238,12 +229,19 @@ async def test_a_router_that_refuses_or_is_no_such_router_is_said_to() -> None:
 
 
 @pytest.mark.real_time
-async def test_a_router_behind_another_one_is_of_no_use() -> None:
-    def carrier(request: bytes) -> bytes:
-        return grants(request)[:-4] + bytes([100, 64, 3, 2])
+@pytest.mark.parametrize(
+    ("at", "mapped", "why"),
+    [(56, bytes([100, 64, 3, 2]), r"100\.64\.3\.2 is not public"), (42, bytes(2), "no port")],
+)
+async def test_a_mapping_that_nobody_can_dial_is_of_no_use(
+    at: int, mapped: bytes, why: str
+) -> None:
+    def careless(request: bytes) -> bytes:
+        answer = grants(request)
+        return answer[:at] + mapped + answer[at + len(mapped) :]
 
-    async with a_router(carrier) as (port, _heard):
-        with pytest.raises(MappingError, match=r"100\.64\.3\.2 is not public"):
+    async with a_router(careless) as (port, _heard):
+        with pytest.raises(MappingError, match=why):
             await gateway(port).map()
 
 
@@ -317,27 +315,26 @@ async def test_a_port_is_mapped_by_upnp_and_given_back(monkeypatch: pytest.Monke
 
 @pytest.mark.real_time
 @pytest.mark.parametrize(
-    ("home", "router", "heard_count", "why"),
+    ("home", "router", "why"),
     [
-        (Home("http://127.0.0.2:{}/"), "127.0.0.1", 0, "names another machine"),
-        (Home("http://127.0.0.1:99999/"), "127.0.0.1", 0, "does not answer"),
-        (Home(), "127.0.0.2", 0, "does not answer"),
-        (Home(control="http://127.0.0.2/"), "127.0.0.1", 1, "names another machine"),
-        (Home(outside="8.8.8.8%\x1b[2J"), "127.0.0.1", 2, "is not public"),
-        (Home(outside="10.0.0.1"), "127.0.0.1", 2, r"10\.0\.0\.1 is not public"),
-        (Home(endless=b" " * 65_536), "127.0.0.1", 1, "maps no ports"),
-        (Home(endless=b" "), "127.0.0.1", 1, "maps no ports"),
+        (Home("http://127.0.0.2:{}/"), "127.0.0.1", "names another machine"),
+        (Home("http://127.0.0.1:99999/"), "127.0.0.1", "does not answer"),
+        (Home(), "127.0.0.2", "does not answer"),
+        (Home(control="http://127.0.0.2/"), "127.0.0.1", "names another machine"),
+        (Home(outside="8.8.8.8%\x1b[2J"), "127.0.0.1", "is not public"),
+        (Home(outside="10.0.0.1"), "127.0.0.1", r"10\.0\.0\.1 is not public"),
+        (Home(endless=b" " * 65_536), "127.0.0.1", "maps no ports"),
+        (Home(endless=b" "), "127.0.0.1", "maps no ports"),
     ],
 )
 async def test_a_hostile_machine_of_the_network_gets_nothing(
-    home: Home, router: str, heard_count: int, why: str, monkeypatch: pytest.MonkeyPatch
+    home: Home, router: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upnp_gateway, "WAITS_S", (0.1 if router == "127.0.0.2" else 1_000.0,))
     monkeypatch.setattr(upnp_gateway, "ANSWER_S", 0.1 if home.endless == b" " else 1_000.0)
-    async with upnp(home, monkeypatch, router) as (gateway, heard):
+    async with upnp(home, monkeypatch, router) as (gateway, _heard):
         with pytest.raises(MappingError, match=why):
             await gateway.map()
-        assert len(heard) == heard_count
 
 
 # ---------------------------------------------------------------- which routers
