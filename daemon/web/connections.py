@@ -63,6 +63,7 @@ class _Connection:
         self.requests = 0
         self.idle_since = trio.current_time()
         self._stream = stream
+        self._reader: trio.lowlevel.Task | None = None
         self._answered = False  # for the last time; what still comes is discarded
 
     def app(self, app: ASGIApp) -> ASGIApp:
@@ -86,6 +87,7 @@ class _Connection:
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         received: bytes | bytearray = b""
+        self._reader = trio.lowlevel.current_task()
         try:
             received = await self._stream.receive_some(max_bytes)
             if self._answered:
@@ -113,7 +115,10 @@ class _Connection:
         await self._stream.send_eof()
         self._answered = True
         with trio.move_on_after(LINGER_S):
-            await self.context.terminated.wait()
+            if trio.lowlevel.current_task() is self._reader:
+                await self.receive_some()
+            else:
+                await self.context.terminated.wait()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
