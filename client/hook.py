@@ -57,6 +57,7 @@ from ..protocol.errors import NO_LAST_WEIGHTS, RemoteProtocolError
 from ..protocol.messages import (
     COUNT_MAX,
     METRICS_MAX,
+    NAME_CHARS_MAX,
     VERSION_MAX,
     ArenaOpened,
     ExtendStepLimit,
@@ -365,7 +366,7 @@ class Run:
 
     def log(self, **values: SupportsFloat) -> None:
         """Report named figures to the dashboard and to callbacks. Figures that are not finite are
-        left out.
+        left out; the dashboard has the first 64 characters of a name.
 
         Raises:
           ValueError: more than 32 figures at once.
@@ -378,7 +379,8 @@ class Run:
             raise ValueError(f"{len(values)} figures at once, at most {METRICS_MAX} are taken")
         numbers = {name: float(value) for name, value in values.items()}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        self._send(Metrics(self._machine.step, finite))
+        short = {name[:NAME_CHARS_MAX]: value for name, value in finite.items()}
+        self._send(Metrics(self._machine.step, short))
         if self._callbacks is not None:
             self._callbacks.logged(self._machine.step, finite)
 

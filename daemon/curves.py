@@ -15,7 +15,8 @@ import itertools
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,8 +30,7 @@ MEMBER_LEVEL_POINTS = 128
 MERGED_SHARE = 16  # a level is full with this part more than its points; they are merged at once
 LEVELS = 16  # the oldest points of the last level are deleted
 SERIES_MAX = 1_025  # members of which points are stored, and the run; the oldest are deleted
-FIGURES_MAX = METRICS_MAX  # names that ``run.log`` may use in one run
-FIGURE_NAME_CHARS_MAX = 64  # a longer name is not stored
+FIGURES_MAX = 2 * METRICS_MAX  # in a mean, and names that are known of a series
 FIGURE_DIGITS = 7  # of a stored value
 LINES_MAX = 16  # members in one answer; the mean comes besides
 LINES_TRIED_MAX = 64  # members whose points are read for it, not all of which have this figure
@@ -40,7 +40,7 @@ GAP_FACTOR = 4.0  # a time without a point is a gap if it is so much longer than
 SCHEMA = """
 create table if not exists series (
     id integer primary key autoincrement, peer text not null unique, name text not null,
-    last_at real not null, has_loss integer not null, has_figures integer not null);
+    last_at real not null, has_loss integer not null, figures text not null);
 create table if not exists points (
     id integer primary key, series integer not null, level integer not null, at real not null,
     step integer, rounds integer, loss real, loss_min real, loss_max real, tokens_per_s real,
@@ -48,7 +48,6 @@ create table if not exists points (
     received_bytes integer, figures text);
 create index if not exists points_by_level on points (series, level, id);
 create index if not exists points_by_time on points (series, at);
-create table if not exists figures (id integer primary key autoincrement, name text not null unique);
 """
 
 
@@ -130,17 +129,27 @@ Row = tuple[Any, ...]
 
 
 class MeanFigures:
-    """SQL's ``mean_figures``: the mean of each figure over rows of the column ``figures``."""
+    """SQL's ``mean_figures``: ``mean_figures`` of the column ``figures``."""
 
     def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
+        self._rows: list[dict[str, float]] = []
 
     def step(self, packed: Any) -> None:
-        for name, value in json.loads(packed or "{}").items():
-            self._values.setdefault(name, []).append(value)
+        self._rows.append(json.loads(packed or "{}"))
 
     def finalize(self) -> Any:
-        return _packed({name: sum(each) / len(each) for name, each in self._values.items()})
+        return _packed(mean_figures(self._rows))
+
+
+def mean_figures(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each figure over the rows that have it; the rarest ones of many are left out."""
+    values: dict[str, list[float]] = {}
+    for figures in rows:
+        for name, value in figures.items():
+            if math.isfinite(value):
+                values.setdefault(name, []).append(value)
+    kept = sorted(values, key=lambda name: -len(values[name]))[:FIGURES_MAX]
+    return {name: sum(values[name]) / len(values[name]) for name in kept}
 
 
 # ---------------------------------------------------------------- writing
@@ -148,59 +157,36 @@ class MeanFigures:
 
 def write_points(
     db: sqlite3.Connection, points: Sequence[Point], members: Sequence[MemberPoint]
-) -> list[str]:
-    """Store points, oldest first; return the names of figures that are not stored."""
+) -> None:
+    """Store points, oldest first. New names of figures take the place of the member's own old ones."""
     both: list[Point | MemberPoint] = [*points, *members]
-    ids, refused = _figure_ids(db, both)
     series = dict(db.execute("select peer, id from series"))
+    names = {
+        peer: json.loads(each) for peer, each in db.execute("select peer, figures from series")
+    }
     rows, touched = [], set()
     for point in both:
         peer, name = (EVERYBODY, "mean") if isinstance(point, Point) else (point.peer, point.name)
+        old = (each for each in names.get(peer, ()) if each not in point.figures)
+        names[peer] = [*old, *point.figures][-FIGURES_MAX:]
         db.execute(
-            "insert into series (peer, name, last_at, has_loss, has_figures) values (?, ?, ?, ?, ?) "
+            "insert into series (peer, name, last_at, has_loss, figures) values (?, ?, ?, ?, ?) "
             "on conflict (peer) do update set name = excluded.name, last_at = excluded.last_at, "
             "has_loss = max(has_loss, excluded.has_loss), "
-            "has_figures = max(has_figures, excluded.has_figures)",
-            [peer, name, point.at, point.loss is not None, bool(point.figures)],
+            "figures = excluded.figures",
+            [peer, name, point.at, point.loss is not None, json.dumps(names[peer])],
         )
         if peer not in series:
             found = db.execute("select id from series where peer = ?", [peer]).fetchone()
             series[peer] = found[0]
         touched.add(peer)
-        figures = _packed({ids[each]: v for each, v in point.figures.items() if each in ids})
         values = [_storable(getattr(point, each, None)) for each in MERGED_BY if each != "figures"]
-        rows.append([series[peer], *values, figures])
+        rows.append([series[peer], *values, _packed(point.figures)])
     db.executemany(f"insert into points (series, level, {STORED}) values (?, 0, {MARKS})", rows)
     for peer in touched:
         _merge(db, series[peer], LEVEL_POINTS if peer == EVERYBODY else MEMBER_LEVEL_POINTS)
     if len(series) > SERIES_MAX:
         _forget(db, len(series) - SERIES_MAX)
-    return refused
-
-
-def _figure_ids(
-    db: sqlite3.Connection, points: Sequence[Point | MemberPoint]
-) -> tuple[dict[str, int], list[str]]:
-    """Return the ids of the figures that are stored, and the names of those that are not.
-
-    A new name takes the place of the oldest one that is logged no more.
-    """
-    ids = dict(db.execute("select name, id from figures order by id"))
-    logged = dict.fromkeys(name for point in points for name in point.figures)
-    refused = []
-    for name in logged:
-        if name in ids:
-            continue
-        unused = next((each for each in ids if each not in logged), None)
-        if not 1 <= len(name) <= FIGURE_NAME_CHARS_MAX or (
-            len(ids) >= FIGURES_MAX and unused is None
-        ):
-            refused.append(name)
-            continue
-        if len(ids) >= FIGURES_MAX and unused is not None:
-            db.execute("delete from figures where id = ?", [ids.pop(unused)])
-        ids[name] = db.execute("insert into figures (name) values (?)", [name]).lastrowid or 0
-    return ids, refused
 
 
 def _storable(value: object) -> object:
@@ -208,7 +194,7 @@ def _storable(value: object) -> object:
     return max(-COUNT_MAX, min(value, COUNT_MAX)) if isinstance(value, int) else value
 
 
-def _packed(figures: Mapping[Any, float]) -> str | None:
+def _packed(figures: Mapping[str, float]) -> str | None:
     finite = {k: float(f"{v:.{FIGURE_DIGITS}g}") for k, v in figures.items() if math.isfinite(v)}
     return json.dumps(finite, separators=(",", ":")) if finite else None
 
@@ -279,8 +265,10 @@ def losses(db: sqlite3.Connection) -> tuple[float | None, float | None]:
 
 
 def figure_names(db: sqlite3.Connection) -> list[str]:
-    """Return the names of the stored figures, in the order in which they were first logged."""
-    return [name for (name,) in db.execute("select name from figures order by id")]
+    """Return the names of the members' figures, those of the most members first."""
+    rows = db.execute("select figures from series where peer != ? order by id", [EVERYBODY])
+    counts = Counter(name for (names,) in rows for name in json.loads(names))
+    return [name for name, _count in counts.most_common()]
 
 
 def find_member(db: sqlite3.Connection, member: str) -> tuple[str, str] | None:
@@ -323,14 +311,9 @@ def rows_of(
         values = [*span, first_at, width]
     rows = db.execute(query, values).fetchall()
     if "figures" in columns:
-        place, names = columns.index("figures"), dict(db.execute("select id, name from figures"))
-        rows = [(*row[:place], _named(row[place], names), *row[place + 1 :]) for row in rows]
+        place = columns.index("figures")
+        rows = [(*row[:place], json.loads(row[place] or "{}"), *row[place + 1 :]) for row in rows]
     return list(_with_gaps(rows))
-
-
-def _named(packed: str | None, names: Mapping[int, str]) -> Mapping[str, float]:
-    figures = json.loads(packed or "{}")
-    return {names[int(key)]: value for key, value in figures.items() if int(key) in names}
 
 
 def _with_gaps(rows: list[Row]) -> Iterator[Row]:
@@ -360,9 +343,9 @@ def lines(
     Args:
       of: one of ``LINE_COLUMNS``, or with ``figure`` the name of a figure.
     """
+    where = "figures != '[]'" if figure else "has_loss or peer = ?"
     known = db.execute(
-        f"select peer, name from series where {'has_figures' if figure else 'has_loss or peer = ?'} "
-        "order by peer != ?, last_at desc, name",
+        f"select peer, name from series where {where} order by peer != ?, last_at desc, name",
         [EVERYBODY] if figure else [EVERYBODY, EVERYBODY],
     ).fetchall()
     found: list[Line] = []

@@ -28,7 +28,7 @@ from .curves import COLUMNS, EVERYBODY, MEMBER_COLUMNS, Line, MemberPoint, Point
 log = logging.getLogger("holdfast.master")
 
 HISTORY_FILE = "history.db"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ROUNDS_MAX = 10_000
 ROUNDS_BYTES_MAX = 128 * 2**20  # of compressed rows; fewer than ROUNDS_MAX with 1,000 members
 EVENTS_MAX = 20_000
@@ -69,7 +69,6 @@ class MetricsStore:
         self._warn = warn
         self._lock = threading.Lock()
         self._fault = ""
-        self._refused: set[str] = set()  # names of figures that are not stored
         self._db = self._open()
 
     # ------------------------------------------------------------ the file
@@ -178,22 +177,11 @@ class MetricsStore:
             if events:
                 oldest = events[-1].id - EVENTS_MAX
                 self._db.execute("delete from events where id <= ?", [oldest])
-            self._warn_refused(curves.write_points(self._db, points, members))
+            curves.write_points(self._db, points, members)
             # Not before: after a failed transaction the old sums hold.
             self._rounds = count, size_bytes
             return True
         return False
-
-    def _warn_refused(self, names: Sequence[str]) -> None:
-        """Warn once of each figure that is not stored, and of no more than there may be figures."""
-        for name in names:
-            if name not in self._refused and len(self._refused) < curves.FIGURES_MAX:
-                self._refused.add(name)
-                self._warn(
-                    f"the figure {name[: curves.FIGURE_NAME_CHARS_MAX]!r} of run.log is not stored: "
-                    f"a run has at most {curves.FIGURES_MAX}, with names of 1 to "
-                    f"{curves.FIGURE_NAME_CHARS_MAX} characters"
-                )
 
     def _forget_rounds(self) -> tuple[int, int]:
         """Delete the oldest rounds; return the count and bytes left.

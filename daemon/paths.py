@@ -87,7 +87,8 @@ def make_private(directory: Path) -> Path:
         found = directory.stat()
     except OSError as error:
         raise _unusable(directory, error) from error
-    foreign = os.geteuid() != 0 and found.st_uid not in (os.geteuid(), 0)
+    shared = directory.parent.stat().st_mode & stat.S_ISVTX  # as /tmp; elsewhere root may serve
+    foreign = (os.geteuid() != 0 or shared) and found.st_uid not in (os.geteuid(), 0)
     if foreign or found.st_mode & stat.S_IWOTH:
         raise UserError(
             f"other users of this machine can write into {directory}",
@@ -148,7 +149,8 @@ def locked(directory: Path) -> Iterator[None]:
       UserError: another process holds it.
     """
     try:
-        descriptor = os.open(make_private(directory) / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        path = make_private(directory) / LOCK_FILE
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise _unusable(directory, error) from error
     try:
@@ -174,7 +176,9 @@ def socket_folder() -> Iterator[Path]:
     """Make a temporary folder, because a socket's path must be short; remove those of killed daemons."""
     for old in Path(tempfile.gettempdir()).glob(f"{SOCKET_FOLDER}*"):
         with contextlib.suppress(OSError, UserError):
-            if not old.is_symlink() and time.time() - old.stat().st_mtime > FRESH_S:
+            found = old.lstat()
+            own = found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)
+            if own and time.time() - found.st_mtime > FRESH_S:
                 with locked(old):
                     shutil.rmtree(old, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER))

@@ -13,8 +13,8 @@ from .errors import UserError
 HOST_CHARS_MAX = 255  # the longest name that DNS can carry
 PORT_MAX = 65_535
 
-# Nobody outside can dial these: of private networks, and of a carrier's own translation (RFC 6598). Python's
-# ``is_private`` counts networks of documentation, too, in which this project's laboratory lies.
+# Nobody outside can dial these: of private networks, of a carrier's own translation (RFC 6598), of groups, and all of
+# IPv6 but 2000::/3. Python's ``is_global`` excludes networks of documentation, too, in which this project's laboratory lies.
 NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,
@@ -26,9 +26,10 @@ NOT_PUBLIC = tuple(
             "169.254.0.0/16",
             "172.16.0.0/12",
             "192.168.0.0/16",
-            "::/127",
-            "fc00::/7",
-            "fe80::/10",
+            "224.0.0.0/3",
+            "::/3",
+            "4000::/2",
+            "8000::/1",
         ),
     )
 )
@@ -120,9 +121,9 @@ def host_of(remote_address: str) -> str:
 def is_public(host: str) -> bool:
     """Return whether an IP address can be one that machines everywhere dial."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return not any(
+    return "%" not in host and not any(
         address in network for network in NOT_PUBLIC if network.version == address.version
     )

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -45,7 +46,8 @@ from .network.interface import Network
 from .network.stream import MessageStream, receive_exactly
 from .trust.invite import Invite
 
-CHECKS_MAX = 4  # at a time; a further newcomer is told to try again
+CHECKS_MAX = 16  # at a time; a further newcomer is told to try again
+CHECKS_PER_INVITE_MAX = 4
 DIAL_BACK_S = 5.0  # limit for the nonce to come back; a negative answer always takes this long
 CHECKED_PORTS_MAX = 2  # ports dialled per newcomer: it listens on one, or two are forwarded to it
 JUNK_BYTES_FIRST = 64 * 2**10  # each way; then four times as much
@@ -153,7 +155,7 @@ class Checkups:
         self._network = network
         self._look_at_token = look_at_token
         self._needs = needs
-        self._count = 0
+        self._running: Counter[str] = Counter()  # by token
 
     async def answer(self, messages: MessageStream, request: CheckRequest, host: str) -> None:
         """Check the newcomer's machine and answer it.
@@ -161,12 +163,13 @@ class Checkups:
         Raises:
           Refusal: the token is not valid, or too many checks run; and what ``MessageStream`` raises.
         """
-        await self._look_at_token(request.token)
-        if self._count >= CHECKS_MAX:
+        token, running = request.token, self._running
+        await self._look_at_token(token)
+        if running.total() >= CHECKS_MAX or running[token] >= CHECKS_PER_INVITE_MAX:
             raise Refusal(
                 RefusalCode.BUSY, "the master is checking other machines; try again in a minute"
             )
-        self._count += 1
+        running[token] += 1
         try:
             faults = await self._reachability(request, host)
             await messages.send(evolve(self._needs(), now_s=time.time(), host=host, faults=faults))
@@ -176,7 +179,7 @@ class Checkups:
                 await _send_junk(messages, size_bytes)
                 size_bytes *= 4
         finally:
-            self._count -= 1
+            running -= Counter([token])
 
     async def _reachability(self, request: CheckRequest, host: str) -> tuple[str, ...]:
         """Return for each address the reason why its port at ``host`` is not reached, or an empty text."""

@@ -28,7 +28,7 @@ VERSION_MIN = 8  # the oldest protocol version that is accepted; 8 tells members
 VERSION_MAX = 8  # the newest protocol version
 
 MASTERS_MAX = 16  # addresses of a run's master: as many as an invite has room for
-NAME_CHARS_MAX = 64  # in a peer's name, so that tables and logs stay readable
+NAME_CHARS_MAX = 64  # in the name of a peer or of a figure, so that tables and logs stay readable
 WORD_CHARS_MAX = 64  # in the name of a dtype, a codec, a phase or a metric
 NORM_SUMS_BYTES = 12  # three float32 for each contributor in ``Reduced.norm_sums``
 MEMBERS_MAX = 512  # members of a run: each keeps a link to every other one
@@ -83,7 +83,7 @@ def _finite(_instance: object, attribute: attrs.Attribute[Any], value: float) ->
 def _metrics(instance: object, attribute: Any, value: dict[str, float]) -> None:
     max_len(METRICS_MAX)(instance, attribute, value)  # type: ignore[arg-type]
     for name in value:
-        _text(instance, attribute, name)
+        _name(instance, attribute, name)
 
 
 def _toml_text(_instance: object, attribute: Any, value: str) -> None:

@@ -16,7 +16,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ from ...membership.master.status.round_rows import (
     uncommitted_round,
 )
 from ...protocol.errors import HoldfastError
-from ..curves import COLUMNS, EVERYBODY, MemberPoint, Point
+from ..curves import COLUMNS, EVERYBODY, MemberPoint, Point, mean_figures
 from ..metrics_store import HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent
 from ..sampling import Sampler
 from ..status_records import Ending
@@ -332,8 +332,8 @@ class RunRecorder:
         training = {member.peer for member in self._service.coordinator.scheduler.contributors()}
         rows = [row if row.peer in training else attrs.evolve(row, loss=None) for row in rows]
         means = {
-            **_means(row.figures for row in rows if row.peer not in training),
-            **_means(row.figures for row in rows if row.peer in training),
+            **mean_figures(row.figures for row in rows if row.peer not in training),
+            **mean_figures(row.figures for row in rows if row.peer in training),
         }
         logging_members = [row.peer for row in rows if row.figures][:FIGURE_MEMBERS_MAX]
         rows = [
@@ -382,16 +382,6 @@ def _flat(last: Point, now: float) -> Iterable[Point]:
     idle_s = now - POINT_S - last.at
     count = min(FLAT_POINTS, int(idle_s / POINT_S))
     return [attrs.evolve(last, at=last.at + idle_s * part / count) for part in range(1, count + 1)]
-
-
-def _means(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each figure over the members that log it."""
-    values: dict[str, list[float]] = {}
-    for each in figures:
-        for name, value in each.items():
-            if math.isfinite(value):
-                values.setdefault(name, []).append(value)
-    return {name: sum(every) / len(every) for name, every in values.items()}
 
 
 def point_row(point: Point) -> Json:

@@ -37,8 +37,10 @@ def find_gateways(bound: Sequence[Address]) -> list[list[Gateway]]:
             continue
         own = Address(host, address.port)
         if family == socket.AF_INET and not is_public(host):
-            asked: list[Gateway] = [PcpGateway(router, own) for router in routers(family)]
-            found.append([*asked, UpnpGateway(own)])
+            asked: list[Gateway] = []
+            for router in routers(family):
+                asked += [PcpGateway(router, own), UpnpGateway(router, own)]
+            found.append(asked)
         elif family == socket.AF_INET6 and is_public(host):
             found.append([PcpGateway(router, own) for router in routers(family)])
     return [gateways for gateways in found if gateways]

@@ -78,6 +78,8 @@ class PcpGateway(Gateway):
     def _note(self, answer: MapAnswer, protocol: str) -> PortMapping:
         self._given = Address(answer.host, answer.port)
         check_public(answer.host)
+        if not answer.port:
+            raise MappingError(f"the router {self._router} gives no port")
         return PortMapping(self._given, answer.lifetime_s, protocol)
 
     async def _ask_pcp(self, lifetime_s: int) -> MapAnswer:

@@ -146,8 +146,8 @@ def _action_route(name: str, action: Action, token: str) -> Route:
         if (refusal := _unauthorised(request, token)) is not None:
             return refusal
         body = await _body(request)
-        if body is None:
-            return answer({"error": "the body must be a small JSON object"}, 400)
+        if isinstance(body, Response):
+            return body
         try:
             return answer(await action(body))
         except UserError as error:
@@ -158,17 +158,19 @@ def _action_route(name: str, action: Action, token: str) -> Route:
     return Route(f"/api/{name}", handle, methods=["POST"])
 
 
-async def _body(request: Request) -> Json | None:
+async def _body(request: Request) -> Json | Response:
+    """Return the body of an action, or the answer to a body that is none."""
     raw = b""
     async with aclosing(request.stream()) as stream:
         async for part in stream:
             raw += part
             if len(raw) > BODY_BYTES_MAX:
-                return None
+                return answer({"error": f"the body has more than {BODY_BYTES_MAX:,} bytes"}, 413)
     if not raw:
         return {}
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):  # RecursionError: deep nesting
-        return None
-    return value if isinstance(value, dict) else None
+        value = None
+    no_object = answer({"error": "the body must be a JSON object"}, 400)
+    return value if isinstance(value, dict) else no_object

@@ -30,6 +30,7 @@ DESCRIPTORS_KEPT = 32  # the last free descriptors, which HTTP never takes
 # Longer than clients keep an idle connection, or it would be closed while a request is on its way.
 KEEP_ALIVE_S = 75.0
 SEND_S = 30.0  # a client that reads nothing for this long is disconnected
+LINGER_S = 5.0  # after the last answer, for the client to send the rest of its request
 SEND_BYTES = 65_536  # of an answer at a time, so that a slow client is seen to read
 
 _log = logging.getLogger("holdfast.http")
@@ -62,6 +63,8 @@ class _Connection:
         self.requests = 0
         self.idle_since = trio.current_time()
         self._stream = stream
+        self._reader: trio.lowlevel.Task | None = None
+        self._answered = False  # for the last time; what still comes is discarded
 
     def app(self, app: ASGIApp) -> ASGIApp:
         """Wrap the application to count this connection's requests."""
@@ -84,8 +87,13 @@ class _Connection:
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         received: bytes | bytearray = b""
+        self._reader = trio.lowlevel.current_task()
         try:
             received = await self._stream.receive_some(max_bytes)
+            if self._answered:
+                received = b""
+                while await self._stream.receive_some():
+                    pass
         finally:
             if not received:
                 await self.context.terminated.set()
@@ -103,7 +111,14 @@ class _Connection:
             left = left[SEND_BYTES:]
 
     async def send_eof(self) -> None:
+        """End the answer, and let the client end its request: a close before would be a reset."""
         await self._stream.send_eof()
+        self._answered = True
+        with trio.move_on_after(LINGER_S):
+            if trio.lowlevel.current_task() is self._reader:
+                await self.receive_some()
+            else:
+                await self.context.terminated.wait()
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -277,11 +277,11 @@ def test_quiet_steps_make_no_system_call_and_the_mailbox_alone_wakes_them(
 def test_figures_reach_the_dashboard_without_those_that_are_not_finite() -> None:
     def script(daemon: FakeDaemon) -> None:
         daemon.start()
-        assert daemon.hear(Metrics) == Metrics(1, {"validation_loss": 2.0})
+        assert daemon.hear(Metrics) == Metrics(1, {"n" * 64: 2.0})
 
     with talking(script) as path, attach(line(), socket_path=path) as run:
         run.step()
-        run.log(validation_loss=np.float32(2.0), gradient=float("inf"))
+        run.log(**{"n" * 65: np.float32(2.0)}, gradient=float("inf"))
         with pytest.raises(ValueError, match="at most 32"):
             run.log(**{f"figure_{number}": 0.0 for number in range(33)})
 

@@ -90,17 +90,21 @@ async def an_app() -> AsyncIterator[App]:
 
 @pytest.mark.real_time
 @pytest.mark.parametrize(
-    "said", [b"", b"GET / HT", ASK, ASK + ASK, b"\x00" * 64, b"PRI * HTTP/2.0"]
+    "said", [b"", b"GET / HT", ASK, ASK + ASK, b"\x00" * 64, b"PRI * HTTP/2.0", b"NO\r\n\r\n"]
 )
 @pytest.mark.parametrize("resets", [False, True])
-async def test_a_client_that_has_gone_holds_no_descriptor(said: bytes, resets: bool) -> None:
+async def test_a_client_that_has_gone_holds_no_descriptor(
+    said: bytes, resets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINGER_S", 1_000.0)
     async with an_app() as app:
         before = descriptors()
         for _ in range(20):
             stream = await app.dial()
             await stream.send_all(said)
-            if said.startswith(ASK):
+            if said.endswith(b"\r\n\r\n"):
                 await stream.receive_some(1)
+                await trio.testing.wait_all_tasks_blocked(POLL_S)
             if resets:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             await stream.aclose()

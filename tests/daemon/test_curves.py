@@ -9,7 +9,7 @@ import pytest
 from holdfast.daemon import curves as module
 from holdfast.daemon.curves import EVERYBODY, MemberPoint, Point, member_columns
 from holdfast.daemon.sampling import UTILISATION_S, Sampler
-from holdfast.protocol.messages import COUNT_MAX, Progress
+from holdfast.protocol.messages import COUNT_MAX, METRICS_MAX, Progress
 from tests.daemon.kept_history import Kept, kept
 
 __all__ = ["kept"]
@@ -123,27 +123,21 @@ def test_only_so_many_members_are_kept(kept: Kept, monkeypatch: pytest.MonkeyPat
     assert columns(kept, EVERYBODY)["step"] == [0]
 
 
-def test_a_run_has_so_many_figures_and_new_ones_replace_those_of_old(
+def test_one_members_new_names_take_the_place_of_its_own(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FIGURES_MAX", 2)
-
-    def log(at: float, **figures: float) -> None:
-        kept.history.write(members=[point(at, figures=figures)])
-
-    log(0, first=1.0, second=2.0)
-    log(1, first=1.0, second=2.0, third=3.0)
-    log(2, first=1.0, second=2.0, third=3.0)
-    assert kept.history.figures() == ["first", "second"]
-    (warning,) = kept.warnings
-    assert "'third' of run.log is not stored: a run has at most 2" in warning
-    log(3, second=2.0, third=3.0)  # first is logged no more
-    assert kept.history.figures() == ["second", "third"]
-    _columns, figures = member_columns(kept.history.member_points(ALDER, 10, None, None))
-    assert figures == {"second": [2.0] * 4, "third": [None] * 3 + [3.0]}
-    long = "x" * (module.FIGURE_NAME_CHARS_MAX + 1)
-    log(4, **{long: 1.0, "": 2.0})
-    assert kept.history.figures() == ["second", "third"]
+    monkeypatch.setattr(module, "LEVEL_POINTS", 32)
+    kept.history.write(members=[point(0, BIRCH, figures={"once": 1.0})])
+    for at in range(1, 100):
+        many = {f"{at} {number}": 1.0 for number in range(METRICS_MAX)}
+        means = module.mean_figures([many, {"accuracy": 0.5}])
+        members = [point(at, figures=many), point(at, BIRCH, figures={"accuracy": 0.5})]
+        kept.history.write([Point(BEGAN_AT + at, figures=means)], members=members)
+    names = kept.history.figures()
+    assert names[:2] == ["once", "accuracy"]
+    assert len(names) == 2 + module.FIGURES_MAX
+    mean, birch = kept.history.lines("accuracy", 1_000, None, None, figure=True)[0]
+    assert (set(mean.value), set(birch.value)) == ({0.5}, {0.5})
 
 
 def test_lines_are_the_mean_and_the_members_seen_last(
@@ -186,7 +180,7 @@ def test_the_first_and_last_loss_are_found(kept: Kept) -> None:
 def test_a_history_without_these_tables_gets_them(tmp_path: Path) -> None:
     """As a file that was written before members had curves."""
     kept = Kept(tmp_path)
-    for table in ("series", "points", "figures"):
+    for table in ("series", "points"):
         kept.history._db.execute(f"drop table {table}")
     kept.reopen()
     assert kept.history.write(members=[point(1)])

@@ -31,6 +31,7 @@ from holdfast.daemon.paths import (
 )
 from holdfast.protocol.durable_files import write_private
 from holdfast.protocol.errors import UserError
+from tests import needs
 
 FINGERPRINT = "5" * 64
 
@@ -73,6 +74,26 @@ def test_a_killed_daemons_socket_folder_is_removed(
         with socket_folder() as other:
             assert set(tmp_path.iterdir()) == {used, other, starting}
     assert list(tmp_path.iterdir()) == [starting]
+
+
+@needs.needed(needs.root("only root gives folders to another user"))
+def test_folders_of_another_user_in_a_shared_place_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    theirs, target = tmp_path / f"{SOCKET_FOLDER}theirs", tmp_path / "nologin"
+    theirs.mkdir(0o700)
+    (theirs / "lock").symlink_to(target)
+    os.chown(theirs, 4711, 4711)
+    os.utime(theirs, (0, 0))
+    with socket_folder():
+        assert theirs.exists()
+    with pytest.raises(UserError, match="cannot use"), locked(theirs):
+        pass
+    tmp_path.chmod(0o1777)
+    with pytest.raises(UserError, match="other users of this machine can write"), locked(theirs):
+        pass
+    assert not target.exists(), "what their link names is not made"
 
 
 def test_the_data_home_follows_the_environment(

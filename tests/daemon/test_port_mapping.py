@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 import trio
+from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.daemon.port_mapping import gateway_search, port_mapper
+from holdfast.daemon.port_mapping import gateway_search, port_mapper, upnp_gateway
 from holdfast.daemon.port_mapping.gateway import Gateway, MappingError, PortMapping
 from holdfast.daemon.port_mapping.pcp_gateway import LIFETIME_S, WAITS_S, PcpGateway
 from holdfast.daemon.port_mapping.pcp_messages import (
@@ -139,21 +141,11 @@ def test_no_datagram_does_more_than_refuse(data: bytes) -> None:
             assert isinstance(read(), MapAnswer | None)
 
 
-@pytest.mark.parametrize(
-    ("host", "public"),
-    [
-        ("8.8.8.8", True),
-        ("203.0.113.9", True),
-        ("100.64.3.2", False),
-        ("192.168.0.1", False),
-        ("2a00::1", True),
-        ("fe80::1%eth0", False),
-        ("fd00::1", False),
-        ("home.example.org", False),
-    ],
-)
-def test_addresses_that_everybody_can_dial_are_told_apart(host: str, public: bool) -> None:
-    assert is_public(host) == public
+def test_addresses_that_everybody_can_dial_are_told_apart() -> None:
+    assert all(map(is_public, ("8.8.8.8", "203.0.113.9", "2a00::1")))
+    others = ["100.64.3.2", "192.168.0.1", "8.8.8.8%\x1b[2J", "239.255.255.250", "255.255.255.255"]
+    others += ["fe80::1%eth0", "fd00::1", "2a00::1%eth0", "ff02::1", "::ffff:192.168.0.1", "a.com"]
+    assert not [host for host in others if is_public(host)]
 
 
 # ---------------------------------------------------------------- one router, over UDP
@@ -237,12 +229,19 @@ async def test_a_router_that_refuses_or_is_no_such_router_is_said_to() -> None:
 
 
 @pytest.mark.real_time
-async def test_a_router_behind_another_one_is_of_no_use() -> None:
-    def carrier(request: bytes) -> bytes:
-        return grants(request)[:-4] + bytes([100, 64, 3, 2])
+@pytest.mark.parametrize(
+    ("at", "mapped", "why"),
+    [(56, bytes([100, 64, 3, 2]), r"100\.64\.3\.2 is not public"), (42, bytes(2), "no port")],
+)
+async def test_a_mapping_that_nobody_can_dial_is_of_no_use(
+    at: int, mapped: bytes, why: str
+) -> None:
+    def careless(request: bytes) -> bytes:
+        answer = grants(request)
+        return answer[:at] + mapped + answer[at + len(mapped) :]
 
-    async with a_router(carrier) as (port, _heard):
-        with pytest.raises(MappingError, match=r"100\.64\.3\.2 is not public"):
+    async with a_router(careless) as (port, _heard):
+        with pytest.raises(MappingError, match=why):
             await gateway(port).map()
 
 
@@ -252,6 +251,90 @@ async def test_a_silent_router_is_given_up() -> None:
         with pytest.raises(MappingError, match="answers neither"):
             await gateway(port).map()
         assert len(heard) == len(WAITS_S)
+
+
+# ---------------------------------------------------------------- one router, by UPnP
+
+
+@frozen
+class Home:
+    """A router that has mapped the wanted port already, and maps others for ever; or what poses as one."""
+
+    location: str = "http://127.0.0.1:{}/root.xml"
+    control: str = "/control"
+    outside: str = GIVEN.host
+    endless: bytes = b""
+
+    def reply(self, request: str) -> Iterable[bytes]:
+        kind = "<serviceType>urn:schemas-upnp-org:service:WANIPConnection:1</serviceType>"
+        answer = f"{kind}<SCPDURL>/x.xml</SCPDURL><controlURL>{self.control}</controlURL>"
+        if "GetExternalIPAddress" in request:
+            answer = f"<NewExternalIPAddress>{self.outside}</NewExternalIPAddress>"
+        elif "u:AddPortMapping" in request:
+            ever, taken = "Duration>0<" in request, f"ExternalPort>{OWN.port}<" in request
+            error = f"<errorCode>{718 if ever else 725}</errorCode>"
+            answer = error if taken or not ever else "<u:AddPortMappingResponse>"
+        return itertools.repeat(self.endless) if self.endless else [answer.encode()]
+
+
+@asynccontextmanager
+async def upnp(
+    home: Home, monkeypatch: pytest.MonkeyPatch, router: str = "127.0.0.1"
+) -> AsyncIterator[tuple[upnp_gateway.UpnpGateway, list[str]]]:
+    """Yield a gateway at a router, and what it asks for over HTTP."""
+    heard: list[str] = []
+
+    async def serve(stream: trio.SocketStream) -> None:
+        heard.append(bytes(await stream.receive_some()).decode())
+        with suppress(trio.BrokenResourceError):
+            for part in home.reply(heard[-1]):
+                await stream.send_all(part)
+                await trio.sleep(0.001)
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    found = f"Location: {home.location}\r\n".format(listener.socket.getsockname()[1]).encode()
+    async with background() as nursery, a_router(lambda _: found) as (port, _searches):
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        monkeypatch.setattr(upnp_gateway, "SEARCHED", ("127.0.0.1", port))
+        yield upnp_gateway.UpnpGateway(router, Address("127.0.0.1", OWN.port)), heard
+
+
+@pytest.mark.real_time
+async def test_a_port_is_mapped_by_upnp_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with upnp(Home(), monkeypatch) as (router, heard):
+        mapping = PortMapping(Address(GIVEN.host, OWN.port + 1), upnp_gateway.FOREVER_S, "UPnP")
+        assert await router.map() == mapping
+        heard.clear()
+        assert await router.map() == mapping
+        await router.unmap()
+        calls = ("GetExternalIPAddress", "AddPortMapping", "DeletePortMapping")
+        for call, text in zip(calls, heard, strict=True):  # renewed without a search
+            assert f'WANIPConnection:1#{call}"' in text
+            assert "IPAddress" in call or f"<NewExternalPort>{OWN.port + 1}<" in text
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("home", "router", "why"),
+    [
+        (Home("http://127.0.0.2:{}/"), "127.0.0.1", "names another machine"),
+        (Home("http://127.0.0.1:99999/"), "127.0.0.1", "does not answer"),
+        (Home(), "127.0.0.2", "does not answer"),
+        (Home(control="http://127.0.0.2/"), "127.0.0.1", "names another machine"),
+        (Home(outside="8.8.8.8%\x1b[2J"), "127.0.0.1", "is not public"),
+        (Home(outside="10.0.0.1"), "127.0.0.1", r"10\.0\.0\.1 is not public"),
+        (Home(endless=b" " * 65_536), "127.0.0.1", "maps no ports"),
+        (Home(endless=b" "), "127.0.0.1", "maps no ports"),
+    ],
+)
+async def test_a_hostile_machine_of_the_network_gets_nothing(
+    home: Home, router: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upnp_gateway, "WAITS_S", (0.1 if router == "127.0.0.2" else 1_000.0,))
+    monkeypatch.setattr(upnp_gateway, "ANSWER_S", 0.1 if home.endless == b" " else 1_000.0)
+    async with upnp(home, monkeypatch, router) as (gateway, _heard):
+        with pytest.raises(MappingError, match=why):
+            await gateway.map()
 
 
 # ---------------------------------------------------------------- which routers
@@ -280,7 +363,8 @@ def test_the_next_hop_is_read_from_linux_own_table(
     assert gateway_search.routers(socket.AF_INET) == []
 
 
-def test_nobody_is_asked_for_a_loopback_or_a_public_address() -> None:
+def test_nobody_is_asked_for_a_loopback_or_public_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_search, "routers", lambda _family: ["192.168.7.1"])
     for host in ("127.0.0.1", "::1", "203.0.113.9"):
         assert gateway_search.find_gateways([Address(host, 1)]) == []
     (asked,) = gateway_search.find_gateways([Address("192.168.7.7", 1)])

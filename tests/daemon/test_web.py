@@ -9,8 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+import trio
 
 from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.web import connections
 from holdfast.daemon.web.app import BODY_BYTES_MAX, HEADERS, Json, make_app, read_route
 from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.daemon.web.page_files import PAGES, PageFiles
@@ -19,6 +21,7 @@ from holdfast.protocol.errors import UserError
 from tests.background import background
 
 TOKEN = "the-token"
+LARGE_BYTES = 20_000_000  # more than the kernel holds
 PADDING_BYTES = BODY_BYTES_MAX - len(b'{"a": ""}')
 AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
 
@@ -149,7 +152,8 @@ async def test_other_paths_and_methods(method: str, path: str, status: int) -> N
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-async def test_it_serves_at_the_url_it_gives(host: str) -> None:
+async def test_it_serves_at_the_url_it_gives(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGER_S", 1_000.0)
     listener, url = bind_http(Address(host, 0))
     things = Things()
     async with background() as nursery:
@@ -164,10 +168,21 @@ async def test_it_serves_at_the_url_it_gives(host: str) -> None:
             assert response.status_code == 200
             over = fits + b" "
             response = await client.post(f"{url}/api/note", content=over, headers=AUTHORISED)
-            assert response.status_code == 400
+            assert response.status_code == 413
             assert len(things.done) == 1
+            for token, status in ((TOKEN, b"413"), ("another", b"401")):
+                assert (await _send_first(url, token)).split()[1] == status
     with pytest.raises(OSError, match="refused"), socket.create_connection(_place(url)):
         pass
+
+
+async def _send_first(url: str, token: str) -> bytes:
+    """Return the answer to a client that reads nothing before it has sent a large body."""
+    head = f"POST /api/note HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n"
+    async with await trio.open_tcp_stream(*_place(url)) as stream:
+        await stream.send_all(f"{head}content-length: {LARGE_BYTES}\r\n\r\n".encode())
+        await stream.send_all(bytes(LARGE_BYTES))
+        return bytes(await stream.receive_some())
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

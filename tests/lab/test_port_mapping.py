@@ -26,7 +26,7 @@ from holdfast.protocol.addresses import Address
 def gateway(protocol, host, router):
     own = Address(host, 29701)
     if protocol == "UPnP":
-        return UpnpGateway(own)
+        return UpnpGateway(router, own)
     asked = PcpGateway(router, own)
     asked._is_old = protocol == "NAT-PMP"
     return asked

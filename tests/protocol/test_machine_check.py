@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from holdfast.protocol.addresses import Address
+from holdfast.protocol.enrolment import Refusal
 from holdfast.protocol.machine_check import CHECKED_PORTS_MAX, DIAL_BACK_S, Checkups
 from holdfast.protocol.messages import CheckAnswer, CheckRequest
 from holdfast.protocol.network.stream import MessageStream
@@ -98,3 +99,23 @@ async def test_the_answer_does_not_depend_on_what_listens_there_instead(
     (fault,) = await ask(FakeNetwork(lambda _address: there), ("a:25",))
     assert fault == f"this machine did not answer at {HOST}:25"
     assert trio.current_time() - began_s == DIAL_BACK_S
+
+
+async def test_one_invite_does_not_keep_the_others_out() -> None:
+    network: Any = FakeNetwork(lambda _address: None)
+    checkups = Checkups(network, lambda _token: looked_at(), lambda: NEEDS)
+    busy: list[str] = []
+
+    async def check(token: str) -> None:
+        ours, _theirs = (MessageStream(stream) for stream in trio.testing.memory_stream_pair())
+        try:
+            await checkups.answer(ours, CheckRequest(token, ("a:1",), NONCE), HOST)
+        except Refusal:
+            busy.append(token)
+
+    for tokens in (["greedy"] * 6 + ["modest"], ["greedy"] * 5):  # the second: after the first
+        async with background() as nursery:
+            for token in tokens:
+                nursery.start_soon(check, token)
+            await trio.testing.wait_all_tasks_blocked()
+    assert busy == ["greedy"] * 3

@@ -237,6 +237,7 @@ def _refused_or_message(frame: bytes) -> None:
         ({"metrics": {"a": -math.inf}}, "Progress.metrics['a']: -inf is not finite"),
         ({"metrics": {b"a": 1.0}}, "bytes instead of str"),
         ({"metrics": {"a" * 1_001: 1.0}}, "a key of 1001 characters"),
+        ({"metrics": {"a" * 65: 1.0}}, "'metrics' must be <= 64"),
         ({"metrics": {str(n): 0.0 for n in range(33)}}, "'metrics' must be <= 32"),
         ({"unheard_of": 1}, "Progress.unheard_of: unknown field"),
     ],
