@@ -1099,11 +1099,15 @@ class Finish(Message):
 
 @frozen
 class TermClaim(Message):
-    """Both sides, once: the term of the run that this master serves. The lower term gives way."""
+    """Both sides, once: the term of the run that this master serves. The lower term gives way.
+
+    Of two starts of one term that with fewer followers does.
+    """
 
     run_id: str = field(validator=_run_id)
     term: int = field(validator=_count)
     nonce: bytes = field(validator=_nonce)
+    followers: int = field(validator=_count)  # members that have attached in this term
 
 
 # ---------------------------------------------------------------- peer <-> peer (a link's control stream)
