@@ -1099,10 +1099,7 @@ class Finish(Message):
 
 @frozen
 class TermClaim(Message):
-    """Both sides, once: the term of the run that this master serves. The lower term gives way.
-
-    Of two starts of one term that with fewer followers does.
-    """
+    """Both sides, once: a master's term. The lower one gives way, of one term the start less followed."""
 
     run_id: str = field(validator=_run_id)
     term: int = field(validator=_count)

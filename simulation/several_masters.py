@@ -162,5 +162,4 @@ class _SimulatedLeader:
         self.service.decide(partial(self.service.coordinator.know_masters, (own, *addresses)))
 
     def whereabouts(self) -> tuple[Sequence[str], str] | None:
-        bound = self.service.bound
-        return (list(map(str, bound)), "") if bound else None
+        return ([str(each) for each in self.service.bound], "") if self.service.bound else None

@@ -240,6 +240,13 @@ def _shared(
     options: MasterOptions, spec: RunSpec, url: str, key_file: Path | None, shown: Screen
 ) -> Callable[[], Any]:
     """Return the work of a master whose journal is in a database; raise UserError if it cannot be used."""
+    from ...membership.spec.spec import has_password
+
+    if has_password(url):
+        raise click.UsageError(
+            "--journal must not contain the password, which the list of processes would show: put it into "
+            "~/.pgpass or the variable PGPASSWORD"
+        )
     try:
         from ..master.journal.shared_journal import SharedOptions
         from ..master.standby import SharedMaster

@@ -42,6 +42,8 @@ from .standby_pages import standby_routes
 HOLDER_BYTES = 4
 CHECK_URL = "; check the address, the user and the password (PGPASSWORD, or ~/.pgpass)"
 log = logging.getLogger("holdfast.master")
+# For the lease. CLOCK_MONOTONIC of Linux stands still while the machine sleeps.
+CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 T = TypeVar("T")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -66,14 +68,12 @@ class SharedMaster:
         self._screen = screen
         # One connection for the lease, another for the journal: no record delays a renewal.
         self._leases = LeadersDatabase(shared, options.state)
-        known_ports = all(each.port for each in options.listen)
         self._leadership = Leadership(
             self._leases,
             f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(HOLDER_BYTES)}",
             shared.lease_s,
             call=_in_thread,
-            clock=time.monotonic,
-            addresses=dialable(options.listen, options.advertise) if known_ports else (),
+            clock=partial(time.clock_gettime, CLOCK),
         )
 
     async def run(self) -> None:
@@ -120,6 +120,9 @@ class SharedMaster:
 
         def looked() -> None:
             nonlocal told
+            listen = self._options.listen
+            if all(each.port for each in listen):  # the machine may have an address only by now
+                self._leadership.addresses = dialable(listen, self._options.advertise)
             state = self._why_unready()
             if state != told:
                 told = state
