@@ -1099,11 +1099,12 @@ class Finish(Message):
 
 @frozen
 class TermClaim(Message):
-    """Both sides, once: the term of the run that this master serves. The lower term gives way."""
+    """Both sides, once: a master's term. The lower one gives way, of one term the start less followed."""
 
     run_id: str = field(validator=_run_id)
     term: int = field(validator=_count)
     nonce: bytes = field(validator=_nonce)
+    followers: int = field(validator=_count)  # members that have attached in this term
 
 
 # ---------------------------------------------------------------- peer <-> peer (a link's control stream)

@@ -31,6 +31,7 @@ from .witnessed_services import WitnessedMaster
 
 PORT = 29_700
 LEASE_S = 1.0
+START_S = LEASE_S  # at most, from reading the journal until a leader listens
 BOOT_S = 0.5  # at most, between the starts of two masters
 TRIP_S = (0.001, 0.03)  # of a statement to the database, one way
 
@@ -115,8 +116,8 @@ class MastersSwarm(Swarm):
 
         master.witness, master.watch = self.witness, watch
         self.master = master
-        addresses = tuple(map(str, self.master_addresses))
-        return _SimulatedLeader(master, addresses, partial(self.world.crash, life.host))
+        start_s = self.rng.uniform(0, START_S)
+        return _SimulatedLeader(master, start_s, partial(self.world.crash, life.host))
 
     def master_runs(self, host: str) -> bool:
         return host in self._lives
@@ -144,22 +145,21 @@ class MastersSwarm(Swarm):
 
 
 class _SimulatedLeader:
-    def __init__(
-        self, master: WitnessedMaster, addresses: tuple[str, ...], close: Callable[[], None]
-    ) -> None:
+    def __init__(self, master: WitnessedMaster, start_s: float, close: Callable[[], None]) -> None:
         self.service = master
-        self._addresses = addresses
+        self._start_s = start_s
         self._close = close
 
     async def run(self) -> None:
-        self.service.decide(partial(self.service.coordinator.know_masters, self._addresses))
         try:
+            await trio.sleep(self._start_s)
             await self.service.run()
         finally:
             self._close()
 
     def know_others(self, addresses: Sequence[str]) -> None:
-        """All are known from the start."""
+        own = str(self.service.bound[0])
+        self.service.decide(partial(self.service.coordinator.know_masters, (own, *addresses)))
 
     def whereabouts(self) -> tuple[Sequence[str], str] | None:
-        return None
+        return ([str(each) for each in self.service.bound], "") if self.service.bound else None

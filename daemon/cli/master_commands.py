@@ -240,16 +240,29 @@ def _shared(
     options: MasterOptions, spec: RunSpec, url: str, key_file: Path | None, shown: Screen
 ) -> Callable[[], Any]:
     """Return the work of a master whose journal is in a database; raise UserError if it cannot be used."""
+    from ...membership.spec.spec import has_password
+
+    if has_password(url):
+        raise click.UsageError(
+            "--journal must not contain the password, which the list of processes would show: put it into "
+            "~/.pgpass or the variable PGPASSWORD"
+        )
     try:
-        from ..master.standby import SharedMaster, SharedOptions
+        from ..master.journal.shared_journal import SharedOptions
+        from ..master.standby import SharedMaster
     except ImportError as error:
         raise UserError(
             f"a journal in PostgreSQL needs psycopg: {error}",
             exit_code=ExitCode.CONFIG,
             hint="pip install 'holdfast[postgres]'",
         ) from error
-    from ..master.journal.shared_journal import read_secret
-
-    secret = read_secret(key_file, os.environ.get("HOLDFAST_PASSPHRASE", ""))
-    shared = SharedOptions(url, spec.run.name, secret, spec.journal_lease_s)
+    passphrase = os.environ.get("HOLDFAST_PASSPHRASE", "")
+    if key_file is None and not passphrase:
+        raise UserError(
+            "a journal in a database keeps the run's key sealed: give the masters a key file",
+            exit_code=ExitCode.CONFIG,
+            hint="--key-file FILE (the first master makes it; copy it to the others), or the "
+            "variable HOLDFAST_PASSPHRASE",
+        )
+    shared = SharedOptions(url, spec.run.name, key_file, passphrase, spec.journal_lease_s)
     return SharedMaster(options, shared, shown.tell, shown).run

@@ -87,7 +87,7 @@ class Leader(Protocol):
         ...
 
     def know_others(self, addresses: Sequence[str]) -> None:
-        """Name these masters to the members."""
+        """Name these masters to the members, beside itself: only once it listens."""
         ...
 
     def whereabouts(self) -> tuple[Sequence[str], str] | None:
@@ -197,10 +197,9 @@ class Leadership:
                 leader.service.stand_down(why)
 
         def renewed() -> None:
-            if leader is None:
-                return
-            leader.know_others(others_of(self.others))
-            if (where := leader.whereabouts()) is not None:
+            where = None if leader is None else leader.whereabouts()
+            if leader is not None and where is not None:
+                leader.know_others(others_of(self.others))
                 self.addresses, self.page = tuple(where[0]), where[1]
 
         async def give_way() -> None:

@@ -1,4 +1,4 @@
-"""Detection of other masters of the same run: of two, the one with the lower term gives way.
+"""Detection of other masters of the same run: of two, the one with the lower term gives way (``Succession``).
 
 Masters tell each other their terms. That happens now and then at the run's other addresses, and whenever
 another master connects here.
@@ -78,9 +78,10 @@ class OtherMasters:
 
     def _own_claim(self) -> TermClaim:
         context = self._coordinator.context
-        return TermClaim(context.run_id, context.term, context.history.nonce)
+        followers = len(self._coordinator.succession.attached)
+        return TermClaim(context.run_id, context.term, context.history.nonce, followers)
 
     def _hear(self, claim: TermClaim, where: str) -> None:
         if claim.run_id == self._coordinator.context.run_id:
             name = f"the master at {where}"
-            self._decide(partial(self._coordinator.met, claim.term, claim.nonce, name))
+            self._decide(partial(self._coordinator.met, claim, name))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -61,27 +61,15 @@ from .master_service import MasterService
 from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder
 
+if TYPE_CHECKING:
+    from .journal.shared_journal import HeldJournal
+
 # For the invite that a starting master prints: a few machines of the operator's. A person who finds it
 # cannot add enough machines to outvote a larger run.
 INVITE_USES_DEFAULT = 8
 INVITE_HOURS_DEFAULT = 24.0
 SHOWN_S = 1.0  # between two states of the living line
 RENEW_OWN_S = 6 * 3600.0  # between two renewals of the master's own certificate
-
-
-class SharedJournal(Protocol):
-    """A journal that several masters share: see ``standby``."""
-
-    @property
-    def journal(self) -> Journal: ...
-
-    def is_held(self) -> bool:
-        """Return whether this master still holds the journal, as far as it can know."""
-        ...
-
-    def authority(self, run_id: str) -> Authority:
-        """Return the run's authority; make and keep it if there is none yet."""
-        ...
 
 
 @define
@@ -113,7 +101,7 @@ class Master:
         options: MasterOptions,
         tell: Callable[[str], None],
         screen: Screen | None = None,
-        shared: SharedJournal | None = None,
+        shared: HeldJournal | None = None,
     ) -> None:
         self.options = options
         self.tell = tell

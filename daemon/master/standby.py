@@ -19,48 +19,33 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import trio
-from attrs import define
 from starlette.requests import Request
 
 from ...membership.master.state.journal import RunCreated
-from ...protocol.durable_files import write_private
 from ...protocol.errors import UserError
 from ...protocol.trust.authority import Authority
 from ..advertised_hosts import dialable
 from ..exit_codes import ExitCode
-from ..paths import JOURNAL_FILE, PLACE_FILE, STANDBY, make_private
+from ..paths import JOURNAL_FILE, STANDBY
 from ..screen import Screen
 from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
-from .journal.journal_base import JournalError
 from .journal.journal_store import JournalStore
 from .journal.lease import Lease
 from .journal.postgres_journal import Database, PostgresJournal
-from .journal.shared_journal import HeldJournal
+from .journal.shared_journal import HeldJournal, LeadersDatabase, SharedOptions, read_secret
 from .leadership import Leader, Leadership
 from .run_master import Master, MasterOptions
 from .standby_pages import standby_routes
 
 HOLDER_BYTES = 4
+CHECK_URL = "; check the address, the user and the password (PGPASSWORD, or ~/.pgpass)"
 log = logging.getLogger("holdfast.master")
+# For the lease. CLOCK_MONOTONIC of Linux stands still while the machine sleeps.
+CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 T = TypeVar("T")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
-
-
-@define
-class SharedOptions:
-    """What a master needs for a journal in a database.
-
-    Attributes:
-      url, run: of the database and the run.
-      secret: seals the authority's key.
-    """
-
-    url: str
-    run: str
-    secret: bytes
-    lease_s: float
 
 
 class SharedMaster:
@@ -82,15 +67,13 @@ class SharedMaster:
         self._tell = tell
         self._screen = screen
         # One connection for the lease, another for the journal: no record delays a renewal.
-        self._leases = Database(shared.url, shared.run)
-        known_ports = all(each.port for each in options.listen)
+        self._leases = LeadersDatabase(shared, options.state)
         self._leadership = Leadership(
             self._leases,
             f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(HOLDER_BYTES)}",
             shared.lease_s,
             call=_in_thread,
-            clock=time.monotonic,
-            addresses=dialable(options.listen, options.advertise) if known_ports else (),
+            clock=partial(time.clock_gettime, CLOCK),
         )
 
     async def run(self) -> None:
@@ -99,17 +82,6 @@ class SharedMaster:
         Raises:
           UserError: the database cannot be used.
         """
-        try:
-            await trio.to_thread.run_sync(self._leases.prepare)
-        except JournalError as error:
-            raise UserError(
-                f"{self._leases.place} cannot be used: {error}",
-                exit_code=ExitCode.CONFIG,
-                hint="check the address, the user and the password (PGPASSWORD, or ~/.pgpass); the user "
-                "needs the right to create a schema",
-            ) from error
-        place = f"{self._leases.place}\n".encode()
-        write_private(make_private(self._options.state) / PLACE_FILE, place)
         while True:
             lease = await self._wait()
             if lease is None:
@@ -148,6 +120,9 @@ class SharedMaster:
 
         def looked() -> None:
             nonlocal told
+            listen = self._options.listen
+            if all(each.port for each in listen):  # the machine may have an address only by now
+                self._leadership.addresses = dialable(listen, self._options.advertise)
             state = self._why_unready()
             if state != told:
                 told = state
@@ -157,7 +132,10 @@ class SharedMaster:
 
     def _why_unready(self) -> str:
         if self._leadership.away:
-            return f"standby: {self._leases.place} does not answer: {self._leadership.away}"
+            hint = "" if self._leadership.known else CHECK_URL  # it has never answered
+            return f"standby: {self._leases.place} does not answer: {self._leadership.away}{hint}"
+        if self._leases.unfit:
+            return f"standby: this master cannot lead: {self._leases.unfit}"
         leader = self._leadership.leader
         if leader is None:
             return "standby: no master leads the run at the moment; its lease has to run out"
@@ -201,7 +179,8 @@ class SharedMaster:
         shared = self._shared
         journal = PostgresJournal(Database(shared.url, shared.run), lease)
         try:
-            held = HeldJournal(journal, shared.secret, self._leadership.is_held)
+            secret = self._leases.secret or read_secret(shared, new_run=True)
+            held = HeldJournal(journal, secret, self._leadership.is_held)
             self._move_in(held)
             made = LeadingMaster(Master(self._options, self._tell, self._screen, shared=held))
             self._options.takes_over = False  # it does only once

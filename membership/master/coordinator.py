@@ -37,6 +37,7 @@ from ...protocol.messages import (
     Progress,
     RefusalCode,
     Renew,
+    TermClaim,
     View,
 )
 from ..planning.bandwidth import Bandwidths
@@ -212,7 +213,7 @@ class Coordinator:
     ) -> bool:
         if self.attachment.refuse(peer, hello):
             return False
-        if self.succession.met(hello.term, hello.nonce, self.context.name(peer)):
+        if self.succession.refuses(peer, hello):
             return False
         if self.attachment.replace_connection(peer, hello):
             self._settle()  # a round that can end without it ends now, and Welcome has the outcome
@@ -362,13 +363,12 @@ class Coordinator:
 
     # ------------------------------------------------------------ events: other masters, the daemon
 
-    def met(self, term: int, nonce: bytes, who: str, now_s: float) -> list[Effect]:
+    def met(self, claim: TermClaim, who: str, now_s: float) -> list[Effect]:
         """Handle another master of this run that says which term it serves."""
-        return self._event(now_s, self._met, term, nonce, who)
+        return self._event(now_s, self._met, claim, who)
 
-    def _met(self, term: int, nonce: bytes, who: str) -> None:
-        if not self.succession.outranks(term, nonce):
-            self.succession.met(term, nonce, who)
+    def _met(self, claim: TermClaim, who: str) -> None:
+        self.succession.met(claim.term, claim.nonce, claim.followers, who)
 
     def know_masters(self, addresses: tuple[str, ...], now_s: float) -> list[Effect]:
         """Note where this master can be reached, and where other masters may take over from it."""

@@ -97,12 +97,17 @@ def _name(_instance: object, attribute: attrs.Attribute[Any], value: object) -> 
         raise ValueError(f"{attribute.name} must be 1 to 64 printable characters, got {value!r}")
 
 
+def has_password(url: str) -> bool:
+    """Return whether a database's URL has a password."""
+    return bool(re.match(r"\w+://[^/@]*:[^/@]*@", url)) or "password=" in url
+
+
 def _journal(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if value == "":
         return
     if not isinstance(value, str) or not re.match(r"postgres(ql)?://\S+$", value):
         raise ValueError(f'{attribute.name} must be "" or "postgresql://...", got {value!r}')
-    if re.match(r"\w+://[^/@]*:[^/@]*@", value) or "password=" in value:
+    if has_password(value):
         raise ValueError(
             f"{attribute.name} must not contain the password, since all members see it: put it into "
             "~/.pgpass or the variable PGPASSWORD"

@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..durable_files import write_private
@@ -40,6 +41,7 @@ AUTHORITY_VALIDITY = datetime.timedelta(days=3_650)  # longer than any run
 KEY_FILE = "authority.key"
 CERTIFICATE_FILE = "authority.pem"
 TERM_RANDOM_BYTES = 16
+SAME_KEY_HINT = "all masters of a run need the same key file: copy it from the master that made it"
 
 _URI = re.compile(r"holdfast://([A-Za-z0-9][A-Za-z0-9._-]{0,63})/(master|peer)/([0-9a-f]{32})")
 
@@ -196,14 +198,7 @@ class Authority:
         Raises:
           UserError: it was sealed with another secret, is damaged, or belongs to another run.
         """
-        try:
-            key = serialization.load_pem_private_key(sealed_key, secret)
-            certificate = load_certificate(certificate_pem)
-        except (ValueError, TypeError, RemoteProtocolError) as error:
-            raise UserError(
-                f"the sealed key of the run's authority cannot be opened: {error}",
-                hint="all masters of a run need the same key file",
-            ) from None
+        key, certificate = open_key(sealed_key, secret), load_certificate(certificate_pem)
         fits = isinstance(key, Ed25519PrivateKey) and certificate.public_key() == key.public_key()
         if not fits or certificate.subject != _authority_name(run_id):
             raise UserError("the sealed key is not that of this run's authority")
@@ -307,6 +302,17 @@ class Authority:
             .sign(self._key, None)
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def open_key(sealed_key: bytes, secret: bytes) -> PrivateKeyTypes:
+    """Open what ``Authority.sealed`` returned; raises UserError if it was sealed with another secret."""
+    try:
+        return serialization.load_pem_private_key(sealed_key, secret)
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"the sealed key of the run's authority cannot be opened: {error}",
+            hint=SAME_KEY_HINT,
+        ) from None
 
 
 def _authority_name(run_id: str) -> x509.Name:

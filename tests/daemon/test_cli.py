@@ -246,6 +246,14 @@ def test_a_state_directory_that_cannot_be_one(run: Run, tmp_path: Path) -> None:
     assert "cannot use" in said.line
 
 
+def test_a_password_for_the_database_stands_in_no_command(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(spec())
+    said = run("standby", str(path), "--journal", "postgresql://me:secret@host/runs")
+    assert said.status == ExitCode.USAGE
+    assert "~/.pgpass" in said.line
+
+
 # ---------------------------------------------------------------- invites: 5
 
 

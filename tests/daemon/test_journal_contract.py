@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.postgres_server import PostgresServer
+from holdfast.daemon.master import standby
 from holdfast.daemon.master.journal.journal_base import (
     FencedError,
     GrantRow,
@@ -18,12 +20,16 @@ from holdfast.daemon.master.journal.journal_base import (
 )
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.journal.postgres_journal import Database, PostgresJournal, schema_of
+from holdfast.daemon.master.journal.shared_journal import SharedOptions
+from holdfast.daemon.master.run_master import MasterOptions
+from holdfast.daemon.master.standby import SharedMaster
 from holdfast.membership.master.state.journal import (
     RoundCommitted,
     RoundNumbered,
     RunFinished,
     TermStarted,
 )
+from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Commit, Role
 from tests import needs
@@ -169,9 +175,7 @@ def two_masters(database: Database) -> tuple[PostgresJournal, Database]:
     """Return the journal of a master that holds a lease, and the connection of another one."""
     lease = database.take_lease("a", LEASE_S)
     assert lease is not None
-    other = Database(database.url, database.schema.removeprefix("holdfast_"))
-    assert other.schema == database.schema
-    return PostgresJournal(database, lease), other
+    return PostgresJournal(database, lease), Database(database.url, database.run)
 
 
 def take(database: Database, holder: str) -> PostgresJournal:
@@ -287,15 +291,20 @@ def test_a_schema_of_a_newer_version_is_refused(server: PostgresServer, database
 
 def test_runs_of_one_database_do_not_meet(server: PostgresServer) -> None:
     stores = []
-    for name in ("One run", "another/run"):
+    for name in ("one_run", "One run", "one-run", "another/run"):
         database = Database(server.url, name)
         database.prepare()
         lease = database.take_lease("a", 60.0)
         assert lease is not None
         stores.append(PostgresJournal(database, lease))
     stores[0].append(TermStarted(1))
-    assert stores[1].records() == []
-    assert [each.database.schema for each in stores] == ["holdfast_one_run", "holdfast_another_run"]
+    assert not any(each.records() for each in stores[1:])
+    schemas = [each.database.schema for each in stores]
+    assert schemas[0] == "holdfast_one_run"
+    assert [name[:-8] for name in schemas[1:]] == [
+        *2 * ["holdfast_one_run_"],
+        "holdfast_another_run_",
+    ]
     for each in stores:
         each.close()
 
@@ -311,6 +320,32 @@ def test_masters_are_listed_while_they_are_there(database: Database) -> None:
     assert (waiting.holder, waiting.active, waiting.page) == ("b", False, "http://b")
     assert database.masters(0.0) == []
     other.close()
+
+
+def standby_at(state: Path) -> SharedMaster:
+    here = Address("127.0.0.1", 1)
+    shared = SharedOptions("postgresql://nowhere/runs", "x", None, "", LEASE_S)
+    return SharedMaster(MasterOptions(None, state, [here], (), here), shared, lambda _: None)
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux only")
+def test_a_lease_goes_by_a_clock_that_no_sleep_of_the_machine_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "clock_gettime", float)  # each clock shows its own number
+    monkeypatch.setattr(time, "monotonic", lambda: -1.0)
+    assert standby_at(tmp_path)._leadership._clock() == time.CLOCK_BOOTTIME
+
+
+def test_a_standby_that_starts_before_the_network_tells_its_address_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = standby_at(tmp_path)
+    looked = master._watch_leader()
+    for host in ("127.0.0.1", "192.0.2.7"):
+        monkeypatch.setattr(standby, "dialable", lambda *_, host=host: (host,))
+        looked()
+        assert master._leadership.addresses == (host,)
 
 
 def test_a_password_is_shown_nowhere(database: Database) -> None:

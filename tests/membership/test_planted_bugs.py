@@ -26,6 +26,7 @@ and about what members say of one another:
 and about masters and lineage:
 
     deaf to terms              a master does not mind that its peers obey another one
+    the nonce decides          of two starts on one backup, whoever is obeyed
     one is enough              a version that one member claims is adopted
     too sure of itself         a master that is behind does not wait for a majority
     goes back at once          a run is rewound as soon as nobody holds the newest version
@@ -202,12 +203,20 @@ def _(patch: Patch) -> None:
     patch.setattr(Attempt, "moved", lambda self, peer, now_s: setattr(self, "moved_s", now_s))
 
 
+@conversation("deaf to terms", test_succession.test_who_has_obeyed_a_later_master_ends_this_one)
+def _(patch: Patch) -> None:
+    patch.setattr(Succession, "met", lambda *_: False)
+
+
 @conversation(
-    "deaf to terms",
-    partial(test_succession.test_who_has_obeyed_another_master_ends_this_one, 2, b""),
+    "the nonce decides",
+    test_succession.test_of_two_starts_of_one_term_that_goes_on_which_more_members_obey,
 )
 def _(patch: Patch) -> None:
-    patch.setattr(Succession, "met", lambda self, term, nonce, who: False)
+    met = Succession.met
+    patch.setattr(
+        Succession, "met", lambda self, term, nonce, _, who: met(self, term, nonce, 9, who)
+    )
 
 
 @conversation("one is enough", test_succession.test_a_version_that_fewer_hold_is_given_up)

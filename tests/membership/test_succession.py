@@ -28,6 +28,7 @@ from holdfast.protocol.messages import (
     Synced,
     SyncFailed,
     SyncFragment,
+    TermClaim,
     Welcome,
 )
 from tests.membership.table import DIGEST, LINEAGE, SPARE, A, B, C, D, E, Table, head_of, hello_of
@@ -55,12 +56,15 @@ def holding(peer: str, version: int, incarnation: int = 1) -> Hello:
 # ---------------------------------------------------------------- fencing
 
 
-@pytest.mark.parametrize(("term", "nonce"), [(2, b""), (1, NONCE)])
-def test_who_has_obeyed_another_master_ends_this_one(term: int, nonce: bytes) -> None:
+def claim(term: int, nonce: bytes = b"", followers: int = 0) -> TermClaim:
+    return TermClaim("ab" * 16, term, nonce, followers)
+
+
+def test_who_has_obeyed_a_later_master_ends_this_one() -> None:
     table = Table()
     table.start(A, B)
     records = len(table.journal)
-    hello = attrs.evolve(hello_of(C), term=term, nonce=nonce)
+    hello = attrs.evolve(hello_of(C), term=2)
     (effect,) = table.take(table.master.attach(C, hello, SPARE, table.now_s))
     assert isinstance(effect, StandDown)
     assert "another master has taken this run over" in effect.reason
@@ -74,10 +78,32 @@ def test_who_has_obeyed_another_master_ends_this_one(term: int, nonce: bytes) ->
 def test_of_two_masters_that_meet_the_higher_term_goes_on() -> None:
     table = Table()
     table.start(A, B)
-    assert table.take(table.master.met(0, NONCE, "another one", table.now_s)) == []
-    assert table.take(table.master.met(1, b"", "itself", table.now_s)) == []
-    (effect,) = table.take(table.master.met(2, b"", "another one", table.now_s))
+    assert table.take(table.master.met(claim(0, NONCE), "another one", table.now_s)) == []
+    assert table.take(table.master.met(claim(1), "itself", table.now_s)) == []
+    (effect,) = table.take(table.master.met(claim(2), "another one", table.now_s))
     assert isinstance(effect, StandDown)
+
+
+@pytest.mark.fault("two starts on one backup", "whom members obey", "that one goes on")
+def test_of_two_starts_of_one_term_that_goes_on_which_more_members_obey() -> None:
+    table = Table()
+    table.start(A, B)
+    assert table.take(table.master.met(claim(1, NONCE, 1), "its twin", table.now_s)) == []
+    (effect,) = table.take(table.master.met(claim(1, NONCE, 2), "its twin", table.now_s))
+    assert isinstance(effect, StandDown), "of as many that with the higher nonce"
+
+
+def test_who_obeys_another_start_of_this_term_is_refused_while_fewer_do() -> None:
+    table = Table()
+    table.start(A, B)
+    for is_new in (True, False):
+        table.join(C, hello=attrs.evolve(hello_of(C), term=1, nonce=NONCE))
+        assert table.dropped(C) is RefusalCode.SUPERSEDED
+        assert ("obeys another start of term 1: start this" in table.announced()) == is_new
+    table.commit(A, B)
+    hello = attrs.evolve(hello_of(D), term=1, nonce=NONCE)
+    (effect,) = table.take(table.master.attach(D, hello, SPARE, table.now_s))
+    assert isinstance(effect, StandDown), "two of four"
 
 
 # ---------------------------------------------------------------- a journal that is behind

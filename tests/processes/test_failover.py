@@ -209,16 +209,43 @@ def test_peers_train_on_while_the_database_is_away(fleet: Fleet, server: Postgre
     check_same(fleet, {**before, "term": before["term"] - 1})  # the same one may lead
 
 
-def test_a_master_with_another_key_cannot_lead(fleet: Fleet, server: PostgresServer) -> None:
+def wait_until_it_says(node: Node, words: str) -> None:
+    """Wait until a master that does not lead gives this reason to those who ask whether it is ready."""
+    polls = Polls(WAIT_S)
+    while words not in httpx.get(f"{node.control().url}/readyz").json()["why"]:
+        assert polls.wait(), node.log
+
+
+@pytest.mark.fault("a standby lacks the run's key", "it opens the key", "it says so, never leads")
+def test_a_master_without_the_runs_key_says_so_and_leads_once_it_has_it(
+    fleet: Fleet, server: PostgresServer
+) -> None:
     masters = Masters(fleet, server, spec())
     masters.start("m1")
     masters.lead("m1")
-    (fleet.folder / "other.key").write_text("another secret of many characters")
+    key = fleet.folder / "other.key"
+    second = masters.start("m2", "--key-file", str(key))
+    wait_until_it_says(second, f"cannot lead: the key file {key} cannot be read")
+    assert not key.exists(), "only a new run's first master makes one"
+    key.write_text("another secret of many characters")
+    wait_until_it_says(second, "same key file")
     fleet.nodes["m1"].signal(signal.SIGINT)
     assert fleet.nodes["m1"].wait() == 0
-    second = masters.start("m2", "--key-file", str(fleet.folder / "other.key"))
-    assert second.wait() != 0
-    assert "same key file" in second.log
+    key.write_bytes((fleet.folder / "run.key").read_bytes())
+    masters.lead("m2")
+
+
+@pytest.mark.fault("the database of the masters is away")
+def test_a_master_that_starts_before_its_database_waits_for_it(
+    fleet: Fleet, server: PostgresServer
+) -> None:
+    masters = Masters(fleet, server, spec())
+    server.stop()
+    try:
+        wait_until_it_says(masters.start("m1"), "does not answer")
+    finally:
+        server.start()
+    masters.lead("m1")
 
 
 def test_a_database_that_was_put_back_is_taken_over_by_hand(

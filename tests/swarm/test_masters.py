@@ -293,6 +293,20 @@ async def test_two_masters_apart_never_both_commit_and_the_old_one_ends(seed: in
         await settled(swarm, new, "abc")
 
 
+@pytest.mark.fault("two starts on one backup")
+async def test_of_two_starts_on_one_backup_that_goes_on_which_the_members_obey() -> None:
+    async with machines(spec()) as run:
+        await run.start("abc")
+        records = run.copy()
+        run.swarm.crash_master()
+        first = await run.run("standby", records, behind=True)
+        await settled(run.swarm, first, "abc")
+        await run.run("master", records, behind=True, nonce=b"z" * 16)
+        await run.swarm.until(lambda: run.ended["master"].error is not None, within_s=60)
+        await settled(run.swarm, first, "abc")
+        assert run.ended["standby"].error is None
+
+
 @pytest.mark.fault("two masters of one run")
 async def test_a_peer_tells_a_master_of_before_that_its_time_is_over() -> None:
     async with machines(spec()) as run:

@@ -20,6 +20,7 @@ carried out: a record that is already there as it should be written counts as wr
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import re
 import threading
@@ -54,6 +55,7 @@ SCHEMA_VERSION = 3
 CONNECT_S = 5  # to reach the database's server
 ANSWER_S = 8.0  # for a statement; then the connection is given up
 NAME_CHARS_MAX = 40  # of a run's name in its schema's
+DIGEST_CHARS = 8  # behind a name that had to be changed for that
 CREDENTIALS = re.compile(r"//[^/@]*@")  # the URL may name several hosts, with ports
 WORDS = re.compile(r"[^a-z0-9]+")
 # The server's side ends a statement before this side gives up, so that a lock is not held by nobody.
@@ -95,10 +97,6 @@ class Database:
         self.schema = schema_of(run)
         self._connection: psycopg.Connection[Any] | None = None
         self._using = threading.RLock()
-
-    def another(self) -> Database:
-        """Return the same one with a connection of its own."""
-        return Database(self.url, self.run)
 
     @property
     def place(self) -> str:
@@ -374,8 +372,10 @@ def own_errors() -> Iterator[None]:
 
 
 def schema_of(run: str) -> str:
-    """Return the name of a run's schema: letters, digits and underscores."""
-    return f"holdfast_{WORDS.sub('_', run.lower())[:NAME_CHARS_MAX].strip('_')}"
+    """Return the name of a run's schema: letters, digits and underscores, of each run another one."""
+    plain = WORDS.sub("_", run.lower())[:NAME_CHARS_MAX].strip("_")
+    digest = "" if plain == run else f"_{hashlib.sha256(run.encode()).hexdigest()[:DIGEST_CHARS]}"
+    return f"holdfast_{plain}{digest}"
 
 
 def _placed(query: str) -> str:

@@ -1,4 +1,4 @@
-"""What a master that holds the lease of a shared journal gets: the journal, and the run's authority.
+"""What a master of a shared journal needs to lead: the database, the journal, and the run's authority.
 
 The authority's key lies in the database sealed, with a secret that all masters have: a key file or a passphrase.
 """
@@ -9,16 +9,82 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from attrs import frozen
+from attrs import define, frozen
 
 from ....protocol.durable_files import write_private
 from ....protocol.errors import UserError
-from ....protocol.trust.authority import Authority
+from ....protocol.trust.authority import SAME_KEY_HINT, Authority, open_key
 from ...exit_codes import ExitCode
-from .postgres_journal import PostgresJournal
+from ...paths import PLACE_FILE, make_private
+from .journal_base import JournalBrokenError
+from .lease import Lease
+from .postgres_journal import Database, PostgresJournal
 
 SECRET_BYTES = 32
 SECRET_CHARS_MIN = 16  # of a passphrase or a key file
+
+
+@define
+class SharedOptions:
+    """What a master needs for a journal in a database.
+
+    Attributes:
+      url, run: of the database and the run.
+      key_file, passphrase: one of them seals the authority's key.
+    """
+
+    url: str
+    run: str
+    key_file: Path | None
+    passphrase: str
+    lease_s: float
+
+
+class LeadersDatabase(Database):
+    """The database of a master that takes the lease only if it can lead.
+
+    Attributes:
+      secret: what has opened the run's key; empty before that, and in a new run.
+      unfit: why this master cannot lead; empty while it can.
+    """
+
+    def __init__(self, shared: SharedOptions, state: Path) -> None:
+        super().__init__(shared.url, shared.run)
+        self._shared = shared
+        self._state = state
+        self.secret = b""
+        self.unfit = ""
+
+    def take_lease(self, holder: str, lease_s: float, free_s: float = 0.0) -> Lease | None:
+        """Take the lease as ``Database`` does; return None also while this master cannot lead.
+
+        Raises:
+          UserError: the database cannot be used.
+        """
+        if not self.secret:
+            self._open()
+        return None if self.unfit else super().take_lease(holder, lease_s, free_s)
+
+    def _open(self) -> None:
+        """Make the schema, and open the run's key if there is one yet."""
+        try:
+            self.prepare()
+        except JournalBrokenError as error:
+            raise UserError(
+                f"{self.place} cannot be used: {error}",
+                exit_code=ExitCode.CONFIG,
+                hint="the user needs the right to create a schema",
+            ) from error
+        write_private(make_private(self._state) / PLACE_FILE, f"{self.place}\n".encode())
+        kept = self.authority()
+        self.unfit = ""
+        if kept is not None:
+            try:
+                secret = read_secret(self._shared)
+                open_key(kept[1], secret)
+                self.secret = secret
+            except UserError as error:
+                self.unfit = f"{error}: {error.hint}"
 
 
 @frozen
@@ -45,38 +111,34 @@ class HeldJournal:
         return made
 
 
-def read_secret(key_file: Path | None, passphrase: str) -> bytes:
+def read_secret(shared: SharedOptions, *, new_run: bool = False) -> bytes:
     """Return what seals the authority's key: the content of a key file, or a passphrase.
 
-    A key file that is missing is made. Where the run's key is already sealed with another one, opening it fails.
+    Args:
+      new_run: a key file that is missing is made.
 
     Raises:
-      UserError: there is neither, or the file cannot be read, or it is too short.
+      UserError: the file is missing or cannot be read, or the secret is too short.
     """
+    key_file = shared.key_file
     if key_file is None:
-        if not passphrase:
-            raise UserError(
-                "a journal in a database keeps the run's key sealed: give the masters a key file",
-                exit_code=ExitCode.CONFIG,
-                hint="--key-file FILE (the first master makes it; copy it to the others), or the "
-                "variable HOLDFAST_PASSPHRASE",
-            )
-        secret = passphrase.encode()
+        secret = shared.passphrase.encode()
     else:
         try:
-            if not key_file.exists():
+            if new_run and not key_file.exists():
                 write_private(key_file, secrets.token_hex(SECRET_BYTES).encode() + b"\n")
             secret = key_file.read_bytes().strip()
         except OSError as error:
             raise UserError(
                 f"the key file {key_file} cannot be read or made: {error.strerror}",
                 exit_code=ExitCode.CONFIG,
-                hint="copy it from the run's first master",
+                hint=SAME_KEY_HINT,
             ) from None
     if len(secret) < SECRET_CHARS_MIN:
         raise UserError(
             f"the secret that seals the run's key has {len(secret)} characters, at least "
             f"{SECRET_CHARS_MIN} are needed",
             exit_code=ExitCode.CONFIG,
+            hint=SAME_KEY_HINT,
         )
     return secret

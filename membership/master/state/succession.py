@@ -2,8 +2,9 @@
 
 *Fencing.* Every master process begins a term of its own and draws a nonce. A peer obeys the highest term
 that it has met, and of one term only the nonce that it met first; its ``Hello`` says both. A master that
-hears of a higher term, or of its own term with another nonce, is superseded: from that call on it decides
-nothing, and its process ends.
+hears of a higher term is superseded: from that call on it decides nothing, and its process ends. Two
+starts on one backup begin the same term: the start that more members obey goes on, of as many that with
+the higher nonce. Members that obey the other start are refused until the next term.
 
 *Succession.* A master that starts on the complete journal of its predecessor goes on where that one
 stopped. A journal that was cut, or copied from another machine, may lack the last decisions: its master
@@ -15,7 +16,7 @@ shorten the wait by ``kick``: a removed peer is not waited for.
 
 from __future__ import annotations
 
-from ....protocol.messages import MASTERS_MAX, Masters
+from ....protocol.messages import MASTERS_MAX, Hello, Masters, RefusalCode
 from .context import Context
 from .journal import MastersKnown
 from .master_effects import EventKind
@@ -30,7 +31,8 @@ class Succession:
       superseded: why this master must not go on; empty while it may.
       electorate: contributors named by the journal of a master that is behind, or all members if it
         names none. Empty if the master is not behind.
-      attached: members of the electorate that have attached to this master.
+      attached: members that have attached to this master, and so obey it.
+      elsewhere: members that obey another start of this term.
     """
 
     def __init__(self, context: Context) -> None:
@@ -43,28 +45,46 @@ class Succession:
                 peer for peer in history.admitted if not history.is_out(peer)
             }
         self.attached: set[str] = set()
+        self.elsewhere: set[str] = set()
 
     # ------------------------------------------------------------ fencing
 
-    def met(self, term: int, nonce: bytes, who: str) -> bool:
+    def met(self, term: int, nonce: bytes, followers: int, who: str) -> bool:
         """Compare with a master of this term that ``who`` is, or has obeyed.
+
+        Args:
+          followers: members that obey that master, as far as this is known.
 
         Returns:
           True if this master is superseded.
         """
-        ours = self.context.term, self.context.history.nonce
-        if not term or (term, nonce) == ours or term < ours[0]:
+        own_term, own_nonce = self.context.term, self.context.history.nonce
+        ours = own_term, len(self.attached), own_nonce
+        if not term or (term, nonce) == (own_term, own_nonce) or (term, followers, nonce) < ours:
             return False
-        which = f"term {term}" if term > ours[0] else f"another start of term {term}"
+        which = f"term {term}" if term > own_term else f"another start of term {term}"
         self.superseded = (
-            f"another master has taken this run over ({which}; this one has term {ours[0]}), "
+            f"another master has taken this run over ({which}; this one has term {own_term}), "
             f"says {who}"
         )
         return True
 
-    def outranks(self, term: int, nonce: bytes) -> bool:
-        """Return whether this master goes on when two meet. Of one term, the higher nonce does."""
-        return (term, nonce) <= (self.context.term, self.context.history.nonce)
+    def refuses(self, peer: str, hello: Hello) -> bool:
+        """Note whom a peer has obeyed; returns True if this master is superseded, or has refused the peer."""
+        context = self.context
+        again = peer in self.elsewhere
+        other = hello.term == context.term and hello.nonce != context.history.nonce
+        if other:
+            self.attached.discard(peer)
+            self.elsewhere.add(peer)
+        if self.met(hello.term, hello.nonce, len(self.elsewhere), context.name(peer)):
+            return True
+        if other:
+            why = f"obeys another start of term {hello.term}: start this master again, and it comes"
+            context.drop(peer, RefusalCode.SUPERSEDED, f"this peer {why}")
+            if not again:
+                context.announce(EventKind.JOIN, peer, f"{context.name(peer)} {why}")
+        return other
 
     def know(self, addresses: tuple[str, ...]) -> None:
         """Record the addresses of this master and its standbys, before those already known."""
@@ -79,8 +99,8 @@ class Succession:
     def came(self, peer: str) -> bool:
         """Note that a peer has attached. Returns True if with it more than half of the electorate have."""
         before = self.waiting
-        if peer in self.electorate:
-            self.attached.add(peer)
+        self.attached.add(peer)
+        self.elsewhere.discard(peer)
         return self._announce_if_over(before)
 
     def kicked(self, peer: str) -> bool:
@@ -96,10 +116,14 @@ class Succession:
         self.context.announce(
             EventKind.RUN,
             None,
-            f"{len(self.attached)} of {len(self.electorate)} contributors have attached: this "
+            f"{self._here} of {len(self.electorate)} contributors have attached: this "
             "master has taken the run over",
         )
         return True
+
+    @property
+    def _here(self) -> int:
+        return len(self.electorate & self.attached)
 
     @property
     def waiting(self) -> bool:
@@ -107,7 +131,7 @@ class Succession:
         return (
             self.context.history.behind
             and bool(self.electorate)
-            and not (2 * len(self.attached) > len(self.electorate))
+            and not (2 * self._here > len(self.electorate))
         )
 
     def why_waiting(self) -> str:
@@ -116,9 +140,9 @@ class Succession:
         names = ", ".join(absent[:NAMES_MAX])
         if len(absent) > NAMES_MAX:
             names += f" and {len(absent) - NAMES_MAX} more"
-        needed = len(self.electorate) // 2 + 1 - len(self.attached)
+        needed = len(self.electorate) // 2 + 1 - self._here
         return (
             f"this master takes the run over from a journal that may lack its last records: "
-            f"{len(self.attached)} of {len(self.electorate)} contributors are here, it waits for "
+            f"{self._here} of {len(self.electorate)} contributors are here, it waits for "
             f"{needed} of {names} (`holdfast kick` removes those who will not come back)"
         )
