@@ -52,8 +52,8 @@ class DaemonAddress:
 
 def data_home() -> Path:
     """Return ``$HOLDFAST_HOME``, or ``holdfast`` under the XDG data directory."""
-    if "HOLDFAST_HOME" in os.environ:
-        return Path(os.environ["HOLDFAST_HOME"])
+    if home := os.environ.get("HOLDFAST_HOME"):
+        return Path(home)
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "holdfast"
 

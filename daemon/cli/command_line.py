@@ -20,6 +20,7 @@ user can fix never prints a traceback.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import sys
@@ -43,16 +44,19 @@ from .relay_command import relay
 P = ParamSpec("P")
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
-# Set by the daemon for its trainer, or read elsewhere. Every other variable must belong to an option.
+# Set by the daemon for its trainer, or read elsewhere. Every other variable should belong to an option.
 OTHER_VARIABLES = {
     "HOLDFAST_GPUS",
     "HOLDFAST_HOME",
     "HOLDFAST_MEMBER",
+    "HOLDFAST_PASSPHRASE",
     "HOLDFAST_SOCKET",
     "HOLDFAST_STANDALONE",
     "HOLDFAST_STANDALONE_STEPS",
     "HOLDFAST_START",
 }
+MISSPELT = 0.9  # at this likeness to a known variable (difflib) an unknown one is a typing error
+SERVICE_VALUE = "tcp://"  # how Kubernetes' variables for a service named holdfast-... begin
 
 # What earlier versions had, and what stands in its place.
 GONE = {
@@ -112,7 +116,7 @@ class Commands(click.Group):
     """The command group, which checks the environment variables before any command runs."""
 
     def invoke(self, context: click.Context) -> object:
-        refuse_unknown_variables(os.environ, self)
+        check_variables(os.environ, self)
         return super().invoke(context)
 
     def resolve_command(
@@ -137,17 +141,26 @@ class Commands(click.Group):
                 formatter.write_dl([(f"{name:<{width}}", text) for name, text in rows])
 
 
-def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group) -> None:
-    """Raise UserError for a HOLDFAST_* variable that no option reads: it is probably misspelt."""
+def check_variables(environment: Mapping[str, str], group: click.Group) -> None:
+    """Warn of HOLDFAST_* variables that no option reads; raise UserError for one that is misspelt.
+
+    Others may set such variables: Kubernetes tells containers of a service named ``holdfast`` in seven.
+    """
     own = {f"{ENVIRONMENT_PREFIX}{option.name}".upper() for option in group.params}
     known = OTHER_VARIABLES | own | _variables(ENVIRONMENT_PREFIX, group)
-    for variable in environment:
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+    given = {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
+    unknown = sorted(given - known)
+    for variable in unknown:
+        close = difflib.get_close_matches(variable, known, 1, MISSPELT)
+        if close and not environment[variable].startswith(SERVICE_VALUE):
             raise UserError(
                 f"unknown environment variable {variable}",
                 exit_code=ExitCode.USAGE,
-                hint="unset it; options are HOLDFAST_COMMAND_OPTION, e.g. HOLDFAST_JOIN_NAME",
+                hint=f"{close[0]} is one; correct the name, or unset the variable",
             )
+    if unknown:
+        names = ", ".join(unknown)
+        click.echo(f"holdfast: ignores variables that are no options: {names}", err=True)
 
 
 def _variables(prefix: str, group: click.Group) -> set[str]:

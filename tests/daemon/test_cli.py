@@ -29,6 +29,7 @@ from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.invite import Invite
 from tests.processes.harness import Fleet, Node, alive, environment, member, run_command, spec
 
+ROOT = Path(__file__).resolve().parents[2]
 INVITE = Invite(
     run_id="ab" * 16,
     addresses=(Address("127.0.0.1", 1),),
@@ -175,13 +176,31 @@ def test_a_wrong_option_or_argument_is_named(run: Run, arguments: list[str], nam
     assert named in said.line
 
 
-@pytest.mark.parametrize(
-    "variable", ["HOLDFAST_NONSENSE", "HOLDFAST_JOIN_NAMES", "HOLDFAST_NAME", "HOLDFAST_LISTEN"]
-)
-def test_an_unknown_variable_is_named(run: Run, variable: str) -> None:
+@pytest.mark.parametrize("variable", ["HOLDFAST_JOIN_NAMES", "HOLDFAST_HOEM", "HOLDFAST_LOGLEVEL"])
+def test_a_misspelt_variable_is_named(run: Run, variable: str) -> None:
     said = run("status", **{variable: "x"})
     assert said.status == ExitCode.USAGE
     assert variable in said.line
+
+
+def test_variables_that_others_set_are_named_and_ignored(run: Run) -> None:
+    """Kubernetes sets some for a service of this name, in whichever pod."""
+    others = {"HOLDFAST_MASTER_PORT": "tcp://10.0.0.1:80", "HOLDFAST_SERVICE_HOST": "10.0.0.1"}
+    close = {
+        "HOLDFAST_MASTER_HTTP_PORT": "tcp://10.0.0.1:80"
+    }  # HOLDFAST_MASTER_HTTP_HOST is an option
+    said = run("completion", "bash", **others, **close)
+    assert said.status == 0
+    assert all(name in said.err for name in others | close)
+
+
+def test_every_variable_that_is_read_is_known(run: Run) -> None:
+    read = (path for path in [*ROOT.glob("daemon/**/*.py"), *ROOT.glob("docker/*.yaml")])
+    names = {
+        name for path in read for name in re.findall(r"\bHOLDFAST_[A-Z_]*[A-Z]\b", path.read_text())
+    }
+    said = run("completion", "bash", **dict.fromkeys(names, ""))
+    assert (said.status, said.err) == (0, "")
 
 
 def test_options_come_from_variables_and_flags_win(run: Run) -> None:
