@@ -37,6 +37,8 @@ MASTER_FILES = (JOURNAL_FILE, PLACE_FILE)
 IDENTITY_FILE = "identity.key"  # in a peer's state
 STANDBY = "standby"  # the kind of a master that waits for another one to end
 SOCKET_FOLDER = "holdfast-peer-"  # beginning of its name, below the folder for temporary files
+SOCKET_PLACE_BYTES_MAX = 67  # of the latter's path: a socket's has 107 bytes at most, on macOS 103
+SHORT_PLACE = "/tmp"  # instead of a longer one
 FRESH_S = 60.0  # a folder of this age may not be locked yet
 
 
@@ -171,13 +173,27 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Make a temporary folder, because a socket's path must be short; remove those of killed daemons."""
-    for old in Path(tempfile.gettempdir()).glob(f"{SOCKET_FOLDER}*"):
+    """Make a temporary folder, because a socket's path must be short; remove those of killed daemons.
+
+    Raises:
+      UserError: there is no place for it.
+    """
+    try:
+        place = tempfile.gettempdir()
+        if len(os.fsencode(place)) > SOCKET_PLACE_BYTES_MAX:
+            place = SHORT_PLACE
+        folder = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER, dir=place))
+    except OSError as error:
+        raise UserError(
+            f"no folder for temporary files: {error.strerror}",
+            exit_code=ExitCode.CONFIG,
+            hint=f"make {SHORT_PLACE} writable, or name another folder with a short path in TMPDIR",
+        ) from error
+    for old in folder.parent.glob(f"{SOCKET_FOLDER}*"):
         with contextlib.suppress(OSError, UserError):
             if not old.is_symlink() and time.time() - old.stat().st_mtime > FRESH_S:
                 with locked(old):
                     shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER))
     try:
         with locked(folder):
             yield folder

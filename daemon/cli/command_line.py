@@ -253,5 +253,10 @@ for section in SECTIONS.values():
 @fails_plainly
 def main() -> None:
     """Run the command line; the exit status is one of ``ExitCode``."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if (
+            getattr(sys, name) is None
+        ):  # closed: else a socket or a journal would get its descriptor
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     # click's standalone mode would exit with status 1 on Ctrl+C.
     sys.exit(commands.main(prog_name="holdfast", standalone_mode=False))

@@ -22,6 +22,7 @@ import pytest
 
 import holdfast
 from holdfast.daemon.cli.command_line import GONE, SECTIONS, commands, main
+from holdfast.daemon.cli.options import screen
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
@@ -203,6 +204,14 @@ def test_every_variable_that_is_read_is_known(run: Run) -> None:
     assert (said.status, said.err) == (0, "")
 
 
+def test_closed_standard_streams_are_no_fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert run("completion", "bash").status == 0
+    with screen(quiet=False) as shown, sys.stdin, sys.stdout, sys.stderr:
+        shown.tell("to nobody")
+
+
 def test_options_come_from_variables_and_flags_win(run: Run) -> None:
     said = run("join", "x", HOLDFAST_JOIN_PATIENCE="often")
     assert (said.status, "--patience" in said.line) == (ExitCode.USAGE, True)
@@ -217,6 +226,20 @@ def test_options_come_from_variables_and_flags_win(run: Run) -> None:
 
 
 # ---------------------------------------------------------------- run.toml: 3
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-8"])
+def test_text_files_of_other_systems_are_read(run: Run, tmp_path: Path, encoding: str) -> None:
+    text = '[run]\r\nname = "ünï"\r\n\r\n[reduce]\rlanes = 2\r\n'
+    (tmp_path / "run.toml").write_bytes(text.encode(encoding))
+    said = run("config", "check", str(tmp_path / "run.toml"))
+    assert (said.status, said.err) == (0, "")
+    (tmp_path / "invite").write_bytes(f"{INVITE.encode()}\r\n".encode(encoding))
+    said = run("join", f"@{tmp_path / 'invite'}", "--patience", "0.1", "--", "true")
+    assert said.status == ExitCode.UNREACHABLE, said.err
+    assert Invite.decode(f"\ufeff{INVITE.encode()}\r\n") == INVITE, "of a shell's $(cat invite)"
+    (tmp_path / "run.toml").write_bytes("[run] # \xfc".encode("latin-1"))
+    assert "is not UTF-8 text" in run("config", "check", str(tmp_path / "run.toml")).line
 
 
 @pytest.mark.parametrize(

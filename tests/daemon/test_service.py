@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
+from holdfast.daemon.cli.demo import Demo, run_demo
+from holdfast.daemon.cli.fleet import Fleet as Processes
 from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.tasks import wait_for_signals
 from tests.processes.harness import Fleet, spec
 
 
@@ -41,3 +47,41 @@ def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
         master.signal(signal.SIGCONT)
         master.signal(signal.SIGTERM)
         assert master.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "nohup", "heard"),
+    [
+        ((signal.SIGHUP, signal.SIGHUP), False, 1),  # a closed terminal: from ssh and the shell
+        ((signal.SIGHUP, signal.SIGTERM), False, 2),
+        ((signal.SIGINT, signal.SIGHUP), False, 1),
+        ((signal.SIGHUP, signal.SIGINT), True, 1),
+    ],
+)
+async def test_a_closed_terminal_ends_a_daemon_in_good_order(
+    numbers: tuple[signal.Signals, ...], nohup: bool, heard: int
+) -> None:
+    calls: list[None] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else lambda *_: None)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(wait_for_signals, lambda: calls.append(None))
+            for number in numbers:
+                signal.raise_signal(number)
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert len(calls) == heard
+
+
+def test_a_demo_that_is_ended_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    stopped: list[Processes] = []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(Demo, "run", lambda _: handlers[signal.SIGHUP](signal.SIGHUP, None))
+    monkeypatch.setattr(Processes, "stop", lambda fleet: stopped.append(fleet))
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(None, 8, None)
+    assert stopped
+    assert signal.SIGTERM in handlers
