@@ -84,6 +84,7 @@ FINAL_CODES = {
     RefusalCode.TOKEN,
     RefusalCode.RUN,
     RefusalCode.LAYOUT,
+    RefusalCode.COPY,
     RefusalCode.KICKED,
     RefusalCode.FULL,
     RefusalCode.FINISHED,

@@ -436,8 +436,9 @@ class Peer:
             "the run is finished" + (f": all {rounds} rounds are committed" if rounds else "")
         )
         self._leaving = True
-        if self.supervisor is not None:
-            await trio.sleep(FAREWELL_S)
+        with trio.move_on_after(FAREWELL_S):
+            while self.supervisor is not None and not self.supervisor.idle:
+                await trio.sleep(AVAILABILITY_S)
         await self._leave("the run is finished")
 
     async def _leave_when_unavailable(self) -> None:

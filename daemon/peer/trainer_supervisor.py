@@ -126,6 +126,13 @@ class TrainerSupervisor:
         self._exited = trio.Event()  # of the newest process
         self._exited.set()
 
+    @property
+    def idle(self) -> bool:
+        """No process runs, and none will until somebody mends something."""
+        return bool(self.why_waiting) or (
+            self.failed is not None and self.failed.remedy is Remedy.NONE
+        )
+
     def environment(self) -> Mapping[str, str]:
         # Without the daemon's own options: one of them is the invite, which admits any machine.
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_") or k in HANDED}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -13,7 +14,10 @@ import trio.testing
 from holdfast.daemon.cli.demo import Demo, run_demo
 from holdfast.daemon.cli.fleet import Fleet as Processes
 from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.peer.run_peer import FAREWELL_S, Peer, PeerOptions
+from holdfast.daemon.peer.trainer_supervisor import TrainerSupervisor
 from holdfast.daemon.tasks import wait_for_signals
+from holdfast.protocol.messages import FailureKind, Remedy, TrainerFailed
 from tests.processes.harness import Fleet, spec
 
 
@@ -85,3 +89,16 @@ def test_a_demo_that_is_ended_ends_its_processes(monkeypatch: pytest.MonkeyPatch
         run_demo(None, 8, None)
     assert stopped
     assert signal.SIGTERM in handlers
+
+
+async def test_a_peer_whose_command_failed_for_good_leaves_with_the_run(tmp_path: Path) -> None:
+    peer: Any = Peer(cast(PeerOptions, None), lambda _line: None)
+    peer.service = SimpleNamespace(finished=trio.Event(), rounds_wanted=1)
+    peer.service.finished.set()
+    peer.supervisor = TrainerSupervisor(["true"], tmp_path / "sock", member="me")
+    peer._leave = lambda _reason: trio.sleep(0)
+    for remedy, most_s in ((Remedy.RESTART, FAREWELL_S), (Remedy.NONE, 0.0)):
+        peer.supervisor.failed = TrainerFailed(FailureKind.CRASH, "exit status 1", remedy, 5, 0.0)
+        began_s = trio.current_time()
+        await peer._see_out()
+        assert trio.current_time() - began_s == most_s
