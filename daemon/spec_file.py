@@ -45,6 +45,4 @@ def read_text(path: Path) -> str:
             hint="`holdfast init my-run` writes one, and a training script",
         ) from error
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text", exit_code=ExitCode.CONFIG, hint="save it as UTF-8"
-        ) from error
+        raise UserError(f"{path} is not UTF-8 text", exit_code=ExitCode.CONFIG) from error

@@ -33,12 +33,8 @@ async def wait_for_signals(
 
 def only_error(group: BaseExceptionGroup[BaseException]) -> HoldfastError | None:
     """Return the first error of a group that holds only HoldfastErrors, else None."""
-    leaves = list(_leaves(group))
-    ours = [leaf for leaf in leaves if isinstance(leaf, HoldfastError)]
-    return ours[0] if ours and len(ours) == len(leaves) else None
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for part in error.exceptions for leaf in _leaves(part)]
-    return [error]
+    ours, others = group.split(HoldfastError)
+    first: BaseException | None = ours
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if others is None and isinstance(first, HoldfastError) else None

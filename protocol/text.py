@@ -69,8 +69,7 @@ def decoded(data: bytes) -> str:
       UnicodeDecodeError: it is neither.
     """
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    text = data.decode("utf-16" if wide else "utf-8-sig")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return data.decode("utf-16" if wide else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def format_duration(seconds: float) -> str:

@@ -55,8 +55,7 @@ OTHER_VARIABLES = {
     "HOLDFAST_STANDALONE_STEPS",
     "HOLDFAST_START",
 }
-MISSPELT = 0.9  # at this likeness to a known variable (difflib) an unknown one is a typing error
-SERVICE_VALUE = "tcp://"  # how Kubernetes' variables for a service named holdfast-... begin
+MISSPELT = 0.93  # at this likeness to a known variable (difflib) an unknown one is a typing error
 
 # What earlier versions had, and what stands in its place.
 GONE = {
@@ -84,6 +83,7 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         error: BaseException | None
+        stopped = UserError("stopped", exit_code=ExitCode.INTERRUPTED)
         try:
             function(*args, **kwargs)
             return
@@ -93,13 +93,9 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
         except UserError as raised:
             error = raised
         except (click.Abort, KeyboardInterrupt):  # Ctrl+C before a daemon listens for signals
-            click.echo("holdfast: stopped", err=True)
-            sys.exit(ExitCode.INTERRUPTED)
+            error = stopped
         except BaseExceptionGroup as group:
-            if group.split(KeyboardInterrupt)[1] is None:
-                click.echo("holdfast: stopped", err=True)
-                sys.exit(ExitCode.INTERRUPTED)
-            error = only_error(group)
+            error = stopped if group.split(KeyboardInterrupt)[1] is None else only_error(group)
             if error is None:
                 raise
         click.echo(f"holdfast: {error}", err=True)
@@ -142,25 +138,21 @@ class Commands(click.Group):
 
 
 def check_variables(environment: Mapping[str, str], group: click.Group) -> None:
-    """Warn of HOLDFAST_* variables that no option reads; raise UserError for one that is misspelt.
-
-    Others may set such variables: Kubernetes tells containers of a service named ``holdfast`` in seven.
-    """
+    """Warn of HOLDFAST_* variables that are no options (Kubernetes sets some); refuse misspelt ones."""
     own = {f"{ENVIRONMENT_PREFIX}{option.name}".upper() for option in group.params}
     known = OTHER_VARIABLES | own | _variables(ENVIRONMENT_PREFIX, group)
     given = {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
     unknown = sorted(given - known)
     for variable in unknown:
         close = difflib.get_close_matches(variable, known, 1, MISSPELT)
-        if close and not environment[variable].startswith(SERVICE_VALUE):
+        if close:
             raise UserError(
                 f"unknown environment variable {variable}",
                 exit_code=ExitCode.USAGE,
                 hint=f"{close[0]} is one; correct the name, or unset the variable",
             )
     if unknown:
-        names = ", ".join(unknown)
-        click.echo(f"holdfast: ignores variables that are no options: {names}", err=True)
+        click.echo(f"holdfast: ignores unknown variables: {', '.join(unknown)}", err=True)
 
 
 def _variables(prefix: str, group: click.Group) -> set[str]:
@@ -253,10 +245,9 @@ for section in SECTIONS.values():
 @fails_plainly
 def main() -> None:
     """Run the command line; the exit status is one of ``ExitCode``."""
+    # The descriptor of a closed stream would else go to a socket or a journal.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if (
-            getattr(sys, name) is None
-        ):  # closed: else a socket or a journal would get its descriptor
+        if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     # click's standalone mode would exit with status 1 on Ctrl+C.
     sys.exit(commands.main(prog_name="holdfast", standalone_mode=False))

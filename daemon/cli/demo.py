@@ -17,7 +17,6 @@ import enum
 import importlib.util
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -346,9 +345,6 @@ def run_demo(json_path: Path | None, rounds: int, keep: Path | None) -> int:
             exit_code=ExitCode.CONFIG,
             hint="install it: pip install torch (or: pip install 'holdfast[train]')",
         )
-    for number in (signal.SIGHUP, signal.SIGTERM):  # its processes must not outlive it
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
     with _folder(keep) as folder:
         demo = Demo(folder, rounds, console)
         try:

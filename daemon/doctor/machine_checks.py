@@ -22,11 +22,10 @@ from pathlib import Path
 import psutil
 
 from ... import __version__
-from ...protocol.errors import UserError
 from ...protocol.messages import VERSION_MAX, VERSION_MIN, CheckAnswer
 from ..congestion import examine, wanted_by_default
 from ..memory_check import MEMORY_LEFT_BYTES, format_gib, machine_bytes
-from ..paths import CONTROL_FILE, LOCK_FILE, read_control, socket_folder
+from ..paths import CONTROL_FILE, LOCK_FILE, read_control
 from ..this_machine import descriptor_limit
 from .findings import Finding, fault, ok, skipped, warning
 
@@ -122,16 +121,11 @@ def check_memory(needs: CheckAnswer | None) -> Finding:
 
 
 def check_state(state: Path, *, shared: bool) -> Iterator[Finding]:
-    """Check that the state folder is writable, private, and not in use, and that a socket has a place.
+    """Check that the state folder is writable, private, and not in use.
 
     Args:
       shared: it is the folder in which the peers of all runs have theirs.
     """
-    try:
-        with socket_folder():
-            pass
-    except UserError as error:
-        yield fault("temporary", str(error), error.hint)
     folder = _existing(state)
     if folder == state.absolute() and not shared:
         yield from _check_unused(state)

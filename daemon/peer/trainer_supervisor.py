@@ -129,9 +129,8 @@ class TrainerSupervisor:
     @property
     def idle(self) -> bool:
         """No process runs, and none will until somebody mends something."""
-        return bool(self.why_waiting) or (
-            self.failed is not None and self.failed.remedy is Remedy.NONE
-        )
+        given_up = self.failed is not None and self.failed.remedy is Remedy.NONE
+        return given_up or bool(self.why_waiting)
 
     def environment(self) -> Mapping[str, str]:
         # Without the daemon's own options: one of them is the invite, which admits any machine.
