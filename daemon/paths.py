@@ -37,6 +37,8 @@ MASTER_FILES = (JOURNAL_FILE, PLACE_FILE)
 IDENTITY_FILE = "identity.key"  # in a peer's state
 STANDBY = "standby"  # the kind of a master that waits for another one to end
 SOCKET_FOLDER = "holdfast-peer-"  # beginning of its name, below the folder for temporary files
+SOCKET_PLACE_BYTES_MAX = 67  # of the latter's path: a socket's has 107 bytes at most, on macOS 103
+SHORT_PLACE = "/tmp"  # instead of a longer one
 FRESH_S = 60.0  # a folder of this age may not be locked yet
 
 
@@ -52,8 +54,8 @@ class DaemonAddress:
 
 def data_home() -> Path:
     """Return ``$HOLDFAST_HOME``, or ``holdfast`` under the XDG data directory."""
-    if "HOLDFAST_HOME" in os.environ:
-        return Path(os.environ["HOLDFAST_HOME"])
+    if home := os.environ.get("HOLDFAST_HOME"):
+        return Path(home)
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "holdfast"
 
@@ -173,15 +175,29 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Make a temporary folder, because a socket's path must be short; remove those of killed daemons."""
-    for old in Path(tempfile.gettempdir()).glob(f"{SOCKET_FOLDER}*"):
+    """Make a temporary folder, because a socket's path must be short; remove those of killed daemons.
+
+    Raises:
+      UserError: there is no place for it.
+    """
+    try:
+        place = tempfile.gettempdir()
+        if len(os.fsencode(place)) > SOCKET_PLACE_BYTES_MAX:
+            place = SHORT_PLACE
+        folder = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER, dir=place))
+    except OSError as error:
+        raise UserError(
+            f"no folder for temporary files: {error.strerror}",
+            exit_code=ExitCode.CONFIG,
+            hint=f"make {SHORT_PLACE} writable, or name another folder with a short path in TMPDIR",
+        ) from error
+    for old in folder.parent.glob(f"{SOCKET_FOLDER}*"):
         with contextlib.suppress(OSError, UserError):
             found = old.lstat()
             own = found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)
             if own and time.time() - found.st_mtime > FRESH_S:
                 with locked(old):
                     shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER))
     try:
         with locked(folder):
             yield folder

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..membership.spec.spec import RunSpec
 from ..membership.spec.spec_faults import SpecFault, find_faults
 from ..protocol.errors import UserError
+from ..protocol.text import decoded
 from .exit_codes import ExitCode
 
 
@@ -36,7 +37,7 @@ def format_faults(path: Path, kind: str, faults: Sequence[SpecFault]) -> list[st
 def read_text(path: Path) -> str:
     """Return the text of run.toml; raise UserError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return decoded(path.read_bytes())
     except OSError as error:
         raise UserError(
             f"cannot read {path}: {error.strerror}",

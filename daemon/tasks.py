@@ -13,25 +13,28 @@ from ..protocol.errors import HoldfastError
 async def wait_for_signals(
     on_signal: Callable[[], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call ``on_signal`` at every SIGINT and SIGTERM, until cancelled.
+    """Call ``on_signal`` at every SIGINT and SIGTERM, and at SIGHUP if it comes first, until cancelled.
+
+    A terminal or an ssh connection that is closed sends SIGHUP, often twice, which must not pass for an
+    impatient second Ctrl+C. Under ``nohup`` it stays ignored.
 
     Args:
       task_status: says when no signal ends the process any more.
     """
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    hang_up = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else set()
+    first = True
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up) as signals:
         task_status.started()
-        async for _ in signals:
-            on_signal()
+        async for number in signals:
+            if first or number not in hang_up:
+                on_signal()
+            first = False
 
 
 def only_error(group: BaseExceptionGroup[BaseException]) -> HoldfastError | None:
     """Return the first error of a group that holds only HoldfastErrors, else None."""
-    leaves = list(_leaves(group))
-    ours = [leaf for leaf in leaves if isinstance(leaf, HoldfastError)]
-    return ours[0] if ours and len(ours) == len(leaves) else None
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for part in error.exceptions for leaf in _leaves(part)]
-    return [error]
+    ours, others = group.split(HoldfastError)
+    first: BaseException | None = ours
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if others is None and isinstance(first, HoldfastError) else None

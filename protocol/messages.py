@@ -149,6 +149,7 @@ class RefusalCode(enum.Enum):
     RUN = "run"  # this is another run's master
     LAYOUT = "layout"  # the script's tensors are not the run's
     DUPLICATE = "duplicate"  # the same identity is connected already
+    COPY = "copy"  # a process with the same identity was here before, and is still
     KICKED = "kicked"  # removed by the run's operator, or contradicted by checks; do not come back
     SILENT = "silent"  # no sign of life within the deadline; may come back
     PROTOCOL = "protocol"  # broke the protocol

@@ -11,6 +11,7 @@ about a new character would refuse each other's messages.
 
 from __future__ import annotations
 
+import codecs
 import re
 
 import attrs
@@ -59,6 +60,16 @@ def escaped_lines(text: str) -> str:
 def plain(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Make a text (an exception's, for example) fit a message: one line, escaped, cut to length."""
     return escaped(_SPACES.sub(" ", text))[:chars_max]
+
+
+def decoded(data: bytes) -> str:
+    """Return the text of a file from any system: UTF-8, or UTF-16 with a mark; a line ends with one character.
+
+    Raises:
+      UnicodeDecodeError: it is neither.
+    """
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if wide else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def format_duration(seconds: float) -> str:

@@ -20,6 +20,7 @@ user can fix never prints a traceback.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import sys
@@ -43,16 +44,18 @@ from .relay_command import relay
 P = ParamSpec("P")
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
-# Set by the daemon for its trainer, or read elsewhere. Every other variable must belong to an option.
+# Set by the daemon for its trainer, or read elsewhere. Every other variable should belong to an option.
 OTHER_VARIABLES = {
     "HOLDFAST_GPUS",
     "HOLDFAST_HOME",
     "HOLDFAST_MEMBER",
+    "HOLDFAST_PASSPHRASE",
     "HOLDFAST_SOCKET",
     "HOLDFAST_STANDALONE",
     "HOLDFAST_STANDALONE_STEPS",
     "HOLDFAST_START",
 }
+MISSPELT = 0.93  # at this likeness to a known variable (difflib) an unknown one is a typing error
 
 # What earlier versions had, and what stands in its place.
 GONE = {
@@ -80,6 +83,7 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         error: BaseException | None
+        stopped = UserError("stopped", exit_code=ExitCode.INTERRUPTED)
         try:
             function(*args, **kwargs)
             return
@@ -89,13 +93,9 @@ def fails_plainly(function: Callable[P, None]) -> Callable[P, None]:
         except UserError as raised:
             error = raised
         except (click.Abort, KeyboardInterrupt):  # Ctrl+C before a daemon listens for signals
-            click.echo("holdfast: stopped", err=True)
-            sys.exit(ExitCode.INTERRUPTED)
+            error = stopped
         except BaseExceptionGroup as group:
-            if group.split(KeyboardInterrupt)[1] is None:
-                click.echo("holdfast: stopped", err=True)
-                sys.exit(ExitCode.INTERRUPTED)
-            error = only_error(group)
+            error = stopped if group.split(KeyboardInterrupt)[1] is None else only_error(group)
             if error is None:
                 raise
         click.echo(f"holdfast: {error}", err=True)
@@ -112,7 +112,7 @@ class Commands(click.Group):
     """The command group, which checks the environment variables before any command runs."""
 
     def invoke(self, context: click.Context) -> object:
-        refuse_unknown_variables(os.environ, self)
+        check_variables(os.environ, self)
         return super().invoke(context)
 
     def resolve_command(
@@ -137,17 +137,22 @@ class Commands(click.Group):
                 formatter.write_dl([(f"{name:<{width}}", text) for name, text in rows])
 
 
-def refuse_unknown_variables(environment: Mapping[str, str], group: click.Group) -> None:
-    """Raise UserError for a HOLDFAST_* variable that no option reads: it is probably misspelt."""
+def check_variables(environment: Mapping[str, str], group: click.Group) -> None:
+    """Warn of HOLDFAST_* variables that are no options (Kubernetes sets some); refuse misspelt ones."""
     own = {f"{ENVIRONMENT_PREFIX}{option.name}".upper() for option in group.params}
     known = OTHER_VARIABLES | own | _variables(ENVIRONMENT_PREFIX, group)
-    for variable in environment:
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+    given = {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
+    unknown = sorted(given - known)
+    for variable in unknown:
+        close = difflib.get_close_matches(variable, known, 1, MISSPELT)
+        if close:
             raise UserError(
                 f"unknown environment variable {variable}",
                 exit_code=ExitCode.USAGE,
-                hint="unset it; options are HOLDFAST_COMMAND_OPTION, e.g. HOLDFAST_JOIN_NAME",
+                hint=f"{close[0]} is one; correct the name, or unset the variable",
             )
+    if unknown:
+        click.echo(f"holdfast: ignores unknown variables: {', '.join(unknown)}", err=True)
 
 
 def _variables(prefix: str, group: click.Group) -> set[str]:
@@ -240,5 +245,9 @@ for section in SECTIONS.values():
 @fails_plainly
 def main() -> None:
     """Run the command line; the exit status is one of ``ExitCode``."""
+    # The descriptor of a closed stream would else go to a socket or a journal.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     # click's standalone mode would exit with status 1 on Ctrl+C.
     sys.exit(commands.main(prog_name="holdfast", standalone_mode=False))

@@ -13,7 +13,7 @@ import click
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.messages import NAME_CHARS_MAX
-from ...protocol.text import escaped, unprintable
+from ...protocol.text import decoded, escaped, unprintable
 from ..paths import check_kind
 from ..peer.volunteer_limits import Hours
 
@@ -99,7 +99,7 @@ def parse_invite_option(
             mask(value)
         return value
     try:
-        return Path(value[1:]).read_text().strip()
+        return decoded(Path(value[1:]).read_bytes()).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{value[1:]} cannot be read: {error}") from error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import trio
@@ -14,9 +14,10 @@ from attrs import define, field
 
 from ... import __version__
 from ...protocol.addresses import Address
-from ...protocol.errors import EvictedError, RemoteProtocolError, UserError, cause_of
+from ...protocol.errors import EvictedError, HoldfastError, RemoteProtocolError, UserError, cause_of
 from ...protocol.machine_check import NONCE_BYTES, MachineCheckReport, ask_master
 from ...protocol.messages import CHECKED_ADDRESSES_MAX, CheckAnswer, RefusalCode
+from ...protocol.network.socket_options import SmallSegments
 from ...protocol.network.sockets import bind_all
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import dialable
@@ -26,6 +27,9 @@ from ..web.http_server import bind_http
 from .findings import Finding, Verdict, fault, ok, skipped, warning
 
 MASTER_S = 30.0  # for one address of the master: dial, dial back, measure
+PACKETS_S = 10.0  # for the same with smaller packets
+PACKETS_BYTES = (576, 1_280, 1_400)  # what every path carries, what IPv6 asks for, most tunnels
+HEADERS_BYTES = 40  # of IPv4 and TCP
 CLOCK_WARN_S = 30.0  # beyond this, logs of two machines cannot be compared
 CLOCK_FAULT_S = 3_600.0  # certificates last a day; their renewal tolerates a slowly drifting clock
 LINE_SLOW_BYTES_PER_S = 125_000.0  # 1 Mbit/s
@@ -141,7 +145,8 @@ async def _ask_masters(
             with trio.fail_after(MASTER_S):
                 seen = await ask_master(address, invite, advertised, nonce)
         except (OSError, trio.TooSlowError) as error:
-            unreached.append(_unreachable(address, error))
+            ask = partial(ask_master, address, invite, advertised, nonce)
+            unreached.append(_unreachable(address, error, await _largest_packets(ask)))
         except RemoteProtocolError as error:
             unreached.append(_not_it(address, error))
         except EvictedError as error:
@@ -228,15 +233,34 @@ def _bandwidth(seen: MachineCheckReport) -> Finding:
     return ok("bandwidth", text)
 
 
+async def _largest_packets(ask: Callable[[], Awaitable[object]]) -> int:
+    """Return the size of the largest packets with which the master answers; 0 if it never does."""
+    largest_bytes = 0
+    with suppress(OSError, trio.TooSlowError, HoldfastError):
+        for packet_bytes in PACKETS_BYTES:
+            trio.socket.set_custom_socket_factory(SmallSegments(packet_bytes - HEADERS_BYTES))
+            with trio.fail_after(PACKETS_S):
+                await ask()
+            largest_bytes = packet_bytes
+    trio.socket.set_custom_socket_factory(None)
+    return largest_bytes
+
+
 def _mbit(bytes_per_s: float) -> str:
     return f"{8 * bytes_per_s / 1e6:.0f} Mbit/s" if bytes_per_s < 1e12 else "too fast to measure"
 
 
-def _unreachable(address: Address, error: OSError | trio.TooSlowError) -> Finding:
+def _unreachable(address: Address, error: OSError | trio.TooSlowError, fits: int) -> Finding:
+    """Return the fault of a master that does not answer; ``fits``: unless packets have so many bytes at most."""
     cause = cause_of(error)
     number = cause.errno if isinstance(cause, OSError) else None
     text = f"no master answers at {address}: {cause if str(cause) else 'no answer in time'}"
-    if isinstance(cause, socket.gaierror):
+    if fits:
+        text = (
+            f"the path to {address} loses large packets: the master answers those of {fits} bytes"
+        )
+        fix = f"let this machine send smaller ones: `ip link set dev DEVICE mtu {fits}`"
+    elif isinstance(cause, socket.gaierror):
         fix = f"check the spelling of {address.host}, and DNS here: `getent hosts {address.host}`"
     elif number == errno.ECONNREFUSED:
         fix = (

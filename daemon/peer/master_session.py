@@ -84,6 +84,7 @@ FINAL_CODES = {
     RefusalCode.TOKEN,
     RefusalCode.RUN,
     RefusalCode.LAYOUT,
+    RefusalCode.COPY,
     RefusalCode.KICKED,
     RefusalCode.FULL,
     RefusalCode.FINISHED,
@@ -93,7 +94,7 @@ FINAL_CODES = {
 # These refusals concern the master, not this peer: dial another address, or dial later.
 PASSING_CODES = {RefusalCode.SUPERSEDED, RefusalCode.BUSY}
 
-IS_IT_THERE = "is `holdfast master` running, and is its port open from here?"
+IS_IT_THERE = "is `holdfast master` running, and its port open? `holdfast doctor INVITE` tells"
 
 DIAL_ERRORS = (OSError, trio.TooSlowError, RemoteProtocolError)
 

@@ -110,6 +110,7 @@ def as_user_error(error: EvictedError) -> UserError:
         RefusalCode.VERSION.value: "install the run's version of holdfast",
         RefusalCode.TOKEN.value: "ask the run's operator for another invite",
         RefusalCode.RUN.value: "this invite is for another run than the master serves",
+        RefusalCode.COPY.value: "give this one another folder (--state DIR) and an invite of its own",
         RefusalCode.LAYOUT.value: "use the same model in the training script as the others",
         RefusalCode.FINISHED.value: "the run's operator can let it go on: `holdfast resume --rounds N` (or --epochs N) at the master",
     }

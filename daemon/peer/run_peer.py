@@ -95,6 +95,7 @@ SHOWN_S = 0.5  # between two states of the living line
 LINES_QUOTED = 20  # of a script's output, with the error that it failed
 MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
 REFUSED_S = 5.0  # for a script whose model is refused to end with its own error
+IDLE_LOOK_S = 0.5  # between two looks at whether there is a trainer to wait for
 FAREWELL_S = 120.0  # for the trainer to evaluate, save and exit after the run's end
 
 
@@ -436,8 +437,9 @@ class Peer:
             "the run is finished" + (f": all {rounds} rounds are committed" if rounds else "")
         )
         self._leaving = True
-        if self.supervisor is not None:
-            await trio.sleep(FAREWELL_S)
+        with trio.move_on_after(FAREWELL_S):
+            while self.supervisor is not None and not self.supervisor.idle:
+                await trio.sleep(IDLE_LOOK_S)
         await self._leave("the run is finished")
 
     async def _leave_when_unavailable(self) -> None:

@@ -126,6 +126,12 @@ class TrainerSupervisor:
         self._exited = trio.Event()  # of the newest process
         self._exited.set()
 
+    @property
+    def idle(self) -> bool:
+        """No process runs, and none will until somebody mends something."""
+        given_up = self.failed is not None and self.failed.remedy is Remedy.NONE
+        return given_up or bool(self.why_waiting)
+
     def environment(self) -> Mapping[str, str]:
         # Without the daemon's own options: one of them is the invite, which admits any machine.
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_") or k in HANDED}

@@ -3,14 +3,17 @@
 A peer has at most one connection. When it attaches again, the newer connection wins: the effects
 begin with ``DropPeer(peer, DUPLICATE, previous=True)`` for the older one, whose end the daemon must
 not report by ``detach``. The same incarnation is a reconnect and keeps its member number and its
-place. Another incarnation is a new process and gets a new number. A refused peer gets
+place. Another incarnation is a new process and gets a new number; should the older process come back,
+the newer one runs with a copy of its state folder, and is dropped for good (``COPY``). A refused peer gets
 ``DropPeer(previous=False)``; its older connection, if there is one, stays.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 from ...protocol.messages import VERSION_MAX, Commit, Hello, RefusalCode, Welcome
-from .hello_checks import Processes, Refusal, refusal
+from .hello_checks import PROCESSES_MAX, Processes, Refusal, refusal
 from .removal import Removal
 from .state.context import Context, format_member, quoted
 from .state.journal import PeerAdmitted
@@ -25,6 +28,7 @@ class Attachment:
         self.context = context
         self.removal = removal
         self._processes = Processes()
+        self._replaced: dict[str, deque[int]] = {}  # by peer: incarnations that newer ones followed
 
     def refuse(self, peer: str, hello: Hello) -> bool:
         """Refuse a peer that may not enter. Returns True if it was refused."""
@@ -49,8 +53,16 @@ class Attachment:
         if old is None:
             return False
         again = old.incarnation == hello.incarnation
+        code = RefusalCode.DUPLICATE
         reason = "it connected again" if again else "another process of this peer connected"
-        self.context.drop(peer, RefusalCode.DUPLICATE, reason, previous=True)
+        replaced = self._replaced.setdefault(peer, deque(maxlen=PROCESSES_MAX))
+        if hello.incarnation in replaced:
+            code = RefusalCode.COPY
+            reason = "another process with a copy of this state folder came first"
+            replaced.clear()
+        elif not again:
+            replaced.append(old.incarnation)
+        self.context.drop(peer, code, reason, previous=True)
         self.context.announce(EventKind.JOIN, peer, f"{format_member(old)}: {reason}")
         self.removal.remove(old, reason, keep_place=again)
         return True

@@ -73,6 +73,18 @@ def choose_congestion(sock: AnySocket, name: str) -> None:
             return
 
 
+@frozen
+class SmallSegments(trio.abc.SocketFactory):
+    """Makes TCP sockets that send and take segments of this size at most (``TCP_MAXSEG``)."""
+
+    segment_bytes: int
+
+    def socket(self, *kind: int) -> trio.socket.SocketType:
+        sock = trio.socket.from_stdlib_socket(socket.socket(*kind))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self.segment_bytes)
+        return sock
+
+
 def congestion_of(sock: AnySocket) -> str:
     """Return the congestion control of a connection, or an empty text if the kernel does not tell it."""
     if not hasattr(socket, "TCP_CONGESTION"):

@@ -74,7 +74,7 @@ class Invite:
 
     @classmethod
     def decode(cls, text: str, now_s: float | None = None) -> Invite:
-        """Parse a string that a person pasted; line breaks in it are ignored.
+        """Parse a string that a person pasted; line breaks and a byte order mark in it are ignored.
 
         Args:
           now_s: Unix time, for tests; the wall clock otherwise.
@@ -84,7 +84,7 @@ class Invite:
         """
         if len(text) > TEXT_LENGTH_MAX:
             raise _bad(f"has {len(text)} characters")
-        text = "".join(text.split())
+        text = "".join(text.removeprefix("\ufeff").split())
         if not text.startswith(PREFIX):
             if _OF_ANOTHER_VERSION.match(text):
                 raise _bad("was made by another version of holdfast", "upgrade the older side")

@@ -22,6 +22,7 @@ import pytest
 
 import holdfast
 from holdfast.daemon.cli.command_line import GONE, SECTIONS, commands, main
+from holdfast.daemon.cli.options import screen
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
@@ -29,6 +30,7 @@ from holdfast.protocol.messages import Role
 from holdfast.protocol.trust.invite import Invite
 from tests.processes.harness import Fleet, Node, alive, environment, member, run_command, spec
 
+ROOT = Path(__file__).resolve().parents[2]
 INVITE = Invite(
     run_id="ab" * 16,
     addresses=(Address("127.0.0.1", 1),),
@@ -175,13 +177,36 @@ def test_a_wrong_option_or_argument_is_named(run: Run, arguments: list[str], nam
     assert named in said.line
 
 
-@pytest.mark.parametrize(
-    "variable", ["HOLDFAST_NONSENSE", "HOLDFAST_JOIN_NAMES", "HOLDFAST_NAME", "HOLDFAST_LISTEN"]
-)
-def test_an_unknown_variable_is_named(run: Run, variable: str) -> None:
+@pytest.mark.parametrize("variable", ["HOLDFAST_JOIN_NAMES", "HOLDFAST_LOGLEVEL"])
+def test_a_misspelt_variable_is_named(run: Run, variable: str) -> None:
     said = run("status", **{variable: "x"})
     assert said.status == ExitCode.USAGE
     assert variable in said.line
+
+
+def test_variables_that_others_set_are_named_and_ignored(run: Run) -> None:
+    """Kubernetes sets some for a service of this name, in whichever pod."""
+    names = ("HOLDFAST_PORT", "HOLDFAST_MASTER_PORT", "HOLDFAST_MASTER_HTTP_PORT")
+    said = run("completion", "bash", **dict.fromkeys(names, "tcp://10.0.0.1:80"))
+    assert said.status == 0
+    assert all(name in said.err for name in names)
+
+
+def test_every_variable_that_is_read_is_known(run: Run) -> None:
+    read = (path for path in [*ROOT.glob("daemon/**/*.py"), *ROOT.glob("docker/*.yaml")])
+    names = {
+        name for path in read for name in re.findall(r"\bHOLDFAST_[A-Z_]*[A-Z]\b", path.read_text())
+    }
+    said = run("completion", "bash", **dict.fromkeys(names, ""))
+    assert (said.status, said.err) == (0, "")
+
+
+def test_closed_standard_streams_are_no_fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert run("completion", "bash").status == 0
+    with screen(quiet=False) as shown, sys.stdin, sys.stdout, sys.stderr:
+        shown.tell("to nobody")
 
 
 def test_options_come_from_variables_and_flags_win(run: Run) -> None:
@@ -198,6 +223,20 @@ def test_options_come_from_variables_and_flags_win(run: Run) -> None:
 
 
 # ---------------------------------------------------------------- run.toml: 3
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-8"])
+def test_text_files_of_other_systems_are_read(run: Run, tmp_path: Path, encoding: str) -> None:
+    text = '[run]\r\nname = "ünï"\r\n\r\n[reduce]\rlanes = 2\r\n'
+    (tmp_path / "run.toml").write_bytes(text.encode(encoding))
+    said = run("config", "check", str(tmp_path / "run.toml"))
+    assert (said.status, said.err) == (0, "")
+    (tmp_path / "invite").write_bytes(f"{INVITE.encode()}\r\n".encode(encoding))
+    said = run("join", f"@{tmp_path / 'invite'}", "--patience", "0.1", "--", "true")
+    assert said.status == ExitCode.UNREACHABLE, said.err
+    assert Invite.decode(f"\ufeff{INVITE.encode()}\r\n") == INVITE, "of a shell's $(cat invite)"
+    (tmp_path / "run.toml").write_bytes("[run] # \xfc".encode("latin-1"))
+    assert "is not UTF-8 text" in run("config", "check", str(tmp_path / "run.toml")).line
 
 
 @pytest.mark.parametrize(

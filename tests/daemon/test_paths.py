@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.daemon import paths
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.paths import (
     CONTROL_FILE,
@@ -64,6 +66,7 @@ def test_a_killed_daemons_socket_folder_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(paths, "SOCKET_PLACE_BYTES_MAX", len(str(tmp_path)))
     left, starting = tmp_path / f"{SOCKET_FOLDER}left", tmp_path / f"{SOCKET_FOLDER}starting"
     for folder in (left, starting):
         folder.mkdir(0o700)
@@ -94,6 +97,19 @@ def test_folders_of_another_user_in_a_shared_place_are_left_alone(
     with pytest.raises(UserError, match="other users of this machine can write"), locked(theirs):
         pass
     assert not target.exists(), "what their link names is not made"
+
+
+def test_a_sockets_path_fits_however_long_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    with socket_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "trainer.sock"))
+        longest = paths.SOCKET_PLACE_BYTES_MAX - len(str(folder.parent))
+        assert len(str(folder / "trainer.sock")) + longest <= 103, "macOS takes no more"
+    monkeypatch.setattr(paths, "SHORT_PLACE", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="no folder for temporary files"), socket_folder():
+        pass
 
 
 def test_the_data_home_follows_the_environment(

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
+import trio.testing
 
 from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.peer.run_peer import Peer, PeerOptions
+from holdfast.daemon.peer.trainer_supervisor import TrainerSupervisor
+from holdfast.daemon.tasks import wait_for_signals
+from holdfast.protocol.messages import FailureKind, Remedy, TrainerFailed
 from tests.processes.harness import Fleet, spec
 
 
@@ -41,3 +49,33 @@ def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
         master.signal(signal.SIGCONT)
         master.signal(signal.SIGTERM)
         assert master.wait() == 0
+
+
+@pytest.mark.parametrize(("nohup", "heard"), [(False, [1, 1, 2, 2]), (True, [0, 0, 1, 1])])
+async def test_a_closed_terminal_ends_a_daemon_in_good_order(nohup: bool, heard: list[int]) -> None:
+    calls: list[None] = []
+    counts = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else lambda *_: None)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(wait_for_signals, lambda: calls.append(None))
+            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+                signal.raise_signal(number)
+                await trio.testing.wait_all_tasks_blocked()
+                counts.append(len(calls))
+            nursery.cancel_scope.cancel()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert counts == heard
+
+
+async def test_a_peer_whose_command_failed_for_good_leaves_with_the_run(tmp_path: Path) -> None:
+    peer: Any = Peer(cast(PeerOptions, None), lambda _line: None)
+    peer.service = SimpleNamespace(finished=trio.Event(), rounds_wanted=1)
+    peer.service.finished.set()
+    peer.supervisor = TrainerSupervisor(["true"], tmp_path / "sock", member="me")
+    peer.supervisor.failed = TrainerFailed(FailureKind.CRASH, "status 1", Remedy.NONE, 5, 0.0)
+    peer._leave = lambda _reason: trio.sleep(0)
+    began_s = trio.current_time()
+    await peer._see_out()
+    assert trio.current_time() == began_s

@@ -210,6 +210,19 @@ def test_another_process_of_the_same_peer_is_a_new_member() -> None:
     assert table.roles() == {"a": "contributor*", "b": "spare", "c": "contributor*"}
 
 
+def test_the_first_of_several_copies_of_a_state_folder_stays() -> None:
+    table = Table()
+    table.start(A, B)
+    heard: list[RefusalCode] = []
+    for incarnation in (2, 3, 1, 2, 1):  # 1 has not ended, as it seemed
+        table.join(B, hello=hello_of(B, incarnation=incarnation))
+        drop = table.effects[0]
+        assert isinstance(drop, DropPeer)
+        heard.append(drop.code)
+    duplicate, final = RefusalCode.DUPLICATE, RefusalCode.COPY
+    assert heard == [duplicate, duplicate, final, duplicate, final]
+
+
 def test_a_refused_newcomer_does_not_disturb_the_old_connection() -> None:
     table = Table()
     table.start(A, B)

@@ -18,8 +18,10 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
 
 import holdfast
+from holdfast.daemon.doctor import line_checks
 from holdfast.daemon.doctor.findings import Verdict
 from holdfast.daemon.doctor.line_checks import check_clock, check_version
 from holdfast.daemon.exit_codes import ExitCode
@@ -418,6 +420,18 @@ def test_a_firewall_before_this_machine(fleet: Fleet, tmp_path: Path) -> None:
         finally:
             master.kill()
             master.communicate()
+
+
+async def test_a_path_that_loses_large_packets_is_named() -> None:
+    async def ask() -> None:
+        with trio.socket.socket() as sock:
+            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) > 1_300:
+                await trio.sleep_forever()
+
+    fits = await line_checks._largest_packets(ask)
+    found = line_checks._unreachable(Address("10.0.0.1", 29700), trio.TooSlowError(), fits)
+    assert "loses large packets" in found.text
+    assert "mtu 1280" in found.fix
 
 
 @contextlib.contextmanager
