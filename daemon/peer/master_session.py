@@ -233,6 +233,7 @@ class MasterSession:
                 last_contact_s = trio.current_time()
                 if last_contact_s - began_s > BACKOFF_MAX_S:
                     backoff_s = BACKOFF_FIRST_S
+                    break  # the order is from before that session: its own master comes last now
             patience_s = self._config.patience_s
             if patience_s is not None and trio.current_time() - last_contact_s > patience_s:
                 raise no_master(self._masters, failure, hint)
