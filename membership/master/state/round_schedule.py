@@ -7,6 +7,10 @@
 A run with a limit of rounds takes the last turn of every fragment at its last step, so that the final
 weights include all training.
 
+A due step is always a multiple of H / P, floored, because peers set step limits so (see ``trainer_control``).
+When the operator changes H, the next round keeps its step, rounded up to such a multiple, and the later ones
+follow in the new distance: ``moved`` is the number of multiples that the schedule is ahead of the count of rounds.
+
 An aborted round is tried again with the same fragment and step, after a wait that doubles with each
 abort in a row, so that a persistent fault does not keep all members busy. Rounds of several fragments may
 be in flight at once; no fragment gets a whole turn ahead of another.
@@ -22,16 +26,28 @@ RETRY_S_MAX = 30.0  # doubling stops here
 
 
 def due_step(
-    fragment: int, turn: int, sync_every: int, fragment_count: int, rounds: int = 0
+    fragment: int,
+    turn: int,
+    sync_every: int,
+    fragment_count: int,
+    last_step: int = 0,
+    moved: int = 0,
 ) -> int:
     """Return the step at which a fragment is due for the ``turn``-th time, both counted from 0.
 
     Args:
-      rounds: of all fragments, after which the run ends; 0 for a run without an end.
+      last_step: of the run; 0 for a run without an end.
     """
-    step = ((turn * fragment_count + fragment + 1) * sync_every) // fragment_count
-    last_step = rounds * sync_every // fragment_count
+    step = (turn * fragment_count + fragment + 1 + moved) * sync_every // fragment_count
     return last_step if step <= last_step < step + sync_every else step
+
+
+def moved_to(turns: Sequence[int], before: int, sync_every: int, moved: int) -> int:
+    """Return ``moved`` after a change of ``sync_every``, which was ``before``."""
+    count = len(turns)
+    turn, fragment = min((turn, fragment) for fragment, turn in enumerate(turns))
+    step = due_step(fragment, turn, before, count, moved=moved)
+    return -(-step * count // sync_every) - (turn * count + fragment + 1)
 
 
 def next_fragment(turns: Sequence[int], busy: Collection[int]) -> int | None:
