@@ -35,6 +35,7 @@ PLACE_FILE = (
 )
 MASTER_FILES = (JOURNAL_FILE, PLACE_FILE)
 IDENTITY_FILE = "identity.key"  # in a peer's state
+MASTERS_FILE = "masters"  # in a peer's state: where the run's master may be, as it said last
 STANDBY = "standby"  # the kind of a master that waits for another one to end
 SOCKET_FOLDER = "holdfast-peer-"  # beginning of its name, below the folder for temporary files
 FRESH_S = 60.0  # a folder of this age may not be locked yet
