@@ -58,6 +58,7 @@ from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import doubt_of_loopback
 from ..exit_codes import ExitCode
+from ..paths import MASTERS_FILE
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
 log = logging.getLogger("holdfast.peer")
@@ -455,11 +456,11 @@ class MasterSession:
 
     def _learn(self, masters: Sequence[str]) -> None:
         """Take the addresses at which the run's master may be, beside those known at the start."""
-        before = self._masters
+        before, credentials = self._masters, self._config.credentials
         self._masters = with_masters(self._config.masters, masters)
-        if self._config.masters_file is not None and self._masters != before:
+        if credentials is not None and self._masters != before:
             with suppress(OSError):  # it is known until this process ends
-                write_private(self._config.masters_file, "\n".join(masters).encode())
+                write_private(credentials.directory / MASTERS_FILE, "\n".join(masters).encode())
 
     async def _read(
         self, stream: MessageStream, conversation: Conversation, deadline_s: float

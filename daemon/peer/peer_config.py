@@ -33,7 +33,6 @@ class PeerConfig:
     download_bytes_per_s: float | None = None
     patience_s: float | None = 120.0  # give up after this time without a master; None: never
     local_checkpoint: str = ""  # file for the trainer's local checkpoint; empty: none
-    masters_file: Path | None = None  # takes the addresses that the master tells; None: memory only
     credentials: Credentials | None = None  # renewed in time; None: nothing to renew
     always_writes: bool = False  # write checkpoints whatever the spec's ``peers`` is
     partial: Path | None = None  # folder for partial copies; None: none are kept

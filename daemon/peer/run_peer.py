@@ -137,7 +137,6 @@ class PeerOptions:
             incarnation=secrets.randbits(62),
             patience_s=self.patience_s,
             credentials=credentials,
-            masters_file=self.state / MASTERS_FILE,
             **more,
         )
 

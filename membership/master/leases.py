@@ -267,9 +267,8 @@ class Leases:
     def _take_old_back(self) -> None:
         spec, now_s, step = self.context.spec, self.context.now_s, self.context.history.step
         steps = OLD_STEPS + OLD_TURNS * spec.diloco.sync_every
-        if now_s < self._looked_s + OLD_DEADLINES * spec.membership.deadline_s:
-            return
-        if step < self._looked_step + steps:
+        due_s = self._looked_s + OLD_DEADLINES * spec.membership.deadline_s
+        if now_s < due_s or step < self._looked_step + steps:
             return
         self._old.clear()
         for peer, held in self.held.items():
@@ -279,9 +278,8 @@ class Leases:
                 self.free.update(old)
                 self._old[peer] = old
                 self._tell_all(peer)
-                name, what = self.context.name(peer), f"{old.count} samples that it leased"
-                text = f"{name} does not train on {what}: others do"
-                self.context.announce(EventKind.RUN, peer, text)
+                what = f"does not train on {old.count} samples that it leased: others do"
+                self.context.announce(EventKind.RUN, peer, f"{self.context.name(peer)} {what}")
         self._looked = {peer: RangeSet(held) for peer, held in self.held.items()}
         self._looked_s, self._looked_step = now_s, step
 

@@ -59,8 +59,8 @@ class Places:
 
     def _vacate(self, peer: str, why: str) -> None:
         self.context.record(PlaceVacated(peer))
-        text = f"{self.context.name(peer)} gives up its place: {why}"
-        self.context.announce(EventKind.ROLE, peer, text)
+        name = self.context.name(peer)
+        self.context.announce(EventKind.ROLE, peer, f"{name} gives up its place: {why}")
 
     def warn_of_invites(self) -> None:
         """Warn the operator once of each invite that a large part of the contributors came by."""

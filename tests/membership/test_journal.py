@@ -165,18 +165,13 @@ def test_a_run_with_an_end_takes_everything_in_at_its_last_step(
 
 @pytest.mark.parametrize(
     ("turns", "before", "after", "steps"),
-    [
-        ([71], 40, 200, [3000, 3200, 3400]),
-        ([2], 500, 120, [1560, 1680, 1800]),
-        ([3, 3], 100, 30, [360, 375, 390]),
-        ([1, 1, 1], 7, 20, [13, 20, 26]),
-    ],
+    [([71], 40, 200, [3000, 3200]), ([2], 500, 120, [1560, 1680]), ([1] * 3, 7, 20, [13, 20])],
 )
 def test_the_next_round_keeps_its_step_when_sync_every_changes(
     turns: list[int], before: int, after: int, steps: list[int]
 ) -> None:
     moved, count = moved_to(turns, before, after, 0), len(turns)
-    slots = [divmod(sum(turns) + number, count) for number in range(3)]
+    slots = [divmod(sum(turns) + number, count) for number in range(2)]
     assert steps == [due_step(part, turn, after, count, 0, moved) for turn, part in slots]
     assert next_boundary(steps[0], after, count) == steps[1], "peers set their step limits so"
 

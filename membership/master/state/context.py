@@ -39,7 +39,6 @@ class Context:
 
     Attributes:
       lot: random and secret; choices that no peer may predict are derived from it.
-      moved: of the schedule, see ``round_schedule``.
       now_s: the time of the present call.
       settled_s: the time of the last call after which all conclusions were drawn. What was due by
         then is done; what is due later is not, even if ``now_s`` is past it.
@@ -64,7 +63,7 @@ class Context:
         self.out: list[Effect] = []
         self.change_count = 0
         self.totals = RunTotals(history)
-        self.moved, sync_every = history.moved, spec.diloco.sync_every
+        self.moved, sync_every = history.moved, spec.diloco.sync_every  # see ``round_schedule``
         if history.sync_every not in (0, sync_every):
             self.moved = moved_to(history.turns, history.sync_every, sync_every, history.moved)
 

@@ -7,9 +7,8 @@
 A run with a limit of rounds takes the last turn of every fragment at its last step, so that the final
 weights include all training.
 
-A due step is always a multiple of H / P, floored, because peers set step limits so (see ``trainer_control``).
-When the operator changes H, the next round keeps its step, rounded up to such a multiple, and the later ones
-follow in the new distance: ``moved`` is the number of multiples that the schedule is ahead of the count of rounds.
+Due steps are multiples of H / P, floored: peers set step limits so. When the operator changes H, the next round
+keeps its step, rounded up to such a multiple: ``moved`` is how far the multiples are ahead of the rounds.
 
 An aborted round is tried again with the same fragment and step, after a wait that doubles with each
 abort in a row, so that a persistent fault does not keep all members busy. Rounds of several fragments may
