@@ -35,6 +35,7 @@ PLACE_FILE = (
 )
 MASTER_FILES = (JOURNAL_FILE, PLACE_FILE)
 IDENTITY_FILE = "identity.key"  # in a peer's state
+MASTERS_FILE = "masters"  # in a peer's state: where the run's master may be, as it said last
 STANDBY = "standby"  # the kind of a master that waits for another one to end
 SOCKET_FOLDER = "holdfast-peer-"  # beginning of its name, below the folder for temporary files
 SOCKET_PLACE_BYTES_MAX = 67  # of the latter's path: a socket's has 107 bytes at most, on macOS 103

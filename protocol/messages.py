@@ -806,6 +806,8 @@ class Welcome(Message):
     # Rounds of the previous master whose reductions the peer runs or whose results it holds. They may
     # yet be committed: the peer continues them, and reports its results again.
     going_on: tuple[int, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
+    # The step at which the run's last round is due; 0: the run has no end.
+    total_steps: int = field(default=0, validator=_count)
 
 
 @frozen
@@ -1081,6 +1083,7 @@ class NewSpec(Message):
     """Master: the run's spec from now on; it differs from the last one in the number of rounds."""
 
     spec_toml: str = field(validator=and_(max_len(65_536), _toml_text))
+    total_steps: int = field(validator=_count)  # as in ``Welcome``
 
 
 @frozen

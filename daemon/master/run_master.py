@@ -427,7 +427,7 @@ class Master:
     def _masters(self) -> tuple[Address, ...]:
         """Return the addresses for invites: this master's, then those of masters that may take over."""
         ours = [Address.parse(text) for text in self.addresses()]
-        others = [Address.parse(text) for text in self._others]
+        others = map(Address.parse, (*self._others, *self.coordinator.context.history.masters))
         return tuple(dict.fromkeys([*ours, *self.options.also, *others]))[:ADDRESSES_MAX]
 
     def know_others(self, addresses: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ from ...membership.master.state.brief_orders import OrderReader
 from ...membership.master.state.views import changed_view
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address, host_of
+from ...protocol.durable_files import write_private
 from ...protocol.errors import (
     WRONG_CLOCK_HINT,
     EvictedError,
@@ -36,7 +37,6 @@ from ...protocol.errors import (
     cause_of,
 )
 from ...protocol.messages import (
-    MASTERS_MAX,
     Heartbeat,
     Hello,
     Masters,
@@ -58,13 +58,13 @@ from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import doubt_of_loopback
 from ..exit_codes import ExitCode
+from ..paths import MASTERS_FILE
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
 log = logging.getLogger("holdfast.peer")
 
 QUEUE_COUNT_MAX = 4_096  # messages to the master that wait to be written; more: the session ends
 DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
-ADDRESSES_MAX = 2 * MASTERS_MAX  # of masters to dial: the invite's and learned ones
 BACKOFF_FIRST_S = 0.2
 RENEW_EVERY_S = 6 * 3600.0  # a certificate lasts a day
 RESUME_PAUSE_S = 0.05  # between two connections of a session
@@ -457,12 +457,12 @@ class MasterSession:
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
     def _learn(self, masters: Sequence[str]) -> None:
-        """Add addresses at which the run's master may be, beside those of the invite."""
-        for text in masters:
-            with suppress(UserError):
-                address = Address.parse(text)
-                if address not in self._masters and len(self._masters) < ADDRESSES_MAX:
-                    self._masters.append(address)
+        """Take the addresses at which the run's master may be, beside those known at the start."""
+        before, credentials = self._masters, self._config.credentials
+        self._masters = with_masters(self._config.masters, masters)
+        if credentials is not None and self._masters != before:
+            with suppress(OSError):  # it is known until this process ends
+                write_private(credentials.directory / MASTERS_FILE, "\n".join(masters).encode())
 
     async def _read(
         self, stream: MessageStream, conversation: Conversation, deadline_s: float
@@ -529,6 +529,15 @@ class MasterSession:
         while True:
             await trio.sleep(RENEW_EVERY_S)
             self.tell(Renew(credentials.identity.request_pem(self._config.name)))
+
+
+def with_masters(known: Sequence[Address], masters: Sequence[str]) -> list[Address]:
+    """Return the known addresses and these, as far as they are addresses."""
+    found = list(known)
+    for text in masters:
+        with suppress(UserError):
+            found.append(Address.parse(text))
+    return list(dict.fromkeys(found))
 
 
 def is_offline(error: Exception) -> bool:

@@ -369,10 +369,8 @@ class PeerService:
         self.state_service.check_restored(message.layout, message.lineage)
         if message.layout is not None:
             self._use_layout(message.layout)
-        diloco, total_steps = spec.diloco, spec.total_steps
-        self._perform(
-            self.replica.welcome(message, diloco.sync_every, diloco.fragments, total_steps)
-        )
+        diloco = spec.diloco
+        self._perform(self.replica.welcome(message, diloco.sync_every, diloco.fragments))
         if self.relay is not None:
             self.relay.welcome()
         if self.training.layout is not None:
@@ -421,8 +419,8 @@ class PeerService:
             case RelayPair() | StopRelayingPair() if self.relay is not None:
                 self.relay.hear(message)
             case NewSpec():
-                self._spec.known = spec = RunSpec.parse(message.spec_toml)
-                self._perform(self.replica.trainer.set_total_steps(spec.total_steps))
+                self._spec.known = RunSpec.parse(message.spec_toml)
+                self._perform(self.replica.trainer.set_total_steps(message.total_steps))
             case Notice():
                 log.warning("notice from the master: %s", message.text)
                 self.report.notices.append(message.text)

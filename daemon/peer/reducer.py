@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import trio
 from attrs import define, field
 
@@ -28,6 +29,7 @@ from ...diloco.outer import outer_step
 from ...membership.manifest import is_everywhere
 from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
+from ...membership.spec.spec import DilocoTable
 from ...protocol.arena import Values
 from ...protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
 from ...protocol.messages import (
@@ -52,9 +54,14 @@ log = logging.getLogger("holdfast.peer")
 
 @define(eq=False)
 class _Running:
-    """The reduction of a round's current order."""
+    """The reduction of a round's current order.
+
+    Attributes:
+      diloco: the settings of the master that ordered it; the next one may have others before it commits.
+    """
 
     reduction: Reduction
+    diloco: DilocoTable
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
 
@@ -123,7 +130,7 @@ class Reducer:
             self._inputs[order.round] = reduction.encoded_input
         if not self._running.keys() - self._results.keys():
             self._hub.take_measurements()  # drop measurements from before, when no round ran
-        running = self._running[order.round] = _Running(reduction)
+        running = self._running[order.round] = _Running(reduction, self._spec.value.diloco)
         self._start(self._serve, order, running)
 
     async def _serve(self, order: Reduce, running: _Running) -> None:
@@ -252,11 +259,11 @@ class Reducer:
         reduce = self._spec.value.reduce
         codec, _zstd = parse_codec(reduce.codecs(fragment)[0])
         if not (codec.lossy and reduce.feedback_decay):
+            self.forget_residual(fragment)
             return None
         if fragment not in self._residuals:
-            self._residuals[fragment] = Residual(
-                self._state_service.size(fragment).value_count, reduce.feedback_decay
-            )
+            self._residuals[fragment] = Residual(self._state_service.size(fragment).value_count)
+        self._residuals[fragment].decay = np.float32(reduce.feedback_decay)
         return self._residuals[fragment]
 
     def settle(self, commit: Commit) -> None:
@@ -284,7 +291,7 @@ class Reducer:
 
     async def apply(self, commit: Commit) -> None:
         """Take the outer step with the held result and report it."""
-        state, diloco = self._state_service.state, self._spec.value.diloco
+        state, diloco = self._state_service.state, self._running[commit.round].diloco
         result = self.result(commit.round)
 
         def step(values: Values, momentum: Values) -> None:

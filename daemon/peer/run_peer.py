@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import secrets
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 from starlette.routing import Route
 
 from ... import __version__
@@ -34,7 +35,7 @@ from ...protocol.network.socket_options import PACED_ROUND_TRIP_S_MIN, counts_re
 from ...protocol.network.sockets import SocketNetwork, bind_all
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
-from ...protocol.trust.invite import Invite
+from ...protocol.trust.invite import ADDRESSES_MAX, Invite
 from ..congestion import CongestionCheck, compare_with_lanes
 from ..exit_codes import ExitCode
 from ..log_ring import LogRing
@@ -42,6 +43,7 @@ from ..memory_check import machine_bytes
 from ..paths import (
     CHECKPOINTS_FOLDER,
     IDENTITY_FILE,
+    MASTERS_FILE,
     OWN_STATE_FILE,
     make_private,
     socket_folder,
@@ -75,6 +77,7 @@ from ..web.run_history import own_routes, status_route
 from .away_peer import AwayPeer
 from .bridge import UnixBridge
 from .checkpointer import Checkpointer
+from .master_session import with_masters
 from .own_history import OwnHistory
 from .peer_config import PeerConfig
 from .peer_credentials import as_user_error, obtain_credentials
@@ -128,7 +131,7 @@ class PeerOptions:
             me=credentials.identity.peer_id,
             name=self.name,
             run_id=self.invite.run_id,
-            masters=self.invite.addresses,
+            masters=self.known_invite().addresses,
             bind=self.listen,
             advertise=self.advertise,
             map_ports=self.map_ports,
@@ -137,6 +140,14 @@ class PeerOptions:
             credentials=credentials,
             **more,
         )
+
+    def known_invite(self) -> Invite:
+        """Return the invite with the addresses that the master told an earlier process of this peer."""
+        told: list[str] = []
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            told = (self.state / MASTERS_FILE).read_text(encoding="utf-8").splitlines()
+        addresses = with_masters(self.invite.addresses, told)[:ADDRESSES_MAX]
+        return evolve(self.invite, addresses=tuple(addresses))
 
     def away(self, phase: str, why: str, ring: LogRing) -> AwayPeer:
         """Return what serves this peer's status while it is not a member: its name and the reason."""
@@ -268,7 +279,7 @@ class Peer:
 
         return await away.during(
             lambda: obtain_credentials(
-                options.state, options.invite, options.name, options.patience_s, tell
+                options.state, options.known_invite(), options.name, options.patience_s, tell
             ),
             waits,
         )

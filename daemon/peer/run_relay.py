@@ -41,7 +41,7 @@ class Relay:
         """
         options = self.options
         credentials = await obtain_credentials(
-            options.state, options.invite, options.name, options.patience_s, self.tell
+            options.state, options.known_invite(), options.name, options.patience_s, self.tell
         )
         config = options.config(credentials, relay=self.offer)
         service = RelayService(config, SocketNetwork(credentials))

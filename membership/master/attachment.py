@@ -136,5 +136,6 @@ class Attachment:
                 masters=history.masters,
                 branch=history.branch,
                 going_on=going_on,
+                total_steps=self.context.total_steps,
             ),
         )

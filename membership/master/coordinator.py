@@ -358,7 +358,7 @@ class Coordinator:
             None,
             f"the run's operator changed {', '.join(changed_settings(before, spec))}",
         )
-        self.context.send_all(NewSpec(spec.toml_text))
+        self.context.send_all(NewSpec(spec.toml_text, self.context.total_steps))
         return True
 
     # ------------------------------------------------------------ events: other masters, the daemon

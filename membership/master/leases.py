@@ -19,6 +19,9 @@ the commit: it is told what it holds then, or it would draw those samples again.
 *Who is believed.* A peer spends only positions that it holds. An update that was trained on any others is not
 taken: ``Leased`` tells the peer what it holds, and it drops that update.
 
+*Old leases* are taken back, or a peer that leases and does not train would keep an epoch from its end. What is
+held at one look and still at the next is old. Until a third one, its peer does not get it again.
+
 *After a restart* nobody holds anything. What may have been leased and is not spent is free, but not given out
 until the members from before are back, or given up; each tells what it holds (``LeasesHeld``).
 """
@@ -53,6 +56,11 @@ RECENT_COMMITS = 8
 # Of one peer. A trainer that has trained on all that its peer holds while there was no master posts that after
 # its next step only, for which it needs samples: one epoch would be too few.
 HELD_EPOCHS_MAX = 8
+# A lease is old if its peer has held it for so many deadlines of the run, and while the run went on by so many
+# steps and turns. A peer leases ahead for four deadlines; the rest is for loaders that are far ahead of a slow trainer.
+OLD_DEADLINES = 32
+OLD_STEPS = 1_000
+OLD_TURNS = 8
 GRANT_RANGES_MAX = (
     LEASE_RANGES_MAX // 8
 )  # of one grant, so that all that a peer holds fits a message
@@ -89,6 +97,11 @@ class Leases:
         self.left: dict[int, set[str]] = {}
         self._wanted: dict[str, LeasesWanted] = {}
         self._recent: dict[str, deque[RangeSet]] = {}
+        self._looked: dict[
+            str, RangeSet
+        ] = {}  # at the last look for old leases: by peer, what it held
+        self._looked_s, self._looked_step = context.now_s, context.history.step
+        self._old: dict[str, RangeSet] = {}  # what was taken back then, by peer
         self._expect_adoption(context.history.orders.values())
 
     def _expect_adoption(self, orders: Iterable[RoundOrdered]) -> None:
@@ -215,6 +228,7 @@ class Leases:
         """
         self._give_up()
         self._revoke()
+        self._take_old_back()
         if self.context.history.finished:
             return
         for member in self.context.roster.by_number():
@@ -250,6 +264,25 @@ class Leases:
             self._keep(member.peer, flying, self.context.now_s)
             self._tell_all(member.peer)
 
+    def _take_old_back(self) -> None:
+        spec, now_s, step = self.context.spec, self.context.now_s, self.context.history.step
+        steps = OLD_STEPS + OLD_TURNS * spec.diloco.sync_every
+        due_s = self._looked_s + OLD_DEADLINES * spec.membership.deadline_s
+        if now_s < due_s or step < self._looked_step + steps:
+            return
+        self._old.clear()
+        for peer, held in self.held.items():
+            old = (held & self._looked.get(peer, RangeSet())) - self._flying(peer)
+            if old:
+                held.subtract(old)
+                self.free.update(old)
+                self._old[peer] = old
+                self._tell_all(peer)
+                what = f"does not train on {old.count} samples that it leased: others do"
+                self.context.announce(EventKind.RUN, peer, f"{self.context.name(peer)} {what}")
+        self._looked = {peer: RangeSet(held) for peer, held in self.held.items()}
+        self._looked_s, self._looked_step = now_s, step
+
     def _grant(self, member: Member, *, waiting: bool) -> None:
         message = self._wanted[member.peer]
         if not self._data.length:
@@ -264,7 +297,9 @@ class Leases:
         if count <= 0:
             return  # later, when a round has spent some of what it holds
         del self._wanted[member.peer]
-        granted = RangeSet(() if waiting else self.free.take(count, GRANT_RANGES_MAX))
+        free = RangeSet() if waiting else self.free - self._old.get(member.peer, RangeSet())
+        granted = RangeSet(free.take(count, GRANT_RANGES_MAX))
+        self.free.subtract(granted)
         if not granted:
             granted.add(self.cursor, self._advance(count))
         held.update(granted)

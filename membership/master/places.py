@@ -28,20 +28,24 @@ class Places:
         Returns:
           True if a place was vacated or taken.
         """
-        history = self.context.history
+        history, limit = self.context.history, self.context.spec.membership.contributors
         changed = False
+        while limit and len(history.places) > limit:
+            admitted = [peer for peer in history.admitted if peer in history.places]
+            self._vacate(admitted[-1], "the run has fewer places now")
+            changed = True
         while (holder := trainers.unseated(self.context)) is not None:
-            self._vacate(holder, "it has no trainer")
+            self._vacate(holder.peer, "it has no trainer")
             changed = True
         while (late := trainers.too_late(self.context)) is not None:
-            self._vacate(late, trainers.rest(self.context, late))
+            self._vacate(late.peer, trainers.rest(self.context, late))
             changed = True
         while True:
             member = next_to_seat(
                 self.context.roster,
                 history.places,
                 history.vacancies,
-                self.context.spec.membership.contributors,
+                limit,
                 history.versions,
                 self.context.now_s,
             )
@@ -53,11 +57,10 @@ class Places:
             )
             changed = True
 
-    def _vacate(self, member: Member, why: str) -> None:
-        self.context.record(PlaceVacated(member.peer))
-        self.context.announce(
-            EventKind.ROLE, member.peer, f"{format_member(member)} gives up its place: {why}"
-        )
+    def _vacate(self, peer: str, why: str) -> None:
+        self.context.record(PlaceVacated(peer))
+        name = self.context.name(peer)
+        self.context.announce(EventKind.ROLE, peer, f"{name} gives up its place: {why}")
 
     def warn_of_invites(self) -> None:
         """Warn the operator once of each invite that a large part of the contributors came by."""

@@ -183,16 +183,14 @@ class Replica:
         for head in heads:
             self.fragments[head.fragment] = LocalFragment(head.fragment, head.version, head.root)
 
-    def welcome(
-        self, message: Welcome, sync_every: int, fragment_count: int, total_steps: int = 0
-    ) -> list[PeerEffect]:
+    def welcome(self, message: Welcome, sync_every: int, fragment_count: int) -> list[PeerEffect]:
         """Begin a session with the master, also once the run was founded.
 
-        ``sync_every``, ``fragment_count`` and ``total_steps`` are the spec's.
+        ``sync_every`` and ``fragment_count`` are the spec's.
         """
         trainer = self.trainer
         trainer.away, trainer.sync_every = False, sync_every
-        trainer.fragment_count, trainer.total_steps = fragment_count, total_steps
+        trainer.fragment_count, trainer.total_steps = fragment_count, message.total_steps
         self.term, self.nonce = message.term, message.nonce
         known = self.lineage == message.lineage
         trainer.run_step = max(trainer.run_step, message.step) if known else message.step

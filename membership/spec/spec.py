@@ -401,11 +401,6 @@ class RunSpec:
                 lines.append(f"{attribute.name} = {_toml(getattr(table, attribute.name))}")
         return "\n".join(lines) + "\n"
 
-    @property
-    def total_steps(self) -> int:
-        """The step at which the last round is due; 0 for a run without an end."""
-        return self.run.rounds * self.diloco.sync_every // self.diloco.fragments
-
     @classmethod
     def parse(cls, toml_text: str) -> RunSpec:
         """Parse and check ``run.toml``.

@@ -24,14 +24,12 @@ class Credentials:
     """A member's identity and its certificate from the run's authority, kept in a directory.
 
     Attributes:
+      directory: the constructor writes the files there (0600).
       identity: the member's key.
       certificate_pem: issued by the authority for that key.
       authority_pem: the authority whose certificates this member accepts.
       holder: the certificate's statement about this member.
       expires_at: the end of the certificate, UTC.
-
-    Args:
-      directory: the constructor writes the files there (0600).
 
     Raises:
       RemoteProtocolError: the certificate is not for this identity, or not by this authority.
@@ -40,7 +38,7 @@ class Credentials:
     def __init__(
         self, directory: Path, identity: Identity, certificate_pem: bytes, authority_pem: bytes
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self.identity = identity
         self.authority_pem = authority_pem
         self._authority = load_certificate(authority_pem)
@@ -91,7 +89,7 @@ class Credentials:
           RemoteProtocolError: it is not for this identity, or not by this authority.
         """
         self._take(certificate_pem)
-        write_private(self._directory / CERTIFICATE_FILE, certificate_pem)
+        write_private(self.directory / CERTIFICATE_FILE, certificate_pem)
 
     def ssl_server_context(self, optional_client: bool) -> ssl.SSLContext:
         """Return the context to accept with: TLS 1.3 only, clients show a certificate of this run.
@@ -123,7 +121,7 @@ class Credentials:
         context.check_hostname = False
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_verify_locations(cadata=self.authority_pem.decode("ascii"))
-        context.load_cert_chain(self._directory / CERTIFICATE_FILE, self._directory / KEY_FILE)
+        context.load_cert_chain(self.directory / CERTIFICATE_FILE, self.directory / KEY_FILE)
         return context
 
     def _take(self, certificate_pem: bytes) -> None:

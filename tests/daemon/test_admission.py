@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import trio
+from attrs import evolve
 
 from holdfast.daemon.master import admission
 from holdfast.daemon.master.journal.journal_store import JournalStore
+from holdfast.daemon.peer.run_peer import Peer
+from holdfast.protocol.addresses import Address
 from holdfast.protocol.enrolment import enrol
 from holdfast.protocol.errors import EvictedError, UserError
 from holdfast.protocol.messages import RefusalCode, Role
@@ -20,7 +23,7 @@ from holdfast.protocol.trust.identity import Identity
 from holdfast.protocol.trust.invite import Invite
 from holdfast.simulation.swarm import RUN_ID
 from tests.background import background
-from tests.daemon.loopback import LOOPBACK, a_service
+from tests.daemon.loopback import LOOPBACK, a_master, a_peer, a_service
 from tests.trust import admitted
 
 pytestmark = pytest.mark.real_time
@@ -240,3 +243,27 @@ async def test_a_name_made_of_anothers_id_gets_nobody_in(tmp_path: Path) -> None
         assert [row.peer for row in desk.gate.rows()] == [poser.peer_id]
         # Known first is the id and where it comes from; what it says of itself comes last.
         assert desk.told()[-2].startswith(f"{poser.peer_id[:8]} at 127.0.0.1 asks to join as spare")
+
+
+async def test_where_masters_are_is_in_later_invites_and_known_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    elsewhere, gone, told = Address("127.0.0.1", 2), Address("127.0.0.1", 1), tmp_path / "masters"
+    async with background() as nursery:
+        master = a_master(tmp_path, '[run]\nname = "moving"\n')
+        nursery.start_soon(master.run)
+        peer = await a_peer(master, tmp_path)
+        async with background() as first:
+            first.start_soon(peer.run)
+            master.know_others([str(elsewhere)])
+            while not told.exists() or str(elsewhere) not in told.read_text():
+                await trio.sleep(0.02)
+        master.know_others([])
+        later = Invite.decode(master.make_invite(Role.SPARE, False, 1, 1.0))
+        assert later.addresses == (*peer.options.invite.addresses, elsewhere)
+        peer.options.invite = evolve(later, addresses=(gone,))
+        assert peer.options.known_invite().addresses == (gone, *later.addresses)
+        again = Peer(peer.options, print)
+        nursery.start_soon(again.run)
+        while not hasattr(again, "service") or not again.service.session.connected:
+            await trio.sleep(0.02)

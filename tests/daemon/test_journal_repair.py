@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
 import sqlite3
@@ -36,7 +37,7 @@ RECORDS: list[JournalRecord] = [
     RunCreated("cd" * 16, "[run]\n"),
     TermStarted(1),
     FOUNDED,
-    *(RoundNumbered(number) for number in range(1, 200)),
+    *(RoundNumbered(number) for number in range(1, 150)),
 ]
 DAMAGES = 25
 
@@ -60,6 +61,16 @@ def write(folder: Path, *, log: bool = True) -> Path:
     shutil.copytree(source, state)
     store.close()
     return state / "journal.sqlite"
+
+
+def test_an_open_journal_keeps_no_record_in_memory(tmp_path: Path) -> None:
+    def count() -> int:
+        return sum(type(each) is RoundNumbered for each in gc.get_objects())
+
+    path, before = write(tmp_path), count()
+    store = JournalStore(path)
+    assert count() == before
+    store.close()
 
 
 @pytest.mark.fault(

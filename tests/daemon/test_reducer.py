@@ -16,7 +16,7 @@ from holdfast.daemon.peer.peer_config import CurrentSpec, PeerConfig
 from holdfast.daemon.peer.reducer import Reducer
 from holdfast.diloco.outer import outer_step
 from holdfast.membership.peer.replica import Replica
-from holdfast.membership.spec.spec import RunSpec
+from holdfast.membership.spec.spec import DilocoTable, RunSpec
 from holdfast.protocol.arena import Values
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun, FragmentSize
 from holdfast.protocol.network.sockets import SocketNetwork
@@ -101,6 +101,7 @@ async def test_the_outer_step_never_holds_up_the_event_loop(
         yield from ((where, ones[where]) for where in (slice(0, 3), slice(3, 4)))
 
     kept = mine._inputs[1] = cast("Any", Input())
+    mine._running[1] = cast("Any", SimpleNamespace(diloco=DilocoTable()))
     mine._results[1] = ReduceResult(pieces, no_counters, bytes(32), 0)
     await mine.apply(Commit(1, 1, 0, 0, 4, CONTRIBUTORS, bytes(32)))
     assert state.heads()[0].version == 1

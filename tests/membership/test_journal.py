@@ -40,8 +40,10 @@ from holdfast.membership.master.state.round_schedule import (
     RETRY_S_MAX,
     Backoff,
     due_step,
+    moved_to,
     next_fragment,
 )
+from holdfast.membership.peer.trainer_control import next_boundary
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import (
     Commit,
@@ -154,10 +156,24 @@ def test_a_run_with_an_end_takes_everything_in_at_its_last_step(
 ) -> None:
     turns = [divmod(number, fragments) for number in range(rounds)]
     free = [due_step(part, turn, sync_every, fragments) for turn, part in turns]
-    steps = [due_step(part, turn, sync_every, fragments, rounds) for turn, part in turns]
+    end = rounds * sync_every // fragments
+    steps = [due_step(part, turn, sync_every, fragments, end) for turn, part in turns]
     last = max(0, rounds - fragments)
     assert steps[:last] == free[:last]
     assert set(steps[last:]) == {free[-1]}
+
+
+@pytest.mark.parametrize(
+    ("turns", "before", "after", "steps"),
+    [([71], 40, 200, [3000, 3200]), ([2], 500, 120, [1560, 1680]), ([1] * 3, 7, 20, [13, 20])],
+)
+def test_the_next_round_keeps_its_step_when_sync_every_changes(
+    turns: list[int], before: int, after: int, steps: list[int]
+) -> None:
+    moved, count = moved_to(turns, before, after, 0), len(turns)
+    slots = [divmod(sum(turns) + number, count) for number in range(2)]
+    assert steps == [due_step(part, turn, after, count, 0, moved) for turn, part in slots]
+    assert next_boundary(steps[0], after, count) == steps[1], "peers set their step limits so"
 
 
 def test_who_is_due_next_is_no_turn_ahead_of_anybody() -> None:

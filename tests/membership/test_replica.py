@@ -376,14 +376,15 @@ def test_a_trainer_is_told_its_role_before_attach_returns_and_when_it_changes() 
     heads = (FragmentHead(0, 0, ROOT),)
     welcome = Welcome(1, 1, "", None, LINEAGE, heads, 0, (), 1)
     replica.founded(LINEAGE, heads)
-    replica.welcome(welcome, EVERY, 1, 100)
+    replica.welcome(attrs.evolve(welcome, total_steps=100), EVERY, 1)
     replica.receive(View(1, (member(BIRCH, 1), member(ME, 2)), 0))
     came = replica.trainer_came()
     assert told(came) == [SetRole(True, "", False, 100)]
     assert [type(effect) for effect in came[:2]] == [TellTrainer, ReloadTrainer]
     assert told(replica.receive(View(2, (member(ME, 2),), 0))) == [SetRole(True, "", True, 100)]
     assert told(replica.receive(View(3, (member(ME, 2),), 0))) == []
-    assert told(replica.welcome(welcome, EVERY, 1, 200)) == [SetRole(True, "", True, 200)]
+    longer = attrs.evolve(welcome, total_steps=200)
+    assert told(replica.welcome(longer, EVERY, 1)) == [SetRole(True, "", True, 200)]
 
 
 def test_nobody_becomes_the_leader_of_a_finished_run() -> None:

@@ -250,7 +250,7 @@ def test_a_fresh_peer_is_nobody_to_go_back_to() -> None:
 
 
 def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None:
-    table = lost()
+    table = lost("rewind_s = 60\n[run]\nrounds = 3\n")
     table.wait(1_000.0)
     table.join(B, hello=holding(B, 0, 2))
     table.wait(59.0, B)
@@ -262,6 +262,8 @@ def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None
     table.wait(2.0, B)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
     assert "REWOUND by 1 rounds" in table.announced()
+    ends = [table.hear(B, Welcome).total_steps for _ in range(2)]
+    assert ends == [300, 400], "the lost round is made up for at a later step"
     opened = table.hear(B, Open)
     assert opened.version == 0
     assert opened.round == 3, "the number of the round that A had opened is spent, too"

@@ -69,19 +69,19 @@ class JournalStore(Journal):
         try:
             if str(path) == ":memory:":
                 self._db = _open(path)
-                self._records: list[journal.JournalRecord] = []
+                records: list[journal.JournalRecord] = []
             else:
-                self._load(Path(path))
-            self._count = len(self._records)
+                records = self._load(Path(path))
+            self._count = len(records)
             self._remember()
         except (sqlite3.DatabaseError, JournalError, OSError, ValueError) as error:
             raise UserError(
                 f"the journal {path} cannot be used: {error}", exit_code=ExitCode.CONFIG
             ) from error
         if self.cut is not None:
-            self._restore_grants()
+            self._restore_grants(records)
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path) -> list[journal.JournalRecord]:
         finish_replacing(path)
         self._db = _open(path)
         self._tip = JournalTip(path.with_name(f"{path.name}.tip"))
@@ -90,9 +90,8 @@ class JournalStore(Journal):
         fault = found.fault
         if not fault and claimed > len(found.rows):
             fault = f"record {len(found.rows) + 1} is missing"
-        self._records = found.records
         if not fault:
-            return
+            return found.records
         kinds = {type(record) for record in found.records}
         if journal.RunCreated not in kinds or journal.RunFounded not in kinds:
             raise UserError(
@@ -107,6 +106,7 @@ class JournalStore(Journal):
         count = max(1, claimed - len(found.rows), min(behind, 2**40) - len(found.rows))
         self.cut = JournalCut(count, fault, self._replace(path, found.rows))
         log.warning("%s", self.cut)
+        return found.records
 
     def _replace(self, path: Path, rows: list[Row]) -> Path:
         """Continue with a new journal of the undamaged rows; return the path of the old one."""
@@ -134,9 +134,9 @@ class JournalStore(Journal):
         self._tip.write(len(rows), self.last_term)
         return copy
 
-    def _restore_grants(self) -> None:
+    def _restore_grants(self, records: Iterable[journal.JournalRecord]) -> None:
         """Admit members whose grant was lost with a damaged page as ordinary contributors."""
-        for record in self._records:
+        for record in records:
             if isinstance(record, journal.PeerAdmitted) and record.peer not in self._grants:
                 log.warning("the grant of %s is lost: it is a contributor now", record.name)
                 self.admit(record.peer, GrantRow(Role.CONTRIBUTOR, False, record.name))

@@ -176,7 +176,8 @@ class RoundScheduler:
             return False
         number, version = history.next_round, history.versions[fragment]
         at_step = self.context.due_step(fragment, history.turns[fragment])
-        self.context.record(RoundNumbered(number, fragment, version, at_step))
+        schedule = spec.diloco.sync_every, self.context.moved
+        self.context.record(RoundNumbered(number, fragment, version, at_step, *schedule))
         self.rounds[number] = Round(
             number=number,
             fragment=fragment,

@@ -25,7 +25,7 @@ from .master_effects import (
     SendMessage,
 )
 from .roster import Member, Roster, waiting_in_line
-from .round_schedule import due_step
+from .round_schedule import due_step, moved_to
 from .run_totals import RunTotals
 
 DEPARTED_MAX = 64  # former members that the status shows
@@ -63,12 +63,22 @@ class Context:
         self.out: list[Effect] = []
         self.change_count = 0
         self.totals = RunTotals(history)
+        self.moved, sync_every = history.moved, spec.diloco.sync_every  # see ``round_schedule``
+        if history.sync_every not in (0, sync_every):
+            self.moved = moved_to(history.turns, history.sync_every, sync_every, history.moved)
 
     def due_step(self, fragment: int, turn: int) -> int:
         """Return the run's step at which a fragment is due for the ``turn``-th time, from 0."""
-        spec = self.spec
-        count = self.history.fragment_count
-        return due_step(fragment, turn, spec.diloco.sync_every, count, spec.run.rounds)
+        sync_every, count = self.spec.diloco.sync_every, self.history.fragment_count
+        return due_step(fragment, turn, sync_every, count, self.total_steps, self.moved)
+
+    @property
+    def total_steps(self) -> int:
+        """The step at which the last round is due; 0 for a run without an end."""
+        spec, history = self.spec, self.history
+        undone_count = sum(history.turns) - history.commit_count
+        count = spec.run.rounds and spec.run.rounds + undone_count + self.moved
+        return count * spec.diloco.sync_every // spec.diloco.fragments
 
     def take_effects(self) -> list[Effect]:
         """Return the effects of the present call and forget them."""

@@ -148,6 +148,8 @@ class RoundNumbered(JournalRecord):
     fragment: int = 0
     version: int = 0
     at_step: int = 0
+    sync_every: int = 0  # of the schedule that it follows, as is ``moved``
+    moved: int = 0
 
 
 @frozen
@@ -248,6 +250,8 @@ class RunHistory:
     trail: deque[int] = Factory(deque)  # fragments of the last commits, oldest first
     rewind_count: int = 0
     opened_count: int = 0  # rounds opened, also those that were aborted
+    sync_every: int = 0  # of the last round's schedule; 0: no round was opened yet
+    moved: int = 0  # likewise
     branch: int = 0  # changes whenever commits that a peer has heard of may be void
     step: int = 0  # the run's global step
     last_round: int = 0
@@ -331,6 +335,7 @@ class RunHistory:
                 self.next_round = max(self.next_round, record.round + 1)
                 self.opened_count += 1
                 self.behind = False
+                self.sync_every, self.moved = record.sync_every, record.moved
             case RoundOrdered():
                 self.orders[record.order.fragment] = record
             case RoundCommitted():

@@ -7,6 +7,9 @@
 A run with a limit of rounds takes the last turn of every fragment at its last step, so that the final
 weights include all training.
 
+Due steps are multiples of H / P, floored: peers set step limits so. When the operator changes H, the next round
+keeps its step, rounded up to such a multiple: ``moved`` is how far the multiples are ahead of the rounds.
+
 An aborted round is tried again with the same fragment and step, after a wait that doubles with each
 abort in a row, so that a persistent fault does not keep all members busy. Rounds of several fragments may
 be in flight at once; no fragment gets a whole turn ahead of another.
@@ -22,16 +25,28 @@ RETRY_S_MAX = 30.0  # doubling stops here
 
 
 def due_step(
-    fragment: int, turn: int, sync_every: int, fragment_count: int, rounds: int = 0
+    fragment: int,
+    turn: int,
+    sync_every: int,
+    fragment_count: int,
+    last_step: int = 0,
+    moved: int = 0,
 ) -> int:
     """Return the step at which a fragment is due for the ``turn``-th time, both counted from 0.
 
     Args:
-      rounds: of all fragments, after which the run ends; 0 for a run without an end.
+      last_step: of the run; 0 for a run without an end.
     """
-    step = ((turn * fragment_count + fragment + 1) * sync_every) // fragment_count
-    last_step = rounds * sync_every // fragment_count
+    step = (turn * fragment_count + fragment + 1 + moved) * sync_every // fragment_count
     return last_step if step <= last_step < step + sync_every else step
+
+
+def moved_to(turns: Sequence[int], before: int, sync_every: int, moved: int) -> int:
+    """Return ``moved`` after a change of ``sync_every``, which was ``before``."""
+    count = len(turns)
+    turn, fragment = min((turn, fragment) for fragment, turn in enumerate(turns))
+    step = due_step(fragment, turn, before, count, moved=moved)
+    return -(-step * count // sync_every) - (turn * count + fragment + 1)
 
 
 def next_fragment(turns: Sequence[int], busy: Collection[int]) -> int | None:
