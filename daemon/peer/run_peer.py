@@ -466,7 +466,7 @@ class Peer:
             self.service.stop()
             return
         self.tell("leaving after the round in flight (again: stop at once) ...")
-        self._nursery.start_soon(self._leave, "stopped by its operator")
+        self._nursery.start_soon(self._leave, "stopped by its owner")
 
     # ------------------------------------------------------------ what is shown
 
@@ -476,7 +476,7 @@ class Peer:
         while True:
             status, now_s = self.status(), trio.current_time()
             self._record.see(status)
-            for line in changes.of(status):
+            for line in changes.of(status, leaving=self._leaving):
                 self.tell(line)
             rounds = committed_rounds(status)
             left_s = pace.left_s(rounds, status.rounds_wanted, now_s)
@@ -608,7 +608,7 @@ class Peer:
 
     async def _act_leave(self, _body: Json) -> Json:
         self.away_reason = ""
-        self._nursery.start_soon(self._leave, "asked to leave by its operator")
+        self._nursery.start_soon(self._leave, "asked to leave by its owner")
         return {"leaving": True}
 
 

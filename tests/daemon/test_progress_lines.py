@@ -155,17 +155,19 @@ def test_each_change_is_a_sentence() -> None:
     assert said(members=both) == ["the trainer has attached", "alder is now a contributor"]
     assert said(members=both) == []
     assert said(members=(*both, fellow(CEDAR, "cedar"))) == ["cedar has joined the run"]
-    assert said(members=alone) == ["birch has left the run", "cedar has left the run"]
+    assert said(members=alone) == ["birch is gone", "cedar is gone"]
     away = said(attached=False, members=both)
     assert away == ["the master is gone; the trainer goes on as far as it may"]
     assert said(attached=False) == []
     assert said(members=both) == ["the master is back", "birch has joined the run"]
 
 
-def test_the_end_of_a_finished_run_is_no_lost_master() -> None:
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_end_of_a_run_or_of_a_peers_part_is_no_lost_master(finished: bool) -> None:
     changes = PeerChanges()
     list(changes.of(TRAINING))
-    assert list(changes.of(attrs.evolve(TRAINING, attached=False, finished=True))) == []
+    ended = attrs.evolve(TRAINING, attached=False, finished=finished)
+    assert list(changes.of(ended, leaving=not finished)) == []
 
 
 # ---------------------------------------------------------------- the end
