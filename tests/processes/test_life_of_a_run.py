@@ -88,12 +88,15 @@ def test_a_finished_run_says_how_it_ended_and_goes_on(fleet: Fleet) -> None:
 
 
 def test_peers_follow_another_number_of_rounds_without_a_restart(fleet: Fleet) -> None:
-    fleet.start_master(spec(rounds=100_000))
+    fleet.start_master(spec(rounds=0))
     for name in ("alder", "birch"):
         fleet.join(name, founder=True)
     fleet.until_committed(2)
-    goal = fleet.master()["committed"] + 40
-    assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
+    assert typed(fleet, "resume", "--rounds", "100000").returncode == 0
+    early = typed(fleet, "finish").stdout
+    said = re.match(r"the run ends with its round (\d+)\nwrite rounds = \1 into run.toml", early)
+    assert said is not None, early
+    goal = said[1]
     fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the new number")
     assert [fleet.nodes[name].wait() for name in ("alder", "birch")] == [0, 0]
     for name in ("alder", "birch"):
@@ -234,3 +237,6 @@ def test_commands_that_find_nobody_say_so(fleet: Fleet) -> None:
     assert typed(fleet, "pause").stdout.startswith("paused; ")
     assert typed(fleet, "pause").stdout.startswith("the run was paused already; ")
     assert typed(fleet, "resume").stdout == "resumed\n"
+    assert typed(fleet, "finish").stdout.startswith("the run ends with its round ")
+    fleet.until(lambda s: s["state"] == "finished", "at once, since nobody can make another round")
+    assert "the run is finished: " in typed(fleet, "finish").stderr
