@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,6 +23,7 @@ from holdfast.daemon.status_records import FellowRow, PeerStatus
 from holdfast.membership.master.status.records import Headline, HeadRow
 from holdfast.protocol.text import format_duration
 
+LENDING = (Path(__file__).resolve().parents[2] / "docs" / "lending.md").read_text()
 ME, BIRCH, CEDAR = "a" * 32, "b" * 32, "c" * 32
 
 AWAY = PeerStatus(version="0", peer=ME, name="alder", run_id="5" * 32, why="", limits={})
@@ -81,6 +83,7 @@ def fellow(peer: str, name: str) -> FellowRow:
 )  # fmt: skip
 def test_a_peer_in_one_line(change: dict[str, Any], left_s: float | None, line: str) -> None:
     assert peer_line(attrs.evolve(TRAINING, **change), left_s) == line
+    assert change or line in LENDING, "the page shows the first one"
 
 
 def test_a_peer_that_looks_for_its_master() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.packaging.test_docs import ROOT, blocks, typed
+from tests.packaging.test_docs import ROOT, blocks, sample, typed, untrue
 from tests.processes.harness import (
     WAIT_S,
     Fleet,
@@ -133,6 +133,10 @@ def test_a_runs_owner_types_what_the_pages_say(fleet: Fleet) -> None:
     while not list(fleet.folder.glob("my-run/alder/checkpoints/*.safetensors")):
         assert time.monotonic() < until_s, fleet.nodes["alder"].log
         time.sleep(0.1)
+    shown: list[str] = []
+    while lines := untrue(sample("docs/operating.md", "where round 7"), *shown):
+        assert time.monotonic() < until_s, (lines, shown[-1])
+        shown.append(shell.run("status --state master").replace("test  ", "my-run  "))
     pages = (DOCS / "internet.md", DOCS / "operating.md")
     lines = [line for page in pages for block in blocks(page, "sh") for line in typed(block)]
     elsewhere = re.compile(r"^(master|join|relay)|NAME|3F9A20C1|/mnt|/srv|s3:")
