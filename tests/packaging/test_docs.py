@@ -90,6 +90,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "holdfast config plan" in (tmp_path / "reference" / "commands.html").read_text()
     outside = re.findall(r'<(?:script|link)[^>]+(?:src|href)="(https?:[^"]+)"', page)
     assert outside == []
+    # What search needs in a page that is opened from disk.
+    assert "../javascripts/iframe-worker.js" in page
+    assert (tmp_path / "search" / "search_index.js").exists()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
