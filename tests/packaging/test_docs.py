@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import click
@@ -173,7 +174,8 @@ def test_the_demos_verdict_is_printed_as_readme_shows_it(
     figures |= {"kill_to_commit_s": 1.75, "promotion_state_bytes": 0, "seconds": 79.0}
     sent = {"bytes_sent": 404.1e6, "bytes_data_parallel": 6363e6}
     equal = {"digests_equal": True, "digests": {}, "ok": True}
-    Demo.show_verdict(SimpleNamespace(console=Console()), {**figures, **sent, **equal})
+    demo: Any = SimpleNamespace(console=Console())
+    Demo.show_verdict(demo, {**figures, **sent, **equal})
     assert capsys.readouterr().out == "\n" + sample("README.md", "verdict")
 
 
