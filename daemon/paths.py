@@ -10,6 +10,8 @@ import contextlib
 import fcntl
 import json
 import os
+import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -36,6 +38,11 @@ PLACE_FILE = (
 MASTER_FILES = (JOURNAL_FILE, PLACE_FILE)
 IDENTITY_FILE = "identity.key"  # in a peer's state
 MASTERS_FILE = "masters"  # in a peer's state: where the run's master may be, as it said last
+# What a peer writes into its state directory.
+PEER_ENTRY = re.compile(
+    r"\.?(identity\.key|masters|authority\.pem|certificate\.pem|control\.json|lock)\b.*"
+    r"|checkpoints|partial|trainer(-\d+-of-\d+)?\.safetensors(\.part)?"
+)
 STANDBY = "standby"  # the kind of a master that waits for another one to end
 SOCKET_FOLDER = "holdfast-peer-"  # beginning of its name, below the folder for temporary files
 SOCKET_PLACE_BYTES_MAX = 67  # of the latter's path: a socket's has 107 bytes at most, on macOS 103
@@ -281,6 +288,12 @@ def _none_in(state: Path, kind: str | None) -> UserError:
         exit_code=ExitCode.UNREACHABLE,
         hint=f"start it: {starts[here]}",
     )
+
+
+def join_line(invite: str, script: Path, state: Path | None = None) -> str:
+    """Return the command with which a machine joins, as a shell takes it; with ``state`` of a second peer here."""
+    own = () if state is None else ("--name", state.name, "--state", str(state))
+    return f"holdfast join {invite} {shlex.join([*own, '--', 'python', str(script)])}"
 
 
 def find_state() -> Path:

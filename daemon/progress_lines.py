@@ -147,9 +147,9 @@ class PeerChanges:
     _trainer: bool = False
     _members: Mapping[str, str] | None = None
 
-    def of(self, status: PeerStatus) -> Iterator[str]:
-        """Yield the sentences for what changed since the last status."""
-        yield from self._session(status)
+    def of(self, status: PeerStatus, *, leaving: bool = False) -> Iterator[str]:
+        """Yield the sentences for what changed since the last status; a peer that leaves loses no master."""
+        yield from self._session(status, leaving or status.finished)
         trains = status.trainer_state == "running"
         if trains and not self._trainer:
             yield "the trainer has attached"
@@ -163,8 +163,8 @@ class PeerChanges:
             why = f": {status.role_why}" if status.role_why else ""
             yield f"{status.name} {verb} a {status.role}{why}"
 
-    def _session(self, status: PeerStatus) -> Iterator[str]:
-        if self._attached and not status.attached and not status.finished:
+    def _session(self, status: PeerStatus, ends: bool) -> Iterator[str]:
+        if self._attached and not status.attached and not ends:
             yield "the master is gone; the trainer goes on as far as it may"
         if status.attached and self._was_attached and not self._attached:
             yield "the master is back"
@@ -176,7 +176,8 @@ class PeerChanges:
         before, self._members = self._members, now
         if before is None:
             return
-        yield from (f"{name} has left the run" for peer, name in before.items() if peer not in now)
+        # A view does not say whether a member left or was lost.
+        yield from (f"{name} is gone" for peer, name in before.items() if peer not in now)
         yield from (
             f"{name} has joined the run" for peer, name in now.items() if peer not in before
         )

@@ -5,7 +5,7 @@ See ``membership.master.status.records``: the same conventions, and the records 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from attrs import Factory, frozen
@@ -172,7 +172,7 @@ class PeerStatus:
     accelerators: Annotated[str, about('"7 of 8 GPUs" are healthy; empty: not asked for.')] = ""
     waited_s: float = 0.0
     stepped_s: float = 0.0
-    limits: Annotated[dict[str, Any], about("Limits that the machine's owner has set.")]
+    limits: Annotated[dict[str, str], about("Set by the machine's owner, with their units.")]
     mapped_port: Annotated[
         str,
         about('"203.0.113.7:29701 by PCP": asked of the router; or why not; empty: not needed.'),

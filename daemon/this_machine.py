@@ -1,20 +1,15 @@
-"""This machine's power source, process priorities and file descriptor limits."""
+"""This machine's power source and file descriptor limits."""
 
 from __future__ import annotations
 
-import logging
-import os
 import resource
 from pathlib import Path
-
-log = logging.getLogger("holdfast.peer")
 
 # File descriptors of a daemon: enough for links to a thousand peers. A million would slow down programs
 # that close all possible descriptors before they start another program.
 DESCRIPTORS_WANTED = 65_536
 
 POWER = Path("/sys/class/power_supply")
-LOWEST_BEST_EFFORT = 7  # of Linux's disk priorities, 0 to 7
 
 
 def on_battery() -> bool:
@@ -36,22 +31,6 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def be_nice(nice: int, io: str) -> None:
-    """Set the priorities of this process and its children; call it before threads are started."""
-    if nice:
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-    if io:
-        import psutil
-
-        try:
-            if io == "idle":
-                psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-            else:
-                psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, LOWEST_BEST_EFFORT)
-        except (AttributeError, OSError, psutil.Error):  # psutil has it on Linux only
-            log.warning("this system has no disk priorities: --ionice has no effect")
 
 
 def descriptor_limit() -> int:

@@ -136,19 +136,6 @@ def leave(state: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@state_option
-@json_option
-def retry(state: Path | None, as_json: bool) -> None:
-    """Restart the training command of this machine's peer after failures. Fix the cause first.
-
-    \b
-    Example:
-      holdfast retry
-    """
-    order(find_control(state, "peer"), "retry", as_json, "restarting the training command")
-
-
-@click.command()
 @click.argument("peer", required=False)
 @state_option
 @click.option("--refuse", is_flag=True, help="Refuse the machine permanently instead.")
@@ -258,6 +245,24 @@ def resume(state: Path | None, rounds: int | None, epochs: int | None, as_json: 
         click.echo("its peers have left: start each again with its `holdfast join` command")
     lines = " and ".join(f"{what}s = {count}" for what, count in ends.items())
     click.echo(f"write {lines} into run.toml, too: the master's next start reads it")
+
+
+@click.command()
+@state_option
+@json_option
+def finish(state: Path | None, as_json: bool) -> None:
+    """End the run early: with the round that comes next, or at once while none can come.
+
+    Its peers save the final weights and leave, as at any run's end. `holdfast resume --rounds N` lets it go on.
+
+    \b
+    Example:
+      holdfast finish
+    """
+    answer = call(find_control(state, "master"), "finish", {})
+    rounds = answer["rounds"]
+    text = f"the run ends with its round {rounds}\nwrite rounds = {rounds} into run.toml, too: the master's next start reads it"
+    click.echo(json.dumps(answer) if as_json else text)
 
 
 @click.command()

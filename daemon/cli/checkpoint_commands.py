@@ -1,4 +1,4 @@
-"""``holdfast checkpoint`` and ``holdfast export``: checkpoints on disk. Only ``now`` needs a daemon."""
+"""``holdfast checkpoint`` and ``holdfast export``: checkpoints on disk, without a daemon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place_options(function: F) -> F:
 
 @click.group()
 def checkpoint() -> None:
-    """List, check, delete and request checkpoints."""
+    """List, check and delete checkpoints."""
 
 
 @checkpoint.command("list")

@@ -3,9 +3,9 @@
     master_commands      coordinate a run: master, standby
     run_commands         run until the work is over: join, demo
     look_commands        show a run: peers, rounds, events
-    log_commands         for who sits at a machine: logs, dashboard
+    log_commands         for who sits at a machine: logs, dashboard, forget
     ask_commands         send a request to a local daemon: status, kick, backup, ...
-    config_commands      help to write run.toml, set up the shell: config, init, completion
+    config_commands      help to write run.toml: config, init
     plan_command         predict a run's performance: config plan
     doctor_command       check whether this machine can take part: doctor
     relay_command        forward traffic between peers: relay
@@ -37,7 +37,7 @@ from ..exit_codes import ExitCode
 from ..tasks import only_error
 from . import ask_commands, log_commands, look_commands, master_commands, run_commands
 from .checkpoint_commands import checkpoint, export
-from .config_commands import completion, config, init
+from .config_commands import config, init
 from .doctor_command import doctor
 from .relay_command import relay
 
@@ -62,7 +62,10 @@ GONE = {
     "bench": "`python -m benchmarks.allreduce` or `.transfer` in a clone; `holdfast doctor` measures a line",
     "checkpoint now": "set `checkpoint.every_rounds`; a peer that ends writes a last one",
     "clear": "checks remove a peer for good; it joins again with a new state folder",
+    "completion": "`_HOLDFAST_COMPLETE=bash_source holdfast` prints it, `zsh_source` and `fish_source` the others'",
     "invites": "`holdfast invite --list` and `holdfast invite --withdraw ID`",
+    "join --ionice": "`ionice -c 3 holdfast join ...`, or IOSchedulingClass=idle in its unit",
+    "join --nice": "`nice -n 19 holdfast join ...`, or Nice=19 in its unit",
     "join --private-log": "leave it out: a peer's log stays on its machine",
     "join --site": "leave it out; machines behind one uplink will be one peer of several hosts",
     "master --lease": "leave it out: the lease is a third of `membership.deadline_s`",
@@ -70,6 +73,7 @@ GONE = {
     "master --standby-of": "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "
     "`holdfast master --journal DIR` once the master is lost",
     "plan": "`holdfast config plan RUN_TOML`",
+    "retry": "mend the cause, then start the peer again, or its trainer on its page (`holdfast dashboard`)",
     "service": "docs/lending.md has a unit file for systemd",
     "simulate": "`make simulate` in a clone",
     "verify": "`holdfast status` says whether all copies are equal, and at which version",
@@ -226,16 +230,16 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         ask_commands.approve,
         ask_commands.kick,
         ask_commands.leave,
-        ask_commands.retry,
+        log_commands.forget,
         relay,
     ),
     "Operate": (
         ask_commands.pause,
         ask_commands.resume,
+        ask_commands.finish,
         ask_commands.backup,
     ),
     "Checkpoints": (checkpoint, export),
-    "Shell": (completion,),
 }
 for section in SECTIONS.values():
     for command in section:

@@ -1,4 +1,4 @@
-"""``holdfast config``, ``holdfast init``, ``holdfast completion``: preparation of a run."""
+"""``holdfast config``, ``holdfast init``: preparation of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 from attrs import asdict
-from click.shell_completion import get_completion_class
 
 from ...membership.spec.preset import PRESETS
 from ...protocol.errors import UserError
 from ..exit_codes import ExitCode
+from ..paths import join_line
 from .options import FOLDER, json_option
 from .plan_command import plan
 
@@ -24,14 +24,12 @@ START_FILES = ("run.toml", "train.py")
 NEXT_STEPS = """\
 wrote {spec} and {script}; next, each line in a terminal of its own:
   holdfast master {spec}
-  holdfast join INVITE --name one --state {one} -- python {script}
-  holdfast join INVITE --name two --state {two} -- python {script}
-INVITE is what the master prints. Two peers on one machine need a --state each; on a machine of its own a
-peer needs neither --state nor --name. Then look at it:
-  holdfast status
-  http://127.0.0.1:29780
+  {alder}
+  {birch}
+  holdfast dashboard
+holdfast1.... is what the master prints. Two peers on one machine need a --state each; on a machine of its
+own a peer needs neither --state nor --name.
 Alone, without a run: HOLDFAST_STANDALONE=1 HOLDFAST_STANDALONE_STEPS=2000 python {script}"""
-COMPLETE_VARIABLE = "_HOLDFAST_COMPLETE"
 
 
 @click.group()
@@ -114,8 +112,10 @@ def init(folder: Path, force: bool, preset: str | None) -> None:
         raise UserError(
             f"cannot write into {folder}: {error.strerror}", exit_code=ExitCode.CONFIG
         ) from error
-    names = {"spec": "run.toml", "script": "train.py", "one": "peer-one", "two": "peer-two"}
-    click.echo(NEXT_STEPS.format(**{key: _quoted(folder / name) for key, name in names.items()}))
+    script = folder / "train.py"
+    joins = {name: join_line("holdfast1....", script, folder / name) for name in ("alder", "birch")}
+    spec = shlex.quote(str(folder / "run.toml"))
+    click.echo(NEXT_STEPS.format(spec=spec, script=shlex.quote(str(script)), **joins))
 
 
 def _named(toml_text: str, name: str) -> str:
@@ -138,26 +138,3 @@ def _with_preset(toml_text: str, preset: str | None) -> str:
         line = f"# {key} = {json.dumps(value)}  # of the preset"
         text = re.sub(rf"^(# )?{key} = .*$", line, text, count=1, flags=re.MULTILINE)
     return text
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
-
-
-@click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print a script for shell completion of holdfast's commands and options.
-
-    Save it where the shell looks for completions: ~/.local/share/bash-completion/completions/holdfast, ~/.zfunc/_holdfast
-    or ~/.config/fish/completions/holdfast.fish.
-
-    \b
-    Examples:
-      holdfast completion bash
-      holdfast completion zsh
-    """
-    made = get_completion_class(shell)
-    assert made is not None
-    root = click.get_current_context().find_root().command
-    click.echo(made(root, {}, "holdfast", COMPLETE_VARIABLE).source())

@@ -1,10 +1,11 @@
-"""Commands for who sits at a machine: logs, dashboard."""
+"""Commands for who sits at a machine: logs, dashboard, forget."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 import webbrowser
@@ -14,8 +15,17 @@ from urllib.parse import urlsplit
 
 import click
 
+from ...protocol.errors import UserError
+from ..exit_codes import ExitCode
 from ..log_ring import LINES_KEPT_MAX
-from ..paths import DaemonAddress, find_control
+from ..paths import (
+    IDENTITY_FILE,
+    PEER_ENTRY,
+    DaemonAddress,
+    data_home,
+    find_control,
+    locked,
+)
 from .daemon_client import Json, call, polled
 from .options import json_option, state_option, tell
 
@@ -117,3 +127,56 @@ def _how_to_forward(control: DaemonAddress) -> str:
         "on the machine that you sit at, forward the port, then open that address there:\n"
         f"  ssh -N -L {own.port}:{own.hostname}:{own.port} {user}@{here}"
     )
+
+
+# ---------------------------------------------------------------- forget
+
+
+@click.command()
+@click.argument("run", required=False)
+def forget(run: str | None) -> None:
+    """Remove what this machine keeps of RUN: its peer's key, checkpoints and unfinished copies.
+
+    RUN is the run's id or its first digits, or a folder given as --state. Without RUN, list what is kept.
+    The peer must have ended. To come back, this machine needs an invite and copies the state again.
+
+    \b
+    Examples:
+      holdfast forget
+      holdfast forget 5f9d2c1a
+    """
+    from .run_tables import format_bytes  # imports rich: slow
+
+    kept = sorted(path.parent for path in data_home().glob(f"peers/*/{IDENTITY_FILE}"))
+    if run is None:
+        for folder in kept:
+            tell(f"{folder.name[:8]}  {format_bytes(_size_bytes(folder))} in {folder}")
+        if not kept:
+            tell(
+                "no peer has left anything here; of one with a --state DIR of its own give that folder"
+            )
+        return
+    found = [folder for folder in kept if folder.name.startswith(run)]
+    if not found and (Path(run) / IDENTITY_FILE).exists():
+        found = [Path(run)]
+    if len(found) != 1:
+        raise UserError(
+            f"several runs begin with {run}" if found else f"nothing is kept here of a run {run}",
+            exit_code=ExitCode.USAGE,
+            hint="`holdfast forget` lists the runs; of a peer with --state DIR give that folder",
+        )
+    (folder,) = found
+    with locked(folder):
+        if others := sorted(p.name for p in folder.iterdir() if not PEER_ENTRY.fullmatch(p.name)):
+            raise UserError(
+                f"{folder} also holds {', '.join(others)}, which no peer wrote",
+                exit_code=ExitCode.CONFIG,
+                hint="move these files elsewhere first",
+            )
+        size = format_bytes(_size_bytes(folder))
+        shutil.rmtree(folder)
+    tell(f"removed {size} in {folder}")
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

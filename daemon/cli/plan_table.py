@@ -11,6 +11,7 @@ from ...membership.planning.predict import Conditions, Prediction
 from ...membership.spec.spec import RunSpec
 from .run_tables import plain_table
 
+DAY_S = 86_400.0
 Row = tuple[str, Callable[[RunSpec, Prediction], str]]
 
 ROWS: tuple[Row, ...] = (
@@ -27,6 +28,7 @@ ROWS: tuple[Row, ...] = (
     ("  moves, each way", lambda _, found: size(found.round_bytes)),
     ("peak bandwidth", lambda _, found: rate(found.peak_bits_per_s)),
     ("mean bandwidth", lambda _, found: rate(found.mean_bits_per_s)),
+    ("  a day, each way", lambda _, found: size(found.mean_bits_per_s / 8 * DAY_S)),
     ("no trainer waits above", lambda _, found: rate(found.needed_bits_per_s)),
     ("memory, beside script's", lambda _, found: size(found.memory_bytes)),
     ("bytes a step, each way", lambda _, found: size(found.bytes_per_step)),

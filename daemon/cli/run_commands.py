@@ -32,18 +32,25 @@ from .options import (
 from .relay_command import PAIRS_DEFAULT
 from .training_command import TakesCommand, check_command
 
-LIMITS = (
-    "max_upload",
-    "max_download",
-    "pause_on_battery",
-    "max_memory",
-    "max_disk",
-    "nice",
-    "ionice",
-)
+UNITS = {"max_upload": "MB/s", "max_download": "MB/s", "max_memory": "GB", "max_disk": "GB"}
+LIMITS = (*UNITS, "hours", "pause_on_battery")  # set by the owner of a machine that is lent
 
 
-@click.command(cls=TakesCommand)
+class Join(TakesCommand):
+    """``holdfast join``: its help shows the limits of a lent machine apart from the other options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in two sections."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        for title, limits in (("Options", False), ("Limits of a machine that is lent", True)):
+            records = (
+                each.get_help_record(ctx) for each in options if (each.name in LIMITS) is limits
+            )
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record])
+
+
+@click.command(cls=Join)
 @click.argument("invite", callback=parse_invite_option)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -82,17 +89,6 @@ LIMITS = (
 )
 @click.option(
     "--max-disk", type=POSITIVE, help="Disk limit in GB for checkpoints and partial downloads."
-)
-@click.option(
-    "--nice",
-    type=click.IntRange(0, 19),
-    default=0,
-    help="CPU niceness of this peer and the training command; 19 yields to all other programs.",
-)
-@click.option(
-    "--ionice",
-    type=click.Choice(["low", "idle"]),
-    help="Disk I/O priority: low, or only while the disk is idle.",
 )
 @click.option(
     "--relay",
@@ -135,8 +131,6 @@ def join(
     pause_on_battery: bool,
     max_memory: float | None,
     max_disk: float | None,
-    nice: int,
-    ionice: str | None,
     relay: float | None,
     map_port: bool,
     patience: float,
@@ -158,18 +152,22 @@ def join(
       holdfast join holdfast1.... -- python train.py
       holdfast join holdfast1.... --advertise home.example.org:29701 -- python train.py
       holdfast join holdfast1.... -- torchrun --nproc-per-node {gpus} train.py
-      holdfast join holdfast1.... --hours 22-07 --max-upload 2 --nice 19 -- python train.py
+      holdfast join holdfast1.... --hours 22-07 --max-upload 2 -- python train.py
     """
     from ...protocol.messages import RelayOffer
     from ..peer.availability import Volunteer
     from ..peer.run_peer import PeerOptions
     from ..peer.volunteer_limits import DiskQuota, VolunteerLimits
-    from ..this_machine import be_nice, raise_descriptor_limit
+    from ..this_machine import raise_descriptor_limit
 
-    given = click.get_current_context().params
-    check_command(command)
     ticket, folder = entering(invite, state, peer_state)
-    be_nice(nice, ionice or "")
+    check_command(command)
+    given = click.get_current_context().params
+    limits = {name: f"{given[name]:g} {unit}" for name, unit in UNITS.items() if given[name]}
+    if hours is not None:
+        limits["hours"] = hours.text
+    if pause_on_battery:
+        limits["pause_on_battery"] = "yes"
     options = PeerOptions(
         invite=ticket,
         command=command,
@@ -188,7 +186,7 @@ def join(
         disk_quota=None if max_disk is None else DiskQuota(int(max_disk * 1e9)),
         relay=None if relay is None else RelayOffer(relay * 1e6, PAIRS_DEFAULT, 0, only=False),
         gpus_min=require_gpus or 0,
-        limits={name: given[name] for name in LIMITS} | {"hours": hours and hours.text},
+        limits=limits,
     )
     volunteered = VolunteerLimits(hours, pause_on_battery)
     with locked(options.state), screen(quiet=quiet) as shown:

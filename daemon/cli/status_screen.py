@@ -144,15 +144,9 @@ def _show_peer(console: Console, status: PeerStatus) -> None:
     console.print(f"trainer: {status.trainer_state}")
     if status.mapped_port:
         console.print(f"port of the router: {status.mapped_port}")
-    limits = {name: value for name, value in status.limits.items() if value}
-    if limits:
-        console.print(
-            "volunteer limits: "
-            + ", ".join(
-                name.replace("_", "-") + ("" if value is True else f" {value}")
-                for name, value in limits.items()
-            )
-        )
+    if status.limits:
+        limits = (f"{name.replace('_', '-')} {value}" for name, value in status.limits.items())
+        console.print(f"limits of this machine: {', '.join(limits)}")
     if status.metrics:
         figures = (f"{name} {format_figure(value)}" for name, value in status.metrics.items())
         console.print(f"figures: {', '.join(figures)}")

@@ -84,28 +84,34 @@ class TakesCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; raise UserError if options follow a command without ``--``."""
-        begin = self._begin_of_command(args)
-        if begin is not None and any(word.startswith("-") for word in args[begin + 1 :]):
-            own = shlex.join("INVITE" if each == args[0] else each for each in args[:begin])
+        """Parse the arguments; raise UserError without an invite, or if options follow a command without ``--``."""
+        words = self._words(args)
+        if "--" in args:
+            if not words:
+                after = shlex.join(args[args.index("--") :])
+                raise UserError(
+                    "the invite is missing: the string that the run's master prints",
+                    exit_code=ExitCode.USAGE,
+                    hint=f"{ctx.command_path} INVITE {after}",
+                )
+        elif len(words) > 1 and any(word.startswith("-") for word in args[words[1] + 1 :]):
+            own = shlex.join("INVITE" if each == args[0] else each for each in args[: words[1]])
             raise UserError(
                 "the training command has options, so `--` must stand before it",
                 exit_code=ExitCode.USAGE,
-                hint=f"{ctx.command_path} {own} -- {shlex.join(args[begin:])}",
+                hint=f"{ctx.command_path} {own} -- {shlex.join(args[words[1] :])}",
             )
         return super().parse_args(ctx, args)
 
-    def _begin_of_command(self, args: Sequence[str]) -> int | None:
-        """Return the index of the second word that is no option, nor an option's value."""
+    def _words(self, args: Sequence[str]) -> list[int]:
+        """Return the indices of the words before ``--`` that are no options, nor an option's value."""
         options = [each for each in self.params if isinstance(each, click.Option)]
         with_value = {name for each in options if not each.is_flag for name in each.opts}
-        words = iter(enumerate(args))
-        positions = []
+        words = enumerate(args[: args.index("--")] if "--" in args else args)
+        found = []
         for index, word in words:
-            if word == "--":
-                return None
             if word in with_value:
                 next(words, None)
             elif not word.startswith("-"):
-                positions.append(index)
-        return positions[1] if len(positions) > 1 else None
+                found.append(index)
+        return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...membership.master.state.journal import RoundCommitted, RunHistory
 from ...membership.master.state.run_end import ends_by_epochs, how_to_go_on
 from ...membership.spec.spec import RunSpec
 from ...protocol.text import format_duration
+from ..paths import join_line
 from ..status_records import Ending
 from .journal.journal_base import Journal, UsableInvite
 
@@ -45,6 +47,14 @@ def format_end(history: RunHistory, spec: RunSpec, ending: Ending) -> list[str]:
         f"{command} lets the run go on to {goal}; then its peers join again",
         "status and dashboard work until Ctrl+C",
     ]
+
+
+def format_first_invite(invite: str, uses: int, run_toml: Path | None) -> list[str]:
+    """Return the lines that say how to join, with the script beside the run.toml if it is there."""
+    beside = Path() if run_toml is None else run_toml.with_name("train.py")
+    script = beside if beside.is_file() else Path("train.py")
+    told = f"on each machine that takes part ({uses} at most), run:"
+    return [told, f"  {join_line(invite, script)}"]
 
 
 def format_invites(invites: Sequence[UsableInvite]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Protocol
 import trio
 
 from ...membership.master.state.run_end import how_to_go_on, what_is_committed
+from ...membership.master.status.why_waiting import WaitReasons
 from ...membership.spec.spec import STEPS_MAX, RunSpec
 from ...membership.spec.spec_changes import with_end
 from ...protocol.errors import UserError
@@ -66,6 +67,7 @@ class OperatorCommands:
             "kick": self._kick,
             "pause": self._pause,
             "resume": self._resume,
+            "finish": self._finish,
             "stop": self._stop_process,
         }
 
@@ -150,6 +152,20 @@ class OperatorCommands:
         answer: Json = {"paused": False, "was_paused": was_paused}
         answer["rounds"], answer["epochs"] = context.spec.run.rounds, context.spec.data.epochs
         return answer
+
+    async def _finish(self, _body: Json) -> Json:
+        """End the run with the rounds under way, or with the next one; at once while none can come."""
+        self._check_unfinished("there is nothing more to end")
+        context, under_way = self._coordinator.context, len(self._coordinator.scheduler.rounds)
+        state, _why = WaitReasons(self._coordinator, self._service.now()).of_run()
+        rounds = context.history.commit_count + max(under_way, state == "training")
+        if not rounds:
+            raise UserError(
+                "the run has committed no round, so there is nothing to keep",
+                hint="to give it up, end its peers and its master with Ctrl+C",
+            )
+        await self._change_end(with_end(context.spec, rounds=rounds))
+        return {"rounds": rounds}
 
     async def _change_end(self, spec: RunSpec) -> None:
         context = self._coordinator.context

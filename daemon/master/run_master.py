@@ -54,7 +54,7 @@ from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
 from ..web.prometheus import metrics_route
 from ..web.run_history import past_routes, status_route
-from .announcements import format_end, format_invites, format_resumed
+from .announcements import format_end, format_first_invite, format_invites, format_resumed
 from .journal.journal_base import Journal, JournalError, storing
 from .journal.journal_store import JournalStore
 from .master_service import MasterService
@@ -351,8 +351,8 @@ class Master:
             invite = self.make_invite(
                 Role.CONTRIBUTOR, founder, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
             )
-            self.tell(f"on each machine that takes part ({INVITE_USES_DEFAULT} at most), run:")
-            self.tell(f"  holdfast join {invite} -- python train.py")
+            for line in format_first_invite(invite, INVITE_USES_DEFAULT, self.options.spec_path):
+                self.tell(line)
 
     def _tell_event(self, event: Event) -> None:
         if event.kind in PRINTED_EVENTS:

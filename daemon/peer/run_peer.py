@@ -122,7 +122,7 @@ class PeerOptions:
     disk_quota: DiskQuota | None = None  # None: no limit
     relay: RelayOffer | None = None  # limits on forwarding for other pairs; None: no forwarding
     gpus_min: int = 0  # the training command waits for so many healthy GPUs
-    limits: Json = field(factory=dict)  # volunteer limits, for the status page
+    limits: dict[str, str] = field(factory=dict)  # volunteer limits, for the status page
     http_names: Sequence[str] = ()  # host names that HTTP answers to, beside this machine's own
 
     def config(self, credentials: Credentials, **more: Any) -> PeerConfig:
@@ -479,7 +479,7 @@ class Peer:
             self.service.stop()
             return
         self.tell("leaving after the round in flight (again: stop at once) ...")
-        self._nursery.start_soon(self._leave, "stopped by its operator")
+        self._nursery.start_soon(self._leave, "stopped by its owner")
 
     # ------------------------------------------------------------ what is shown
 
@@ -489,7 +489,7 @@ class Peer:
         while True:
             status, now_s = self.status(), trio.current_time()
             self._record.see(status)
-            for line in changes.of(status):
+            for line in changes.of(status, leaving=self._leaving):
                 self.tell(line)
             rounds = committed_rounds(status)
             left_s = pace.left_s(rounds, status.rounds_wanted, now_s)
@@ -621,7 +621,7 @@ class Peer:
 
     async def _act_leave(self, _body: Json) -> Json:
         self.away_reason = ""
-        self._nursery.start_soon(self._leave, "asked to leave by its operator")
+        self._nursery.start_soon(self._leave, "asked to leave by its owner")
         return {"leaving": True}
 
 

@@ -54,7 +54,7 @@ class Relay:
                     nursery.cancel_scope.cancel()
                     return
                 self.tell("leaving (again: stop at once) ...")
-                nursery.start_soon(service.leave, "stopped by its operator")
+                nursery.start_soon(service.leave, "stopped by its owner")
 
             nursery.start_soon(wait_for_signals, on_signal)
             self.tell(f"relay {config.me[:8]} ({config.name})")

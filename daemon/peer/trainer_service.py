@@ -346,5 +346,5 @@ def format_failure(failed: TrainerFailed) -> str:
         case Remedy.NONE:
             return (
                 f"{what}; given up after {failed.failure_count} failures in a row: "
-                "fix it, then run `holdfast retry`"
+                "fix it, then start this peer again"
             )

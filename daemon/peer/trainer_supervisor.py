@@ -47,7 +47,9 @@ HANDED = ("HOLDFAST_HOME",)  # variables of the daemon that its trainer gets
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 30.0
 GOOD_RUN_S = 60.0  # after a run of this length the next failure counts as the first
-FAILURES_MAX = 5  # in a row; then the peer stays without a trainer until ``holdfast retry``
+FAILURES_MAX = (
+    5  # in a row; then the peer stays without a trainer until it is restarted, or ``retry``
+)
 TERM_S = 10.0  # from SIGTERM to SIGKILL
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"
 UNBUFFERED_VARIABLE = "PYTHONUNBUFFERED"  # else Python keeps a pipe's lines back for long
@@ -265,7 +267,7 @@ class TrainerSupervisor:
         log.warning("the training command failed (%s): %s", failure.kind.value, failure.reason)
         self._tell(self.failed)
         if given_up:
-            log.error("it failed %d times in a row; run `holdfast retry` to start it again", count)
+            log.error("it failed %d times in a row: start this peer again once it is mended", count)
             await self._retry.wait()
             return False
         log.warning("starting it again in %.0f s (%d of %d)", pause_s, count, FAILURES_MAX)

@@ -63,6 +63,12 @@ def main() -> None:
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     random = run.generator()  # every machine draws different samples, also after a restart
 
+    @torch.no_grad()
+    def validate() -> float:
+        """Return the loss on the text held back, which no machine trains on."""
+        windows = windows_at(held_out, torch.arange(0, HELD_OUT - CONTEXT, CONTEXT, device=device))
+        return loss_of(model(windows[:, :-1]), windows[:, -1]).item()
+
     while not run.finished:
         starts = torch.randint(len(trained) - CONTEXT, (BATCH,), generator=random).to(device)
         windows = windows_at(trained, starts)
@@ -74,13 +80,12 @@ def main() -> None:
         run.step(loss=loss.item(), tokens=BATCH)
         rates.step()
         if run.global_step % TOLD_EVERY == 0:
+            run.log(validation_loss=validate())  # the page draws it, `holdfast status` lists it
             of = f" of {run.total_steps}" if run.total_steps else ""
             print(f"step {run.global_step}{of}: loss {loss.item():.3f}", flush=True)
 
-    with torch.no_grad():  # the same weights at every machine, so the same loss
-        windows = windows_at(held_out, torch.arange(0, HELD_OUT - CONTEXT, CONTEXT, device=device))
-        final = loss_of(model(windows[:, :-1]), windows[:, -1]).item()
-    print(f"finished, loss on the text held back {final:.3f}", flush=True)
+    # The same weights at every machine, so the same loss.
+    print(f"finished, loss on the text held back {validate():.3f}", flush=True)
     if run.is_leader:  # one machine saves for all
         torch.save(model.state_dict(), "final.pt")
         print("the final weights are in final.pt", flush=True)

@@ -226,7 +226,7 @@ class Bandwidths:
                 known = {peer: rate for peer, rate in known.items() if peer not in sending}
                 cautious = {peer: cautious[peer] for peer in known}
         rates, doubted = (
-            {peer: _capped(each.get(peer, usual), caps.get(peer, NO_CAP)) for peer in peers}
+            {peer: capped(each.get(peer, usual), caps.get(peer, NO_CAP)) for peer in peers}
             for each in (known, cautious)
         )
         return LineCapacities(
@@ -261,7 +261,8 @@ def _slowest(rates: Sequence[Bandwidth]) -> Bandwidth:
     )
 
 
-def _capped(rate: Bandwidth, cap: Bandwidth) -> Bandwidth:
+def capped(rate: Bandwidth, cap: Bandwidth) -> Bandwidth:
+    """Return a line's rates, none above the limit that its owner has set."""
     return Bandwidth(
         min(_clamp(cap.up_bytes_per_s), rate.up_bytes_per_s),
         min(_clamp(cap.down_bytes_per_s), rate.down_bytes_per_s),

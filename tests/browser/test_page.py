@@ -432,10 +432,14 @@ def test_a_peers_page_says_what_its_owner_can_do_for_its_connections(
             bulk_sent_bytes: 990, bulk_retransmitted_bytes: 10,
             links: [{ ...link, sent_bytes: 750, retransmitted_bytes: 250 },
                     { ...link, round_trip_s: null, congestion: [], sent_bytes: 0, retransmitted_bytes: null }],
+            limits: { max_upload: "2 MB/s", hours: "22-07" },
             congestion: { wanted: "bbr", used: "cubic", text: "lanes use <b>cubic</b>", fix: "as root: `modprobe`" },
         };
         window.made.show(window.told);
     }""")
+    expect(page.locator("#holds")).to_contain_text(
+        "Limits of this machine: max-upload 2 MB/s, hours 22-07."
+    )
     rows = page.locator("#links tbody tr")
     expect(rows.nth(0).locator("td")).to_have_text(
         ["cccccccc", "5", "100 ms", "bbr, cubic", "750 B", "25 %"]

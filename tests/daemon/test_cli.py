@@ -24,6 +24,7 @@ import holdfast
 from holdfast.daemon.cli.command_line import GONE, SECTIONS, commands, main
 from holdfast.daemon.cli.options import screen
 from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.paths import locked
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role
@@ -127,6 +128,28 @@ def test_without_a_command_it_shows_what_there_is(run: Run) -> None:
     assert run("-h") == run("--help")
     assert run("join", "-h") == run("join", "--help")
     assert run("join", "-h").status == 0
+
+
+# ---------------------------------------------------------------- forget
+
+
+def test_what_a_peer_left_is_listed_and_removed_and_nothing_else(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "peers" / "5f9d2c1a0b7e4d35-9c41d0e2b87f6a53"
+    (folder / "checkpoints").mkdir(parents=True)
+    for name in ("identity.key", ".authority.pem.x", "trainer-0-of-2.safetensors", "checkpoints/a"):
+        (folder / name).write_bytes(bytes(500))
+    assert run("forget").out == f"5f9d2c1a  2.0 kB in {folder}\n"
+    foreign = folder / "train.py"
+    foreign.touch()
+    refused = run("forget", "5f9d")
+    assert (refused.status, "also holds train.py" in refused.line) == (ExitCode.CONFIG, True)
+    foreign.unlink()
+    with locked(folder):
+        assert run("forget", "5f9d").status == ExitCode.ADDRESS, "a process uses it"
+    assert run("forget", "abc").status == run("forget", str(tmp_path)).status == ExitCode.USAGE
+    assert run("forget", "5f9d").out == f"removed 2.0 kB in {folder}\n"
+    assert not folder.exists()
+    assert "no peer has left anything" in run("forget").out
 
 
 # ---------------------------------------------------------------- wrong use: 2

@@ -185,6 +185,7 @@ async def test_daemons_answer_as_described(tmp_path: Path, monkeypatch: pytest.M
             ("kick", {"peer": "nobody"}, 422),
             ("pause", {}, 200),
             ("resume", {}, 200),
+            ("finish", {}, 422),
         ):
             response = await master.act(name, body)
             assert response.status_code == status, (name, response.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,6 +23,7 @@ from holdfast.daemon.status_records import FellowRow, PeerStatus
 from holdfast.membership.master.status.records import Headline, HeadRow
 from holdfast.protocol.text import format_duration
 
+LENDING = (Path(__file__).resolve().parents[2] / "docs" / "lending.md").read_text()
 ME, BIRCH, CEDAR = "a" * 32, "b" * 32, "c" * 32
 
 AWAY = PeerStatus(version="0", peer=ME, name="alder", run_id="5" * 32, why="", limits={})
@@ -81,6 +83,7 @@ def fellow(peer: str, name: str) -> FellowRow:
 )  # fmt: skip
 def test_a_peer_in_one_line(change: dict[str, Any], left_s: float | None, line: str) -> None:
     assert peer_line(attrs.evolve(TRAINING, **change), left_s) == line
+    assert change or line in LENDING, "the page shows the first one"
 
 
 def test_a_peer_that_looks_for_its_master() -> None:
@@ -155,17 +158,19 @@ def test_each_change_is_a_sentence() -> None:
     assert said(members=both) == ["the trainer has attached", "alder is now a contributor"]
     assert said(members=both) == []
     assert said(members=(*both, fellow(CEDAR, "cedar"))) == ["cedar has joined the run"]
-    assert said(members=alone) == ["birch has left the run", "cedar has left the run"]
+    assert said(members=alone) == ["birch is gone", "cedar is gone"]
     away = said(attached=False, members=both)
     assert away == ["the master is gone; the trainer goes on as far as it may"]
     assert said(attached=False) == []
     assert said(members=both) == ["the master is back", "birch has joined the run"]
 
 
-def test_the_end_of_a_finished_run_is_no_lost_master() -> None:
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_end_of_a_run_or_of_a_peers_part_is_no_lost_master(finished: bool) -> None:
     changes = PeerChanges()
     list(changes.of(TRAINING))
-    assert list(changes.of(attrs.evolve(TRAINING, attached=False, finished=True))) == []
+    ended = attrs.evolve(TRAINING, attached=False, finished=finished)
+    assert list(changes.of(ended, leaving=not finished)) == []
 
 
 # ---------------------------------------------------------------- the end

@@ -38,7 +38,7 @@ def test_term_drains_and_a_second_one_stops_at_once(tmp_path: Path) -> None:
         assert alder.wait() == 0
         assert "leaving after the round in flight" in alder.log
         fleet.until(lambda s: s["counts"]["live"] == 1, "one has left")
-        assert any("leaves: stopped by its operator" in e["text"] for e in fleet.master()["events"])
+        assert any("leaves: stopped by its owner" in e["text"] for e in fleet.master()["events"])
         master.signal(signal.SIGSTOP)  # nobody lets the other one go
         birch.signal(signal.SIGTERM)
         while "leaving after" not in birch.log:

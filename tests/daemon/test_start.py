@@ -1,4 +1,4 @@
-"""``init``, ``config check`` and ``completion``: what stands before a run."""
+"""``init``, ``config check`` and completion in a shell: what stands before a run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from holdfast.membership.spec.spec import RunSpec
 from holdfast.membership.spec.spec_faults import find_faults
 from tests.processes.harness import Fleet, environment, run_command
 
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return run_command(*arguments, cwd=folder)
@@ -27,17 +29,14 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("start")
-    done = run("init", "mine", folder=folder)
+    done = run("init", "my-run", folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    for line in (
-        "holdfast master mine/run.toml",
-        "holdfast join INVITE --name one --state mine/peer-one -- python mine/train.py",
-        "holdfast join INVITE --name two --state mine/peer-two -- python mine/train.py",
-        "holdfast status",
-        "http://127.0.0.1:29780",
-    ):
-        assert f"  {line}\n" in done.stdout
-    return folder / "mine"
+    shown = re.findall(r"^  (holdfast .*)$", done.stdout, re.MULTILINE)
+    readme = re.findall(
+        r"^(holdfast (?:master|join|dashboard).*?)(?:  +#.*)?$", README, re.MULTILINE
+    )
+    assert shown == readme, "what the first page says, letter by letter"
+    return folder / "my-run"
 
 
 # ---------------------------------------------------------------- init
@@ -172,7 +171,7 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m holdfast "$@"\n')
     command.chmod(0o755)
     script = """
-    eval "$(holdfast completion bash)"
+    eval "$(_HOLDFAST_COMPLETE=bash_source holdfast)"
     complete -p holdfast
     ask() {
         COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
@@ -195,10 +194,3 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     registered, *answers = done.stdout.splitlines()
     assert registered.endswith("holdfast")
     assert answers == ["doctor", "check", "--json", "leave"]
-
-
-@pytest.mark.parametrize(("shell", "begins"), [("zsh", "#compdef holdfast"), ("fish", "function ")])
-def test_other_shells_have_theirs(shell: str, begins: str, tmp_path: Path) -> None:
-    done = run("completion", shell, folder=tmp_path)
-    assert done.stdout.startswith(begins)
-    assert "_HOLDFAST_COMPLETE" in done.stdout

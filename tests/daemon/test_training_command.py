@@ -68,7 +68,7 @@ def test_what_is_missing_is_named_in_a_sentence(
     ("arguments", "suggested"),
     [
         ("INV python train.py --epochs 3", "join INVITE -- python train.py --epochs 3"),
-        ("INV --nice 5 python train.py --lr 1", "join INVITE --nice 5 -- python train.py --lr 1"),
+        ("INV --hours 1-5 python a.py --lr 1", "join INVITE --hours 1-5 -- python a.py --lr 1"),
         ("INV python -u train.py", "join INVITE -- python -u train.py"),
         # This one is an option of join, too; it was meant for the script.
         ("INV python train.py --name x", "join INVITE -- python train.py --name x"),
@@ -86,7 +86,7 @@ def test_forgotten_dashes_are_recognised(arguments: str, suggested: str) -> None
     [
         "INV -- python train.py --epochs 3",
         "INV --name a -- python train.py --name b",
-        "--nice 3 INV --pause-on-battery -- python train.py",
+        "--max-disk 3 INV --pause-on-battery -- python train.py",
         "INV python train.py",
         "INV -q",
     ],
@@ -95,6 +95,15 @@ def test_what_is_clear_is_taken(arguments: str) -> None:
     context = join.make_context("join", arguments.split())
     words = arguments.partition(" -- ")[2].split() or arguments.split()[1:]
     assert context.params["command"] == (() if words == ["-q"] else tuple(words))
+
+
+@pytest.mark.parametrize("arguments", ["-- python train.py", "--name a -- python train.py --lr 1"])
+def test_a_forgotten_invite_is_missed_and_no_program_taken_for_one(arguments: str) -> None:
+    with pytest.raises(UserError, match="the invite is missing") as raised:
+        join.make_context("join", arguments.split())
+    assert raised.value.hint == f"join INVITE -- {arguments.partition('-- ')[2]}"
+    with pytest.raises(UserError, match="that invite does not start with"):
+        join.main(["python", "train.py"], standalone_mode=False)
 
 
 def test_an_unknown_option_of_join_itself_is_still_named() -> None:

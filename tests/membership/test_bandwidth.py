@@ -363,11 +363,13 @@ def test_reports_and_caps_steer_the_plan() -> None:
     for peer in (A, C):
         table.say(peer, report(1e4))
     table.say(B, report(1e8))
+    table.say("d" * 32, report(4e5, down=9e5))
     order = table.reduce(A, B, C)
     assert [run.peer for run in order.plan.owners] == [B]
     members = {m["peer"]: m["bandwidth"] for m in describe(table.master, table.now_s)["members"]}
     assert members[B]["up_bytes_per_s"] == pytest.approx(1e8)
-    assert members["d" * 32]["up_bytes_per_s"] is None
+    assert members["d" * 32]["up_bytes_per_s"] == 4e5
+    assert members["d" * 32]["down_bytes_per_s"] == 7e5, "no more than its owner allows"
     assert members["d" * 32]["upload_cap_bytes_per_s"] == 5e5
     assert members["d" * 32]["download_cap_bytes_per_s"] == 7e5
 

@@ -12,13 +12,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import click
 import pytest
 import yaml
+from rich.console import Console
 
 from holdfast.daemon.cli.command_line import commands
+from holdfast.daemon.cli.demo import Demo
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.membership.spec.spec import RunSpec
 from tools import reference
@@ -35,6 +39,24 @@ def blocks(page: Path, language: str) -> list[str]:
         rf"^( *)```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE
     )
     return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+
+
+def sample(page: str, words: str) -> str:
+    """A page's sample of what is printed: the block with these words."""
+    return next(block for block in blocks(ROOT / page, "text") if words in block)
+
+
+def shape(line: str) -> str:
+    """A printed line without what differs from run to run: ids, durations, other figures."""
+    line = re.sub(r"\b[0-9A-Fa-f]{8}\b", "ID", line)
+    line = re.sub(r"\d+ (?:s|min|h)\b( \d+ s)?", "TIME", line)
+    return " ".join(re.sub(r"\d[\d.,:-]*", "0", line).split())
+
+
+def untrue(shown: str, *printed: str) -> list[str]:
+    """The lines of a sample that none of these outputs has."""
+    real = {shape(line) for text in printed for line in text.splitlines()}
+    return [line for line in shown.splitlines() if shape(line) not in {*real, ""}]
 
 
 def typed(text: str) -> list[str]:
@@ -69,6 +91,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "holdfast config plan" in (tmp_path / "reference" / "commands.html").read_text()
     outside = re.findall(r'<(?:script|link)[^>]+(?:src|href)="(https?:[^"]+)"', page)
     assert outside == []
+    # What search needs in a page that is opened from disk.
+    assert "../javascripts/iframe-worker.js" in page
+    assert (tmp_path / "search" / "search_index.js").exists()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
@@ -140,6 +165,26 @@ def test_the_recording_is_small_and_has_no_script() -> None:
     assert names <= {"svg", "title", "style", "defs", "g", "rect", "text", "use"}
     assert "SIGKILL" in picture.read_text()
     assert "docs/pictures/kill.svg" in (ROOT / "README.md").read_text()
+
+
+def test_the_demos_verdict_is_printed_as_readme_shows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    figures = {"loss_start": 5.362, "loss_end": 1.965, "rounds_committed": 24, "rounds_lost": 0}
+    figures |= {"kill_to_commit_s": 1.75, "promotion_state_bytes": 0, "seconds": 79.0}
+    sent = {"bytes_sent": 404.1e6, "bytes_data_parallel": 6363e6}
+    equal = {"digests_equal": True, "digests": {}, "ok": True}
+    demo: Any = SimpleNamespace(console=Console())
+    Demo.show_verdict(demo, {**figures, **sent, **equal})
+    assert capsys.readouterr().out == "\n" + sample("README.md", "verdict")
+
+
+def test_a_command_named_in_a_sentence_is_one() -> None:
+    for page in PAGES:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for name in re.findall(r"`holdfast ([a-z]+)", prose):
+            # `holdfast lane` is what the protocol derives a key with.
+            assert name in {*commands.commands, "lane"}, f"{page.name}: holdfast {name}"
 
 
 def test_the_commands_of_a_block_are_found() -> None:

@@ -26,9 +26,11 @@ from holdfast.daemon.doctor.findings import Verdict
 from holdfast.daemon.doctor.line_checks import check_clock, check_version
 from holdfast.daemon.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
+from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN
 from holdfast.protocol.network.socket_options import obtainable_congestion
 from holdfast.protocol.trust.invite import Invite
 from tests import needs
+from tests.packaging.test_docs import sample, untrue
 from tests.processes.harness import HOLDFAST, Fleet, environment, run_command, spec
 
 as_root = needs.needed(needs.root("only root may mount, limit memory and set up networks"))
@@ -174,6 +176,25 @@ def test_a_machine_that_is_fine_is_told_so_and_uses_nothing_up(
     left = fleet.ask("master", "invites")["invites"]
     assert [each["uses_left"] for each in left if each["id"]] == [2]
     assert fleet.master()["members"] == []
+
+
+def test_the_sample_of_the_lending_page_is_what_it_prints(invite: str, tmp_path: Path) -> None:
+    """But for what is known of this machine, of its line, and of a run with weights."""
+    words = ("doctor", invite, "--listen", "127.0.0.1:0")
+    printed = run_command(*words, state=tmp_path / "state").stdout
+    shown = sample("docs/lending.md", "$ holdfast doctor")
+    always = ("ok      versions ", "ok      ports ", "ok      open files ", "this machine can")
+    lines = [line for line in shown.splitlines() if line.startswith(always)]
+    assert len(lines) == 5
+    assert (
+        untrue(
+            "\n".join(lines),
+            printed.replace("127.0.0.1", "0.0.0.0").replace("1 peer\n", "1 peers\n"),
+        )
+        == []
+    )
+    assert f"protocol {VERSION_MIN} to {VERSION_MAX}\n" in shown
+    assert {line[8:22].strip() for line in shown.splitlines()[1:-1]} - {""} == {*CHECKS, "router"}
 
 
 def test_for_people_it_says_the_fix_last(invite: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 from functools import partial
 
 from holdfast.daemon.exit_codes import ExitCode
+from tests.packaging.test_docs import sample, untrue
 from tests.processes.harness import Fleet, Status, member, run_command, spec
 
 
@@ -70,6 +71,10 @@ def test_a_finished_run_says_how_it_ended_and_goes_on(fleet: Fleet) -> None:
     log = since_restart(fleet)
     assert re.match(r"resuming run test \(\w{8}\), term 2: 5 rounds committed, last on \d{4}-", log)
     assert "changed: run.rounds from 5 to 3\n" in log
+    log = fleet.nodes["master"].log.replace("run test", "run my-run")
+    first, *_invites = sample("docs/operating.md", "resuming run").splitlines()
+    assert untrue(sample("docs/operating.md", "is finished") + first, log) == []
+    log = since_restart(fleet)
     assert "run test is finished: all 5 rounds committed" in log
     texts = [event["text"] for event in fleet.master()["events"]]
     assert texts[:2] == [
@@ -88,12 +93,15 @@ def test_a_finished_run_says_how_it_ended_and_goes_on(fleet: Fleet) -> None:
 
 
 def test_peers_follow_another_number_of_rounds_without_a_restart(fleet: Fleet) -> None:
-    fleet.start_master(spec(rounds=100_000))
+    fleet.start_master(spec(rounds=0))
     for name in ("alder", "birch"):
         fleet.join(name, founder=True)
     fleet.until_committed(2)
-    goal = fleet.master()["committed"] + 40
-    assert typed(fleet, "resume", "--rounds", str(goal)).returncode == 0
+    assert typed(fleet, "resume", "--rounds", "100000").returncode == 0
+    early = typed(fleet, "finish").stdout
+    said = re.match(r"the run ends with its round (\d+)\nwrite rounds = \1 into run.toml", early)
+    assert said is not None, early
+    goal = said[1]
     fleet.until(lambda s: s["state"] == "finished" and not s["members"], "the new number")
     assert [fleet.nodes[name].wait() for name in ("alder", "birch")] == [0, 0]
     for name in ("alder", "birch"):
@@ -161,6 +169,8 @@ def test_a_master_prints_no_second_invite_while_one_is_usable(fleet: Fleet) -> N
     for term in (2, 3):
         again(fleet, term)
         assert fleet.nodes["master"].log.count("holdfast join holdfast1.") == 1
+    _resumed, *invites = sample("docs/operating.md", "resuming run").splitlines()
+    assert untrue("\n".join(invites), since_restart(fleet)) == []
     made = re.findall(r"^invite (\w{8}), printed earlier, admits 8 ", since_restart(fleet), re.M)
     assert len(made) == 1
     assert typed(fleet, "invite", "--withdraw", made[0]).returncode == 0
@@ -234,3 +244,6 @@ def test_commands_that_find_nobody_say_so(fleet: Fleet) -> None:
     assert typed(fleet, "pause").stdout.startswith("paused; ")
     assert typed(fleet, "pause").stdout.startswith("the run was paused already; ")
     assert typed(fleet, "resume").stdout == "resumed\n"
+    assert typed(fleet, "finish").stdout.startswith("the run ends with its round ")
+    fleet.until(lambda s: s["state"] == "finished", "at once, since nobody can make another round")
+    assert "the run is finished: " in typed(fleet, "finish").stderr

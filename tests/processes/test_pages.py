@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.packaging.test_docs import ROOT, blocks, typed
+from tests.packaging.test_docs import ROOT, blocks, sample, typed, untrue
 from tests.processes.harness import (
     WAIT_S,
     Fleet,
@@ -49,9 +49,7 @@ class Shell:
     def start(self, name: str, line: str) -> None:
         """A command that goes on."""
         words = shlex.split(line.replace("holdfast1....", self.invite))
-        self.fleet.spawn(
-            name, *[word.replace("/tmp/", f"{self.folder}/") for word in words], env=self.env
-        )
+        self.fleet.spawn(name, *words, env=self.env)
 
     def run(self, line: str) -> str:
         """A command that ends, well."""
@@ -71,6 +69,8 @@ class Shell:
         master, *joins = quickstart(DOCS / "index.md", "master", "join")
         self.start("master", master)
         self.wait_for_invite()
+        told = f"  holdfast join {self.invite} -- python my-run/train.py\n"
+        assert told in self.fleet.nodes["master"].log, "the line of the first page"
         for line in joins:
             self.join(line)
 
@@ -114,7 +114,7 @@ def test_the_first_run_as_it_is_written(fleet: Fleet) -> None:
     for name in ("alder", "birch"):
         fleet.nodes[name].signal(signal.SIGINT)
         assert fleet.nodes[name].wait() == 0
-    shell.run(export.replace("/tmp/", f"{fleet.folder}/"))
+    shell.run(export)
     tensors = load_file(fleet.folder / "model.safetensors")
     assert tensors
     assert all(each.isfinite().all() for each in tensors.values())
@@ -130,9 +130,13 @@ def test_a_runs_owner_types_what_the_pages_say(fleet: Fleet) -> None:
     shell = Shell(fleet)
     shell.begin()
     until_s = time.monotonic() + WAIT_S
-    while not list(fleet.folder.glob("alder/checkpoints/*.safetensors")):
+    while not list(fleet.folder.glob("my-run/alder/checkpoints/*.safetensors")):
         assert time.monotonic() < until_s, fleet.nodes["alder"].log
         time.sleep(0.1)
+    shown: list[str] = []
+    while lines := untrue(sample("docs/operating.md", "where round 7"), *shown):
+        assert time.monotonic() < until_s, (lines, shown[-1])
+        shown.append(shell.run("status --state master").replace("test  ", "my-run  "))
     pages = (DOCS / "internet.md", DOCS / "operating.md")
     lines = [line for page in pages for block in blocks(page, "sh") for line in typed(block)]
     elsewhere = re.compile(r"^(master|join|relay)|NAME|3F9A20C1|/mnt|/srv|s3:")
@@ -142,5 +146,5 @@ def test_a_runs_owner_types_what_the_pages_say(fleet: Fleet) -> None:
         shell.run(f"{line} --state master")
     for block in blocks(DOCS / "checkpoints.md", "sh"):
         for line in typed(block):
-            shell.run(f"{line} --state alder")
+            shell.run(f"{line} --state my-run/alder")
     assert torch.load(fleet.folder / "model.pt")["weight"].shape == (1, 16)

@@ -94,7 +94,7 @@ def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
         fleet.join("birch", "--rank", "1", "--pause", "0.005")
         terminal.until_shown("birch has joined the run")
         fleet.kill("birch")
-        terminal.until_shown("birch has left the run")
+        terminal.until_shown("birch is gone")
         assert shown.end() == ExitCode.OK
     finally:
         shown.kill()
@@ -103,6 +103,7 @@ def test_a_terminal_shows_how_the_run_goes_below_what_the_script_prints(
     assert not any(line.startswith("contributor  ") for line in lines), "the living line is gone"
     assert terminal.lines[-1] == ""
     assert "left the run" in lines
+    assert not any("master is gone" in line for line in lines), "it left by itself"
     assert any(line.startswith("took part for ") and " rounds, " in line for line in lines)
     assert any(line.startswith("the weights of step ") for line in lines)
     command = next(line.split() for line in lines if line.startswith("  holdfast export "))

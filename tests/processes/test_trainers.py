@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.protocol.errors import UserError
 from tests.processes.harness import (
     TRAINER,
     WITH_TORCH,
@@ -17,7 +18,6 @@ from tests.processes.harness import (
     in_sync,
     member,
     role,
-    run_command,
     spec,
 )
 
@@ -69,7 +69,7 @@ def test_each_kind_of_failure_is_told_apart_and_costs_no_state(
 @pytest.mark.fault(
     "it fails again and again",
     "failures in a row",
-    "a spare without a trainer, until `holdfast retry`",
+    "a spare without a trainer, until it is started again",
 )
 def test_a_command_that_fails_again_and_again_leaves_a_spare_until_somebody_mends_it(
     fleet: Fleet, tmp_path: Path
@@ -93,15 +93,13 @@ def test_a_command_that_fails_again_and_again_leaves_a_spare_until_somebody_mend
     assert "after 5 failures in a row" in found["trainer_state"]
     assert "exit status 17" in found["trainer_state"]
     assert role(status, "b") == "spare"
-    assert "holdfast retry" in fleet.peer("b")["trainer_state"]
+    assert "then start this peer again" in fleet.peer("b")["trainer_state"]
     assert "until then this peer keeps a copy" in fleet.nodes["b"].log
     fleet.until_committed(2)
     assert in_sync(fleet.master(), "b")
 
     mended.touch()
-    again = run_command("retry", state=fleet.nodes["b"].folder)
-    assert again.returncode == 0, again.stderr
+    fleet.ask("b", "retry", {})
     fleet.until(lambda s: contributing(s, "a", "b"), "b trains")
-    again = run_command("retry", state=fleet.nodes["b"].folder)
-    assert again.returncode == 1
-    assert "the training command runs" in again.stderr
+    with pytest.raises(UserError, match="the training command runs"):
+        fleet.ask("b", "retry", {})

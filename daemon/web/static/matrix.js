@@ -35,7 +35,7 @@ export class Matrix {
       move: (thing, key) => this.#move(thing, key),
       tell: (thing) => this.#tell(thing),
     });
-    this.none = element("p", { className: "empty", textContent: "Measured in rounds of two members or more." });
+    this.none = element("p", { className: "empty", textContent: "Nothing is known of the members that are here: rounds of two or more measure it." });
     this.agedKey = key("aged", "not in the last round");
     this.legend = element("p", { className: "legend" }, "Rows send, columns receive. ", key("ramp", "slow to fast"), key("none", "not measured"), this.agedKey);
     this.box = box;

@@ -18,6 +18,7 @@ export class Peer {
     this.congestionFix = element("p", {});
     this.heads = element("tbody");
     this.rounds = element("p", {});
+    this.limits = element("p", {});
     this.checkpoint = element("p", {});
     this.charts = new MemberCharts(() => ({}));
     byId("peer").replaceChildren(
@@ -28,7 +29,7 @@ export class Peer {
         "div",
         { className: "pair" },
         card("Links", element("div", {}, table(["Peer", "Connections", "Round trip", "Congestion control", "Sent", "Retransmitted"], this.links), this.congestion, this.congestionFix), "links"),
-        card("Local state", element("div", {}, this.rounds, this.checkpoint, table(["Fragment", "Version", "Digest"], this.heads)), "holds"),
+        card("Local state", element("div", {}, this.rounds, this.checkpoint, this.limits, table(["Fragment", "Version", "Digest"], this.heads)), "holds"),
       ),
     );
   }
@@ -59,6 +60,9 @@ export class Peer {
     say(this.rounds, rounds.length ? `In flight: ${rounds.join("; ")}.` : "No round is in flight.");
     say(this.checkpoint, checkpointText(status.checkpoints));
     mark(this.checkpoint, "class", status.checkpoints.error ? "problem" : "");
+    const limits = Object.entries(status.limits).map(([name, value]) => `${name.replaceAll("_", "-")} ${value}`);
+    this.limits.hidden = limits.length === 0;
+    say(this.limits, `Limits of this machine: ${limits.join(", ")}.`);
     this.#showEnd(status);
   }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.messages import CopyProgress, FragmentHead, Progress
+from ...planning.bandwidth import NO_CAP, capped
 from ..rounds.round import RoundPhase
-from ..state.roster import Member, role_of
+from ..state.roster import Member, caps_of, role_of
 from ..state.voting_blocs import format_invite_warning, large_invites
 from ..trainers import state_of
 from .copy_agreement import copy_agreement
@@ -181,6 +182,8 @@ def _relay(member: Member) -> RelayRow | None:
 def _bandwidth(coordinator: Coordinator, member: Member) -> MeasuredBandwidth:
     context, bandwidths = coordinator.context, coordinator.scheduler.bandwidths
     known = bandwidths.known(member.peer)
+    if known:  # whoever sends at a rate counts as able to receive at it, but for this
+        known = capped(known, caps_of([member]).get(member.peer, NO_CAP))
     links = bandwidths.links.get(member.peer, {})
     return MeasuredBandwidth(
         up_bytes_per_s=known.up_bytes_per_s if known else None,
