@@ -15,7 +15,7 @@ from .daemon_connection import DaemonConnection
 from .hook import Run
 from .ranks import part_of
 from .standalone import STANDALONE_VARIABLE, StandaloneRun, steps_from_environment
-from .tensors import check_optimizer, find_shared
+from .trained_parameters import TrainedParameters
 
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
 
@@ -33,9 +33,10 @@ def attach(
     """Join the run that this process was started for; returns with the run's weights in the model.
 
     Every parameter and persistent buffer becomes part of the run's shared state. Gradients and the
-    optimizer's state stay local. They are not touched, with two exceptions. A state that an optimizer
+    optimizer's state stay local. They are not touched, with three exceptions. A state that an optimizer
     without one gathered in dropped steps is cleared (a spare takes a step, to be warm when its turn
-    comes). So is the state behind losses, or an update, that are not finite.
+    comes). So is the state behind losses, or an update, that are not finite. Known copies of the weights
+    in it (``inner_optimizer``) take over the weights of each round.
 
     A script of several processes (``torchrun``) calls ``attach`` in each of them, after
     ``torch.distributed.init_process_group`` and after the model is sharded, and ``Run.step`` as often in each.
@@ -77,7 +78,7 @@ def attach(
     if standalone or os.environ.get(STANDALONE_VARIABLE, "0") not in ("", "0"):
         if total_steps is None:
             total_steps = steps_from_environment()
-        return StandaloneRun(find_shared(model), optimizer, callbacks, total_steps)
+        return StandaloneRun(TrainedParameters(model, optimizer), callbacks, total_steps)
     raise NoDaemonError(
         "this process has no holdfast daemon",
         hint="start the script with `holdfast join INVITE -- python train.py`, or, to try it alone, "
@@ -95,11 +96,9 @@ def attach_over(
     socket_path: str = "",
 ) -> Run:
     """Join a run as ``attach`` does, over a given connection and clock; raises what it raises."""
-    tensors = find_shared(model)
-    if optimizer is not None:
-        check_optimizer(model, optimizer)
-    part = part_of(model, tensors, data_rank)
-    return Run(connect(), tensors, optimizer, clock, callbacks, part, socket_path)
+    trained = TrainedParameters(model, optimizer)
+    part = part_of(model, trained.tensors, data_rank)
+    return Run(connect(), trained, clock, callbacks, part, socket_path)
 
 
 def _check_types(model: object, optimizer: object) -> None:

@@ -91,7 +91,7 @@ from .local_checkpoint import LocalCheckpoint, rank_path
 from .ranks import RankWord
 from .sampler import OF_SAMPLES, DaemonSource, DrawRule, LeasedSampler, SampleStream, Source
 from .shards import OF_SHARDS, LeasedShards, ShardT
-from .tensors import SharedTensor, layout_of
+from .tensors import layout_of
 from .trained_parameters import TrainedParameters
 from .whole_numbers import whole
 
@@ -132,8 +132,7 @@ class Run:
     def __init__(
         self,
         connection: DaemonConnection,
-        tensors: tuple[SharedTensor, ...],
-        optimizer: torch.optim.Optimizer | None = None,
+        trained: TrainedParameters,
         clock: Callable[[], float] = time.monotonic,
         callbacks: Sequence[Callback] = (),
         part: RankPart | None = None,
@@ -150,10 +149,10 @@ class Run:
         self._writes: tuple[int, ...] | None = None
         self._connection = connection
         self._clock = clock
-        self._tensors = tensors
-        self._optimizer = optimizer
-        self._inner_optimizer = InnerOptimizer(optimizer)
-        self._trained_parameters = TrainedParameters(tensors, optimizer)
+        self._trained_parameters = trained
+        self._optimizer = trained.optimizer
+        self._inner_optimizer = InnerOptimizer(trained.optimizer)
+        self._tensors = self._inner_optimizer.bind(trained.tensors)
         self._generators = Generators(os.environ.get(MEMBER_VARIABLE, ""), data_rank=part.data_rank)
         self._thread = get_ident()  # the one that may call; NO_THREAD after ``close`` and in forks
         self._misuse = "from another thread than the one that attached"
@@ -324,7 +323,7 @@ class Run:
         Raises:
           DaemonGone: the daemon closed the connection before the run was over.
           AttachRefused: the run does not go on with this trainer; the text gives the reason.
-          ModelError: a parameter was replaced since ``attach``, so that the optimizer trains another one.
+          ModelError: the model has, or the optimizer trains, a parameter that came after ``attach``.
           MisuseError: after ``close``, from another thread, or in a forked process; or ``samples`` is
             missing, or more than were drawn.
           TypeError, ValueError: ``tokens`` or ``samples`` is no whole number, or negative.
@@ -497,6 +496,8 @@ class Run:
     @torch.no_grad()
     def _boundary(self) -> None:
         """Do all that is due at this step, waiting where the run requires it."""
+        self._trained_parameters.check()
+        self._inner_optimizer.name_copies()
         now_s = self._clock()
         self._poll_at_s = now_s + POLL_INTERVAL_S
         if self.contributing:
@@ -592,7 +593,6 @@ class Run:
         fragment = self._machine.next_to_post()
         if fragment is None:
             return False
-        self._trained_parameters.check()
         self._release_spent(arenas, fragment)
         arenas.replicas[fragment].post()
         self._machine.post(fragment)

@@ -53,14 +53,14 @@ class Piece:
 def pieces_of(
     tensor: SharedTensor, shared: Values, anchor: Values, base: torch.Tensor
 ) -> Iterator[Piece]:
-    """Cut a tensor into pieces; one whose values do not lie one after the other is one piece.
+    """Cut a tensor into pieces; one that has copies, or holes between its values, is one piece.
 
     Args:
       shared: its values in the arena, in any shape.
       anchor, base: see ``Piece``, of the whole tensor.
     """
     values = tensor.tensor
-    if not (values.is_contiguous() and shared.flags.c_contiguous):
+    if tensor.written or not (values.is_contiguous() and shared.flags.c_contiguous):
         yield Piece(tensor, values.reshape(-1), False, shared, anchor, base)
         return
     local, flat = values.view(-1), shared.reshape(-1)

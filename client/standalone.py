@@ -11,15 +11,13 @@ import os
 from collections.abc import Sequence
 from typing import cast
 
-import torch
-
 from ..protocol.errors import UserError
 from ..protocol.messages import COUNT_MAX, Message
 from .callbacks import Callback
 from .daemon_connection import DaemonConnection
 from .hook import Run
 from .sampler import LocalSource, Source
-from .tensors import SharedTensor
+from .trained_parameters import TrainedParameters
 
 STANDALONE_VARIABLE = "HOLDFAST_STANDALONE"  # set by a person: attach without a daemon
 STEPS_VARIABLE = "HOLDFAST_STANDALONE_STEPS"  # the step at which such a run is finished
@@ -52,17 +50,14 @@ class StandaloneRun(Run):
 
     def __init__(
         self,
-        tensors: tuple[SharedTensor, ...],
-        optimizer: torch.optim.Optimizer | None,
+        trained: TrainedParameters,
         callbacks: Sequence[Callback] = (),
         total_steps: int | None = None,
     ) -> None:
         if total_steps is not None and total_steps < 1:
             raise ValueError(f"total_steps must be 1 or more, got {total_steps}")
         self._length = total_steps
-        super().__init__(
-            cast(DaemonConnection, _NoConnection()), tensors, optimizer, callbacks=callbacks
-        )
+        super().__init__(cast(DaemonConnection, _NoConnection()), trained, callbacks=callbacks)
 
     def _attach(self) -> None:
         self._machine.leads = self._machine.loaded = True

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,11 +26,13 @@ from ..protocol.messages import ModelLayout, TensorBox, TensorSpec
 from .attach_errors import ModelError
 
 Values = NDArray[np.float32] | NDArray[np.int64]
+Holder = dict[str, torch.Tensor | None]  # a module's own table of parameters or buffers
 
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
+_UNSHARE = "give it memory of its own before holdfast.attach (`.clone()`)"
 _COMPILED = "_orig_mod"  # the one child of a torch.compile wrapper
 _PARALLEL = "module"  # the one child of a (Distributed)DataParallel wrapper
 
@@ -44,20 +47,28 @@ class SharedTensor:
       key: its name in that table.
       box: the part in this process's memory, if it is sharded; None: all of it.
       reshard: makes the module hold parts again, which after a forward pass may hold whole tensors.
+      written: called with the module's tensor after its values were overwritten.
     """
 
     spec: TensorSpec
-    holder: dict[str, torch.Tensor | None]
+    holder: Holder
     key: str
     box: TensorBox | None = None
     reshard: Callable[[], None] | None = None
+    written: Callable[[torch.Tensor], None] | None = None
 
     @property
-    def tensor(self) -> torch.Tensor:
+    def present(self) -> torch.Tensor | None:
+        """The module's tensor now, sharded if it was; None if it is gone."""
         tensor = self.holder.get(self.key)
         if self.box is not None and self.reshard is not None and not is_sharded(tensor):
             self.reshard()
             tensor = self.holder.get(self.key)
+        return tensor
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        tensor = self.present
         if tensor is None or tuple(tensor.shape) != self.spec.shape:
             found = "gone" if tensor is None else f"of shape {tuple(tensor.shape)}"
             raise ModelError(
@@ -109,7 +120,11 @@ class SharedTensor:
     def write(self, values: Values | torch.Tensor) -> None:
         """Overwrite it with ``(count,)`` values, rounded to its dtype (to nearest, ties to even)."""
         tensor = self.tensor
-        tensor.copy_(torch.as_tensor(values, device="cpu").view(tensor.shape))
+        if not isinstance(values, torch.Tensor):
+            values = torch.as_tensor(values, device="cpu")
+        tensor.copy_(values.view(tensor.shape))
+        if self.written is not None and (present := self.present) is not None:
+            self.written(present)
 
 
 def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
@@ -120,29 +135,23 @@ def find_shared(model: nn.Module) -> tuple[SharedTensor, ...]:
     """
     found: list[SharedTensor] = []
     _refuse_flattened(model)
+    _name_extra_state(model)
     seen: dict[object, int] = {}  # a tensor's identity -> its index in ``found``
     aliases: dict[int, list[str]] = {}
     reshard = _resharding(model)
     if reshard is not None:
         reshard()
-    for prefix, module in _modules(model):
-        for holder, key in _entries(module):
-            tensor = holder[key]
-            if tensor is None:
-                continue
-            name = f"{prefix}.{key}" if prefix else key
-            _require_plain(name, tensor)
-            first = next((seen[each] for each in _identities(tensor) if each in seen), None)
-            if first is not None:
-                if name != found[first].spec.name:
-                    aliases.setdefault(first, []).append(name)
-                continue
-            seen.update((each, len(found)) for each in _identities(tensor))
-            found.append(
-                SharedTensor(_spec(name, tensor), holder, key, box_of(name, tensor), reshard)
-            )
+    for name, holder, key, tensor in entries_of(model):
+        first = next((seen[each] for each in identities_of(tensor) if each in seen), None)
+        if first is not None:
+            if name != found[first].spec.name:
+                aliases.setdefault(first, []).append(name)
+            continue
+        seen.update((each, len(found)) for each in identities_of(tensor))
+        found.append(SharedTensor(_spec(name, tensor), holder, key, box_of(name, tensor), reshard))
     if not found:
         raise ModelError(f"the model ({type(model).__name__}) has no parameters to share")
+    _refuse_overlaps(found)
     for first, names in aliases.items():
         found[first] = evolve(found[first], spec=evolve(found[first].spec, aliases=tuple(names)))
     return tuple(found)
@@ -154,21 +163,6 @@ def layout_of(tensors: tuple[SharedTensor, ...]) -> ModelLayout:
         return ModelLayout(tuple(tensor.spec for tensor in tensors))
     except ValueError as error:
         raise ModelError(f"the model has {len(tensors)} tensors, more than a run takes") from error
-
-
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that trains no parameter of the model, but copies of them, for example.
-
-    Merged weights are written into the model; copies in the optimizer would overwrite them.
-    """
-    own = {id(parameter) for parameter in model.parameters()}
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if trained and not any(id(parameter) in own for parameter in trained):
-        raise ModelError(
-            "the optimizer trains none of this model's parameters: it was made for another model, "
-            "or it keeps copies of the parameters, which would overwrite what the run merges",
-            hint="make the optimizer from model.parameters() of the model that is attached",
-        )
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -188,13 +182,16 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield ".".join(kept), module
 
 
-def _entries(module: nn.Module) -> Iterator[tuple[dict[str, torch.Tensor | None], str]]:
-    parameters: dict[str, torch.Tensor | None] = module._parameters  # type: ignore[assignment]
-    for key in parameters:
-        yield parameters, key
-    for key in module._buffers:
-        if key not in module._non_persistent_buffers_set:
-            yield module._buffers, key
+def entries_of(model: nn.Module) -> Iterator[tuple[str, Holder, str, torch.Tensor]]:
+    """Iterate over all names of all tensors to share: the name, its module's table, its key, the tensor."""
+    for prefix, module in _modules(model):
+        parameters: Holder = module._parameters  # type: ignore[assignment]
+        for holder in (parameters, module._buffers):
+            for key, tensor in holder.items():
+                if tensor is not None and key not in module._non_persistent_buffers_set:
+                    name = f"{prefix}.{key}" if prefix else key
+                    _require_plain(name, tensor)
+                    yield name, holder, key, tensor
 
 
 def _refuse_flattened(model: nn.Module) -> None:
@@ -209,6 +206,13 @@ def _refuse_flattened(model: nn.Module) -> None:
         )
 
 
+def _name_extra_state(model: nn.Module) -> None:
+    for name, module in _modules(model):
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            text = f"the extra state of module {name!r} is not shared, and an export lacks it"
+            warnings.warn(text, stacklevel=2)
+
+
 def _require_plain(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor without dense memory of its own."""
     if nn.parameter.is_lazy(tensor):
@@ -219,12 +223,27 @@ def _require_plain(name: str, tensor: torch.Tensor) -> None:
         raise ModelError(f"tensor {name!r} is sparse; only dense ones can be shared")
 
 
-def _identities(tensor: torch.Tensor) -> Iterator[object]:
+def identities_of(tensor: torch.Tensor) -> Iterator[object]:
     """Yield keys that two names of one tensor share: the object, or the same view of one memory."""
     yield id(tensor)
     part = local_part(tensor.detach())
     if part.numel():
         yield (part.data_ptr(), tuple(part.shape), part.stride(), part.dtype)
+
+
+def _refuse_overlaps(tensors: Sequence[SharedTensor]) -> None:
+    """Refuse memory that is in two tensors, or twice in one: a merge would move it twice."""
+    end, before = 0, ""
+    for tensor in sorted(tensors, key=lambda each: each.tensor.data_ptr()):
+        part, name, reach = tensor.tensor, tensor.spec.name, 0
+        for stride, size in sorted(zip(part.stride(), part.shape, strict=True)):
+            if size > 1 and stride <= reach:
+                raise ModelError(f"elements of tensor {name!r} share memory", hint=_UNSHARE)
+            reach += stride * (size - 1)
+        if part.numel():
+            if part.data_ptr() < end:
+                raise ModelError(f"tensors {before!r} and {name!r} share memory", hint=_UNSHARE)
+            end, before = part.data_ptr() + (reach + 1) * part.element_size(), name
 
 
 def is_sharded(tensor: torch.Tensor | None) -> bool:

@@ -1,53 +1,74 @@
-"""Finds parameters that a script replaced after ``attach``: the optimizer would train the old ones in vain."""
+"""Finds what a run does not share because the script added, tied or replaced it after ``attach``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import torch
+from torch import nn
 
 from .attach_errors import ModelError
-from .tensors import SharedTensor
+from .tensors import entries_of, find_shared, identities_of
+
+_BEFORE = (
+    "build the model and its optimizer before holdfast.attach, and write new values into a parameter "
+    "(`with torch.no_grad(): parameter.copy_(values)`)"
+)
 
 
 class TrainedParameters:
-    """The shared tensors that the optimizer trained at ``attach``.
+    """The tensors of the model and the optimizer at ``attach``.
 
-    A buffer may be replaced, since its present tensor is the one that is shared. A parameter may be
-    replaced together with the optimizer's.
+    A tensor may be replaced in its place, since its present one is shared; a parameter together with the
+    optimizer's. What the optimizer trained beside the model at ``attach`` stays the script's own.
+
+    Raises:
+      ModelError: a tensor cannot be shared, or the optimizer trains none of the model's.
     """
 
-    def __init__(
-        self, tensors: Sequence[SharedTensor], optimizer: torch.optim.Optimizer | None
-    ) -> None:
-        self._optimizer = optimizer
-        trained = self._trained()
-        self._parameters = [
-            (tensor, parameter)
-            for tensor in tensors
-            if id(parameter := tensor.holder[tensor.key]) in trained
-        ]
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._model = model
+        self.tensors = find_shared(model)
+        self.optimizer = optimizer
+        self._attached = [(each.spec.name, each.present) for each in self.tensors]
+        trained, shared = list(self._trained()), self._shared()
+        self._own = [each for each in trained if not _is_in(shared, each)]
+        if trained and len(self._own) == len(trained):
+            raise ModelError(
+                "the optimizer trains none of this model's parameters: it was made for another model, "
+                "or it keeps copies of the parameters, which would overwrite what the run merges",
+                hint="make the optimizer from model.parameters() of the model that is attached",
+            )
 
-    def _trained(self) -> set[int]:
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
-        return {id(parameter) for group in groups for parameter in group["params"]}
+    def _trained(self) -> Iterator[torch.Tensor]:
+        for group in [] if self.optimizer is None else self.optimizer.param_groups:
+            yield from (each for each in group["params"] if each.requires_grad)
+
+    def _shared(self) -> dict[object, str]:
+        """Return the names of the shared tensors by their identities."""
+        shared: dict[object, str] = {}
+        for tensor in self.tensors:
+            present, name = tensor.present, tensor.spec.name
+            for identity in () if present is None else identities_of(present):
+                if (other := shared.setdefault(identity, name)) != name:
+                    raise ModelError(f"{other!r} and {name!r} were tied after attach", hint=_BEFORE)
+        return shared
 
     def check(self) -> None:
-        """Raise ModelError if a trained parameter was replaced by one that the optimizer does not train."""
-        replaced = [
-            tensor
-            for tensor, parameter in self._parameters
-            if tensor.holder.get(tensor.key) is not parameter
-        ]
-        if not replaced:
-            return
-        trained = self._trained()
-        for tensor in replaced:
-            present = tensor.holder.get(tensor.key)
-            if present is not None and id(present) not in trained:
+        """Raise ModelError if the model has, or the optimizer trains, what the run does not share."""
+        shared = self._shared()
+        for name, _, _, tensor in entries_of(self._model):
+            if not _is_in(shared, tensor):
                 raise ModelError(
-                    f"parameter {tensor.spec.name!r} was replaced after attach, and the optimizer "
-                    "still trains the old one",
-                    hint="write into it (`with torch.no_grad(): parameter.copy_(values)`), or "
-                    "replace it before holdfast.attach",
+                    f"tensor {name!r} came after attach: no peer gets it", hint=_BEFORE
                 )
+        own = {id(each) for each in self._own}
+        for parameter in self._trained():
+            if id(parameter) not in own and not _is_in(shared, parameter):
+                found = (f"the old {name!r}" for name, each in self._attached if each is parameter)
+                what = next(found, f"a new parameter of shape {tuple(parameter.shape)}")
+                raise ModelError(f"the optimizer trains {what} since attach", hint=_BEFORE)
+
+
+def _is_in(shared: dict[object, str], tensor: torch.Tensor) -> bool:
+    return any(identity in shared for identity in identities_of(tensor))

@@ -24,6 +24,7 @@ from holdfast.client import hook
 from holdfast.client.attach import attach
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import Run
+from holdfast.client.inner_optimizer import InnerOptimizer
 from holdfast.protocol.arena import (
     LOSS_SLOT,
     STEP_SLOT,
@@ -573,6 +574,44 @@ def test_the_optimizer_forgets_warm_up_steps_unless_it_came_with_a_state(fresh: 
         one_step()
         run.step()
         assert steps_taken() == (1 if fresh else 3), "a real step outlives a resync"
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 1])
+def test_a_known_copy_of_the_weights_takes_over_a_merge(overlap_steps: int) -> None:
+    model = line(4.0)
+    optimizer = torch.optim.ASGD(model.parameters(), lr=0.25, t0=-9)  # its average lags behind
+
+    def script(daemon: FakeDaemon) -> None:
+        daemon.start(overlap_steps=overlap_steps, step_limit=4 + overlap_steps)
+        daemon.round(1, at_step=4, change=8.0)
+
+    with talking(script, stay=True) as path, attach(model, optimizer, socket_path=path) as run:
+        while not run.round_count:
+            model.weight.grad = torch.ones(1, 3)
+            optimizer.step()
+            lagged = not torch.equal(optimizer.state[model.weight]["ax"], model.weight)
+            run.step()
+        assert lagged
+        assert model.weight.max() < 0.0, "it was merged"
+        assert torch.equal(optimizer.state[model.weight]["ax"], model.weight)
+    nn.init.constant_(model.weight, 1.0)
+    InnerOptimizer(optimizer).mark_restored()
+    assert torch.equal(optimizer.state[model.weight]["ax"], model.weight)
+
+
+def test_state_that_looks_like_the_weights_is_named_at_the_first_step() -> None:
+    model = line(4.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
+    model.weight.grad = torch.ones(1, 3)
+    optimizer.step()
+    optimizer.state[model.weight]["average"] = model.weight.detach() * 0.9
+    with (
+        talking(FakeDaemon.start, stay=True) as path,
+        attach(model, optimizer, socket_path=path) as run,
+        pytest.warns(UserWarning, match="'average' looks like a copy of the weights") as found,
+    ):
+        run.step()
+    assert len(found) == 1, "the momentum does not"
 
 
 def test_a_contributor_that_becomes_a_spare_waits_and_loses_its_delta() -> None:

@@ -14,11 +14,16 @@ from torch import nn
 import holdfast
 from holdfast.client.attach import attach
 from holdfast.client.hook import Run
+from holdfast.client.trained_parameters import TrainedParameters
 from holdfast.protocol.messages import Posted, SetRole
 
 from .fake_daemon import FakeDaemon, talking
 
 pytestmark = pytest.mark.real_time
+
+
+def new(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(shape))
 
 
 def line(value: float = 1.0) -> nn.Linear:
@@ -123,14 +128,13 @@ def test_a_parameter_that_is_replaced_after_attach() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def script(daemon: FakeDaemon) -> None:
-        daemon.start(step_limit=2)
-        daemon.open_round(1, at_step=2)
+        daemon.start(step_limit=2)  # where a trainer looks even if no round is due
 
     with talking(script, stay=True) as path, attach(model, optimizer, socket_path=path) as run:
         run.step()
         model.weight = nn.Parameter(torch.zeros(1, 3))
         with pytest.raises(
-            holdfast.ModelError, match=r"'weight' was replaced after attach"
+            holdfast.ModelError, match=r"trains the old 'weight' since attach"
         ) as found:
             run.step()
         assert "copy_" in found.value.hint
@@ -151,6 +155,49 @@ def test_a_parameter_may_be_replaced_with_the_optimizers() -> None:
         model.weight = nn.Parameter(torch.zeros(1, 3))
         optimizer.param_groups[0]["params"] = [model.weight]
         run.step()
+
+
+class Tied(nn.Module):
+    """A layer, one that is frozen at first, a head tied to the first, and parameters beside the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = (nn.Linear(2, 2, bias=False) for _ in range(3))
+        self.head.weight = self.first.weight
+        self.second.weight.requires_grad_(False)
+        self.register_buffer("mean", torch.zeros(2))
+        self.beside = [torch.zeros(5, requires_grad=True), torch.zeros(6)]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda m, _: m.add_module("new", nn.Linear(2, 3)), r"'new\.weight' came after attach"),
+        (lambda m, _: m.add_module("first", nn.Linear(2, 2)), r"'first\.weight' came after"),
+        (lambda m, _: m.head.register_parameter("weight", new(2, 2)), r"'head\.weight' came after"),
+        (
+            lambda m, _: m.second.register_parameter("weight", m.first.weight),
+            "'first.*'second.*tied",
+        ),
+        (
+            lambda _, o: o.add_param_group({"params": [new(7)]}),
+            r"trains a new .* \(7,\) since attach",
+        ),
+        (lambda m, _: m.beside[1].requires_grad_(), r"trains a new .* \(6,\) since attach"),
+    ],
+    ids=["head", "layer", "untied", "tied", "group", "unfrozen"],
+)
+def test_what_comes_after_attach_is_named(change: Any, error: str) -> None:
+    model = Tied()
+    optimizer = torch.optim.SGD([*model.parameters(), *model.beside], lr=0.1)
+    trained = TrainedParameters(model, optimizer)
+    model.second.weight.requires_grad_(True)  # it is shared all the time
+    model.mean = torch.ones(2)
+    model.third = model.second  # another name of what is shared
+    trained.check()
+    change(model, optimizer)
+    with pytest.raises(holdfast.ModelError, match=error):
+        trained.check()
 
 
 def test_a_hint_is_part_of_the_traceback() -> None:

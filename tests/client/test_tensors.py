@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,41 @@ def test_a_tensor_that_cannot_be_shared_is_named(tensor: torch.Tensor, why: str)
     model[0].register_buffer("odd", tensor)
     with pytest.raises(ModelError, match=rf"'0\.odd'.*{why}"):
         find_shared(model)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda weight: weight[1:3],
+        lambda weight: weight.t(),
+        lambda weight: weight.view(2, 8),
+        lambda _: torch.zeros(1).expand(3),
+        lambda _: torch.zeros(2, 1).expand(2, 3),
+        lambda _: torch.zeros(5).unfold(0, 2, 1),
+    ],
+    ids=["slice", "transpose", "view", "expand", "rows", "unfold"],
+)
+def test_memory_that_is_shared_twice_is_named(view: Any) -> None:
+    model = nn.Linear(4, 4, bias=False)
+    model.register_buffer("other", view(model.weight.detach()))
+    with pytest.raises(ModelError, match=r"'other' share memory") as caught:
+        find_shared(model)
+    assert "clone" in caught.value.hint
+
+
+def test_parts_of_one_memory_that_do_not_overlap_are_shared() -> None:
+    memory = torch.zeros(4, 6)
+    assert len(find_shared(nn.ParameterList([memory[2:, :4], memory[:2].t()]))) == 2
+
+
+class Scaled(nn.Linear):
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.ones(1)
+
+
+def test_extra_state_that_is_not_shared_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"extra state of module '0' .* an export lacks it"):
+        find_shared(nn.Sequential(Scaled(2, 2)))
 
 
 def test_a_lazy_parameter_asks_for_a_batch_first() -> None:
