@@ -12,6 +12,7 @@ from torch import nn
 from .attach_errors import NoDaemonError
 from .callbacks import Callback
 from .daemon_connection import DaemonConnection
+from .first_batches import FirstBatches
 from .hook import Run
 from .ranks import part_of
 from .standalone import STANDALONE_VARIABLE, StandaloneRun, steps_from_environment
@@ -99,7 +100,8 @@ def attach_over(
     if optimizer is not None:
         check_optimizer(model, optimizer)
     part = part_of(model, tensors, data_rank)
-    return Run(connect(), tensors, optimizer, clock, callbacks, part, socket_path)
+    connection, batches = connect(), FirstBatches(model)
+    return Run(connection, tensors, optimizer, clock, callbacks, part, socket_path, batches)
 
 
 def _check_types(model: object, optimizer: object) -> None:

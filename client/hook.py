@@ -40,6 +40,7 @@ from typing import Literal, Self, SupportsFloat, SupportsIndex, cast, overload
 
 import numpy as np
 import torch
+from attrs import evolve
 
 from ..protocol.arena import (
     LOSS_SLOT,
@@ -83,6 +84,7 @@ from .boundary import BoundaryMachine, StepTimes
 from .callbacks import Callback, CallbackRunner, Merge
 from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
+from .first_batches import FirstBatches
 from .generators import Generators
 from .inner_optimizer import InnerOptimizer
 from .leased_data import LeasedData
@@ -137,6 +139,7 @@ class Run:
         callbacks: Sequence[Callback] = (),
         part: RankPart | None = None,
         socket_path: str = "",
+        first_batches: FirstBatches | None = None,
     ) -> None:
         part = RankPart() if part is None else part
         self.round_count = 0
@@ -153,6 +156,7 @@ class Run:
         self._optimizer = optimizer
         self._inner_optimizer = InnerOptimizer(optimizer)
         self._trained_parameters = TrainedParameters(tensors, optimizer)
+        self._first_batches = first_batches
         self._generators = Generators(os.environ.get(MEMBER_VARIABLE, ""), data_rank=part.data_rank)
         self._thread = get_ident()  # the one that may call; NO_THREAD after ``close`` and in forks
         self._misuse = "from another thread than the one that attached"
@@ -388,6 +392,8 @@ class Run:
         self._crash_report.withdraw()
         self._connection.close()
         self._arenas = None
+        if self._first_batches is not None:
+            self._first_batches.end()
         if self._local_checkpoint is not None:
             self._local_checkpoint.close()
         if self._callbacks is not None:
@@ -611,7 +617,10 @@ class Run:
             replica = arenas.replicas[fragment]
             if replica.written:
                 step_s = self._step_times.step_s
-                self._send(self._machine.announce_post(fragment, replica.version, step_s))
+                posted = self._machine.announce_post(fragment, replica.version, step_s)
+                if self._first_batches is not None:
+                    posted = evolve(posted, first_batches=self._first_batches.digest)
+                self._send(posted)
                 return True
         return False
 

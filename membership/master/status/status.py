@@ -89,9 +89,12 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         rewound=history.rewind_count,
         revoked=dict(history.revoked),
         audited=scheduler.driver.audits.equal_count,
-        warnings=tuple(
-            format_invite_warning(invite, count)
-            for invite, count in large_invites(coordinator.places.contributing()).items()
+        warnings=(
+            *(
+                format_invite_warning(invite, count)
+                for invite, count in large_invites(coordinator.places.contributing()).items()
+            ),
+            *scheduler.same_samples.warnings(),
         ),
         past_rounds=tuple(map(past_round_row, round_table.past)) if past else None,
         events=tuple(
