@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from .attach_errors import NoDaemonError
+from .attach_errors import MisuseError, ModelError, NoDaemonError
 from .callbacks import Callback
 from .daemon_connection import DaemonConnection
 from .first_batches import FirstBatches
@@ -107,9 +108,19 @@ def attach_over(
 def _check_types(model: object, optimizer: object) -> None:
     if isinstance(model, torch.optim.Optimizer) and isinstance(optimizer, nn.Module):
         raise TypeError("attach takes the model first, then the optimizer: they are swapped")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise MisuseError(
+            "holdfast.attach was called by a worker process, which imports the script as it starts",
+            hint='put all that the script does under `if __name__ == "__main__":`',
+        )
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
+    if any(isinstance(each, torch.jit.ScriptModule) for each in model.modules()):
+        raise ModelError(
+            "the model is scripted, and its parameters cannot be reached",
+            hint="attach the module that torch.jit.script was given, and train that one",
         )

@@ -1,7 +1,7 @@
-"""The digest of the first batches that a model is trained on: peers that have the same one train on the same samples.
+"""The digest of a trainer's first batches: peers that have the same one train on the same samples.
 
-A batch is what the model is called with, so the script has nothing to report. Of a model that is compiled inside the
-attached one, or whose batches are all equal (a dummy, a whole data set), no digest is made.
+A batch is what the attached model is called with, so scripts report nothing. There is no digest of a model that is
+compiled inside the attached one, nor of batches that are all equal (a dummy, a whole data set).
 """
 
 from __future__ import annotations
@@ -20,21 +20,13 @@ BATCH_COUNT = 8  # a script may call the model with a dummy before its first bat
 
 
 class FirstBatches:
-    """Watches a model's first batches.
-
-    Attributes:
-      digest: of all of them; empty: they have not come yet, or there is none.
-    """
+    """Watches a model's first batches; ``digest`` is empty until they have come."""
 
     def __init__(self, model: nn.Module) -> None:
         self.digest = b""
         self._digests: list[bytes] = []
         self._hook = model.register_forward_pre_hook(_look, with_kwargs=True)
         _watched[model] = self
-
-    def end(self) -> None:
-        """Watch no more. Harmless twice."""
-        self._hook.remove()
 
     def take(self, batch: object) -> None:
         """Take a batch."""
@@ -45,11 +37,11 @@ class FirstBatches:
                     values = local_part(leaf.detach()).cpu().reshape(-1)
                     digest.update(values.contiguous().view(torch.uint8).numpy().data)
         except (RuntimeError, TypeError, ValueError):  # a kind of tensor without plain memory
-            self.end()
+            self._hook.remove()
             return
         self._digests.append(digest.digest())
         if len(self._digests) == BATCH_COUNT:
-            self.end()
+            self._hook.remove()
             if len(set(self._digests)) > 1:
                 self.digest = hashlib.blake2b(b"".join(self._digests), digest_size=32).digest()
 
@@ -61,6 +53,5 @@ _watched: WeakKeyDictionary[nn.Module, FirstBatches] = WeakKeyDictionary()
 def _look(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
         return
-    watch = _watched.get(model)
-    if watch is not None:
+    if (watch := _watched.get(model)) is not None:
         watch.take((args, kwargs))

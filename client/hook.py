@@ -94,7 +94,7 @@ from .sampler import OF_SAMPLES, DaemonSource, DrawRule, LeasedSampler, SampleSt
 from .shards import OF_SHARDS, LeasedShards, ShardT
 from .tensors import SharedTensor, layout_of
 from .trained_parameters import TrainedParameters
-from .whole_numbers import whole
+from .whole_numbers import WHOLE_MAX, whole
 
 MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's id
 
@@ -330,9 +330,9 @@ class Run:
           ModelError: a parameter was replaced since ``attach``, so that the optimizer trains another one.
           MisuseError: after ``close``, from another thread, or in a forked process; or ``samples`` is
             missing, or more than were drawn.
-          TypeError, ValueError: ``tokens`` or ``samples`` is no whole number, or negative.
+          TypeError, ValueError: ``tokens`` or ``samples`` is no whole number, negative, or more than 2**40.
         """
-        if tokens.__class__ is not int or tokens < 0:
+        if tokens.__class__ is not int or not 0 <= tokens <= WHOLE_MAX:
             tokens = whole("tokens", tokens)
         if self._thread != get_ident():
             self._refuse_misuse("step")
@@ -392,8 +392,6 @@ class Run:
         self._crash_report.withdraw()
         self._connection.close()
         self._arenas = None
-        if self._first_batches is not None:
-            self._first_batches.end()
         if self._local_checkpoint is not None:
             self._local_checkpoint.close()
         if self._callbacks is not None:

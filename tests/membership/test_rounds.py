@@ -380,10 +380,16 @@ def test_peers_that_train_on_the_same_samples_are_told() -> None:
     assert not warnings()
     table.say(B, evolve(ready, first_batches=DIGEST))
     (warning,) = warnings()
-    assert warning.startswith(f"a ({A[:8]}) and b ({B[:8]}) train on the same samples")
+    assert warning.startswith("2 members train on the same samples")
+    assert warning.endswith(f": a ({A[:8]}), b ({B[:8]})")
     assert warning in table.announced()
     assert [table.hear(peer, Notice).text for peer in (A, B)] == [warning] * 2
     table.hears_no(C, Notice)
+    same_samples = table.master.scheduler.same_samples
+    for digest in (b"", DIGEST):
+        for peer in (A, B):  # their trainers start again
+            same_samples.note(peer, digest)
+        assert bool(warnings()) == bool(digest)
     table.leave(B)
     assert not warnings()
 
