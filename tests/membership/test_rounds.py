@@ -373,10 +373,11 @@ def test_peers_that_train_on_the_same_samples_are_told() -> None:
         found: list[str] = describe(table.master, table.now_s)["warnings"]
         return found
 
-    table = Table()
+    table = Table("[membership]\nquorum = 1.0")
     table.start(A, B, C)
     ready = Ready(table.open_round(), 10, 1.0, root_of(0, 0), 1)
     table.say(A, evolve(ready, first_batches=DIGEST))
+    table.say(C, evolve(ready, first_batches=OTHER_DIGEST))
     assert not warnings()
     table.say(B, evolve(ready, first_batches=DIGEST))
     (warning,) = warnings()
@@ -392,16 +393,6 @@ def test_peers_that_train_on_the_same_samples_are_told() -> None:
         assert bool(warnings()) == bool(digest)
     table.leave(B)
     assert not warnings()
-
-
-@pytest.mark.parametrize("digest", [b"", OTHER_DIGEST])
-def test_peers_that_train_on_other_samples_are_not_told(digest: bytes) -> None:
-    table = Table()
-    table.start(A, B, C)
-    ready = Ready(table.open_round(), 10, 1.0, root_of(0, 0), 1)
-    for peer, first_batches in ((A, digest), (B, DIGEST), (C, digest[:0])):
-        table.say(peer, evolve(ready, first_batches=first_batches))
-    assert not describe(table.master, table.now_s)["warnings"]
 
 
 def norm_sums(table: Table, order: Reduce, norms: dict[str, float]) -> None:
