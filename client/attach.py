@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -9,9 +10,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from .attach_errors import NoDaemonError
+from .attach_errors import MisuseError, ModelError, NoDaemonError
 from .callbacks import Callback
 from .daemon_connection import DaemonConnection
+from .first_batches import FirstBatches
 from .hook import Run
 from .ranks import part_of
 from .standalone import STANDALONE_VARIABLE, StandaloneRun, steps_from_environment
@@ -98,15 +100,26 @@ def attach_over(
     """Join a run as ``attach`` does, over a given connection and clock; raises what it raises."""
     trained = TrainedParameters(model, optimizer)
     part = part_of(model, trained.tensors, data_rank)
-    return Run(connect(), trained, clock, callbacks, part, socket_path)
+    connection, batches = connect(), FirstBatches(model)
+    return Run(connection, trained, clock, callbacks, part, socket_path, batches)
 
 
 def _check_types(model: object, optimizer: object) -> None:
     if isinstance(model, torch.optim.Optimizer) and isinstance(optimizer, nn.Module):
         raise TypeError("attach takes the model first, then the optimizer: they are swapped")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise MisuseError(
+            "holdfast.attach was called by a worker process, which imports the script as it starts",
+            hint='put all that the script does under `if __name__ == "__main__":`',
+        )
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
+    if any(isinstance(each, torch.jit.ScriptModule) for each in model.modules()):
+        raise ModelError(
+            "the model is scripted, and its parameters cannot be reached",
+            hint="attach the module that torch.jit.script was given, and train that one",
         )

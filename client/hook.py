@@ -40,6 +40,7 @@ from typing import Literal, Self, SupportsFloat, SupportsIndex, cast, overload
 
 import numpy as np
 import torch
+from attrs import evolve
 
 from ..protocol.arena import (
     LOSS_SLOT,
@@ -84,6 +85,7 @@ from .boundary import BoundaryMachine, StepTimes
 from .callbacks import Callback, CallbackRunner, Merge
 from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
+from .first_batches import FirstBatches
 from .generators import Generators
 from .inner_optimizer import InnerOptimizer
 from .leased_data import LeasedData
@@ -93,7 +95,7 @@ from .sampler import OF_SAMPLES, DaemonSource, DrawRule, LeasedSampler, SampleSt
 from .shards import OF_SHARDS, LeasedShards, ShardT
 from .tensors import layout_of
 from .trained_parameters import TrainedParameters
-from .whole_numbers import whole
+from .whole_numbers import WHOLE_MAX, whole
 
 MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's id
 
@@ -137,6 +139,7 @@ class Run:
         callbacks: Sequence[Callback] = (),
         part: RankPart | None = None,
         socket_path: str = "",
+        first_batches: FirstBatches | None = None,
     ) -> None:
         part = RankPart() if part is None else part
         self.round_count = 0
@@ -153,6 +156,7 @@ class Run:
         self._optimizer = trained.optimizer
         self._inner_optimizer = InnerOptimizer(trained.optimizer)
         self._tensors = self._inner_optimizer.bind(trained.tensors)
+        self._first_batches = first_batches
         self._generators = Generators(os.environ.get(MEMBER_VARIABLE, ""), data_rank=part.data_rank)
         self._thread = get_ident()  # the one that may call; NO_THREAD after ``close`` and in forks
         self._misuse = "from another thread than the one that attached"
@@ -326,9 +330,9 @@ class Run:
           ModelError: the model has, or the optimizer trains, a parameter that came after ``attach``.
           MisuseError: after ``close``, from another thread, or in a forked process; or ``samples`` is
             missing, or more than were drawn.
-          TypeError, ValueError: ``tokens`` or ``samples`` is no whole number, or negative.
+          TypeError, ValueError: ``tokens`` or ``samples`` is no whole number, negative, or more than 2**40.
         """
-        if tokens.__class__ is not int or tokens < 0:
+        if tokens.__class__ is not int or not 0 <= tokens <= WHOLE_MAX:
             tokens = whole("tokens", tokens)
         if self._thread != get_ident():
             self._refuse_misuse("step")
@@ -613,7 +617,10 @@ class Run:
             replica = arenas.replicas[fragment]
             if replica.written:
                 step_s = self._step_times.step_s
-                self._send(self._machine.announce_post(fragment, replica.version, step_s))
+                posted = self._machine.announce_post(fragment, replica.version, step_s)
+                if self._first_batches is not None:
+                    posted = evolve(posted, first_batches=self._first_batches.digest)
+                self._send(posted)
                 return True
         return False
 

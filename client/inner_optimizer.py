@@ -33,6 +33,18 @@ ALIKE = (
 SAMPLE_COUNT = 1024  # elements of each tensor that are compared
 
 
+def local_optimizer(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+    """Return the optimizer that holds the state: ``ZeroRedundancyOptimizer`` has one for this rank's part."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def has_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer has taken steps; Adagrad's state is there before the first one."""
+    states = optimizer.state.values()
+    return any(not isinstance(each, dict) or each.get("step", 1) > 0 for each in states)
+
+
 class InnerOptimizer:
     """Clears the optimizer's state when the steps behind it are dropped, and renews copies of weights in it.
 
@@ -41,9 +53,9 @@ class InnerOptimizer:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
-        self._optimizer = optimizer
+        self._optimizer = optimizer = local_optimizer(optimizer)
         # It came without a state, and nothing is posted yet: its state would be from warm-up.
-        self._idle = optimizer is not None and not optimizer.state
+        self._idle = optimizer is not None and not has_state(optimizer)
         self._spoilt = False  # the weights that it made are not finite
         self._ramp_from: int | None = None  # own step; the run's steps may jump
         names = " ".join(kind.__name__.lower() for kind in type(optimizer).__mro__)

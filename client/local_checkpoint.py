@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from ..protocol.durable_files import put_in_place
 from ..protocol.messages import RankPart
+from .inner_optimizer import has_state, local_optimizer
 from .tensors import box_of, is_sharded, local_part
 
 FORMAT = 1
@@ -54,12 +55,16 @@ class LocalCheckpoint:
     """Writes and restores the local state.
 
     Args:
-      optimizer: the script's; None: not known, and only the generators are stored.
+      optimizer: the script's; None: not known, and only the generators are stored. This is said, once.
     """
 
     def __init__(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
         self._path = path
-        self._optimizer = optimizer
+        self._optimizer = local_optimizer(optimizer)
+        if optimizer is None:
+            _say_not_kept("pass the optimizer to holdfast.attach")
+        elif self._optimizer is optimizer and hasattr(optimizer, "consolidate_state_dict"):
+            _say_not_kept("ZeroRedundancyOptimizer hides it with overlap_with_ddp=True")
         self._writer: threading.Thread | None = None
 
     # ------------------------------------------------------------ keeping
@@ -70,8 +75,8 @@ class LocalCheckpoint:
             return
         try:
             tensors, figures = self._collect()
-        except _CannotKeepError as error:
-            warnings.warn(f"the optimizer's state is not kept: {error}", stacklevel=2)
+        except _UNREADABLE as error:
+            _say_not_kept(str(error))
             return
         text = json.dumps({"format": FORMAT, "step": step, **figures})
         self._writer = threading.Thread(
@@ -91,7 +96,7 @@ class LocalCheckpoint:
             save_file(tensors, scratch, metadata={KEY: text})
             scratch.chmod(0o600)
             put_in_place(scratch, self._path)
-        except (OSError, SafetensorError) as error:
+        except _UNREADABLE as error:
             warnings.warn(f"{self._path} cannot be written: {error}", stacklevel=2)
 
     def _collect(self) -> tuple[Tensors, dict[str, Any]]:
@@ -110,7 +115,10 @@ class LocalCheckpoint:
         }
         if self._optimizer is not None:
             for index, entries in self._optimizer.state_dict()["state"].items():
-                figures["state"][str(index)] = _flatten(index, entries, tensors)
+                figures["state"][str(int(index))] = {
+                    name: _flatten(f"optimizer.{index}.{name}", value, tensors)
+                    for name, value in entries.items()
+                }
         return tensors, figures
 
     def _shapes(self) -> list[list[int]]:
@@ -126,7 +134,7 @@ class LocalCheckpoint:
         or of a later step than the run's limit is ignored with a warning: up to there the trainer goes
         while a checkpoint is written, so that this one was kept with another.
         """
-        if not self._path.exists() or (self._optimizer is not None and self._optimizer.state):
+        if not self._path.exists() or (self._optimizer is not None and has_state(self._optimizer)):
             return False
         try:
             with safe_open(self._path, framework="pt") as file:
@@ -154,14 +162,18 @@ class LocalCheckpoint:
         parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
         entries = {
             int(index): {
-                name: _as_part(tensors[value["tensor"]], parameters[int(index)])
-                if isinstance(value, dict)
-                else value
+                name: _unflatten(value, tensors, parameters[int(index)])
                 for name, value in flat.items()
             }
             for index, flat in state.items()
         }
         self._optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        # Torch gives tensors the parameter's dtype, which loses digits of those that have another one.
+        for index, values in entries.items():
+            loaded = self._optimizer.state[parameters[index]]
+            for name, value in loaded.items():
+                if isinstance(value, torch.Tensor):
+                    loaded[name] = values[name].to(value.device)
 
 
 def _place(parameter: torch.Tensor) -> tuple[int, ...]:
@@ -187,23 +199,34 @@ def _as_part(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     )
 
 
-class _CannotKeepError(Exception):
-    """The optimizer's state holds a value that is neither a tensor nor a JSON value."""
+def _say_not_kept(why: str) -> None:
+    warnings.warn(f"the optimizer's state is not kept: {why}", stacklevel=3)
 
 
-def _flatten(index: int, entries: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Return a parameter's state with each tensor replaced by its name; the tensors go to ``tensors``."""
-    flat: dict[str, Any] = {}
-    for name, value in entries.items():
-        if isinstance(value, torch.Tensor):
-            key = f"optimizer.{index}.{name}"
-            tensors[key] = local_part(value.detach()).to("cpu", copy=True).contiguous()
-            flat[name] = {"tensor": key}
-        elif value is None or isinstance(value, bool | int | float | str):
-            flat[name] = value
-        else:
-            raise _CannotKeepError(f"{name!r} is a {type(value).__name__}")
-    return flat
+def _flatten(key: str, value: object, tensors: Tensors) -> object:
+    """Return a value with each tensor replaced by its name; the tensors go to ``tensors``.
+
+    Raises:
+      TypeError: it holds a value that is neither a tensor nor a JSON value.
+    """
+    if isinstance(value, torch.Tensor):
+        tensors[key] = local_part(value.detach()).to("cpu", copy=True).contiguous()
+        return {"tensor": key}
+    if isinstance(value, list):
+        return [_flatten(f"{key}.{place}", each, tensors) for place, each in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{key!r} is a {type(value).__name__}")
+
+
+def _unflatten(value: Any, tensors: Tensors, parameter: torch.Tensor) -> Any:
+    """Return the value of which ``_flatten`` made this one."""
+    if isinstance(value, dict):
+        # Copied: BLAS adds up in another order where memory is not aligned, as the file's is.
+        return _as_part(tensors[value["tensor"]].clone(), parameter)
+    if isinstance(value, list):
+        return [_unflatten(each, tensors, parameter) for each in value]
+    return value
 
 
 def _restore_generators(figures: dict[str, Any], tensors: Tensors) -> None:

@@ -50,10 +50,13 @@ def part_of(
         is no rank.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        if os.environ.get(WORLD_SIZE_VARIABLE, "1") != "1":
+        named = os.environ.get(WORLD_SIZE_VARIABLE, "1")
+        if named != "1":
             raise ModelError(
-                "this script runs as several processes that are not connected yet",
-                hint="call torch.distributed.init_process_group() before holdfast.attach",
+                f"{WORLD_SIZE_VARIABLE} is {named}, so this is one of several processes, and they are "
+                "not connected yet",
+                hint="call torch.distributed.init_process_group() before holdfast.attach; "
+                f"for a single process unset {WORLD_SIZE_VARIABLE}",
             )
         return RankPart()
     rank, world_size = dist.get_rank(), dist.get_world_size()

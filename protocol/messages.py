@@ -617,6 +617,8 @@ class Ready(Message):
     step_s: float = field(default=0.0, validator=_finite)  # of one trainer step; 0: not known
     # Leased positions whose samples are in the pseudo-gradient and were spent by no commit known here.
     trained: tuple[LeaseRange, ...] = field(default=(), validator=_leases)
+    # Digest of those that its trainer began with; empty: not known (yet).
+    first_batches: bytes = field(default=b"", validator=max_len(32))
 
 
 @frozen
@@ -1399,6 +1401,7 @@ class Posted(Message):
     step_s: float = field(default=0.0, validator=_finite)  # of a recent step, without waiting
     # Of each data rank that draws leased samples; a trainer without a sampler has none.
     samples: tuple[RankSamples, ...] = field(default=(), validator=max_len(RANKS_MAX))
+    first_batches: bytes = field(default=b"", validator=max_len(32))  # see ``Ready``
 
 
 @frozen

@@ -319,7 +319,8 @@ class UnixBridge:
                     with trio.CancelScope() as self._scope:
                         await group.look_after()
             elif not group.ended:
-                group.reject(f"rank {group.missing()} did not attach within {HELLO_S:.0f} s")
+                why = f"rank {group.missing()} did not attach within {HELLO_S:.0f} s: "
+                group.reject(why + "all ranks of a peer run under one `holdfast join`")
             group.ended = group.ended or self._cut
             with trio.move_on_after(0 if self._cut else RANKS_GO_S):
                 await group.all_gone.wait()

@@ -33,6 +33,7 @@ from ...protocol.messages import (
 )
 from ...protocol.network.socket_options import PACED_ROUND_TRIP_S_MIN, counts_retransmissions
 from ...protocol.network.sockets import SocketNetwork, bind_all
+from ...protocol.text import plain
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import ADDRESSES_MAX, Invite
@@ -96,6 +97,11 @@ WRITING_SHOWN_S = 5.0  # between two progress lines of the last checkpoint
 AVAILABILITY_S = 1.0  # between two checks whether the machine is still available
 SHOWN_S = 0.5  # between two states of the living line
 LINES_QUOTED = 20  # of a script's output, with the error that it failed
+ERROR_LINE = re.compile(r"[\w.]+(?:Error|Exception|Refused|Gone): .")  # the last one of a traceback
+ENDED_EARLY = (
+    "the training command ended with exit status 0 before the run did: its loop must go on until "
+    "run.finished is true"
+)
 MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
 REFUSED_S = 5.0  # for a script whose model is refused to end with its own error
 IDLE_LOOK_S = 0.5  # between two looks at whether there is a trainer to wait for
@@ -411,16 +417,18 @@ class Peer:
             end = await supervisor.run()
         except UserError as error:
             self._error = error
-            await self._leave("its training command cannot be used")
+            await self._leave(plain(str(error)))
             return
         if end is TrainerEnd.STOPPED:
             return
-        if not self.service.finished.is_set():
-            if not self.bridge.was_attached:
-                self._error = never_attached()
-            await self._leave("its training command ended by itself")
-        else:
+        if self.service.finished.is_set():
             await self._leave("the run is finished")
+        elif self.bridge.was_attached:
+            self.tell(ENDED_EARLY)
+            await self._leave(ENDED_EARLY)
+        else:
+            self._error = never_attached()
+            await self._leave(str(self._error))
 
     def _end_trainer(self, kind: FailureKind, reason: str, sick_s: float) -> None:
         assert self.supervisor is not None
@@ -641,9 +649,10 @@ def failed_untried(failure: Failure, command: Sequence[str], lines: Sequence[str
             f"install {missing[1]} for {command[0]}, or name the Python that has it: "
             "-- /path/to/python train.py"
         )
+    errors = [f": {line}" for line in lines if ERROR_LINE.match(line)]
     said = "\n    ".join(["its last lines:", *lines]) if lines else "it printed nothing"
     return UserError(
-        f"the training command {failure.reason} before it attached",
+        f"the training command {failure.reason} before it attached" + "".join(errors[-1:]),
         exit_code=ExitCode.TRAINER,
         hint=f"{said}\n  {advice}",
     )

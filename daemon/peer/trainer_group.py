@@ -279,6 +279,7 @@ class TrainerGroup:
                 step=max(each.step for each in posts.values()),
                 step_s=max(each.step_s for each in posts.values()),
                 samples=_joined(posts.values()),
+                first_batches=posts[0].first_batches,
             )
         )
 

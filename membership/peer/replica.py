@@ -438,6 +438,7 @@ class Replica:
             message.step,
             message.step_s,
             trained,
+            message.first_batches,
         )
         return [TellMaster(ready)]
 

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from holdfast.client.attach import attach
+from holdfast.client.inner_optimizer import InnerOptimizer
 from holdfast.client.local_checkpoint import LocalCheckpoint
 from holdfast.protocol.messages import KeepState
 from tests.client.fake_daemon import FakeDaemon, settled, talking
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+def sharded(parameters: list[nn.Parameter], **more: bool) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns
+
+    return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=0.1, **more)
+
 
 MAKERS: dict[str, Any] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
@@ -25,11 +38,27 @@ MAKERS: dict[str, Any] = {
     "two groups": lambda p: torch.optim.AdamW(
         [{"params": [each], "lr": 0.1 * (i + 1)} for i, each in enumerate(p)]
     ),
+    "sharded": sharded,
+    "Muon": lambda p: torch.optim.Muon(each for each in p if each.ndim == 2),
+} | {
+    name: each
+    for name, each in vars(torch.optim).items()
+    if isinstance(each, type) and name not in ("Optimizer", "Muon")
 }
 
 
-def make(kind: str = "adamw", width: int = 3) -> tuple[nn.Linear, torch.optim.Optimizer]:
-    model = nn.Linear(width, 2)
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    """Make this process a group of one, which ``ZeroRedundancyOptimizer`` needs."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def make(
+    kind: str = "adamw", width: int = 3, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Linear, torch.optim.Optimizer]:
+    model = nn.Linear(width, 2, dtype=dtype)
     nn.init.constant_(model.weight, 0.5)
     nn.init.constant_(model.bias, 0.25)
     return model, MAKERS[kind](list(model.parameters()))
@@ -38,14 +67,22 @@ def make(kind: str = "adamw", width: int = 3) -> tuple[nn.Linear, torch.optim.Op
 def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
     """Take steps that draw from all three generators."""
     losses = []
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = (model(inputs) - target).square().mean()
+        loss.backward()
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            for each in model.parameters():
+                assert each.grad is not None
+                each.grad = each.grad.to_sparse()
+        return float(loss.item())
+
     for _ in range(steps):
         inputs = torch.randn(4, model.in_features) + float(np.random.standard_normal())
-        loss = (model(inputs) - random.random()).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+        inputs, target = inputs.to(model.weight.dtype), random.random()
+        losses.append(optimizer.step(closure))
+    return [*losses, *model.weight.flatten().tolist()]
 
 
 @pytest.fixture
@@ -58,10 +95,11 @@ def path(tmp_path: Path) -> Path:
     "its own file",
     "with `checkpoint.trainer`, moments and random numbers as at the last checkpoint; what does not fit is not used",
 )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", list(MAKERS))
-def test_it_goes_on_as_if_it_had_never_stopped(path: Path, kind: str) -> None:
+def test_it_goes_on_as_if_it_had_never_stopped(path: Path, kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
-    model, optimizer = make(kind)
+    model, optimizer = make(kind, dtype=dtype)
     train(model, optimizer, 3)
     own = LocalCheckpoint(path, optimizer)
     own.keep(3)
@@ -71,12 +109,30 @@ def test_it_goes_on_as_if_it_had_never_stopped(path: Path, kind: str) -> None:
     torch.manual_seed(2)
     random.seed(2)
     np.random.seed(2)
-    again, fresh = make(kind)
+    again, fresh = make(kind, dtype=dtype)
     again.load_state_dict(weights)
-    assert LocalCheckpoint(path, fresh).restore(3) == (kind != "plain")
+    assert LocalCheckpoint(path, fresh).restore(3) == (kind not in ("plain", "SGD"))
     assert train(again, fresh, 4) == wanted
     assert path.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_a_cleared_optimizer_goes_on_as_a_new_one(kind: str) -> None:
+    """Its state came from losses, or made an update, that were not finite."""
+    model, optimizer = make(kind)
+    inner = InnerOptimizer(optimizer)
+    train(model, optimizer, 3)
+    inner.mark_spoilt()
+    inner.renew(3, first=False)
+    model.load_state_dict(make()[0].state_dict())
+    runs = []
+    for each in ((model, optimizer), make(kind)):
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        runs.append(train(*each, 4))
+    assert runs[0] == runs[1]
 
 
 def test_the_scripts_settings_are_not_kept(path: Path) -> None:
@@ -135,11 +191,21 @@ def test_a_state_that_cannot_be_stored_warns_and_the_previous_one_stays(path: Pa
     own.keep(2)
     own.close()
     before = path.read_bytes()
-    optimizer.state[model.weight]["history"] = [torch.zeros(3)]
-    with pytest.warns(UserWarning, match="'history' is a list"):
+    optimizer.state[model.weight]["history"] = [torch.zeros(3), {}]
+    with pytest.warns(UserWarning, match="'optimizer.0.history.1' is a dict"):
         own.keep(3)
     own.close()
     assert path.read_bytes() == before
+
+
+def test_what_cannot_be_kept_is_said_at_the_start(path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"not kept: pass the optimizer to holdfast\.attach"):
+        LocalCheckpoint(path, None)
+    hidden = sharded(list(nn.Linear(2, 2).parameters()), overlap_with_ddp=True)
+    with pytest.warns(UserWarning, match="not kept: ZeroRedundancyOptimizer hides it"):
+        own = LocalCheckpoint(path, hidden)
+    with pytest.warns(UserWarning, match="not kept: .* fully initialized"):
+        own.keep(1)
 
 
 @pytest.mark.parametrize(("step", "used"), [(6, True), (7, False)])

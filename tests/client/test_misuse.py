@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 import holdfast
 from holdfast.client.attach import attach
+from holdfast.client.attach_errors import ModelError
 from holdfast.client.hook import Run
 from holdfast.client.trained_parameters import TrainedParameters
 from holdfast.protocol.messages import Posted, SetRole
@@ -43,6 +45,12 @@ def test_tokens_must_not_be_negative(run: Run, tokens: Any) -> None:
     with pytest.raises(ValueError, match=r"tokens must not be negative, got -"):
         run.step(tokens=tokens)
     assert run.global_step == 0
+
+
+def test_more_tokens_than_a_step_has_are_refused(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"tokens must be of one step, and at most 2\*\*40, got"):
+        run.step(tokens=2**64)
+    run.step(tokens=2**40)
 
 
 @pytest.mark.parametrize("tokens", [1.5, 2.0, "8", None, torch.tensor(1.0)])
@@ -121,6 +129,30 @@ def test_model_and_optimizer_swapped() -> None:
         holdfast.attach([model], optimizer)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got float"):
         holdfast.attach(model, 0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_model_that_is_scripted() -> None:
+    model = nn.Sequential(torch.jit.script(line()))
+    with pytest.raises(ModelError, match="the model is scripted") as caught:
+        holdfast.attach(model, socket_path="/nowhere")
+    assert "attach the module that torch.jit.script was given" in str(caught.value.hint)
+
+
+def test_one_process_where_the_environment_says_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(ModelError, match="WORLD_SIZE is 8, so") as caught:
+        holdfast.attach(line(), socket_path="/nowhere")
+    assert "for a single process unset WORLD_SIZE" in str(caught.value.hint)
+
+
+def test_a_worker_that_imports_a_script_without_a_main_guard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(holdfast.MisuseError, match="by a worker process") as caught:
+        holdfast.attach(line(), socket_path="/nowhere")
+    assert "__main__" in str(caught.value.hint)
 
 
 def test_a_parameter_that_is_replaced_after_attach() -> None:

@@ -179,8 +179,9 @@ async def test_posts_are_one_and_tokens_count_once_for_each_data_rank(folder: Pa
             ranks, ((5, 0.1), (5, 0.4), (7, 0.2), (6, 0.3)), strict=True
         ):
             rank.send(Posted(8, 0, 3, 1, 4, 0.0))  # of a round that is given up
-            rank.send(Posted(9, 0, 3, tokens, 4, step_s))
-        assert (await events.until(Posted, 2)) == Posted(9, 0, 3, 12, 4, 0.4)
+            first_batches = b"%d" % tokens
+            rank.send(Posted(9, 0, 3, tokens, 4, step_s, (), first_batches))
+        assert (await events.until(Posted, 2)) == Posted(9, 0, 3, 12, 4, 0.4, (), b"5")
         assert (await events.until(Posted)).round == 8
 
 

@@ -136,8 +136,11 @@ def test_an_update_of_samples_that_are_void_costs_what_was_trained_on_them() -> 
     assert [each for each in refused if isinstance(each, ReloadTrainer)]
     assert opened_at(refused)[0] == 5, "it may post for the same round"
     assert replica.leases.draw(0, 4, 2, leased=True)
-    ready = replica.posted(Posted(1, 0, 0, 80, 6, 0.0, (RankSamples(0, 4, 6),)), 1.0, "")
-    assert [type(each.message) for each in ready if isinstance(each, TellMaster)] == [Ready]
+    samples = (RankSamples(0, 4, 6),)
+    told = replica.posted(Posted(1, 0, 0, 80, 6, 0.0, samples, b"first"), 1.0, "")
+    (ready,) = [each.message for each in told if isinstance(each, TellMaster)]
+    assert isinstance(ready, Ready)
+    assert ready.first_batches == b"first"
 
 
 def test_after_an_abort_the_trainer_waits_where_the_round_is_opened_again() -> None:

@@ -6,6 +6,7 @@ import math
 import struct
 
 import pytest
+from attrs import evolve
 
 from holdfast.membership.master.rounds.round_table import BAD_MAX
 from holdfast.membership.master.state.journal import RoundCommitted, RoundNumbered
@@ -360,6 +361,38 @@ def test_an_update_far_shorter_than_the_others_is_refused() -> None:
     order = table.hear(A, Reduce)
     assert [c.peer for c in order.contributors] == [A, B, D]
     assert "0.01" in table.hear(C, Notice).text
+
+
+@pytest.mark.fault(
+    "peers train on the same samples",
+    "digests of the first batches of their trainers",
+    "their terminals, the master's, the page and the status say it",
+)
+def test_peers_that_train_on_the_same_samples_are_told() -> None:
+    def warnings() -> list[str]:
+        found: list[str] = describe(table.master, table.now_s)["warnings"]
+        return found
+
+    table = Table("[membership]\nquorum = 1.0")
+    table.start(A, B, C)
+    ready = Ready(table.open_round(), 10, 1.0, root_of(0, 0), 1)
+    table.say(A, evolve(ready, first_batches=DIGEST))
+    table.say(C, evolve(ready, first_batches=OTHER_DIGEST))
+    assert not warnings()
+    table.say(B, evolve(ready, first_batches=DIGEST))
+    (warning,) = warnings()
+    assert warning.startswith("2 members train on the same samples")
+    assert warning.endswith(f": a ({A[:8]}), b ({B[:8]})")
+    assert warning in table.announced()
+    assert [table.hear(peer, Notice).text for peer in (A, B)] == [warning] * 2
+    table.hears_no(C, Notice)
+    same_samples = table.master.scheduler.same_samples
+    for digest in (b"", DIGEST):
+        for peer in (A, B):  # their trainers start again
+            same_samples.note(peer, digest)
+        assert bool(warnings()) == bool(digest)
+    table.leave(B)
+    assert not warnings()
 
 
 def norm_sums(table: Table, order: Reduce, norms: dict[str, float]) -> None:

@@ -173,7 +173,9 @@ def sparse_gradients() -> Script:
 def odd_names() -> Script:
     """Names with signs that files, paths and pages take for something else."""
     model = linear()
-    model[0].weights = nn.ParameterDict({name: torch.ones(2) for name in ("a/b", "<i>é", " ", "%s")})
+    model[0].weights = nn.ParameterDict(
+        {name: torch.ones(2) for name in ("a/b", "<i>é", " ", "%s")}
+    )
     return Script(model)
 
 

@@ -196,6 +196,19 @@ def test_a_script_that_fails_at_once_ends_the_peer(fleet: Fleet, tmp_path: Path)
     assert f"install nonesuch for {sys.executable}" in error
     assert "starting it again" not in node.log
     fleet.until(lambda s: member(s, "alder") is None, "it has left")
+    cause = "1 before it attached: ModuleNotFoundError: No module named 'nonesuch'"
+    assert cause in fleet.nodes["master"].log
+
+
+def test_a_script_that_ends_before_the_run_says_so(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "crash").touch()
+    fleet.start_master(spec(min_members=1))
+    script = f"({TRAIN} --crash {tmp_path / 'crash'}); exit 0"
+    node = fleet.join("alder", founder=True, command=("sh", "-c", script))
+    node.wait()
+    fleet.until(lambda s: member(s, "alder") is None, "it has left")
+    for each in (node, fleet.nodes["master"]):
+        assert "ended with exit status 0 before the run did" in each.log
 
 
 def test_a_script_that_never_attaches_is_no_success(fleet: Fleet) -> None:

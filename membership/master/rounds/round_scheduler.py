@@ -26,6 +26,7 @@ from .reduction_driver import ReductionDriver
 from .round import NOTHING_TRAINED, Round, RoundPhase, answered, gate_norms
 from .round_clock import RoundClock
 from .round_table import Evict, RoundTable
+from .same_samples import SameSamples
 
 ROUNDS_IN_FLIGHT_MAX = 4  # each of another fragment; at most one of them is open
 
@@ -59,6 +60,7 @@ class RoundScheduler:
         self.leases = leases
         self.round_table = RoundTable(context, evict, leases)
         self.clock = RoundClock(context, self.round_table)
+        self.same_samples = SameSamples(context)
         self.driver = ReductionDriver(
             context, state_sync, self.round_table, self.bandwidths, routes
         )
@@ -77,6 +79,7 @@ class RoundScheduler:
             return
         if member.peer in round_.ready:
             return
+        self.same_samples.note(member.peer, message.first_batches)
         head = FragmentHead(round_.fragment, round_.version, message.state_root)
         self.state_sync.report(member, head)
         round_.declined.pop(member.peer, None)

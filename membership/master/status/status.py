@@ -93,7 +93,8 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         warnings=tuple(
             format_invite_warning(invite, count)
             for invite, count in large_invites(coordinator.places.contributing()).items()
-        ),
+        )
+        + scheduler.same_samples.warnings(),
         past_rounds=tuple(map(past_round_row, round_table.past)) if past else None,
         events=tuple(
             EventRow(kind=e.kind.value, peer=e.peer, text=e.text, at_s=e.at_s)
