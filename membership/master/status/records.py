@@ -53,10 +53,12 @@ class Headline:
         float | None,
         about("Share of the contributors' time in the last rounds that went into steps."),
     ]
-    step: int
-    rounds: int
+    step: Annotated[int, about("Where the contributors' trainers are: the middle of their steps.")]
+    rounds: Annotated[int, about("Committed; aborted ones are not counted.")]
     rounds_wanted: int | None
-    eta_s: float | None
+    eta_s: Annotated[
+        float | None, about("Seconds until the last round; null also while the run waits.")
+    ]
     sent_bytes: Annotated[int, about("Bytes that all peers have sent to each other.")]
     saved_bytes: Annotated[
         int,
@@ -412,7 +414,7 @@ class RunStatus:
     state: RunState
     why_waiting: str
     headline: Headline
-    step: int
+    step: Annotated[int, about("Of the last commit.")]
     committed: int
     aborted: int
     repaired: int
