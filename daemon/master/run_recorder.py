@@ -304,14 +304,14 @@ class RunRecorder:
     def _take_point(self, now: float) -> None:
         state, _why = WaitReasons(self._service.coordinator, self._service.now()).of_run()
         figures = self.headline(headline(self._service.coordinator, state))
-        self._waits = is_waiting(state)
-        if self._waits:  # a gap in the curve: what was reported before is no loss of now
-            figures = attrs.evolve(figures, loss=None, loss_min=None, loss_max=None)
         point = Point(
             at=now,
             members=len(self._context.roster),
             **{name: getattr(figures, name) for name in FIGURES},
         )
+        self._waits = is_waiting(state)
+        if self._waits:  # a gap in all curves: what was reported before is no loss of now
+            point = attrs.evolve(point, step=None, loss=None, loss_min=None, loss_max=None)
         if self._last is not None:
             self._new.points += _flat(self._last, now)
         self._last = point
@@ -320,17 +320,16 @@ class RunRecorder:
             self.live.publish("point", point_row(point))
 
     def _take_members(self, now: float) -> None:
-        """Collect a point of each member, and of the means."""
+        """Collect a point of each member, and of the means; none while the run waits."""
+        if self._waits:
+            return
         rows = [
             self._sampler.take(member.peer, member.name, now, member.number, member.progress)
             for member in self._context.roster.by_number()
             if member.progress is not None
         ]
         training = {member.peer for member in self._service.coordinator.scheduler.contributors()}
-        rows = [
-            row if row.peer in training and not self._waits else attrs.evolve(row, loss=None)
-            for row in rows
-        ]
+        rows = [row if row.peer in training else attrs.evolve(row, loss=None) for row in rows]
         means = {
             **_means(row.figures for row in rows if row.peer not in training),
             **_means(row.figures for row in rows if row.peer in training),

@@ -235,7 +235,7 @@ def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None
     )
     table.wait(2.0, B)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
-    assert "REWOUND by 1 rounds" in table.announced()
+    assert "REWOUND by 1 round, " in table.announced()
     (warning,) = describe(table.master, table.now_s)["warnings"]
     assert warning.startswith("REWOUND from round 1 to round 0: 1 round, about 100 steps")
     opened = table.hear(B, Open)

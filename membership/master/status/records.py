@@ -233,6 +233,7 @@ class DepartedRow:
     ]
     heads: tuple[HeldHeadRow, ...]
     why: Annotated[str, about("Why it waits; of a member that has left, why it left.")]
+    gone_s: Annotated[float | None, about("Seconds since it left; null: it is attached.")] = None
 
 
 @frozen(kw_only=True)

@@ -82,7 +82,9 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
             _member(coordinator, member, reasons, now_s) for member in context.roster.by_number()
         ),
         departed=tuple(
-            DepartedRow(**_facts(coordinator, member), why=reason)
+            DepartedRow(
+                **_facts(coordinator, member), why=reason, gone_s=now_s - (member.gone_s or now_s)
+            )
             for member, reason in context.departed
         ),
         rounds=tuple(round_row(coordinator, round_, now_s) for round_ in scheduler.rounds.values()),
