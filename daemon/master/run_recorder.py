@@ -45,6 +45,8 @@ from .master_service import MasterService
 
 log = logging.getLogger("holdfast.master")
 
+Json = dict[str, Any]
+
 LOOK_S = 1.0
 POINT_S = 2.0  # between two points of the curve
 FLAT_POINTS = (
@@ -57,10 +59,9 @@ WARNINGS_MAX = 8  # of the files, between two looks
 EVENTS_WAITING_MAX = 10_000
 POINTS_WAITING_MAX = 2_000  # more than an hour
 FIGURES = [name for name in COLUMNS if name not in ("at", "members")]  # of a ``Headline``
+NO_STEPS: Json = dict.fromkeys(("step", "loss", "tokens_per_s", "utilisation")) | {"figures": {}}
 MEMBER_POINTS_WAITING_MAX = 40_000
 ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
-
-Json = dict[str, Any]
 
 
 class Stream(Protocol):
@@ -320,9 +321,7 @@ class RunRecorder:
             self.live.publish("point", point_row(point))
 
     def _take_members(self, now: float) -> None:
-        """Collect a point of each member, and of the means; none while the run waits."""
-        if self._waits:
-            return
+        """Collect a point of each member, and of the means."""
         rows = [
             self._sampler.take(member.peer, member.name, now, member.number, member.progress)
             for member in self._context.roster.by_number()
@@ -330,6 +329,8 @@ class RunRecorder:
         ]
         training = {member.peer for member in self._service.coordinator.scheduler.contributors()}
         rows = [row if row.peer in training else attrs.evolve(row, loss=None) for row in rows]
+        if self._waits:
+            rows = [attrs.evolve(row, **NO_STEPS) for row in rows]
         means = {
             **_means(row.figures for row in rows if row.peer not in training),
             **_means(row.figures for row in rows if row.peer in training),
