@@ -11,10 +11,9 @@ All of it is formatting of status records; nothing here reads a clock or writes.
 from __future__ import annotations
 
 import shlex
-from collections import deque
 from collections.abc import Iterator, Mapping
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, frozen
 
 from ..membership.master.state.master_effects import EventKind
 from ..membership.master.status.records import Headline
@@ -22,7 +21,6 @@ from ..protocol.text import format_duration
 from .status_records import PeerStatus
 
 PROGRESS_S = 30.0  # between two progress lines in a log, at least
-PACE_ROUNDS = 10  # of the last rounds the mean time between two tells how long the others take
 # Events of a run that a master prints; those of rounds, copies and routes are in `holdfast events`.
 PRINTED_EVENTS = (EventKind.RUN, EventKind.JOIN, EventKind.LEAVE, EventKind.ROLE, EventKind.BAD)
 
@@ -33,12 +31,8 @@ AWAY = "no master"  # in the line of such a peer, when the session is lost
 # ---------------------------------------------------------------- one line
 
 
-def peer_line(status: PeerStatus, left_s: float | None = None) -> str:
-    """Return what a peer does, in one line.
-
-    Args:
-      left_s: seconds until the run's end; None: not known, or there is none.
-    """
+def peer_line(status: PeerStatus) -> str:
+    """Return what a peer does, in one line."""
     busy_s = status.stepped_s + status.waited_s
     away = AWAY if status.phase == ATTACHED_PHASE else status.phase
     known = bool(status.heads or status.rounds_wanted)
@@ -48,7 +42,7 @@ def peer_line(status: PeerStatus, left_s: float | None = None) -> str:
         *_figures(
             status.loss, status.tokens_per_s, status.stepped_s / busy_s if busy_s > 0.0 else None
         ),
-        format_left(left_s),
+        format_left(status.left_s),
         status.why,
     ]
     return "  ".join(filter(None, parts))
@@ -95,26 +89,6 @@ def format_left(left_s: float | None) -> str:
 
 
 # ---------------------------------------------------------------- in time
-
-
-@define
-class Pace:
-    """The time between a run's last rounds, as one of its peers sees them."""
-
-    _rounds: int | None = None
-    _ends: deque[tuple[int, float]] = field(factory=lambda: deque(maxlen=PACE_ROUNDS + 1))
-
-    def left_s(self, rounds: int, wanted: int, now_s: float) -> float | None:
-        """Return the seconds that the missing rounds take; None if that is not known."""
-        if self._rounds is not None and rounds != self._rounds:
-            if rounds < self._rounds:
-                self._ends.clear()  # the run was rewound
-            self._ends.append((rounds, now_s))
-        self._rounds = rounds
-        if not wanted or len(self._ends) < 2:
-            return None
-        (first, first_s), (last, last_s) = self._ends[0], self._ends[-1]
-        return max(0, wanted - last) * (last_s - first_s) / (last - first)
 
 
 @define

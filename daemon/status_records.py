@@ -162,6 +162,7 @@ class PeerStatus:
     heads: tuple[HeadRow, ...] = ()
     rounds: tuple[PeerRoundRow, ...] = ()
     rounds_wanted: Annotated[int, about("0: no end, or not known yet.")] = 0
+    left_s: Annotated[float, about("Until the run's end, as its master says; 0: not known.")] = 0.0
     members: Annotated[tuple[FellowRow, ...], about("Of the newest view, itself included.")] = ()
     checkpoints: CheckpointStatus = CheckpointStatus()
     finished: bool = False

@@ -461,6 +461,7 @@ class Heartbeat(Message):
 
     sequence: int = field(validator=_count)
     received: int = field(default=0, validator=_count)
+    left_s: float = field(default=0.0, validator=_finite)  # a master's: of the run; 0.0: not known
 
 
 @frozen

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...protocol.text import format_duration
+from ..progress_lines import committed_rounds, format_left, format_rounds
 from ..status_records import Ending, MasterStatus, PeerStatus
 from .run_client import Status, format_pending
 from .run_tables import (
@@ -51,9 +52,10 @@ def show_status(status: Status) -> None:
 
 
 def _show_master(console: Console, status: MasterStatus) -> None:
-    rounds = "1 round" if status.committed == 1 else f"{status.committed} rounds"
-    counts = f"{rounds} committed, {status.aborted} aborted"
-    console.print(_headed(status.name, f"  {status.state}  {counts}"))
+    figures = status.headline
+    rounds = f"{format_rounds(figures.rounds, figures.rounds_wanted)}, {status.aborted} aborted"
+    parts = (status.state, rounds, f"step {figures.step}", format_left(figures.eta_s))
+    console.print(_headed(status.name, "".join(f"  {part}" for part in parts if part)))
     if status.why_waiting:
         console.print(status.why_waiting)
     if equal := _copies(status):
@@ -141,6 +143,8 @@ def _show_peer(console: Console, status: PeerStatus) -> None:
         f"step {status.step}, {status.tokens} tokens, {status.tokens_per_s:.0f} tokens/s, "
         f"loss {format_loss(status.loss)}"
     )
+    rounds = format_rounds(committed_rounds(status), status.rounds_wanted or None)
+    console.print("  ".join(filter(None, (rounds, format_left(status.left_s)))))
     console.print(f"trainer: {status.trainer_state}")
     if status.mapped_port:
         console.print(f"port of the router: {status.mapped_port}")

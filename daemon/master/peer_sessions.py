@@ -21,6 +21,8 @@ from ...membership.master.coordinator import Coordinator
 from ...membership.master.state.brief_orders import OrderWriter
 from ...membership.master.state.master_effects import DropPeer, Effect, SendMessage
 from ...membership.master.state.views import ViewWriter
+from ...membership.master.status.headline import left_s
+from ...membership.master.status.why_waiting import WaitReasons
 from ...protocol.addresses import host_of, port_of
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import (
@@ -189,9 +191,12 @@ class PeerSessions:
         while True:
             await trio.sleep(self._coordinator.context.spec.heartbeat_s)
             sequence += 1
+            state, _why = WaitReasons(self._coordinator, self._now()).of_run()
+            until_end_s = left_s(self._coordinator, state) or 0.0
             for session in self._sessions.values():
                 if session.welcomed:
-                    self.send(session, Heartbeat(sequence, session.conversation.received))
+                    received = session.conversation.received
+                    self.send(session, Heartbeat(sequence, received, until_end_s))
 
     # ------------------------------------------------------------ connections
 

@@ -362,10 +362,10 @@ class Master:
         """Keep the living line of a terminal, or print a line from time to time."""
         clock = ProgressClock()
         while True:
-            figures = self.recorder.headline(headline(self.coordinator))
+            state, why = WaitReasons(self.coordinator, self.service.now()).of_run()
+            figures = self.recorder.headline(headline(self.coordinator, state))
             due = clock.is_due(figures.rounds, trio.current_time())
             if self.screen.live or due:
-                state, why = WaitReasons(self.coordinator, self.service.now()).of_run()
                 members = len(self.coordinator.context.roster)
                 self.screen.progress(master_line(state, why, figures, members), due=due)
             await trio.sleep(SHOWN_S)

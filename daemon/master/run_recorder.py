@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -27,13 +26,14 @@ from attrs import Factory, define
 
 from ...membership.master.rounds.round import Round
 from ...membership.master.state.master_effects import Event
-from ...membership.master.status.headline import headline
+from ...membership.master.status.headline import headline, is_waiting
 from ...membership.master.status.records import Headline, RecordedRound
 from ...membership.master.status.round_rows import (
     journaled_round,
     recorded_round,
     uncommitted_round,
 )
+from ...membership.master.status.why_waiting import WaitReasons
 from ...protocol.errors import HoldfastError
 from ..curves import COLUMNS, EVERYBODY, MemberPoint, Point, mean_figures
 from ..metrics_store import HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent
@@ -44,6 +44,8 @@ from .event_log import EVENT_LOG_FILE, EventLog
 from .master_service import MasterService
 
 log = logging.getLogger("holdfast.master")
+
+Json = dict[str, Any]
 
 LOOK_S = 1.0
 POINT_S = 2.0  # between two points of the curve
@@ -56,11 +58,10 @@ WARNINGS_MAX = 8  # of the files, between two looks
 # While the disk is slow or full; beyond these limits the oldest rows are dropped.
 EVENTS_WAITING_MAX = 10_000
 POINTS_WAITING_MAX = 2_000  # more than an hour
-FIGURES = [name for name in COLUMNS if name not in ("at", "members", "step")]  # of a ``Headline``
+FIGURES = [name for name in COLUMNS if name not in ("at", "members")]  # of a ``Headline``
+NO_STEPS: Json = dict.fromkeys(("step", "loss", "tokens_per_s", "utilisation")) | {"figures": {}}
 MEMBER_POINTS_WAITING_MAX = 40_000
 ROUNDS_WAITING_BYTES_MAX = 2**24  # thousands of rounds of ten members; the journal has all
-
-Json = dict[str, Any]
 
 
 class Stream(Protocol):
@@ -129,6 +130,7 @@ class RunRecorder:
         # The totals of this run's earlier masters, as far as they are known.
         self._before = history.last_point()
         self._last: Point | None = None  # this master's last point
+        self._waits = True  # as of that point
         self._sampler = Sampler()
         self._sampled_at = -math.inf  # unix seconds of the members' last points
         self._ending: Ending | None = None  # once the run is finished
@@ -301,26 +303,22 @@ class RunRecorder:
         )
 
     def _take_point(self, now: float) -> None:
-        figures = self.headline(headline(self._service.coordinator))
+        state, _why = WaitReasons(self._service.coordinator, self._service.now()).of_run()
+        figures = self.headline(headline(self._service.coordinator, state))
         point = Point(
             at=now,
-            step=max(figures.step, self._trainers_step()),
             members=len(self._context.roster),
             **{name: getattr(figures, name) for name in FIGURES},
         )
+        self._waits = is_waiting(state)
+        if self._waits:  # a gap in all curves: what was reported before is no loss of now
+            point = attrs.evolve(point, step=None, loss=None, loss_min=None, loss_max=None)
         if self._last is not None:
             self._new.points += _flat(self._last, now)
         self._last = point
         self._new.points.append(point)
         if self.live is not None:
             self.live.publish("point", point_row(point))
-
-    def _trainers_step(self) -> int:
-        """Return the step of the trainers' middle: that of the last commit says little in a long round."""
-        contributors = self._service.coordinator.scheduler.contributors()
-        return statistics.median_low(
-            [member.progress.step for member in contributors if member.progress] or [0]
-        )
 
     def _take_members(self, now: float) -> None:
         """Collect a point of each member, and of the means."""
@@ -331,6 +329,8 @@ class RunRecorder:
         ]
         training = {member.peer for member in self._service.coordinator.scheduler.contributors()}
         rows = [row if row.peer in training else attrs.evolve(row, loss=None) for row in rows]
+        if self._waits:
+            rows = [attrs.evolve(row, **NO_STEPS) for row in rows]
         means = {
             **mean_figures(row.figures for row in rows if row.peer not in training),
             **mean_figures(row.figures for row in rows if row.peer in training),

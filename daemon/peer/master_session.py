@@ -487,7 +487,7 @@ class MasterSession:
         message = self._orders.whole(message, self._view)
         match message:
             case Heartbeat():
-                pass
+                self._report.left_s = message.left_s
             case Masters():
                 self._learn(message.masters)
             case Released():

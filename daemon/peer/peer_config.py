@@ -49,6 +49,7 @@ class PeerReport:
 
     phase: str = "starting"
     why: str = ""
+    left_s: float = 0.0  # until the run's end, as the master said last; 0.0: not known
     accelerators: str = ""  # "7 of 8 GPUs"; empty: the training command does not ask for them
     notices: deque[str] = field(factory=lambda: deque(maxlen=NOTICES_MAX))
 

@@ -50,7 +50,6 @@ from ..paths import (
     socket_folder,
 )
 from ..progress_lines import (
-    Pace,
     PeerChanges,
     PeerRecord,
     ProgressClock,
@@ -493,15 +492,14 @@ class Peer:
 
     async def _show_progress(self) -> None:
         """Tell what changes, and keep the living line of a terminal or print a line from time to time."""
-        changes, pace, clock = PeerChanges(), Pace(), ProgressClock()
+        changes, clock = PeerChanges(), ProgressClock()
         while True:
             status, now_s = self.status(), trio.current_time()
             self._record.see(status)
             for line in changes.of(status, leaving=self._leaving):
                 self.tell(line)
             rounds = committed_rounds(status)
-            left_s = pace.left_s(rounds, status.rounds_wanted, now_s)
-            self.screen.progress(peer_line(status, left_s), due=clock.is_due(rounds, now_s))
+            self.screen.progress(peer_line(status), due=clock.is_due(rounds, now_s))
             await trio.sleep(SHOWN_S)
 
     def _saved(self, service: PeerService) -> SavedWeights | None:
@@ -552,6 +550,7 @@ class Peer:
                 for each in replica.rounds.values()
             ),
             rounds_wanted=0 if service.spec is None else service.spec.run.rounds,
+            left_s=service.report.left_s if service.session.connected else 0.0,
             members=tuple(
                 FellowRow(peer=each.peer, name=each.name, role=each.role.value)
                 for each in (replica.view.members if replica.view is not None else ())

@@ -269,8 +269,8 @@ class Lineage:
         self.context.announce(
             EventKind.RUN,
             None,
-            f"REWOUND by {found.undone} rounds, which no connected peer holds; the run goes on from versions "
-            f"{history.versions} (it was at {before}), which {names} hold",
+            f"REWOUND by {found.undone} round{'s' * (found.undone != 1)}, which no connected peer holds; "
+            f"the run goes on from versions {history.versions} (it was at {before}), which {names} hold",
         )
         for fragment, version in enumerate(before):
             if version != history.versions[fragment]:

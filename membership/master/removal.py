@@ -44,6 +44,7 @@ class Removal:
           keep_place: the same process has connected again and keeps its place.
         """
         del self.context.roster.members[member.peer]
+        member.gone_s = self.context.now_s
         self.context.departed.append((member, why))
         self.context.detector.forget(member.peer)
         if not keep_place and member.peer in self.context.history.places:

@@ -286,9 +286,10 @@ class CheckpointTable:
     # The peers that write: every peer, this number of the oldest members, or only peers with
     # --checkpoints on their command line.
     peers: int | str = field(default=EVERY, validator=_writers)
-    every_rounds: int = field(default=0, validator=_whole(0, STEPS_MAX))  # 0: not by rounds
+    # What a power cut of all machines costs at most: whichever of the two comes first.
+    every_rounds: int = field(default=10, validator=_whole(0, STEPS_MAX))  # 0: not by rounds
     # 0: not by time.
-    every_s: float = field(default=600.0, validator=_number(0.0, CHECKPOINT_S_MAX))
+    every_s: float = field(default=120.0, validator=_number(0.0, CHECKPOINT_S_MAX))
     keep_count: int = field(default=2, validator=_whole(1, CHECKPOINTS_MAX))
     keep_s: float = field(default=0.0, validator=_number(0.0, CHECKPOINT_S_MAX))  # 0: for ever
     trainer: bool = field(default=False, validator=_truth)  # optimizer and random numbers, too

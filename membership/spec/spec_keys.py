@@ -132,7 +132,7 @@ MEANINGS = {
         "with `--checkpoints` always writes"
     ),
     "checkpoint.every_rounds": (
-        "write after this number of rounds; 0: not by rounds. A checkpoint that is still being "
+        "write after this number of rounds, or after `every_s` if that is sooner; 0: not by rounds. A checkpoint that is still being "
         "written then is finished first"
     ),
     "checkpoint.every_s": ("write at the first round after this number of seconds; 0: not by time"),

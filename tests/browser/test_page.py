@@ -101,7 +101,7 @@ def test_members_are_sorted_by_a_click_on_a_heading(page: Page) -> None:
 def test_a_healthy_run_looks_healthy(page: Page) -> None:
     expect(page.locator("#why")).to_have_attribute("data-tone", "calm")
     expect(page.locator("#why")).to_have_text(
-        re.compile(r"^(Training up to step \d+, where round|Next: round|Reducing round) \d+")
+        re.compile(r"^(Training up to step \d+, where the|The next round waits|Averaging)")
     )
     expect(page.locator("#state")).to_have_attribute("data-state", "training")
     expect(page.locator("#warnings")).to_be_hidden()
@@ -180,6 +180,55 @@ def test_a_member_that_was_away_leaves_a_gap_in_its_line(page: Page) -> None:
     assert line == [[100, 102, 104, None, 164, 166], [*range(50, 1000, 50)]]
 
 
+def test_a_rewind_is_a_banner_and_a_mark_and_a_run_that_waits_has_no_speed(page: Page) -> None:
+    """Made up: a run that is rewound, and waits."""
+    expect(page.locator("#loss-chart canvas")).to_be_visible()
+    expect(page.locator("#speed-chart canvas")).to_be_visible()
+    at = page.evaluate("""async () => {
+        const { columns } = await (await fetch("api/history")).json();
+        return columns.at.filter((_each, index) => columns.loss[index] !== null).at(-2);
+    }""")
+    texts = {1: "REWOUND by 22 rounds", 2: "paused"}
+    events = [{"id": n, "at": at, "kind": "run", "peer": None, "text": texts[n]} for n in texts]
+    page.route("**/api/events*", lambda route: route.fulfill(json={"events": events}))
+    open_live(page, page.url)
+    shown = page.evaluate("""async () => {
+        const { Headline } = await import("/static/headline.js");
+        const status = await (await fetch("api/status?past=0")).json();
+        const headline = { ...status.headline, utilisation: null, eta_s: null, tokens_per_s: 0 };
+        const warnings = ["REWOUND from round 46 to round 24", "one invite"];
+        new Headline().show({ ...status, headline, warnings, state: "waiting for members" });
+        const texts = (css) => [...document.querySelectorAll(css)].map((each) => each.textContent);
+        return [
+            [...document.querySelectorAll("#warnings p")].map((each) => each.dataset.tone),
+            texts("#warnings p"),
+            texts(".figure dd:not(.remark)").filter((_text, index) => [2, 3, 5].includes(index)),
+        ];
+    }""")
+    warnings = ["REWOUND from round 46 to round 24", "one invite"]
+    assert shown == [["bad", "wait"], warnings, ["–", "–", "–"]]
+    for chart in ("#loss-chart", "#speed-chart"):
+        expect(page.locator(f"{chart} .mark")).to_have_count(2)
+        bad = page.locator(f"{chart} .mark[data-tone=bad]")
+        expect(bad).to_have_attribute("title", re.compile(r"^[\d:]+ REWOUND by 22 rounds$"))
+
+
+def test_a_smoothed_line_keeps_its_ends_and_its_gaps_and_begins_where_there_is_a_value(
+    page: Page,
+) -> None:
+    expect(page.locator("#loss-chart canvas")).to_be_visible()
+    values, times = page.evaluate("""async () => {
+        const { joined, smoothed } = await import("/static/charts.js");
+        const values = Array.from({ length: 100 }, (_each, index) => (index === 50 ? null : index % 2));
+        const at = [1, 2, 3, 4];
+        return [smoothed(values), joined(uPlot, [{ at, step: at, value: [null, null, 5, 6] }])[0]];
+    }""")
+    assert values[:4] == [0, pytest.approx(1 / 3), 0.4, 0.6]
+    assert values[48:53] == [pytest.approx(2 / 3), 1, None, 1, pytest.approx(2 / 3)]
+    assert values[-1] == 1
+    assert times == [3, 4]
+
+
 def test_a_gap_lasts_until_the_members_next_point(page: Page) -> None:
     """Also where other members have points in between, and by steps, which have no gaps."""
     expect(page.locator("#loss-chart canvas")).to_be_visible()
@@ -222,7 +271,7 @@ def test_the_page_says_whether_all_copies_are_equal(page: Page) -> None:
         return [place.textContent, place.title];
     }""")
     assert shown == [
-        "2 of 3 copies equal at version 12; birch is being healed (compared 1 min ago)",
+        "2 of 3 copies equal at version 12; birch is being healed (compared 1 min 15 s ago)",
         "birch: it differs",
     ]
 
@@ -259,17 +308,18 @@ def test_rates_that_were_not_measured_again_stay_with_their_age(page: Page) -> N
     expect(page.locator("#matrix .legend")).to_have_count(1)  # the page's own view took its place
     page.evaluate("""async () => {
         const { Matrix } = await import("/static/matrix.js");
-        const status = (links) => ({ members: [
+        window.membersOf = (links, count = 3) => ({ members: [
             { peer: "1", name: "alder", bandwidth: { links } },
             { peer: "2", name: "birch", bandwidth: { links: { 1: 2e6 } } },
-        ] });
+            { peer: "3", name: "cedar", bandwidth: { links: {} } },
+        ].slice(0, count) });
         document.getElementById("matrix").id = "shown-before";
         const made = Object.assign(document.createElement("div"), { id: "matrix" });
         document.getElementById("shown-before").after(made);
-        const matrix = new Matrix();
-        matrix.show(status({ 2: 1e6 }));
+        window.matrix = new Matrix();
+        matrix.show(membersOf({ 2: 1e6 }));
         await new Promise((resolve) => setTimeout(resolve, 1100));
-        matrix.show(status({}));
+        matrix.show(membersOf({}));
     }""")
     expect(page.locator("#matrix .swatch.aged")).to_be_visible()
     page.locator("#matrix canvas").focus()
@@ -277,6 +327,11 @@ def test_rates_that_were_not_measured_again_stay_with_their_age(page: Page) -> N
     expect(page.locator("#matrix .readout")).to_have_text(
         re.compile(r"^alder to birch: 1 MB/s, measured [\d.]+ s ago$")
     )
+    page.evaluate("matrix.show(membersOf({}, 2))")
+    expect(page.locator("#matrix .empty")).to_have_text(
+        "alder to birch: 1 MB/s, birch to alder: 2 MB/s"
+    )
+    expect(page.locator("#matrix canvas")).to_be_hidden()
 
 
 def test_drawings_are_read_with_the_arrow_keys(page: Page) -> None:
@@ -284,9 +339,9 @@ def test_drawings_are_read_with_the_arrow_keys(page: Page) -> None:
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     readout = page.locator("#rounds .readout")
-    expect(readout).to_contain_text(re.compile(r"^Round \d+, alder; ready after "))
+    expect(readout).to_contain_text(re.compile(r"^Round #\d+, alder; ready after "))
     page.keyboard.press("ArrowDown")
-    expect(readout).to_contain_text(re.compile(r"^Round \d+, birch"))
+    expect(readout).to_contain_text(re.compile(r"^Round #\d+, birch"))
     expect(page.locator("#matrix canvas")).to_be_visible()  # once something was measured
     assert True in list(_matrix_readouts(page))
 
@@ -485,7 +540,7 @@ def test_a_token_in_the_address_signs_in_and_disappears(page: Page, fleet: Fleet
     expect(page.locator("#member .member-title")).to_have_text("alder")
     assert page.url.endswith("/#member=alder")
     assert page.evaluate("sessionStorage.length") == 1
-    page.get_by_role("button", name="Forget the token").click()
+    page.get_by_role("button", name="Sign out").click()
     assert page.evaluate("sessionStorage.length") == 0
 
 

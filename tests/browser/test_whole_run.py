@@ -89,7 +89,7 @@ def test_a_finished_run_has_an_ending_that_a_restart_of_the_master_keeps(
                 strict=True,
             )
         )
-        assert re.fullmatch(r"[\d.]+ (s|min)", facts["Duration"])
+        assert re.fullmatch(r"[\d.]+ (s|min( \d+ s)?)", facts["Duration"])
         first, last = map(float, facts["Loss"].split(" → "))
         assert min(first, last) > 0.0  # the first point may come after the toy model has learnt
         assert facts["Rounds"] == str(ROUNDS)

@@ -128,7 +128,6 @@ def test_steps_go_on_while_a_merge_is_on_its_way_up() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "ddp"])
-@pytest.mark.timeout(420)
 def test_two_ranks_on_one_gpu_train_beside_a_process_without_one(kind: str, tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         train_on_one_device(fleet, kind, "cuda")

@@ -210,7 +210,7 @@ def test_a_misspelt_variable_is_named(run: Run, variable: str) -> None:
 def test_variables_that_others_set_are_named_and_ignored(run: Run) -> None:
     """Kubernetes sets some for a service of this name, in whichever pod."""
     names = ("HOLDFAST_PORT", "HOLDFAST_MASTER_PORT", "HOLDFAST_MASTER_HTTP_PORT")
-    said = run("completion", "bash", **dict.fromkeys(names, "tcp://10.0.0.1:80"))
+    said = run("forget", **dict.fromkeys(names, "tcp://10.0.0.1:80"))
     assert said.status == 0
     assert all(name in said.err for name in names)
 
@@ -220,14 +220,14 @@ def test_every_variable_that_is_read_is_known(run: Run) -> None:
     names = {
         name for path in read for name in re.findall(r"\bHOLDFAST_[A-Z_]*[A-Z]\b", path.read_text())
     }
-    said = run("completion", "bash", **dict.fromkeys(names, ""))
+    said = run("forget", **dict.fromkeys(names, ""))
     assert (said.status, said.err) == (0, "")
 
 
 def test_closed_standard_streams_are_no_fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)
-    assert run("completion", "bash").status == 0
+    assert run("forget").status == 0
     with screen(quiet=False) as shown, sys.stdin, sys.stdout, sys.stderr:
         shown.tell("to nobody")
 

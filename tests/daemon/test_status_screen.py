@@ -84,9 +84,13 @@ def test_a_finished_run_says_how_it_went_and_where_its_weights_are(
         weights_at=("alder", "birch"),
     )
     ended = attrs.evolve(status, state="finished", why_waiting="", ending=ending, members=())
-    show_status(attrs.evolve(ended, committed=1))
+    show_status(ended)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "run  finished  1 round committed, 0 aborted"
+    assert lines[0] == "run  finished  round 0, 0 aborted  step 0"
+    running = attrs.evolve(status.headline, rounds=6, rounds_wanted=40, step=313, eta_s=102.0)
+    show_status(attrs.evolve(status, headline=running, aborted=3))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "run  training  round 6/40, 3 aborted  step 313  1 min 42 s left"
     assert lines[1] == "all 5 copies equal at version 0 (compared 0 s ago)"
     assert re.fullmatch(
         r"finished at [\d :-]+, after 2 h 5 min: loss 5\.571 -> 2\.500, \d+ tokens", lines[2]

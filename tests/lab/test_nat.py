@@ -57,7 +57,6 @@ trio.run(main)
 
 @pytest.mark.fault("they are behind routers that keep ports")
 @needs_lab
-@pytest.mark.timeout(600)
 def test_every_pair_of_machines_has_a_route(tmp_path: Path) -> None:
     with nat.pairs_lab() as lab:
         found, reach = nat.measure_pairs(lab, tmp_path)

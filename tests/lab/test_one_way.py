@@ -43,7 +43,6 @@ def together(status: Status) -> bool:
 @pytest.mark.fault(
     "a line carries nothing in one direction for a while, between any two, the master too"
 )
-@pytest.mark.timeout(600)
 def test_two_that_are_apart_stay_members_and_have_a_link_again(tmp_path: Path) -> None:
     needs.need(needs.switch())
     with Switch(1 + len(PEERS)) as lab, LabRun(lab, tmp_path, SCRIPT) as run:

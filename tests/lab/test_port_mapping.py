@@ -102,7 +102,6 @@ KINDS = [kind for kind in nat.KINDS if kind.name in ("beside", "home2", "carrier
 
 @pytest.mark.fault("a machine is behind a home's router")
 @needs_lab
-@pytest.mark.timeout(600)
 def test_homes_whose_routers_map_ports_leave_the_relay(tmp_path: Path) -> None:
     with nat.pairs_lab(nat.MAPPING, KINDS) as lab, nat.NatRun(lab, tmp_path) as run:
         nat.start_kinds(run, KINDS)

@@ -268,7 +268,7 @@ def test_a_repair_is_told_to_people() -> None:
     flush = table.hear(A, Flush)
     status = describe(table.master, table.now_s)
     assert status["why_waiting"] == (
-        "round 1 goes on without b (bbbbbbbb) (a and c still to report the chunks they hold)"
+        "the round goes on without b (bbbbbbbb) (a and c still to report the chunks they hold)"
     )
     table.hold(flush, A, results=b"\x02")
     table.hold(flush, C)

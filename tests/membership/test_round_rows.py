@@ -122,6 +122,9 @@ def test_the_end_is_as_far_as_the_last_rounds_say() -> None:
         table.wait(3.0, A, B)
         table.commit(A, B)
     assert headline(table)["eta_s"] == pytest.approx(6 * 3.0)
+    table.wait(1_000.0, A, B)
+    table.commit(A, B)
+    assert headline(table)["eta_s"] == pytest.approx(5 * 3.0), "a long wait is not the run's pace"
     table.take(table.master.pause(table.now_s))
     assert headline(table)["eta_s"] is None
 

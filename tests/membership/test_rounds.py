@@ -130,10 +130,10 @@ def test_a_round_that_nobody_has_reached_yet_waits_for_nobody() -> None:
     table.start(A, B)
     (opened,) = table.master.scheduler.rounds.values()
     why = describe(table.master, table.now_s)["why_waiting"]
-    assert why == f"training up to step {opened.at_step}, where round {opened.number} averages"
+    assert why == f"training up to step {opened.at_step}, where the next round averages"
     table.ready(A)
     why = describe(table.master, table.now_s)["why_waiting"]
-    assert why == f"next: round {opened.number} (b still training)"
+    assert why == "the next round waits (b still training)"
 
 
 def test_a_late_contributor_is_left_out_after_the_grace() -> None:
@@ -159,7 +159,10 @@ def test_no_grace_begins_before_the_quorum() -> None:
     table.ready(B)
     table.wait(100.0, A, B, C)
     table.hears_no(A, Reduce)
-    assert "next: round 1 (c still training)" in describe(table.master, table.now_s)["why_waiting"]
+    assert (
+        "the next round waits (c still training)"
+        in describe(table.master, table.now_s)["why_waiting"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_errors_are_what_a_master_refuses(given: dict[tuple[str, str], str]) -> 
         ("[membership]\nrewind_s = 0.0", "membership.rewind_s"),
         ("[trainer]\nstep_deadline_s = 0.0", "trainer.step_deadline_s"),
         ("[trainer]\nstep_deadline_s = 3.0", "trainer.step_deadline_s"),
-        ("[checkpoint]\nevery_s = 0.0", "checkpoint.every_s"),
+        ("[checkpoint]\nevery_s = 0.0\nevery_rounds = 0", "checkpoint.every_s"),
         ("[checkpoint]\nkeep_s = 60.0", "checkpoint.keep_s"),
     ],
 )

@@ -261,13 +261,20 @@ def test_the_time_to_go_back_begins_when_somebody_holds_an_older_state() -> None
     )
     table.wait(2.0, B)
     assert [r.heads for r in table.records(RunRewound)] == [(head_of(0, 0),)]
-    assert "REWOUND by 1 rounds" in table.announced()
+    assert "REWOUND by 1 round, " in table.announced()
+    (warning,) = describe(table.master, table.now_s)["warnings"]
+    assert warning.startswith("REWOUND from round 1 to round 0: 1 round, about 100 steps")
     ends = [table.hear(B, Welcome).total_steps for _ in range(2)]
     assert ends == [300, 400], "the lost round is made up for at a later step"
     opened = table.hear(B, Open)
     assert opened.version == 0
     assert opened.round == 3, "the number of the round that A had opened is spent, too"
     assert opened.at_step == 200, "nor are steps"
+    table.restart()
+    assert describe(table.master, table.now_s)["warnings"], "also by another master"
+    table.join(B, hello=holding(B, 0, 2))
+    table.commit(B)
+    assert not describe(table.master, table.now_s)["warnings"], "the run is as far as it was"
 
 
 def test_who_returns_in_time_is_the_source() -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOR_DEVELOPERS = {"simulation"}
 ROOMS = sorted({init.parent.name for init in ROOT.glob("[a-z]*/__init__.py")} - FOR_DEVELOPERS)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN, EnrolAuthority, EnrolHello
 from holdfast.protocol.network.stream import MessageStream
 from tests.background import background
+from tests.processes.harness import WAIT_S
 
 CLIENTS = 50
 WATCHERS = 4
@@ -41,7 +42,6 @@ DESCRIPTORS = 256
 DIAL_EVERY_S = (
     1.0  # as often as a master looks at strangers of one address, for as long as they like
 )
-START_S = 30.0
 GONE_S = 10.0  # for the master to close what its clients have left: far less than a keep-alive
 IDLE_S = 2.0
 COUNT_EVERY_S = 0.1
@@ -81,7 +81,7 @@ def a_master(folder: Path, descriptors: int) -> Iterator[tuple[int, Address, Add
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors,) * 2),
         )
     try:
-        until_s = time.monotonic() + START_S
+        until_s = time.monotonic() + WAIT_S
         while not (state / "control.json").exists() and time.monotonic() < until_s:
             time.sleep(COUNT_EVERY_S)
         control = json.loads((state / "control.json").read_text())
@@ -94,7 +94,7 @@ def a_master(folder: Path, descriptors: int) -> Iterator[tuple[int, Address, Add
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGINT)
-    process.wait(START_S)
+    process.wait(WAIT_S)
 
 
 def _run_port(folder: Path, http: Address) -> Address:

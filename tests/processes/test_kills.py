@@ -16,7 +16,6 @@ IDS = {f"{place:032x}": place for place in range(PLACES)}
 
 
 @pytest.mark.fault("it dies at any instant of a reduction")
-@pytest.mark.timeout(600)
 def test_whoever_is_killed_when_values_are_equal_and_records_say_what_went_in(fleet: Fleet) -> None:
     kills, found = run_with_kills(fleet, 4, seed=3)
     assert found.faults == []

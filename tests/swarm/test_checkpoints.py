@@ -82,6 +82,19 @@ async def test_when_all_die_the_run_goes_on_from_the_newest_checkpoint(
         )
 
 
+async def test_when_all_die_ten_rounds_are_lost_at_most_unless_the_spec_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    async with a_swarm("abc", "", spec(), disks=tmp_path) as swarm:
+        await swarm.until(lambda: swarm.committed >= 16)
+        await all_die(swarm)
+        history = swarm.coordinator.context.history
+        await swarm.until(lambda: history.rewind_count == 1)
+        before, after = history.rewound
+        assert after == 10 <= 16 <= before
+        await settled(swarm, "abc")
+
+
 async def test_a_newcomer_writes_first_at_the_next_multiple_of_rounds(tmp_path: Path) -> None:
     """All peers write the same states; and a copy of a large state has the disk for itself."""
     async with a_swarm("ab", "", toml("every_rounds = 5"), disks=tmp_path) as swarm:
@@ -254,7 +267,7 @@ async def test_when_a_writer_dies_the_next_one_writes(tmp_path: Path) -> None:
 
 
 async def test_by_the_clock(tmp_path: Path) -> None:
-    text = toml("every_s = 10.0\nkeep_count = 10")
+    text = toml("every_rounds = 0\nevery_s = 10.0\nkeep_count = 10")
     async with a_swarm("ab", "", text, disks=tmp_path) as swarm:
         await trio.sleep(35.0)
         times = [manifest.written_s for manifest in saved(swarm, "a")][::-1]

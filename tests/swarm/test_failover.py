@@ -68,7 +68,6 @@ def shows(seed: int) -> bool:
 
 
 @pytest.mark.planted
-@pytest.mark.timeout(600)  # a search, on busy cores
 @pytest.mark.parametrize("name", BUGS)
 def test_a_rule_that_is_taken_out_is_missed(
     name: str, monkeypatch: Patch, record_property: Note

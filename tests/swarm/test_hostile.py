@@ -64,14 +64,12 @@ def outcome_of(seed: int) -> RunOutcome:
     return run_scenario(HOSTILE.scenario(seed))
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, 40, BLOCK))
 def test_nobody_honest_suffers_and_rounds_go_on(first: int) -> None:
     for seed in range(first, first + BLOCK):
         assert outcome_of(seed).committed >= 10
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", FAILED)
 def test_what_once_broke_a_promise(seed: int) -> None:
     assert outcome_of(seed).committed >= 10
@@ -204,7 +202,6 @@ def shows(seed: int) -> bool:
 
 
 @pytest.mark.planted
-@pytest.mark.timeout(600)  # a search, on busy cores
 @pytest.mark.parametrize("name", BUGS)
 def test_a_rule_that_is_taken_out_is_missed(
     name: str, monkeypatch: Patch, record_property: Note

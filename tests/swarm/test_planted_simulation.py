@@ -410,7 +410,6 @@ def shows(kind: RunKind, seed: int) -> str:
     "somebody is lost at any instant of a reduction: owner, heir, two at once, cut off, stalled"
 )
 @pytest.mark.planted
-@pytest.mark.timeout(600)  # a search, on busy cores
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_shows(name: str, monkeypatch: Patch, record_property: Note) -> None:
     BUGS[name](monkeypatch)

@@ -23,6 +23,7 @@ from holdfast.daemon.master.run_recorder import LOOK_S, POINT_S, RunRecorder
 from holdfast.daemon.metrics_store import HISTORY_FILE, PastEvent
 from holdfast.daemon.web.api_description import api_description
 from holdfast.daemon.web.json_answers import compact
+from holdfast.membership.master.status.headline import headline
 from holdfast.protocol.messages import METRICS_MAX, Commit, Metrics, Role
 from holdfast.simulation.swarm import Swarm
 
@@ -419,6 +420,27 @@ async def test_a_finished_run_has_an_ending(
         assert again is not None
         assert attrs.evolve(again, loss_end=ending.loss_end) == ending
         assert again.loss_end is not None
+
+
+async def test_a_run_that_waits_has_no_speed_no_end_and_a_gap_in_its_curves(tmp_path: Path) -> None:
+    """Its peers say the same time that is left as the master does."""
+    async with a_stage(tmp_path) as stage:
+        context = stage.swarm.coordinator.context
+        run = attrs.evolve(context.spec.run, rounds=1_000)
+        context.spec = attrs.evolve(context.spec, run=run)
+        await stage.commit(3)
+        report = stage.swarm.peers["a"].service.report
+        await trio.sleep(2 * context.spec.heartbeat_s)
+        told = headline(stage.swarm.coordinator, "training").eta_s
+        assert told is not None
+        assert report.left_s == pytest.approx(told, rel=0.2)
+        stage.swarm.pause()
+        await trio.sleep(25)
+        names = ("step", "loss", "utilisation", "tokens_per_s")
+        assert [stage.columns()[name][-1] for name in names] == [None, None, None, 0.0]
+        columns, _figures = stage.member("a")
+        assert [columns[name][-1] for name in names] == [None] * 4
+        assert report.left_s == 0.0
 
 
 async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:

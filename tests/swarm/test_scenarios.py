@@ -36,7 +36,6 @@ def test_five_hundred_seeds_have_every_kind_of_fault_at_every_instant() -> None:
     assert any(fault.who == "master" and fault.kind is Kind.CRASH for fault in faults)
 
 
-@pytest.mark.timeout(600)
 def test_the_same_seed_gives_the_same_run_in_any_process() -> None:
     code = (
         "from holdfast.simulation.scenario_run import run_scenario\n"
@@ -163,7 +162,6 @@ def test_an_adversary_shrinks_to_the_lie_that_it_takes() -> None:
     assert shrink(scenario, fails).causes == [f"p1 {Falsehood.DIGEST.value}"]
 
 
-@pytest.mark.timeout(600)
 def test_a_planted_bug_is_told_with_the_fault_that_shows_it(
     monkeypatch: Patch, record_property: Note
 ) -> None:

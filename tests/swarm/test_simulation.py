@@ -17,7 +17,6 @@ from tests.swarm.simulation import FIXED, blocks, check_reruns, live_through
     "invariants after every event",
     "the run is whole again within a minute",
 )
-@pytest.mark.timeout(600)
 @blocks(FIXED)
 def test_a_run_survives_faults_at_any_instant(seeds: Sequence[int]) -> None:
     check_reruns(seeds, live_through(seeds))

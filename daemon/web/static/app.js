@@ -90,6 +90,7 @@ class MasterView {
 
   log(event) {
     this.events.add(event);
+    this.history.log(event);
     this.page?.addEvent(event);
   }
 }

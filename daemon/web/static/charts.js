@@ -3,10 +3,13 @@
 import { colour } from "./canvas.js";
 import { element } from "./dom.js";
 import * as format from "./format.js";
+import { isLoss } from "./headline.js";
 
 const HEIGHT = 228;
 const SYNC = "holdfast"; // one cursor for all charts
 const TICK_PX = 76;
+const SMOOTHED = 0.02; // of a line's points, on either side of one
+const FAINT = "73"; // alpha of lines behind the main one
 const FLAT = 1e-3; // of a line's height: changes by less are not magnified
 const SHADES = 8; // --line-1 to --line-8 in the style sheet
 
@@ -75,6 +78,32 @@ export function axisSwitch() {
   return element("span", { className: "switch", role: "group", "aria-label": "Axis of the charts" }, ...buttons.map(([, button]) => button));
 }
 
+// ---------------------------------------------------------------- marks in all charts
+
+/** What happened to the run itself: `{ at, text }`, oldest first; a `markschange` of the document tells of a new one. */
+export const marks = {
+  rows: [],
+  use(rows) {
+    this.rows = rows;
+    document.dispatchEvent(new Event("markschange"));
+  },
+};
+
+/** Returns the centred mean of values: over no gap, and over fewer towards both ends, which stay as they are. */
+export function smoothed(values) {
+  const most = Math.round(SMOOTHED * values.length);
+  const known = (index) => typeof values[index] === "number";
+  return values.map((value, index) => {
+    if (!known(index)) return value;
+    let [radius, sum] = [0, value];
+    while (radius < most && known(index - radius - 1) && known(index + radius + 1)) {
+      radius += 1;
+      sum += values[index - radius] + values[index + radius];
+    }
+    return sum / (2 * radius + 1);
+  });
+}
+
 // ---------------------------------------------------------------- a chart
 
 /**
@@ -99,6 +128,7 @@ export class Chart {
     new ResizeObserver(() => this.#fit()).observe(box);
     document.addEventListener("themechange", () => this.#plot?.redraw(false, true));
     document.addEventListener("axischange", () => this.show(this.#lines));
+    document.addEventListener("markschange", () => this.#plot?.redraw(false));
   }
 
   #logButton() {
@@ -171,7 +201,7 @@ export class Chart {
     for (const line of lines) {
       const text = (plot, value, number, index) => line.format(index === null ? newest(plot.data[number]) : value);
       const index = series.length;
-      series.push({ label: line.label, scale: line.scale ?? "y", stroke: () => colour(line.colour), width: line.thin ? 1 : 1.8, dash: line.dash, value: text, points: line.thin ? { show: false } : { size: 5 } });
+      series.push({ label: line.label, scale: line.scale ?? "y", stroke: () => colour(line.colour) + (line.thin ? FAINT : ""), width: line.thin ? 1 : 1.8, dash: line.dash, value: text, points: line.thin ? { show: false } : { size: 5 } });
       if (!line.low) continue;
       for (const label of ["lowest", "highest"]) {
         hidden.push(series.length);
@@ -185,7 +215,7 @@ export class Chart {
         height: HEIGHT,
         ms: 1e-3,
         cursor: { sync: { key: SYNC }, drag: { x: this.zoom !== null, y: false, setScale: false }, bind: { dblclick: () => () => this.zoom?.(null, null) } },
-        hooks: { setSelect: [(made) => this.#selected(made)] },
+        hooks: { setSelect: [(made) => this.#selected(made)], draw: [(made) => this.#mark(made)] },
         legend: { live: true },
         scales: {
           x: { time: !bySteps },
@@ -229,9 +259,31 @@ export class Chart {
     return axes;
   }
 
+  /** Puts a line into the picture for each mark within it; its text is the line's title. */
+  #mark(plot) {
+    plot.over.querySelectorAll(".mark").forEach((each) => each.remove());
+    const { min, max } = plot.scales.x;
+    for (const { at, text } of marks.rows) {
+      const x = axis.now === "step" ? this.#stepAt(at) : at;
+      if (x === null || x < min || x > max) continue;
+      const line = element("i", { className: "mark", "data-tone": isLoss(text) ? "bad" : "", title: `${format.clock(at)} ${text}` });
+      line.style.left = `${plot.valToPos(x, "x")}px`;
+      plot.over.append(line);
+    }
+  }
+
+  /** Returns the step of the first point after a moment. */
+  #stepAt(moment) {
+    for (const { at, step } of this.#lines) {
+      const found = at.findIndex((each, index) => each >= moment && step[index] !== null);
+      if (found >= 0) return step[found];
+    }
+    return null;
+  }
+
   #range(UPlot, low, high) {
     if (low === null) return [0, 1];
-    if (this.fromZero) return UPlot.rangeNum(0, high || 1, 0.1, false);
+    if (this.fromZero) return [0, UPlot.rangeNum(0, high || 1, 0.1, false)[1]]; // level with the zero of the other axis
     const middle = Math.abs(high + low) / 2;
     if (high - low > FLAT * middle) return UPlot.rangeNum(low, high, 0.1, true);
     const room = middle * 0.1 || 1; // a level line, in the middle
@@ -271,7 +323,10 @@ function hasPoints({ at, step, value }) {
 /** Returns x and the values of a line as uPlot wants them: in order, each x once. */
 function table({ at, step, value, low, high }) {
   const values = low ? [value, low, high] : [value];
-  if (axis.now === "time") return [at, ...values];
+  if (axis.now === "time") {
+    const first = value.findIndex((each) => each !== null); // what was before it is no part of the picture
+    return [at, ...values].map((each) => each.slice(first));
+  }
   const newestAt = new Map(); // after a rewind the later values count
   step.forEach((x, index) => {
     if (x !== null && value[index] !== null) newestAt.set(x, index);
@@ -280,7 +335,8 @@ function table({ at, step, value, low, high }) {
   return [order.map(([x]) => x), ...values.map((each) => order.map(([, index]) => each[index]))];
 }
 
-const newest = (values) => values.findLast((value) => value !== null && value !== undefined) ?? null;
+/** Returns the last value of a column; null if the line ends in a gap. */
+const newest = (values) => values.findLast((value) => value !== undefined) ?? null;
 
 /** Returns labels without those that repeat the one before. */
 const unlike = (labels) => labels.map((label, index) => (index > 0 && label === labels[index - 1] ? "" : label));

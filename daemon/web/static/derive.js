@@ -1,13 +1,12 @@
 // Facts derived from a status: a member's place in the round, its lag, its weight.
 
-/** Returns the newest round in flight that concerns a member, and a word for its place in it. */
+/** Returns a word for a member's place in the newest round in flight that concerns it. */
 export function place(status, member) {
   for (const round of [...status.rounds].reverse()) {
     const word = placeIn(round, member.peer);
-    if (word !== null) return { round: round.round, word };
+    if (word !== null) return word;
   }
-  if (member.role !== "contributor") return { round: null, word: member.role };
-  return { round: null, word: "between rounds" };
+  return member.role === "contributor" ? "between rounds" : member.role;
 }
 
 function placeIn(round, peer) {

@@ -57,6 +57,8 @@ export function duration(seconds) {
   if (seconds > 0 && seconds < 0.001) return "under 1 ms";
   if (seconds < 0.9995) return `${Math.round(1000 * seconds)} ms`;
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  const whole = Math.round(seconds);
+  if (whole < 600) return `${Math.floor(whole / 60)} min${whole % 60 ? ` ${whole % 60} s` : ""}`; // as terminals say it
   const minutes = Math.round(seconds / 60);
   if (minutes < 60) return `${minutes} min`;
   const hours = Math.floor(minutes / 60);

@@ -60,11 +60,15 @@ export function showWhy(sentence, waits) {
   say(why, sentence[0].toUpperCase() + sentence.slice(1));
 }
 
+/** Returns whether a sentence is about a rewind: work that is lost. */
+export const isLoss = (text) => text.startsWith("REWOUND");
+
 /** Shows faults that the operator should look at, though nothing waits for them. */
 function showWarnings(warnings) {
   const place = byId("warnings");
   place.hidden = !warnings.length;
-  say(place, warnings.join(" · "));
+  if (place.dataset.shown === (place.dataset.shown = JSON.stringify(warnings))) return; // an alert is read out when it changes
+  place.replaceChildren(...warnings.map((text) => element("p", { className: "notice", "data-tone": isLoss(text) ? "bad" : "wait", textContent: text })));
 }
 
 export class Headline {
@@ -86,10 +90,10 @@ export class Headline {
     showWhy(whyOf(status), !["training", "finished"].includes(status.state));
     showWarnings(status.warnings ?? []);
     const { ending } = status;
-    figures.set("Loss", format.loss(headline.loss ?? ending?.loss_end), `step ${format.count(headline.step ?? status.step)}`);
+    figures.set("Loss", format.loss(headline.loss ?? ending?.loss_end), `step ${format.count(headline.step)}`);
     figures.set("Tokens", format.large(headline.tokens), progress(headline));
     if (ending) figures.set("Tokens/s", format.large(ending.duration_s ? headline.tokens / ending.duration_s : null), "over the whole run");
-    else figures.set("Tokens/s", format.large(headline.tokens_per_s), format.counted(counts.participating, "contributor"));
+    else figures.set("Tokens/s", format.large(waits(status) ? null : headline.tokens_per_s), format.counted(counts.participating, "contributor"));
     figures.set("Utilisation", format.percent(headline.utilisation), "of contributors' time");
     const wanted = headline.rounds_wanted;
     figures.set(
@@ -98,11 +102,13 @@ export class Headline {
       [wanted ? `of ${format.count(wanted)}` : "", status.aborted ? `${format.count(status.aborted)} aborted` : ""].filter(Boolean).join(", "),
     );
     figures.bar("Rounds", wanted ? headline.rounds / wanted : null);
-    figures.set("Time left", left(status), ending ? "finished" : wanted ? ends(headline.eta_s) : "no limit on rounds");
+    figures.set("Time left", left(status), ending ? "finished" : waits(status) ? status.state : wanted ? ends(headline.eta_s) : "no limit on rounds");
     figures.set("Sent", format.bytes(headline.sent_bytes), "between members");
     figures.set("Saved", format.bytes(headline.saved_bytes), times(headline));
   }
 }
+
+const waits = ({ state }) => state === "paused" || state.startsWith("waiting");
 
 function left(status) {
   if (status.state === "finished") return "none";
@@ -125,8 +131,8 @@ function whyOf(status) {
   if (status.why_waiting) return status.why_waiting;
   if (status.state === "finished") return "finished: all rounds are committed";
   const [round] = status.rounds;
-  if (round?.phase === "open") return `next: round ${round.round}`;
-  if (round) return `reducing round ${round.round}`;
+  if (round?.phase === "open") return "training until the next round";
+  if (round) return "averaging";
   return "training; the next round opens when it is due";
 }
 

@@ -1,12 +1,13 @@
 // The run's charts: loss, throughput and the figures of run.log; fetched once, then updated live.
 
 import { get } from "./api.js";
-import { Chart, axisSwitch, isGap, shade } from "./charts.js";
+import { Chart, axisSwitch, isGap, marks, shade, smoothed } from "./charts.js";
 import { byId, element, onceAFrame, say, toast } from "./dom.js";
 import * as format from "./format.js";
 
 const POINTS = 600;
 const POINTS_MAX = 1_200; // with more, the thinned curve is fetched again
+const MARKS_MAX = 200;
 const LINE_POINTS = 300; // of each member
 const LINES_MAX = 16; // members in one chart, as the daemon answers
 const RANGES = [
@@ -56,7 +57,7 @@ export class Lines {
   /** Returns the members' lines for a chart, in the order of their names, so that each keeps its colour. */
   thin(more) {
     const order = [...this.lines.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
-    return order.map((line, index) => ({ ...line, ...more, ...shade(index), label: line.name, thin: true }));
+    return order.map((line, index) => ({ ...line, ...more, ...shade(index), label: line.name, thin: order.length > 1 }));
   }
 }
 
@@ -117,7 +118,7 @@ export class History {
     this.#asked += 1;
     const asked = this.#asked;
     const span = this.#span();
-    const [{ columns, figures }] = await Promise.all([get("history", { points: POINTS, ...span }), this.#losses.load(span)]);
+    const [{ columns, figures }] = await Promise.all([get("history", { points: POINTS, ...span }), this.#losses.load(span), this.#loadMarks()]);
     if (asked !== this.#asked) return; // another part was chosen meanwhile
     this.#columns = columns;
     this.#latest = Math.max(this.#latest ?? 0, columns.at.at(-1) ?? 0) || null;
@@ -127,6 +128,16 @@ export class History {
       if (asked !== this.#asked) return;
       this.draw();
     }
+  }
+
+  async #loadMarks() {
+    const { events } = await get("events", { kind: "run", limit: MARKS_MAX });
+    marks.use(events.filter(isMark));
+  }
+
+  /** Takes a live event. */
+  log(event) {
+    if (isMark(event)) marks.use([...marks.rows, event].slice(-MARKS_MAX));
   }
 
   /** Returns a figure, with its card in the page. */
@@ -175,8 +186,8 @@ export class History {
     const members = this.#losses.lines.size > 1 ? this.#losses.thin(own) : []; // one's loss is the run's
     const band = this.#losses.leftOut > 0 || members.length === 0;
     this.loss.show([
-      ...members,
-      { ...own, label: members.length ? "Mean" : "Loss", at, step, value: columns.loss, colour: "accent", ...(band ? { low: columns.loss_min, high: columns.loss_max } : {}) },
+      ...(members.length ? members : [{ ...own, label: "Each point", at, step, value: columns.loss, colour: "accent", thin: true }]),
+      { ...own, label: members.length ? "Mean, smoothed" : "Loss, smoothed", at, step, value: smoothed(columns.loss), colour: "accent", ...(band ? { low: columns.loss_min, high: columns.loss_max } : {}) },
     ]);
     leftOut(this.leftOut, this.#losses);
     const moves = columns.tokens_per_s.some((value) => value > 0);
@@ -184,7 +195,7 @@ export class History {
       !moves
         ? []
         : [
-            { label: "Tokens/s", at, step, value: columns.tokens_per_s, format: format.large, tick: format.large, colour: "accent" },
+            { label: "Tokens/s", at, step, value: columns.tokens_per_s.map((each) => each || null), format: format.large, tick: format.large, colour: "accent" },
             { label: "Utilisation", at, step, value: columns.utilisation, format: format.percent, tick: format.percent, colour: "second", scale: "part", dash: [5, 4] },
           ],
     );
@@ -196,6 +207,9 @@ export class History {
     }
   }
 }
+
+/** Returns whether an event is marked in all charts: a rewind, a restart, changed settings, a pause, the end. */
+const isMark = ({ kind, peer }) => kind === "run" && !peer;
 
 function leftOut(note, lines) {
   note.hidden = lines.leftOut === 0;

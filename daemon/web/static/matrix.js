@@ -6,6 +6,7 @@ import * as format from "./format.js";
 
 const CELL_WIDE_MAX = 220;
 const CELL_HIGH_MAX = 56;
+const MEMBERS_MIN = 3; // the rates of one pair are said in words
 const LABEL_MIN = 14; // smaller cells have no room for names
 const NUMBER_WIDE_MIN = 44;
 const NUMBER_HIGH_MIN = 30;
@@ -35,7 +36,7 @@ export class Matrix {
       move: (thing, key) => this.#move(thing, key),
       tell: (thing) => this.#tell(thing),
     });
-    this.none = element("p", { className: "empty", textContent: "Nothing is known of the members that are here: rounds of two or more measure it." });
+    this.none = element("p", { className: "empty" });
     this.agedKey = key("aged", "not in the last round");
     this.legend = element("p", { className: "legend" }, "Rows send, columns receive. ", key("ramp", "slow to fast"), key("none", "not measured"), this.agedKey);
     this.box = box;
@@ -53,10 +54,12 @@ export class Matrix {
     this.#slowest = Math.min(...rates, Infinity);
     this.#fastest = Math.max(...rates, 0);
     const some = rates.length > 0;
-    this.none.hidden = some;
-    this.legend.hidden = this.box.hidden = !some;
+    this.none.hidden = some && members.length >= MEMBERS_MIN;
+    say(this.none, some ? this.#pairs().join(", ") : "Nothing is known of the members that are here: rounds of two or more measure it.");
+    const many = members.length >= MEMBERS_MIN;
+    this.legend.hidden = this.box.hidden = !some || !many;
     this.agedKey.hidden = ![...this.#known.values()].some(({ at }) => this.#learnt - at > AGED_S);
-    say(this.scale, some ? `${format.rate(this.#slowest)} to ${format.rate(this.#fastest)}` : "");
+    say(this.scale, some && many ? `${format.rate(this.#slowest)} to ${format.rate(this.#fastest)}` : "");
     this.drawing.redraw();
   }
 
@@ -72,6 +75,12 @@ export class Matrix {
       for (const [to, rate] of Object.entries(links)) if (rate > 0) this.#known.set(`${peer} ${to}`, { rate, at });
     }
     this.#learnt = at;
+  }
+
+  /** Returns the known rates in words. */
+  #pairs() {
+    const pairs = this.#members.flatMap((from) => this.#members.map((to) => [from, to, this.#rate(from, to)]));
+    return pairs.filter(([, , known]) => known).map(([from, to, { rate }]) => `${from.name} to ${to.name}: ${format.rate(rate)}`);
   }
 
   #learnt = 0; // when the last rates came

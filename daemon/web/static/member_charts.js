@@ -1,7 +1,7 @@
 // The curves of one member: its loss, speed, bandwidth, and the figures that it logs.
 
 import { get } from "./api.js";
-import { Chart, axisSwitch, isGap } from "./charts.js";
+import { Chart, axisSwitch, isGap, smoothed } from "./charts.js";
 import { element, onceAFrame, toast } from "./dom.js";
 import * as format from "./format.js";
 
@@ -66,10 +66,10 @@ export class MemberCharts {
     const line = (label, value, more) => ({ label, at, step, value, ...more });
     const quiet = (values) => !values.some((value) => value > 0);
     const loss = { format: format.loss, tick: format.plain, colour: "accent" };
-    this.loss.show([line("Loss", columns.loss, loss)]);
+    this.loss.show([line("Each point", columns.loss, { ...loss, thin: true }), line("Loss, smoothed", smoothed(columns.loss), loss)]);
     const speed = { format: format.large, tick: format.large, colour: "accent" };
     const share = { format: format.percent, tick: format.percent, colour: "second", scale: "part", dash: [5, 4] };
-    this.speed.show(quiet(columns.tokens_per_s) ? [] : [line("Tokens/s", columns.tokens_per_s, speed), line("Utilisation", columns.utilisation, share)]);
+    this.speed.show(quiet(columns.tokens_per_s) ? [] : [line("Tokens/s", columns.tokens_per_s.map((each) => each || null), speed), line("Utilisation", columns.utilisation, share)]);
     const rate = { format: format.rate, tick: format.rate };
     const [sent, received] = [rates(at, columns.sent_bytes), rates(at, columns.received_bytes)];
     this.traffic.show(quiet([...sent, ...received]) ? [] : [line("Sent", sent, { ...rate, colour: "accent" }), line("Received", received, { ...rate, colour: "second" })]);

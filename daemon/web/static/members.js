@@ -95,7 +95,11 @@ export class Members {
     this.#round = round;
     showCopies(status.copies);
     const weights = shares(round);
+    // A peer that came back is a member again.
+    const departed = status.departed.filter((gone) => !status.members.some((here) => here.peer === gone.peer));
+    const lost = new Map(departed.filter(({ gone_s: since }) => since < GONE_S).map((gone) => [gone.peer, gone]));
     const rows = status.members.map((member) => this.#facts(status, member, weights));
+    rows.push(...[...lost.values()].map((member) => ({ ...this.#facts(status, member, weights), ...GONE, why: `${member.why}, ${format.duration(member.gone_s)} ago` })));
     this.#order(rows);
     this.box.classList.toggle("tall", rows.length > MANY);
     const here = new Set(rows.map((row) => row.peer));
@@ -110,13 +114,12 @@ export class Members {
     this.none.hidden = rows.length > 0;
     say(this.none, status.state === "finished" ? "The run is finished, and its members have left." : "No member is connected.");
     say(this.counts, `${counts.live} connected, ${counts.participating} can contribute, ${counts.contributed} in the last round`);
-    // A peer that came back is a member again.
-    this.#showGone(status.departed.filter((gone) => !status.members.some((here) => here.peer === gone.peer)));
+    this.#showGone(departed.filter(({ peer }) => !lost.has(peer)));
   }
 
   #facts(status, member, weights) {
     this.#times.note(member);
-    const { round, word } = place(status, member);
+    const word = place(status, member);
     const behind = lag(status, member);
     const contributes = member.role === "contributor" && member.trainer;
     const bandwidth = member.bandwidth;
@@ -126,7 +129,7 @@ export class Members {
       link: linkTo(member, status.members),
       number: member.number,
       role: member.role,
-      place: round === null ? word : `${word} (${round})`,
+      place: word,
       placeKind: word,
       tone: toneOf(member, word),
       loss: contributes ? member.loss : null,
@@ -171,6 +174,7 @@ export class Members {
       if (column.hint) mark(cell.td, "title", column.hint(row));
     }
     mark(tr, "data-tone", row.tone);
+    tr.querySelector("button").hidden = row.place === GONE.place;
     mark(tr, "data-place", row.placeKind);
     const there = this.body.children[index];
     if (there !== tr) this.body.insertBefore(tr, there ?? null);
@@ -208,6 +212,8 @@ export class Members {
   }
 }
 
+const GONE_S = 600; // for so long a member that has left stays a row
+const GONE = { role: "–", place: "gone", placeKind: "gone", tone: "bad", loss: null, stepTime: null, speed: null, lag: "", lagSteps: null, up: null, down: null, version: null, uptime: null };
 const GONE_MAX = 8;
 const MANY = 16; // members; a longer table scrolls in a box
 

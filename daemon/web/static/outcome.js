@@ -76,7 +76,7 @@ export class Outcome {
       ["Duration", format.duration(ending.duration_s), ending.finished_at ? `until ${format.clock(ending.finished_at)}` : ""],
       ["Loss", `${format.loss(ending.loss_start)} → ${format.loss(ending.loss_end)}`, "first and last"],
       ["Tokens", format.large(headline.tokens), ending.duration_s ? `${format.large(headline.tokens / ending.duration_s)} a second` : ""],
-      ["Rounds", format.count(status.committed), `step ${format.count(status.step)}`],
+      ["Rounds", format.count(status.committed), `step ${format.count(headline.step)}`],
     ];
     const holders = ending.weights_at;
     this.box.replaceChildren(

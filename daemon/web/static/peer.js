@@ -49,15 +49,15 @@ export class Peer {
   show(status) {
     showState(...stateOf(status));
     const why = status.why || (waitsForGpus(status) ? `the trainer ${status.trainer_state}` : "");
-    showWhy(why || doing(status), Boolean(why));
+    showWhy(why || [doing(status), status.left_s && `${format.duration(status.left_s)} left`].filter(Boolean).join("; "), Boolean(why));
     this.#showFigures(status);
     this.notices.replaceChildren(...status.notices.map((text) => element("li", { textContent: text })));
     this.notices.hidden = status.notices.length === 0;
     this.#showCopies(status.copies);
     this.#showLinks(status);
     this.heads.replaceChildren(...status.heads.map((head) => row([head.fragment, head.version, head.root.slice(0, 16)])));
-    const rounds = status.rounds.map((round) => `round ${round.round}: ${round.phase}${round.attempt > 1 ? `, attempt ${round.attempt}` : ""}`);
-    say(this.rounds, rounds.length ? `In flight: ${rounds.join("; ")}.` : "No round is in flight.");
+    const rounds = status.rounds.map((round) => `#${round.round}: ${round.phase}${round.attempt > 1 ? `, attempt ${round.attempt}` : ""}`);
+    say(this.rounds, rounds.length ? `Rounds in flight: ${rounds.join("; ")}.` : "No round is in flight.");
     say(this.checkpoint, checkpointText(status.checkpoints));
     mark(this.checkpoint, "class", status.checkpoints.error ? "problem" : "");
     const limits = Object.entries(status.limits).map(([name, value]) => `${name.replaceAll("_", "-")} ${value}`);
@@ -147,7 +147,7 @@ function apart(text) {
 
 function doing(status) {
   if (status.finished) return "the run is finished";
-  if (status.rounds.length) return `taking part in round ${status.rounds.at(-1).round}`;
+  if (status.rounds.length) return "taking part in a round";
   return status.role === "contributor" ? "training until the next round" : `following the run as a ${status.role}`;
 }
 

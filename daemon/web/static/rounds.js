@@ -18,6 +18,7 @@ const ROW_MANY = 12; // with more than MANY members
 const MANY = 24;
 const AXIS = 22;
 const GAP = 3;
+const SLOTS_MIN = 10; // the first rounds are no wider than so many
 
 export class Rounds {
   #rounds = new Map(); // number -> row of /api/rounds
@@ -281,7 +282,7 @@ export class Rounds {
       context.fillStyle = ink.line;
       context.fillRect(slot.x - 1, AXIS - 4, 1, bottom - AXIS + 4);
       const aborted = round.outcome === "aborted";
-      const text = `${aborted ? "✕ " : ""}${round.round}`;
+      const text = `${aborted ? "✕ " : ""}#${round.round}`;
       if (slot.x >= free) {
         context.fillStyle = aborted ? ink.bad : ink.muted;
         context.fillText(text, slot.x, AXIS / 2 - 2);
@@ -341,7 +342,7 @@ export class Rounds {
     this.list.replaceChildren(
       ...rounds.map((round) => {
         const cells = [
-          String(round.round),
+          `#${round.round}`,
           format.clock(began(round)),
           round.outcome,
           format.duration(round.open_s),
@@ -364,15 +365,14 @@ const known = (round) => round.open_s !== null;
 
 const began = (round) => round.opened_at ?? round.ended_at;
 
-/** Lays rounds out in slots of one width, with one time scale for all. */
+/** Lays rounds out in slots of one width, each filled by its round: one that waited long leaves the others their room. */
 function sideBySide(rounds, label, width) {
-  const each = (width - label) / rounds.length;
-  const longest = Math.max(...rounds.map(length), 1e-3);
+  const each = (width - label) / Math.max(rounds.length, SLOTS_MIN);
   return rounds.map((round, index) => ({
     round,
     x: label + index * each + 1,
     width: each,
-    perSecond: Math.max(1, each - GAP) / longest,
+    perSecond: Math.max(1, each - GAP) / Math.max(length(round), 1e-3),
   }));
 }
 
@@ -414,8 +414,8 @@ function paintMark(context, slot, mark, top, height, ink, pattern) {
     }
   }
   if (bad(mark)) {
-    const at = x + Math.min(mark.reduced_s ?? mark.ready_s ?? end, end) * perSecond;
     const half = Math.min(4, height / 2 - 1);
+    const at = x + Math.min(Math.min(mark.reduced_s ?? mark.ready_s ?? end, end) * perSecond, Math.max(half, slot.width - half - GAP));
     context.strokeStyle = ink.bad;
     context.lineWidth = 2;
     context.beginPath();
@@ -447,7 +447,7 @@ function hatch(context, ink) {
 
 function markText(round, peer, name) {
   const mark = round.marks[peer];
-  const parts = [`Round ${round.round}, ${name}`];
+  const parts = [`Round #${round.round}, ${name}`];
   if (!mark) return `${parts[0]}: not in this round`;
   if (!known(round)) parts.push("contributed; its times are not known");
   else if (mark.ready_s === null) parts.push(mark.reduced_s === null ? "not ready" : "contributes nothing, receives the result");

@@ -249,6 +249,7 @@ class RunHistory:
     turns: list[int] = Factory(list)  # rounds that each fragment has had; never reduced by a rewind
     trail: deque[int] = Factory(deque)  # fragments of the last commits, oldest first
     rewind_count: int = 0
+    rewound: tuple[int, int] = (0, 0)  # by the last rewind: ``commit_count`` from, and to
     opened_count: int = 0  # rounds opened, also those that were aborted
     sync_every: int = 0  # of the last round's schedule; 0: no round was opened yet
     moved: int = 0  # likewise
@@ -436,7 +437,8 @@ class RunHistory:
             roots = self.roots[head.fragment]
             for version in [v for v in roots if v > head.version]:
                 del roots[version]
-        self.commit_count -= undone
+        before, self.commit_count = self.commit_count, self.commit_count - undone
+        self.rewound = max(before, self.rewound[0]), self.commit_count
         self.rewind_count += 1
         self.branch += 1
 

@@ -119,6 +119,7 @@ class Member:
     incarnation: int
     grant: Grant
     attached_s: float
+    gone_s: float | None = None  # when it was removed
     layout: ModelLayout | None = None  # of its trainer; None while it has no trainer
     trainerless_s: float | None = None  # since when it has none
     failed: TrainerFailed | None = None  # why it has none, and the remedy; received at ``failed_s``

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from typing import TYPE_CHECKING
 
 from ..rounds.round import RoundPhase
 from ..state.lease_history import LeaseHistory
-from .records import Headline
+from ..state.roster import Member
+from .records import Headline, RunState
 
 if TYPE_CHECKING:
     from ..coordinator import Coordinator
 
-ETA_COMMITS = 10  # of the last ones the mean time between two tells when the run will be over
+ETA_COMMITS = 10  # of the last ones the usual time between two tells when the run will be over
 
 
-def headline(coordinator: Coordinator) -> Headline:
-    """Return the figures of the whole run; bytes are counted since this master started."""
+def is_waiting(state: RunState) -> bool:
+    """Return whether nothing is trained that would be part of a round."""
+    return state not in ("training", "finished")
+
+
+def headline(coordinator: Coordinator, state: RunState) -> Headline:
+    """Return the figures of the whole run; bytes are counted since this master started.
+
+    Args:
+      state: of the run; while it waits, it has no speed.
+    """
     context, scheduler = coordinator.context, coordinator.scheduler
+    waits = is_waiting(state)
     history, totals = context.history, context.totals
     contributors = scheduler.contributors()
     losses = [
@@ -31,12 +44,14 @@ def headline(coordinator: Coordinator) -> Headline:
         loss_min=min((loss for loss, _rate in finite), default=None),
         loss_max=max((loss for loss, _rate in finite), default=None),
         tokens=history.token_count // max(1, history.fragment_count),
-        tokens_per_s=sum(m.progress.tokens_per_s for m in contributors if m.progress),
-        utilisation=totals.utilisation(contributors),
-        step=history.step,
+        tokens_per_s=0.0
+        if waits
+        else sum(m.progress.tokens_per_s for m in contributors if m.progress),
+        utilisation=None if waits else totals.utilisation(contributors),
+        step=max(history.step, _trainers_step(contributors)),
         rounds=history.commit_count,
         rounds_wanted=context.spec.run.rounds or None,
-        eta_s=_eta_s(coordinator),
+        eta_s=left_s(coordinator, state),
         sent_bytes=totals.sent_bytes,
         saved_bytes=totals.parallel_bytes - totals.sent_bytes,
         epoch=history.data.epoch if history.data.length else None,
@@ -58,10 +73,16 @@ def _mean_loss(losses: list[tuple[float, float]]) -> float | None:
     return sum(loss * w for (loss, _), w in zip(losses, weights, strict=True)) / sum(weights)
 
 
-def _eta_s(coordinator: Coordinator) -> float | None:
+def _trainers_step(contributors: list[Member]) -> int:
+    """Return the step of the trainers' middle: that of the last commit says little in a long round."""
+    return statistics.median_low([m.progress.step for m in contributors if m.progress] or [0])
+
+
+def left_s(coordinator: Coordinator, state: RunState) -> float | None:
+    """Return the seconds until the run's end: all that show them ask here. None: not known, or it waits."""
     context = coordinator.context
     history, wanted = context.history, context.spec.run.rounds
-    if not wanted or history.paused:
+    if not wanted or is_waiting(state) or history.paused:
         return None
     left = wanted - history.commit_count
     if history.finished or left <= 0:
@@ -72,4 +93,5 @@ def _eta_s(coordinator: Coordinator) -> float | None:
     ]
     if len(ends_s) < 2:
         return None
-    return left * (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
+    # The median: a time in which the run waited is not part of its pace.
+    return left * statistics.median(later - end for end, later in itertools.pairwise(ends_s))

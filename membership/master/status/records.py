@@ -53,10 +53,12 @@ class Headline:
         float | None,
         about("Share of the contributors' time in the last rounds that went into steps."),
     ]
-    step: int
-    rounds: int
+    step: Annotated[int, about("Where the contributors' trainers are: the middle of their steps.")]
+    rounds: Annotated[int, about("Committed; aborted ones are not counted.")]
     rounds_wanted: int | None
-    eta_s: float | None
+    eta_s: Annotated[
+        float | None, about("Seconds until the last round; null also while the run waits.")
+    ]
     sent_bytes: Annotated[int, about("Bytes that all peers have sent to each other.")]
     saved_bytes: Annotated[
         int,
@@ -231,6 +233,7 @@ class DepartedRow:
     ]
     heads: tuple[HeldHeadRow, ...]
     why: Annotated[str, about("Why it waits; of a member that has left, why it left.")]
+    gone_s: Annotated[float | None, about("Seconds since it left; null: it is attached.")] = None
 
 
 @frozen(kw_only=True)
@@ -412,7 +415,7 @@ class RunStatus:
     state: RunState
     why_waiting: str
     headline: Headline
-    step: int
+    step: Annotated[int, about("Of the last commit.")]
     committed: int
     aborted: int
     repaired: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.messages import CopyProgress, FragmentHead, Progress
@@ -57,7 +59,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         term=context.term,
         state=state,
         why_waiting=why_waiting,
-        headline=headline(coordinator),
+        headline=headline(coordinator, state),
         step=history.step,
         committed=history.commit_count,
         aborted=max(0, history.uncommitted_count - in_progress),
@@ -81,7 +83,9 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
             _member(coordinator, member, reasons, now_s) for member in context.roster.by_number()
         ),
         departed=tuple(
-            DepartedRow(**_facts(coordinator, member), why=reason)
+            DepartedRow(
+                **_facts(coordinator, member), why=reason, gone_s=now_s - (member.gone_s or now_s)
+            )
             for member, reason in context.departed
         ),
         rounds=tuple(round_row(coordinator, round_, now_s) for round_ in scheduler.rounds.values()),
@@ -90,11 +94,13 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         rewound=history.rewind_count,
         revoked=dict(history.revoked),
         audited=scheduler.driver.audits.equal_count,
-        warnings=tuple(
-            format_invite_warning(invite, count)
-            for invite, count in large_invites(coordinator.places.contributing()).items()
-        )
-        + scheduler.same_samples.warnings(),
+        warnings=(
+            *_rewind_warning(coordinator),
+            *starmap(
+                format_invite_warning, large_invites(coordinator.places.contributing()).items()
+            ),
+            *scheduler.same_samples.warnings(),
+        ),
         past_rounds=tuple(map(past_round_row, round_table.past)) if past else None,
         events=tuple(
             EventRow(kind=e.kind.value, peer=e.peer, text=e.text, at_s=e.at_s)
@@ -103,6 +109,19 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         if past
         else None,
     )
+
+
+def _rewind_warning(coordinator: Coordinator) -> Iterator[str]:
+    """Yield what the last rewind has cost, until the run is as far again as it was."""
+    context = coordinator.context
+    history, (before, after) = context.history, context.history.rewound
+    if history.commit_count < before:
+        lost = before - after
+        steps = lost * context.spec.diloco.sync_every // history.fragment_count
+        yield (
+            f"REWOUND from round {before} to round {after}: {lost} round{'s' * (lost != 1)}, about {steps} "
+            "steps of each contributor, are lost; the run trains them again"
+        )
 
 
 def _member(

@@ -106,16 +106,15 @@ class WaitReasons:
                 if peer not in round_.ready and peer not in round_.declined
             ]
             if not round_.ready:
-                return f"training up to step {round_.at_step}, where round {round_.number} averages"
-            return self._sentence(f"next: round {round_.number}", waiting, "still training")
+                return f"training up to step {round_.at_step}, where the next round averages"
+            return self._sentence("the next round waits", waiting, "still training")
         attempt = round_.running()
         if attempt.flushing:
             waiting = attempt.unheard() or [p for p in attempt.served() if p not in attempt.held]
             lost = ", ".join(self._short_name(peer) for peer in attempt.lost)
-            what = f"round {round_.number} goes on without {lost}"
+            what = f"the round goes on without {lost}"
             return self._sentence(what, waiting, "still to report the chunks they hold")
-        what = f"reducing round {round_.number}"
-        return self._sentence(what, attempt.unreported(), "still reducing")
+        return self._sentence("averaging", attempt.unreported(), "still averaging")
 
     def _sentence(self, what: str, waiting: list[str], why: str) -> str:
         if not waiting:
@@ -165,7 +164,7 @@ class WaitReasons:
                 if not answered(round_, others):
                     return self._of_round(round_)
             if member.peer in round_.declined:
-                return f"not in round {round_.number}: {round_.declined[member.peer]}"
+                return f"not in this round: {round_.declined[member.peer]}"
         return ""
 
     def _no_place(self, member: Member) -> str:
