@@ -73,7 +73,7 @@ class WitnessedMaster(MasterService):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._pinned: set[tuple[str, FragmentHead, str]] = set()  # donor, version, receiver
-        self._ordered: set[tuple[int, int]] = set()  # round, attempt
+        self._ordered: set[tuple[int, int]] = set()  # rounds, attempts; later ones end a transfer
 
     def decide(self, decision: Callable[[float], list[Effect]], *, sooner: bool = True) -> None:
         decided: list[Effect] = []
@@ -102,9 +102,8 @@ class WitnessedMaster(MasterService):
                     return  # it was removed since
                 for round_ in self.coordinator.scheduler.round_table.reducing():
                     attempt = round_.running()
-                    if (round_.number, attempt.number) not in self._ordered:
-                        continue  # it begins after this transfer, and its commit ends that one
-                    if round_.fragment == head.fragment and peer not in attempt.reached():
+                    missed = round_.fragment == head.fragment and peer not in attempt.reached()
+                    if missed and (round_.number, attempt.number) in self._ordered:
                         raise ViolationError(
                             f"{peer[:8]} fetches {head} beside round {round_.number} without it"
                         )

@@ -14,9 +14,9 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_110, "tests": 57_240, "benchmarks": 6_500}
-PACKAGE_LINES, PACKAGE_STATEMENTS = 57_500, 32_950
-MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 97, 41, 25, 64, 21
+LINES = {"simulation": 5_110, "tests": 58_710, "benchmarks": 6_500}
+PACKAGE_LINES, PACKAGE_STATEMENTS = 58_210, 33_430
+MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 97, 41, 25, 62, 20
 LARGE_CLASSES, LONG_MODULES = 18, 9
 
 

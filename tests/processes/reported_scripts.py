@@ -22,6 +22,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,7 +55,7 @@ class Script:
     inputs: Callable[[torch.Tensor], torch.Tensor] = lambda batch: batch
 
 
-def linear() -> nn.Module:
+def linear() -> nn.Sequential:
     return nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
@@ -119,7 +120,7 @@ def channels_last() -> Script:
     """pytorch#79043, pytorch#47163: weights that are not contiguous in the usual order."""
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 1))
     return Script(
-        model.to(memory_format=torch.channels_last),
+        model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
         inputs=lambda batch: batch.repeat(1, 4).reshape(BATCH, 2, 4, 4),
     )
 
@@ -156,8 +157,9 @@ def parametrized() -> Script:
 def checkpointed_and_compiled() -> Script:
     """torchtitan#2622, pytorch#101107: wrappers give tensors names that no other program knows."""
     model = linear()
-    model[0] = torch.compile(model[0], backend="eager")
-    compiled: nn.Module = torch.compile(model, backend="eager")
+    inner: Any = torch.compile(model[0], backend="eager")
+    model[0] = inner
+    compiled: Any = torch.compile(model, backend="eager")
     return Script(
         compiled, inputs=lambda batch: checkpoint(lambda x: x, batch, use_reentrant=False)
     )
