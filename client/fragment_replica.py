@@ -182,7 +182,8 @@ class FragmentReplica:
             self._transfer.drop()
         self._operation = self._transfer = self._snapshot = None
         self.lost = False
-        counters = self._read_shared(self._anchor)
+        counters: Counters = np.empty(sum(tensor.count for tensor, _ in self._integer), np.int64)
+        self.version = self._read(partial(self._copy_shared, self._anchor, counters))
         for tensor, place in self._floating:
             tensor.write(self._anchor[place])
             if tensor.low_precision:
@@ -380,12 +381,6 @@ class FragmentReplica:
         yield fetched
         for (place, _), part in zip(rounded, fetched.parts, strict=True):
             _add(self._anchor[place], part.numpy())
-
-    def _read_shared(self, values: Values) -> Counters:
-        """Copy the fragment's shared values to ``values``, and return its counters."""
-        counters: Counters = np.empty(sum(tensor.count for tensor, _ in self._integer), np.int64)
-        self.version = self._read(partial(self._copy_shared, values, counters))
-        return counters
 
     def _copy_shared(self, values: Values, counters: Counters) -> None:
         theta = self._shared.values(self._index)

@@ -104,7 +104,10 @@ class Admission:
         async def admit(request: EnrolRequest, peer: str) -> None:
             self.check_not_shut_out(peer)
             try:
-                if self._store.needs_approval(request.token) or self._spec_wants_approval:
+                if (
+                    self._store.needs_approval(request.token)
+                    or self._coordinator.context.spec.membership.approve
+                ):
                     raise self._keep_waiting(request, peer, host)
                 grant = await self._network.run_sync(lambda: self._store.redeem(request.token))
                 named = evolve(grant, name=request.name)
@@ -130,10 +133,6 @@ class Admission:
         refused = shut_out(self._coordinator.context.history, peer)
         if refused is not None:
             raise Refusal(*refused)
-
-    @property
-    def _spec_wants_approval(self) -> bool:
-        return self._coordinator.context.spec.membership.approve
 
     # ------------------------------------------------------------ approval
 

@@ -232,15 +232,10 @@ class Leases:
         if self.context.history.finished:
             return
         for member in self.context.roster.by_number():
-            if member.peer in self._wanted and self._may_hold(member):
+            trains = member.layout is not None and not member.draining
+            wants = member.peer in self._wanted and member.peer in self.context.history.places
+            if trains and wants:
                 self._grant(member, waiting=waiting)
-
-    def _may_hold(self, member: Member) -> bool:
-        return (
-            member.peer in self.context.history.places
-            and member.layout is not None
-            and not member.draining
-        )
 
     def _give_up(self) -> None:
         for peer, kept in list(self.kept.items()):
