@@ -291,9 +291,8 @@ class FragmentReplica:
 
     def _merge(self, *, contributed: bool) -> Operation:
         version = self.version
-        self.version = self._read(
-            _nothing
-        )  # raises NotWholeError here, where the caller expects it
+        # Raises NotWholeError here, where the caller expects it.
+        self.version = self._read(_nothing)
         fetch = partial(self._fetch, with_anchor=not contributed)
         try:
             while (fetched := (yield from self._beside(fetch))) is None:

@@ -61,9 +61,8 @@ HELD_EPOCHS_MAX = 8
 OLD_DEADLINES = 32
 OLD_STEPS = 1_000
 OLD_TURNS = 8
-GRANT_RANGES_MAX = (
-    LEASE_RANGES_MAX // 8
-)  # of one grant, so that all that a peer holds fits a message
+# Of one grant, so that all that a peer holds fits a message.
+GRANT_RANGES_MAX = LEASE_RANGES_MAX // 8
 
 
 @define
@@ -97,9 +96,8 @@ class Leases:
         self.left: dict[int, set[str]] = {}
         self._wanted: dict[str, LeasesWanted] = {}
         self._recent: dict[str, deque[RangeSet]] = {}
-        self._looked: dict[
-            str, RangeSet
-        ] = {}  # at the last look for old leases: by peer, what it held
+        # At the last look for old leases: by peer, what it held.
+        self._looked: dict[str, RangeSet] = {}
         self._looked_s, self._looked_step = context.now_s, context.history.step
         self._old: dict[str, RangeSet] = {}  # what was taken back then, by peer
         self._expect_adoption(context.history.orders.values())
