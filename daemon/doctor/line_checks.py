@@ -138,7 +138,9 @@ async def _ask_masters(
             ask = partial(ask_master, address, invite, advertised, nonce)
             unreached.append(_unreachable(address, error, await _largest_packets(ask)))
         except RemoteProtocolError as error:
-            unreached.append(_not_it(address, error))
+            text = f"{address} is not the run's master, or runs another version: {error}"
+            fix = "ask the run operator for a new invite, and install the same version of holdfast on both"
+            unreached.append(fault("master", text, fix))
         except EvictedError as error:
             line.findings.append(_refused(error))
             break
@@ -265,14 +267,6 @@ def _unreachable(address: Address, error: OSError | trio.TooSlowError, fits: int
             f"open TCP port {address.port}"
         )
     return fault("master", text, fix)
-
-
-def _not_it(address: Address, error: RemoteProtocolError) -> Finding:
-    return fault(
-        "master",
-        f"{address} is not the run's master, or runs another version: {error}",
-        "ask the run operator for a new invite, and install the same version of holdfast on both",
-    )
 
 
 def _refused(error: EvictedError) -> Finding:

@@ -115,7 +115,11 @@ class Admission:
             except TokenError as error:
                 raise Refusal(RefusalCode.TOKEN, str(error)) from error
             except JournalError as error:
-                raise _cannot_store(error) from error
+                raise Refusal(
+                    RefusalCode.BUSY,
+                    f"the master cannot store new members ({error}): its operator must free some disk "
+                    "space, or see to its database; then try again",
+                ) from error
             log.info("admitted %s (%s)", request.name, peer[:8])
 
         async def check(messages: MessageStream, request: CheckRequest) -> None:
@@ -271,11 +275,3 @@ async def check_token(store: Journal, token: str) -> None:
         store.needs_approval(token)
     except TokenError as error:
         raise Refusal(RefusalCode.TOKEN, str(error)) from error
-
-
-def _cannot_store(error: JournalError) -> Refusal:
-    return Refusal(
-        RefusalCode.BUSY,
-        f"the master cannot store new members ({error}): its operator must free some disk space, or see to its database; "
-        "then try again",
-    )

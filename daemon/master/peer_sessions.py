@@ -302,7 +302,11 @@ class PeerSessions:
             while True:
                 message = await stream.receive()
                 if stream.slowed and not session.slowed:
-                    self._note_slowed(session)
+                    session.slowed = True
+                    quota = f"peer {session.peer[:8]} exceeds its message quota"
+                    why = f"{quota}: its messages are read more slowly"
+                    log.warning("%s", why)
+                    self._decide(partial(self._coordinator.note, why, peer=session.peer))
                 session.conversation.hears(message)
                 if self._sessions.get(session.peer) is not session:
                     continue  # it was dropped, and will be told so
@@ -317,14 +321,6 @@ class PeerSessions:
             return CONNECTION_LOST[0]
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return CONNECTION_LOST[1]
-
-    def _note_slowed(self, session: PeerSession) -> None:
-        session.slowed = True
-        why = (
-            f"peer {session.peer[:8]} exceeds its message quota: its messages are read more slowly"
-        )
-        log.warning("%s", why)
-        self._decide(partial(self._coordinator.note, why, peer=session.peer))
 
     # ------------------------------------------------------------ lost connections
 

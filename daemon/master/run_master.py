@@ -52,7 +52,7 @@ from ..tasks import wait_for_signals
 from ..web.app import read_route
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
-from ..web.prometheus import metrics_route
+from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import past_routes, status_route
 from .announcements import format_end, format_first_invite, format_invites, format_resumed
 from .journal.journal_base import Journal, JournalError, storing
@@ -272,7 +272,7 @@ class Master:
                 read_route("invites", lambda: {"invites": self.store.invites()}),
                 status_route(lambda past: self.status(past=past)),
                 Route("/api/live", live, methods=["GET"]),
-                metrics_route(self.status),
+                metrics_route(StatusCollector(self.status)),
                 *past_routes(recorder.history, self.network),
             ],
             actions=self._commands.actions(),

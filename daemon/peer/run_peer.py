@@ -72,7 +72,7 @@ from ..web.app import Json
 from ..web.http_server import bind_http, control_side
 from ..web.live_stream import LiveStream
 from ..web.log_reading import log_reading
-from ..web.prometheus import metrics_route
+from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import own_routes, status_route
 from .away_peer import AwayPeer
 from .bridge import UnixBridge
@@ -371,7 +371,7 @@ class Peer:
             routes=[
                 status_route(lambda _past: self.status()),  # rounds and events are the master's
                 Route("/api/live", live, methods=["GET"]),
-                metrics_route(self.status),
+                metrics_route(StatusCollector(self.status)),
                 *own_routes(history.store, service.network, me),
             ],
             names=self.options.http_names,
