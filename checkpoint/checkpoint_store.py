@@ -135,8 +135,8 @@ class UrlStore:
                 found = self._files.ls(self._root, detail=True)
             except FileNotFoundError:
                 return []
-            names = (str(each["name"]).rpartition("/")[2] for each in found if _is_file(each))
-            return sorted(name for name in names if name)
+            files = (str(each["name"]) for each in found if each.get("type") != "directory")
+            return sorted(name for each in files if (name := each.rpartition("/")[2]))
 
     def size_bytes(self, name: str) -> int:
         with _as_store_error(self, Exception):
@@ -168,10 +168,6 @@ class UrlStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-
-def _is_file(entry: dict[str, object]) -> bool:
-    return entry.get("type") != "directory"
 
 
 def place_at(text: str) -> CheckpointStore:

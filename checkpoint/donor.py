@@ -79,9 +79,8 @@ class Donor:
         self._network = network
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[str, Link, IndexRequest | BlocksRequest]] = []
-        self._unsent: Counter[str] = (
-            Counter()
-        )  # requested blocks that were not sent yet, by receiver
+        # Requested blocks that were not sent yet, by receiver.
+        self._unsent: Counter[str] = Counter()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled, beginning with requests that came before."""

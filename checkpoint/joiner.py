@@ -168,9 +168,8 @@ class _Fetch:
         self._ended = False
         # Buffers for frames, used again once their bytes are in the fragment.
         self._rooms: list[memoryview] = []
-        self._awaited: set[int] = (
-            set()
-        )  # blocks that have not come yet; used on the event loop only
+        # Blocks that have not come yet; used on the event loop only.
+        self._awaited: set[int] = set()
         self._partial_copy: FragmentPartialCopy | None = None
         self._unassigned: deque[int] = deque()
         self._done_count = 0

@@ -182,7 +182,8 @@ class FragmentReplica:
             self._transfer.drop()
         self._operation = self._transfer = self._snapshot = None
         self.lost = False
-        counters = self._read_shared(self._anchor)
+        counters: Counters = np.empty(sum(tensor.count for tensor, _ in self._integer), np.int64)
+        self.version = self._read(partial(self._copy_shared, self._anchor, counters))
         for tensor, place in self._floating:
             tensor.write(self._anchor[place])
             if tensor.low_precision:
@@ -290,9 +291,8 @@ class FragmentReplica:
 
     def _merge(self, *, contributed: bool) -> Operation:
         version = self.version
-        self.version = self._read(
-            _nothing
-        )  # raises NotWholeError here, where the caller expects it
+        # Raises NotWholeError here, where the caller expects it.
+        self.version = self._read(_nothing)
         fetch = partial(self._fetch, with_anchor=not contributed)
         try:
             while (fetched := (yield from self._beside(fetch))) is None:
@@ -380,12 +380,6 @@ class FragmentReplica:
         yield fetched
         for (place, _), part in zip(rounded, fetched.parts, strict=True):
             _add(self._anchor[place], part.numpy())
-
-    def _read_shared(self, values: Values) -> Counters:
-        """Copy the fragment's shared values to ``values``, and return its counters."""
-        counters: Counters = np.empty(sum(tensor.count for tensor, _ in self._integer), np.int64)
-        self.version = self._read(partial(self._copy_shared, values, counters))
-        return counters
 
     def _copy_shared(self, values: Values, counters: Counters) -> None:
         theta = self._shared.values(self._index)

@@ -348,7 +348,7 @@ class Run:
         slots[TOKENS_SLOT] = trained
         if loss is not None:
             if loss.__class__ is not float:
-                loss = _plain_float(loss)
+                loss = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
             self._loss[0] = loss
             if loss - loss != 0.0:  # not finite
                 self._spoil()
@@ -673,7 +673,11 @@ class Run:
                 self._inner_optimizer.renew(machine.own_step if machine.step else None, first=first)
                 machine.finished = message.finished
             case ExtendStepLimit():
-                self._extend_limit(message)
+                arenas = self._require_arenas()
+                if arenas.overlap_steps == 0:
+                    for fragment in machine.posted_fragments:
+                        arenas.replicas[fragment].keep()
+                machine.extend_limit(message.step_limit)
             case KeepState():
                 checkpoint = self._local_checkpoint
                 if checkpoint is not None and machine.loaded and not self._spoilt_count:
@@ -718,13 +722,6 @@ class Run:
         if self._callbacks is not None:
             merged = (message.round, fragment, message.version, contributed, self.round_count)
             self._callbacks.merged(Merge(self._machine.step, *merged))
-
-    def _extend_limit(self, message: ExtendStepLimit) -> None:
-        arenas = self._require_arenas()
-        if arenas.overlap_steps == 0:
-            for fragment in self._machine.posted_fragments:
-                arenas.replicas[fragment].keep()
-        self._machine.extend_limit(message.step_limit)
 
     def _load(self) -> None:
         for replica in self._require_arenas().replicas:
@@ -793,7 +790,3 @@ def _seed(data_rank: int) -> int:
     if data_rank:
         text = f"{text}.{data_rank}"
     return int(text) if text.isdecimal() else zlib.crc32(text.encode())
-
-
-def _plain_float(loss: SupportsFloat) -> float:
-    return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)

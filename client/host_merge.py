@@ -18,14 +18,12 @@ from ..diloco.fragments import BUFFER
 from ..diloco.merge import merged
 from .tensors import SharedTensor
 
-PIECE_COUNT = (
-    2**18
-)  # values of a piece: with what a merge computes from them, they fit a core's cache
+# Values of a piece: with what a merge computes from them, they fit a core's cache.
+PIECE_COUNT = 2**18
 
 Values = NDArray[np.float32]
-Read = Callable[
-    [Callable[[], None]], int
-]  # calls the function, and returns the version that it read
+# Calls the function, and returns the version that it read.
+Read = Callable[[Callable[[], None]], int]
 TensorMerge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 

@@ -155,9 +155,8 @@ class SampleStream:
         self.rule = rule
         self._source = source
         self._key = source.begin()
-        self._kept: deque[tuple[int, int]] = (
-            deque()
-        )  # (sample, epoch), the first untrained one first
+        # (sample, epoch), the first untrained one first.
+        self._kept: deque[tuple[int, int]] = deque()
         self._next = 0  # of ``_kept``: to be drawn by the iterator
         self._trained_count = 0
         self._used_count = 0  # of ``_kept``: the first ones, see ``use_up``

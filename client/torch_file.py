@@ -24,9 +24,8 @@ def convert(source: Path, target: Path) -> None:
         ties: dict[str, list[str]] = json.loads((file.metadata() or {}).get(TIES_KEY, "{}"))
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             tensor = file.get_tensor(name)
-            if (
-                not tensor.numel()
-            ):  # it shares its address with another tensor: torch cannot save that
+            # It shares its address with another tensor: torch cannot save that.
+            if not tensor.numel():
                 tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             state.update((each, tensor) for each in (name, *ties.get(name, ())))
     scratch = source.with_name("model.pt")

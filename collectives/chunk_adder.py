@@ -72,16 +72,12 @@ class ChunkAdder:
             raise RemoteProtocolError(f"peer {peer[:8]} {error}") from None
         complete = False
         if duty is FrameDuty.DECODE:
-            complete = self._decode(peer, header, payload)
+            context.result.decode(header.kind, header.index, payload, peer)
+            self._sender.result_came(peer)
+            complete = self._finish(header.index)
         elif duty is FrameDuty.ADD_UP:
             complete = self.add_up(header.index)
         return complete, paid
-
-    def _decode(self, source: str, header: FrameHeader, payload: memoryview) -> bool:
-        index = header.index
-        self._context.result.decode(header.kind, index, payload, source)
-        self._sender.result_came(source)
-        return self._finish(index)
 
     def _finish(self, index: int) -> bool:
         self._sender.result_ready(index)

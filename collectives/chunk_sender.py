@@ -120,7 +120,8 @@ class ChunkSender:
                 self._takers[index] = takers
             elif context.encoded_input is not None:
                 if owner not in up:
-                    up[owner] = self._contributions(owner)
+                    may_send = partial(self._may_contribute, owner)
+                    up[owner] = _Batch(context.tracker.attempt_of, self.contribution_load, may_send)
                 up[owner].count += 1
                 up[owner].ready.append(index)
         return [
@@ -147,10 +148,6 @@ class ChunkSender:
     def forget_reduction(self) -> None:
         """Refer no more to the reduction, which is over; frames may be sent again after it."""
         self._maker.on_bad = _ignore
-
-    def _contributions(self, peer: str) -> _Batch:
-        attempt_of = self._context.tracker.attempt_of
-        return _Batch(attempt_of, self.contribution_load, partial(self._may_contribute, peer))
 
     def _results(self, ready: Sequence[int] = ()) -> _Batch:
         attempt_of = self._context.tracker.attempt_of

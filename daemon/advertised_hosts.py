@@ -50,7 +50,7 @@ def dialable(
 
 def only_loopback(addresses: Iterable[Address]) -> bool:
     """Return whether all addresses mean the machine on which they are dialled."""
-    return all(_is_loopback(address.host) for address in addresses)
+    return all(is_loopback(address.host) for address in addresses)
 
 
 def doubt_of_loopback(addresses: Sequence[Address]) -> str:
@@ -63,7 +63,8 @@ def doubt_of_loopback(addresses: Sequence[Address]) -> str:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, for programs on it only."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

@@ -317,9 +317,8 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         os.chmod(path, 0o600)
     db.create_aggregate("mean_figures", 1, curves.MeanFigures)
     db.execute("pragma journal_mode = wal")
-    db.execute(
-        "pragma synchronous = normal"
-    )  # intact after any crash, but without its last seconds
+    # Intact after any crash, but without its last seconds.
+    db.execute("pragma synchronous = normal")
     return db
 
 

@@ -48,7 +48,11 @@ class LineReader:
         if "\r" in text:
             lines = [_last_overwritten(line) for line in lines]
         if len(text) > LINE_CHARS_MAX:
-            lines = [part for line in lines for part in _broken(line)]
+            lines = [
+                line[at : at + LINE_CHARS_MAX]
+                for line in lines
+                for at in range(0, len(line) or 1, LINE_CHARS_MAX)
+            ]
         self.rest = lines.pop()
         return lines
 
@@ -66,12 +70,6 @@ def _last_overwritten(line: str) -> str:
     ended = line.endswith("\r")
     kept = line.rstrip("\r").rpartition("\r")[2]
     return kept + "\r" * ended  # what follows it may still overwrite this
-
-
-def _broken(line: str) -> list[str]:
-    if len(line) <= LINE_CHARS_MAX:
-        return [line]
-    return [line[at : at + LINE_CHARS_MAX] for at in range(0, len(line), LINE_CHARS_MAX)]
 
 
 def shown(lines: list[str], *, colours: bool) -> str:

@@ -55,7 +55,9 @@ class Screen:
 
     def __init__(self, out: int | None, *, live: bool | None = None, quiet: bool = False) -> None:
         self.ring = LogRing()
-        self.live = not quiet and out is not None and (_is_terminal(out) if live is None else live)
+        if live is None:  # a terminal that can erase a line
+            live = out is not None and os.isatty(out) and os.environ.get("TERM") != "dumb"
+        self.live = live and not quiet and out is not None
         self._quiet = quiet
         self._out = None if quiet else out
         self._changed = threading.Condition()  # holds the lock of all that follows
@@ -225,11 +227,6 @@ class Screen:
                 waited_bytes -= off
                 self._stuck = False
                 self._changed.notify_all()
-
-
-def _is_terminal(out: int) -> bool:
-    """Return whether a terminal is there that can erase a line."""
-    return os.isatty(out) and os.environ.get("TERM") != "dumb"
 
 
 class _LogStream(io.TextIOBase):

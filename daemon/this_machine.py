@@ -19,9 +19,8 @@ def on_battery() -> bool:
         kind, online = _read(supply / "type"), _read(supply / "online")
         if kind in ("Mains", "USB") and online == "1":
             return False
-        if (
-            kind == "Battery" and _read(supply / "scope") != "Device"
-        ):  # a device's battery may be a mouse's
+        # A device's battery may be a mouse's.
+        if kind == "Battery" and _read(supply / "scope") != "Device":
             discharging |= _read(supply / "status") == "Discharging"
     return discharging
 

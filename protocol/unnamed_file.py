@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
 
-IN_MEMORY_BYTES_MAX = (
-    64 * 2**20
-)  # of a version or a result that waits; a larger one goes into a file
+# Of a version or a result that waits; a larger one goes into a file.
+IN_MEMORY_BYTES_MAX = 64 * 2**20
 
 
 class UnnamedFile:

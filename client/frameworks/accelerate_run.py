@@ -10,7 +10,7 @@ from torch import nn
 
 from ..callbacks import Callback
 from ..hook import Run
-from .optimizer_steps import OptimizerSteps, follow_step, join_run
+from .optimizer_steps import OptimizerSteps, follow_step, join_run, plain_optimizer
 from .peer_data import draw_apart, draw_leased
 
 
@@ -53,8 +53,7 @@ class AccelerateRun:
         callbacks: Sequence[Callback] = (),
         total_steps: int | None = None,
     ) -> None:
-        inner = getattr(optimizer, "optimizer", optimizer)
-        assert isinstance(inner, torch.optim.Optimizer)
+        inner = plain_optimizer(optimizer)
         self._accelerator = accelerator
         self._schedule = schedule
         # It steps a schedule once for each process, unless they divide each batch.

@@ -152,9 +152,8 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         loop = trainer.fit_loop.epoch_loop
         progress = loop.automatic_optimization.optim_progress.optimizer.step.total
         progress.ready = progress.completed = step
-        loop._batches_that_stepped = max(
-            step - 1, 0
-        )  # the step of loggers, which counts this one next
+        # The step of loggers, which counts this one next.
+        loop._batches_that_stepped = max(step - 1, 0)
         for config in trainer.lr_scheduler_configs:
             if config.interval == "step":
                 follow_step(config.scheduler, step // config.frequency)

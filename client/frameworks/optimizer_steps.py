@@ -137,6 +137,13 @@ def join_run(
     return run
 
 
+def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that Accelerate has wrapped."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    assert isinstance(inner, torch.optim.Optimizer)
+    return inner
+
+
 def require_run(run: Run | None, call: str) -> Run:
     """Return a callback's run.
 

@@ -33,6 +33,7 @@ from .optimizer_steps import (
     count_tokens,
     follow_step,
     join_run,
+    plain_optimizer,
     require_run,
 )
 from .peer_data import draw_apart, draw_leased
@@ -108,7 +109,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
             )
         self._leave()  # an earlier training of this trainer
         model, loader = parts["model"], parts.get("train_dataloader")
-        optimizer = _plain(parts["optimizer"])
+        optimizer = plain_optimizer(parts["optimizer"])
         own_length = self._own_length(args, loader)
         run = self._run = join_run(
             model,
@@ -264,10 +265,3 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         # With ``num_items_in_batch`` the model divides by what all micro-batches hold together.
         divided = batch.get("num_items_in_batch") is not None
         self._steps.add(loss, self._count(batch), divided=divided)
-
-
-def _plain(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that Accelerate has wrapped."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    assert isinstance(inner, torch.optim.Optimizer)
-    return inner

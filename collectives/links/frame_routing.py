@@ -79,9 +79,8 @@ class FrameRouter:
         # operation of the interpreter; everything else here belongs to the event loop.
         self._sinks_in_threads: dict[Key, Sink] = {}
         self._changed = trio.Event()
-        self._ended_attempts: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # round -> last attempt that is over
+        # Round -> last attempt that is over.
+        self._ended_attempts: OrderedDict[int, int] = OrderedDict()
         self._ended_transfers: OrderedDict[Key, None] = OrderedDict()
         self._given_up: OrderedDict[Key, None] = OrderedDict()  # no sink registered in time
 

@@ -128,22 +128,19 @@ class LinkHub:
                 for member in self._members.values():
                     self._update_peer_link(member)
                 task_status.started()
-                await self._keep_watch()
+                while True:
+                    while not self._running:
+                        await self._changed.wait()
+                    tick_s = min(LANE_STALL_SHARE * self._stall_s, self._silence_s) / WATCH_TICKS
+                    await trio.sleep(tick_s)
+                    for link in list(self._running):
+                        link.watch(tick_s)
         finally:
             self._nursery = None
             for link in list(self._links.values()):
                 link.close("this node stopped")
             for scope in list(self._handshakes.values()):
                 scope.cancel()
-
-    async def _keep_watch(self) -> None:
-        while True:
-            while not self._running:
-                await self._changed.wait()
-            tick_s = min(LANE_STALL_SHARE * self._stall_s, self._silence_s) / WATCH_TICKS
-            await trio.sleep(tick_s)
-            for link in list(self._running):
-                link.watch(tick_s)
 
     def set_members(
         self, members: Sequence[MemberInfo], *, back: bool = False, new_master: bool = False

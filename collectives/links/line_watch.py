@@ -35,9 +35,8 @@ class LineWatch:
         self._cap = cap
         self.rate = PaceRule()
         self._delivered: dict[SocketLane, int] = {}  # bytes, at the last look
-        self._queues: dict[
-            SocketLane, float
-        ] = {}  # by lane that has sent: how long its packets queue
+        # By lane that has sent: how long its packets queue.
+        self._queues: dict[SocketLane, float] = {}
         self._peers: dict[SocketLane, str] = {}
         self._looked_s = -math.inf
         self._windows_taken = 0  # of those that have ended

@@ -69,7 +69,13 @@ def invite(
         click.echo(json.dumps(answer) if as_json else f"withdrew {withdraw}")
         return
     if listed:
-        _list_invites(control, as_json)
+        from .status_screen import show_invites
+
+        answer = call(control, "invites", None)
+        if as_json:
+            click.echo(json.dumps(answer, indent=2))
+        else:
+            show_invites(answer)
         return
     body = {"role": role, "uses": uses, "hours": hours, "founder": founder}
     body["approve"] = approve
@@ -80,16 +86,6 @@ def invite(
         click.echo(f"invite {answer['id']}: admits {uses_text} for {hours:g} hours", err=True)
     if not as_json and only_loopback(Invite.decode(answer["invite"]).addresses):
         click.echo(ONLY_HERE, err=True)
-
-
-def _list_invites(control: DaemonAddress, as_json: bool) -> None:
-    from .status_screen import show_invites
-
-    answer = call(control, "invites", None)
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        show_invites(answer)
 
 
 @click.command()

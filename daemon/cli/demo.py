@@ -118,7 +118,9 @@ class Demo:
         while True:
             status = self.poll()
             self.fleet.check_alive()
-            if status.state == "finished" and self.peers_exited():
+            nodes = self.fleet.nodes.items()
+            exited = (node.process.poll() is not None for name, node in nodes if name != MASTER)
+            if status.state == "finished" and all(exited):
                 return self.verdict(status)
             if time.monotonic() - self.began_s > SECONDS_MAX:
                 self.report(f"gave up after {SECONDS_MAX:.0f} s: {status.why_waiting}")
@@ -139,10 +141,6 @@ class Demo:
         self.advance(status)
         self.show(status)
         return status
-
-    def peers_exited(self) -> bool:
-        nodes = self.fleet.nodes.items()
-        return all(node.process.poll() is not None for name, node in nodes if name != MASTER)
 
     def record(self, status: MasterStatus) -> None:
         """Record what the verdict needs, because members vanish from the status when they leave."""

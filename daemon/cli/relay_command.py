@@ -94,7 +94,7 @@ def relay(
     from ..peer.run_relay import Relay
     from ..this_machine import raise_descriptor_limit
 
-    ticket, folder = entering(invite, state, _relay_state)
+    ticket, folder = entering(invite, state, lambda *run: Path(f"{peer_state(*run)}-relay"))
     options = PeerOptions(
         invite=ticket,
         command=(),
@@ -111,8 +111,3 @@ def relay(
         gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
         trio.run(Relay(options, offer, tell).run)
-
-
-def _relay_state(run_id: str, fingerprint: str) -> Path:
-    folder = peer_state(run_id, fingerprint)
-    return folder.with_name(f"{folder.name}-relay")

@@ -96,13 +96,8 @@ def events_of(
         query["limit"] = count
         answer = call(control, "events", None, query=query)
         page = read(answer["events"], list[PastEvent])
-        rows += [row for row in page if not peer or is_of(row, peer)]
+        rows += [row for row in page if row.name == peer or (row.peer or "").startswith(peer)]
         if len(page) < count:
             break
         query["before"] = page[-1].id
     return rows[:limit][::-1]
-
-
-def is_of(event: PastEvent, peer: str) -> bool:
-    """Return whether an event is about a peer, given by its name or the beginning of its id."""
-    return event.name == peer or (event.peer or "").startswith(peer)

@@ -58,8 +58,10 @@ def _show_master(console: Console, status: MasterStatus) -> None:
     console.print(_headed(status.name, "".join(f"  {part}" for part in parts if part)))
     if status.why_waiting:
         console.print(status.why_waiting)
-    if equal := _copies(status):
-        console.print(equal, markup=False)
+    if status.copies.text:
+        compared_s = status.copies.compared_s
+        age = "" if compared_s is None else f" (compared {format_duration(compared_s)} ago)"
+        console.print(status.copies.text + age, markup=False)
     if status.ending is not None:
         for line in _ending(status, status.ending):
             console.print(line)
@@ -86,14 +88,6 @@ def _ending(status: MasterStatus, ending: Ending) -> Iterator[str]:
     if ending.weights_at:
         yield f"final weights: in the checkpoints of {', '.join(ending.weights_at)}"
         yield f"to get a file of them, run there: {EXPORT_COMMAND}"
-
-
-def _copies(status: MasterStatus) -> str:
-    """Return the sentence about equal copies, with its age."""
-    copies = status.copies
-    if copies.compared_s is None:
-        return copies.text
-    return f"{copies.text} (compared {format_duration(copies.compared_s)} ago)"
 
 
 def _headed(head: object, rest: str) -> Text:

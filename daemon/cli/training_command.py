@@ -40,7 +40,7 @@ def check_command(command: Sequence[str]) -> None:
             f"{shlex.quote(Path(sys.executable).name)} train.py",
         )
     script = script_of(command)
-    if script is None or script.is_file() or (script.is_dir() and _is_package(script)):
+    if script is None or script.is_file() or (script / "__main__.py").is_file():
         return
     raise UserError(
         f"{script} is a folder without a __main__.py"
@@ -65,10 +65,6 @@ def script_of(command: Sequence[str]) -> Path | None:
         elif not word.startswith("-"):
             return Path(word)
     return None
-
-
-def _is_package(folder: Path) -> bool:
-    return (folder / "__main__.py").is_file()
 
 
 def _fault(program: str) -> str:

@@ -60,7 +60,10 @@ async def check_line(
       missing: why there is no ``invite``.
     """
     line = LineReport()
-    line.findings += check_http(http)
+    try:
+        bind_http(http)[0].close()
+    except UserError as error:
+        line.findings.append(fault("ports", str(error), error.hint))
     nonce = secrets.token_bytes(NONCE_BYTES)
     async with _serve_nonce(listen, nonce) as bound:
         if isinstance(bound, UserError):
@@ -77,15 +80,11 @@ async def check_line(
             ]
             return line
         await _ask_masters(line, invite, advertised, nonce)
-        if not advertise and not isinstance(bound, UserError) and _is_unreachable(line):
+        found = [(each.check, each.verdict) for each in line.findings]
+        unreachable = ("reachable", Verdict.WARNING) in found
+        if unreachable and not advertise and not isinstance(bound, UserError):
             line.findings.append(await _ask_routers(bound))
     return line
-
-
-def _is_unreachable(line: LineReport) -> bool:
-    return any(
-        each.check == "reachable" and each.verdict is Verdict.WARNING for each in line.findings
-    )
 
 
 async def _ask_routers(bound: Sequence[Address]) -> Finding:
@@ -104,15 +103,6 @@ async def _ask_routers(bound: Sequence[Address]) -> Finding:
         f"no router maps a port to this machine: {mapper.why_not}",
         "switch on UPnP, NAT-PMP or PCP in the router's settings, and `holdfast join` will ask for a port",
     )
-
-
-def check_http(address: Address) -> Iterator[Finding]:
-    try:
-        listener, _url = bind_http(address)
-    except UserError as error:
-        yield fault("ports", str(error), error.hint)
-    else:
-        listener.close()
 
 
 @asynccontextmanager
@@ -148,7 +138,9 @@ async def _ask_masters(
             ask = partial(ask_master, address, invite, advertised, nonce)
             unreached.append(_unreachable(address, error, await _largest_packets(ask)))
         except RemoteProtocolError as error:
-            unreached.append(_not_it(address, error))
+            text = f"{address} is not the run's master, or runs another version: {error}"
+            fix = "ask the run operator for a new invite, and install the same version of holdfast on both"
+            unreached.append(fault("master", text, fix))
         except EvictedError as error:
             line.findings.append(_refused(error))
             break
@@ -275,14 +267,6 @@ def _unreachable(address: Address, error: OSError | trio.TooSlowError, fits: int
             f"open TCP port {address.port}"
         )
     return fault("master", text, fix)
-
-
-def _not_it(address: Address, error: RemoteProtocolError) -> Finding:
-    return fault(
-        "master",
-        f"{address} is not the run's master, or runs another version: {error}",
-        "ask the run operator for a new invite, and install the same version of holdfast on both",
-    )
 
 
 def _refused(error: EvictedError) -> Finding:

@@ -104,7 +104,10 @@ class Admission:
         async def admit(request: EnrolRequest, peer: str) -> None:
             self.check_not_shut_out(peer)
             try:
-                if self._store.needs_approval(request.token) or self._spec_wants_approval:
+                if (
+                    self._store.needs_approval(request.token)
+                    or self._coordinator.context.spec.membership.approve
+                ):
                     raise self._keep_waiting(request, peer, host)
                 grant = await self._network.run_sync(lambda: self._store.redeem(request.token))
                 named = evolve(grant, name=request.name)
@@ -112,7 +115,11 @@ class Admission:
             except TokenError as error:
                 raise Refusal(RefusalCode.TOKEN, str(error)) from error
             except JournalError as error:
-                raise _cannot_store(error) from error
+                raise Refusal(
+                    RefusalCode.BUSY,
+                    f"the master cannot store new members ({error}): its operator must free some disk "
+                    "space, or see to its database; then try again",
+                ) from error
             log.info("admitted %s (%s)", request.name, peer[:8])
 
         async def check(messages: MessageStream, request: CheckRequest) -> None:
@@ -130,10 +137,6 @@ class Admission:
         refused = shut_out(self._coordinator.context.history, peer)
         if refused is not None:
             raise Refusal(*refused)
-
-    @property
-    def _spec_wants_approval(self) -> bool:
-        return self._coordinator.context.spec.membership.approve
 
     # ------------------------------------------------------------ approval
 
@@ -272,11 +275,3 @@ async def check_token(store: Journal, token: str) -> None:
         store.needs_approval(token)
     except TokenError as error:
         raise Refusal(RefusalCode.TOKEN, str(error)) from error
-
-
-def _cannot_store(error: JournalError) -> Refusal:
-    return Refusal(
-        RefusalCode.BUSY,
-        f"the master cannot store new members ({error}): its operator must free some disk space, or see to its database; "
-        "then try again",
-    )

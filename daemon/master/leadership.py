@@ -199,7 +199,8 @@ class Leadership:
         def renewed() -> None:
             where = None if leader is None else leader.whereabouts()
             if leader is not None and where is not None:
-                leader.know_others(others_of(self.others))
+                addresses = (each for row in self.others for each in row.addresses)
+                leader.know_others(tuple(dict.fromkeys(addresses)))
                 self.addresses, self.page = tuple(where[0]), where[1]
 
         async def give_way() -> None:
@@ -281,8 +282,3 @@ class Leadership:
                 await self._call(lambda: self._table.release(lease))
             except JournalAwayError as error:
                 log.warning("the lease could not be given back, it runs out: %s", error)
-
-
-def others_of(rows: Sequence[MasterRow]) -> tuple[str, ...]:
-    """Return the addresses of these masters, each once."""
-    return tuple(dict.fromkeys(address for row in rows for address in row.addresses))

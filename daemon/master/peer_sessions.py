@@ -289,9 +289,11 @@ class PeerSessions:
                     log.info("peer %s: %s; it may come back", session.peer[:8], reason)
                 else:
                     self._detach(session, reason)
-                self._give_up_away()  # with fewer members, fewer reports are enough
-            if session.stream is stream:
-                await _send_reason(session)
+                for other in list(self._sessions.values()):
+                    self._give_up(other)  # with fewer members, fewer reports are enough
+            if session.stream is stream and session.crash_report is not None:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
+                    await stream.send_final(session.crash_report)
 
     async def _read(self, session: PeerSession) -> str:
         """Handle the peer's messages; return why there are no more."""
@@ -300,7 +302,11 @@ class PeerSessions:
             while True:
                 message = await stream.receive()
                 if stream.slowed and not session.slowed:
-                    self._note_slowed(session)
+                    session.slowed = True
+                    quota = f"peer {session.peer[:8]} exceeds its message quota"
+                    why = f"{quota}: its messages are read more slowly"
+                    log.warning("%s", why)
+                    self._decide(partial(self._coordinator.note, why, peer=session.peer))
                 session.conversation.hears(message)
                 if self._sessions.get(session.peer) is not session:
                     continue  # it was dropped, and will be told so
@@ -315,14 +321,6 @@ class PeerSessions:
             return CONNECTION_LOST[0]
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return CONNECTION_LOST[1]
-
-    def _note_slowed(self, session: PeerSession) -> None:
-        session.slowed = True
-        why = (
-            f"peer {session.peer[:8]} exceeds its message quota: its messages are read more slowly"
-        )
-        log.warning("%s", why)
-        self._decide(partial(self._coordinator.note, why, peer=session.peer))
 
     # ------------------------------------------------------------ lost connections
 
@@ -358,11 +356,6 @@ class PeerSessions:
             session.broken[member] = self._now()
             self._give_up(session)
 
-    def _give_up_away(self) -> None:
-        """Detach the peers that are away and not expected back any more."""
-        for session in list(self._sessions.values()):
-            self._give_up(session)
-
     def _give_up(self, session: PeerSession) -> None:
         if not session.away or self._sessions.get(session.peer) is not session:
             return
@@ -388,10 +381,3 @@ async def _write(
     except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
         pass  # the reader knows the reason
     scope.cancel()
-
-
-async def _send_reason(session: PeerSession) -> None:
-    """Send why the session ends, if the peer takes it in time."""
-    if session.crash_report is not None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
-            await session.stream.send_final(session.crash_report)

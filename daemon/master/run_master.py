@@ -52,7 +52,7 @@ from ..tasks import wait_for_signals
 from ..web.app import read_route
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream
-from ..web.prometheus import metrics_route
+from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import past_routes, status_route
 from .announcements import format_end, format_first_invite, format_invites, format_resumed
 from .journal.journal_base import Journal, JournalError, storing
@@ -153,9 +153,17 @@ class Master:
                 hint="start it with `holdfast standby RUN_TOML`",
             )
         if not exists and (options.takes_over or options.spec_path is None):
-            raise _no_journal(options.state)
-        if exists:
-            _check_key(options.state)
+            raise UserError(
+                f"there is no journal in {options.state}",
+                exit_code=ExitCode.CONFIG,
+                hint="copy the run's state there first: `holdfast backup DIR` at its master",
+            )
+        if exists and not (options.state / "authority" / "authority.key").exists():
+            raise UserError(
+                f"{options.state} has the journal, but not the key of the run's authority",
+                exit_code=ExitCode.CONFIG,
+                hint="copy the folder authority/ as well: `holdfast backup DIR` does",
+            )
 
     def _restore(self, given: RunSpec | None) -> tuple[Authority, RunSpec, Coordinator]:
         """Continue the journal's run in a new term; begin a new run if there is no journal."""
@@ -264,7 +272,7 @@ class Master:
                 read_route("invites", lambda: {"invites": self.store.invites()}),
                 status_route(lambda past: self.status(past=past)),
                 Route("/api/live", live, methods=["GET"]),
-                metrics_route(self.status),
+                metrics_route(StatusCollector(self.status)),
                 *past_routes(recorder.history, self.network),
             ],
             actions=self._commands.actions(),
@@ -469,20 +477,3 @@ def _certify(authority: Authority, state: Path) -> Credentials:
     identity = Identity.load_or_create(make_private(folder) / "identity.key")
     certificate = authority.issue(identity.request_pem("master"), "master", Party.MASTER)
     return Credentials(folder, identity, certificate, authority.certificate_pem)
-
-
-def _no_journal(state: Path) -> UserError:
-    return UserError(
-        f"there is no journal in {state}",
-        exit_code=ExitCode.CONFIG,
-        hint="copy the run's state there first: `holdfast backup DIR` at its master",
-    )
-
-
-def _check_key(state: Path) -> None:
-    if not (state / "authority" / "authority.key").exists():
-        raise UserError(
-            f"{state} has the journal, but not the key of the run's authority",
-            exit_code=ExitCode.CONFIG,
-            hint="copy the folder authority/ as well: `holdfast backup DIR` does",
-        )

@@ -318,7 +318,7 @@ class RunRecorder:
         self._last = point
         self._new.points.append(point)
         if self.live is not None:
-            self.live.publish("point", point_row(point))
+            self.live.publish("point", {name: getattr(point, name) for name in COLUMNS})
 
     def _take_members(self, now: float) -> None:
         """Collect a point of each member, and of the means."""
@@ -359,6 +359,8 @@ class RunRecorder:
             opened_at, finished_at = self._service.store.run_times()
             first, last = self._history.losses()
             known = self._last is not None and self._last.loss is not None
+            commits = history.commits.values()
+            holders = {each.peer for commit in commits for each in commit.contributors}
             self._ending = Ending(
                 finished_at=finished_at,
                 duration_s=max(0.0, finished_at - opened_at)
@@ -366,15 +368,10 @@ class RunRecorder:
                 else None,
                 loss_start=first,
                 loss_end=self._last.loss if known and self._last is not None else last,
-                weights_at=tuple(self._holders()),
+                # The contributors of the last commits hold the final weights.
+                weights_at=tuple(sorted(map(history.name_of, holders))),
             )
         return self._ending
-
-    def _holders(self) -> Iterable[str]:
-        """Yield the names of the contributors of the last commits: they hold the final weights."""
-        history = self._context.history
-        peers = {each.peer for commit in history.commits.values() for each in commit.contributors}
-        yield from sorted(history.name_of(peer) for peer in peers)
 
 
 def _flat(last: Point, now: float) -> Iterable[Point]:
@@ -382,8 +379,3 @@ def _flat(last: Point, now: float) -> Iterable[Point]:
     idle_s = now - POINT_S - last.at
     count = min(FLAT_POINTS, int(idle_s / POINT_S))
     return [attrs.evolve(last, at=last.at + idle_s * part / count) for part in range(1, count + 1)]
-
-
-def point_row(point: Point) -> Json:
-    """Return a point as a row of ``GET /api/history``."""
-    return {name: getattr(point, name) for name in COLUMNS}

@@ -72,7 +72,7 @@ class SharedMaster:
             self._leases,
             f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(HOLDER_BYTES)}",
             shared.lease_s,
-            call=_in_thread,
+            call=partial(trio.to_thread.run_sync, abandon_on_cancel=True),
             clock=partial(time.clock_gettime, CLOCK),
         )
 
@@ -244,7 +244,3 @@ class LeadingMaster:
 
     def whereabouts(self) -> tuple[Sequence[str], str] | None:
         return (self._master.addresses(), self._master.url) if self.service.bound else None
-
-
-async def _in_thread(work: Callable[[], T], /) -> T:
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from ..paths import STANDBY
 from ..web.app import Json
 from ..web.json_answers import answer
-from ..web.prometheus import standby_metrics_route
+from ..web.prometheus import StandbyCollector, metrics_route
 
 
 def standby_routes(
@@ -47,6 +47,6 @@ def standby_routes(
     return [
         Route("/", front, methods=["GET"]),
         Route("/api/status", status, methods=["GET"]),
-        standby_metrics_route(),
+        metrics_route(StandbyCollector()),
         Route("/{rest:path}", elsewhere, methods=["GET", "POST"]),
     ]

@@ -99,12 +99,8 @@ class AwayPeer:
                 nursery.start_soon(serve_http)
 
     async def _leave(self, _body: Json) -> Json:
-        trio.lowlevel.spawn_system_task(self._end_soon)
+        self._scope.deadline = trio.current_time() + ANSWERED_S
         return {"leaving": True}
-
-    async def _end_soon(self) -> None:
-        await trio.sleep(ANSWERED_S)
-        self._scope.cancel()
 
     async def _retry(self, _body: Json) -> Json:
         raise UserError(f"this peer is away: {self.why}", exit_code=ExitCode.FAILED)

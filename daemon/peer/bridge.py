@@ -341,9 +341,8 @@ class UnixBridge:
             while True:
                 message = await stream.receive()
                 if isinstance(message, Failing) and message.kind is not FailureKind.NAN:
-                    self._crash = (
-                        self._crash or message
-                    )  # of several ranks the first one's is the cause
+                    # Of several ranks the first one's is the cause.
+                    self._crash = self._crash or message
                 else:
                     take(message)
         except RemoteProtocolError as error:

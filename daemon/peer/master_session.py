@@ -346,7 +346,7 @@ class MasterSession:
                 return
             log.info("the master refused this peer: %s", error.reason)
             self._report.why = error.reason
-            if self._is_final(code):
+            if code not in PASSING_CODES if self.leaving else code in FINAL_CODES:
                 raise
         except SESSION_ERRORS as error:
             log.info("no session with the master: %r", error)
@@ -356,11 +356,6 @@ class MasterSession:
             with trio.CancelScope(shield=True) as scope:
                 scope.deadline = trio.current_time() + 1
                 await trio.aclose_forcefully(channel.stream)
-
-    def _is_final(self, code: RefusalCode) -> bool:
-        if self.leaving:
-            return code not in PASSING_CODES
-        return code in FINAL_CODES
 
     # ------------------------------------------------------------ one connection
 
@@ -540,15 +535,13 @@ def with_masters(known: Sequence[Address], masters: Sequence[str]) -> list[Addre
     return list(dict.fromkeys(found))
 
 
-def is_offline(error: Exception) -> bool:
+def _means_offline(error: Exception) -> bool:
     """Return whether a dial failed because this machine is offline."""
+    if not isinstance(error, OSError | trio.TooSlowError):
+        return False
     cause = cause_of(error)
     number = cause.errno if isinstance(cause, OSError) else None
     return number in OFFLINE or isinstance(cause, socket.gaierror)
-
-
-def _means_offline(error: Exception) -> bool:
-    return isinstance(error, OSError | trio.TooSlowError) and is_offline(error)
 
 
 def why_not(error: Exception) -> str:

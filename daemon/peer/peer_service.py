@@ -379,11 +379,6 @@ class PeerService:
             self.session.tell(self.training.failed)
         self.data.session_begins()
 
-    def _master_lost(self) -> None:
-        self._session_begins = True
-        self._perform(self.replica.trainer.extend_limit())
-        self._start(self._bound_extension, self.replica.trainer.extension_count)
-
     async def _bound_extension(self, extension: int) -> None:
         """Limit the trainer's steps without a master, once a deadline has passed."""
         await trio.sleep(self._spec.value.membership.deadline_s)
@@ -392,7 +387,9 @@ class PeerService:
     def _hear(self, message: Message | SessionEnded) -> None:
         match message:
             case SessionEnded():
-                self._master_lost()
+                self._session_begins = True
+                self._perform(self.replica.trainer.extend_limit())
+                self._start(self._bound_extension, self.replica.trainer.extension_count)
             case Welcome():
                 self._welcome(message)
             case View():
@@ -470,7 +467,11 @@ class PeerService:
                 case peer_effects.UnpinFragment(order=Release() as order):
                     self.state_service.unpin(order)
                 case peer_effects.DiscardState():
-                    self._discard_state()
+                    layout = self.state_service.discard()
+                    self.reducer.forget_residuals()
+                    self.training.reject("the run's state was replaced; start the script again")
+                    if layout is not None:
+                        self._use_layout(layout)
         if self.replica.trainer.finished:
             self._finish_if_done()
 
@@ -479,13 +480,6 @@ class PeerService:
         if self.report.phase == "in the run":
             self.report.why = ""  # a peer that supplied the initial weights waited for them
         self.checkpointer.check()
-
-    def _discard_state(self) -> None:
-        layout = self.state_service.discard()
-        self.reducer.forget_residuals()
-        self.training.reject("the run's state was replaced; start the script again")
-        if layout is not None:
-            self._use_layout(layout)
 
     def _finish_if_done(self) -> None:
         if not self.replica.trainer.finished or self.finished.is_set():

@@ -72,7 +72,7 @@ from ..web.app import Json
 from ..web.http_server import bind_http, control_side
 from ..web.live_stream import LiveStream
 from ..web.log_reading import log_reading
-from ..web.prometheus import metrics_route
+from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import own_routes, status_route
 from .away_peer import AwayPeer
 from .bridge import UnixBridge
@@ -239,6 +239,9 @@ class Peer:
                     show_gpus=self._show_gpus,
                     ready=self.bridge.listening,
                 )
+            quota, used_bytes = options.disk_quota, 0
+            if quota is not None and isinstance(place, FolderStore):
+                used_bytes = sum(map(place.size_bytes, place.names()))
             config = options.config(
                 credentials,
                 upload_bytes_per_s=options.upload_bytes_per_s,
@@ -248,8 +251,9 @@ class Peer:
                 partial=options.state / PARTIAL_FOLDER,
                 versions=options.state,
                 memory_bytes=min(filter(None, (machine_bytes(), options.memory_bytes))),
-                disk_quota=self._disk_quota(place),
-                partial_bytes=self._partial_bytes(place),
+                # Checkpoints count only if they are on this machine's disk.
+                disk_quota=quota if isinstance(place, FolderStore) else None,
+                partial_bytes=None if quota is None else quota.left_bytes(used_bytes),
                 relay=options.relay,
             )
             self.service = PeerService(config, network, self.bridge, checkpoints=place)
@@ -301,19 +305,6 @@ class Peer:
                 exit_code=ExitCode.CONFIG,
                 hint="install what it needs, or give a folder: --checkpoints DIR",
             ) from error
-
-    def _disk_quota(self, place: CheckpointStore) -> DiskQuota | None:
-        """Return the quota for checkpoints, which holds for this machine's disk only."""
-        return self.options.disk_quota if isinstance(place, FolderStore) else None
-
-    def _partial_bytes(self, place: CheckpointStore) -> int | None:
-        """Return the quota that checkpoints leave for partial copies; None without a limit."""
-        disk_quota = self.options.disk_quota
-        if disk_quota is None:
-            return None
-        here = isinstance(place, FolderStore)
-        used_bytes = sum(map(place.size_bytes, place.names())) if here else 0
-        return disk_quota.left_bytes(used_bytes)
 
     async def _restore(self, service: PeerService, place: CheckpointStore) -> None:
         """Load the newest checkpoint that is whole."""
@@ -380,7 +371,7 @@ class Peer:
             routes=[
                 status_route(lambda _past: self.status()),  # rounds and events are the master's
                 Route("/api/live", live, methods=["GET"]),
-                metrics_route(self.status),
+                metrics_route(StatusCollector(self.status)),
                 *own_routes(history.store, service.network, me),
             ],
             names=self.options.http_names,
@@ -426,7 +417,12 @@ class Peer:
             self.tell(ENDED_EARLY)
             await self._leave(ENDED_EARLY)
         else:
-            self._error = never_attached()
+            self._error = UserError(
+                "the training command ended without holdfast.attach: nothing of it came into the run",
+                exit_code=ExitCode.TRAINER,
+                hint="the script has to call holdfast.attach(model, optimizer) and, after each step, "
+                "run.step()",
+            )
             await self._leave(str(self._error))
 
     def _end_trainer(self, kind: FailureKind, reason: str, sick_s: float) -> None:
@@ -654,15 +650,6 @@ def failed_untried(failure: Failure, command: Sequence[str], lines: Sequence[str
         f"the training command {failure.reason} before it attached" + "".join(errors[-1:]),
         exit_code=ExitCode.TRAINER,
         hint=f"{said}\n  {advice}",
-    )
-
-
-def never_attached() -> UserError:
-    """Return the error for a script that ended well without any part in the run."""
-    return UserError(
-        "the training command ended without holdfast.attach: nothing of it came into the run",
-        exit_code=ExitCode.TRAINER,
-        hint="the script has to call holdfast.attach(model, optimizer) and, after each step, run.step()",
     )
 
 

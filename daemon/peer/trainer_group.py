@@ -216,7 +216,9 @@ class TrainerGroup:
         self._spoilt |= isinstance(message, Load) and message.spoilt
         self._pushed_count += 1
         self._carry_out(self._gate.push(message, self._steps()))
-        self._note_mail()
+        arenas = self._arenas()
+        if arenas is not None:
+            arenas[0].slots[MAIL_SLOT] = self._pushed_count
 
     def took(self, number: int, message: Message) -> None:
         """Take a rank's message.
@@ -335,11 +337,6 @@ class TrainerGroup:
             if trio.current_time() - summed_s >= SUM_UP_S:
                 summed_s = trio.current_time()
                 self._sum_up()
-
-    def _note_mail(self) -> None:
-        arenas = self._arenas()
-        if arenas is not None:
-            arenas[0].slots[MAIL_SLOT] = self._pushed_count
 
     def _sum_up(self) -> None:
         """Make the trainer's slots from those of its ranks."""

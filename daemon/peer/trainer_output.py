@@ -18,9 +18,8 @@ import trio
 from ..output_lines import LineReader
 
 READ_BYTES = 2**16  # at a time
-PIPE_BYTES = (
-    2**20
-)  # that a trainer may write while its daemon is stopped; where the kernel allows it
+# That a trainer may write while its daemon is stopped; where the kernel allows it.
+PIPE_BYTES = 2**20
 LAST_LINES_S = 1.0  # for what is in the pipe when the command has ended
 
 Take = Callable[[list[str], str], None]

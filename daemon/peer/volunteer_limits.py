@@ -74,9 +74,8 @@ class VolunteerLimits:
     hours: Hours | None = None
     off_battery: bool = False
     _paused: bool = field(default=False, init=False)  # by the battery
-    _since_s: float | None = field(
-        default=None, init=False
-    )  # when the supply changed; None: no change waits
+    # When the supply changed; None: no change waits.
+    _since_s: float | None = field(default=None, init=False)
 
     def why_not(self, now_s: float, minute: int, *, on_battery: bool) -> str:
         """Return why this machine is not available; empty if it is. Called every few seconds.

@@ -26,15 +26,13 @@ _PCP_MAP = 1
 _NAT_PMP_ADDRESS = 0
 _NAT_PMP_MAP_TCP = 2
 _TCP = 6
-_PCP_REQUEST = struct.Struct(
-    "!BBHI16s"
-)  # version, opcode, reserved, lifetime, this machine's address
+# Version, opcode, reserved, lifetime, this machine's address.
+_PCP_REQUEST = struct.Struct("!BBHI16s")
 _PCP_ANSWER = struct.Struct("!BBxBII12x")  # version, opcode, result, lifetime, epoch
 # nonce, protocol, this machine's port, the router's port and address
 _PCP_MAPPED = struct.Struct("!12sB3xHH16s")
-_NAT_PMP_REQUEST = struct.Struct(
-    "!BBxxHHI"
-)  # version, opcode, this machine's port, the router's, lifetime
+# Version, opcode, this machine's port, the router's, lifetime.
+_NAT_PMP_REQUEST = struct.Struct("!BBxxHHI")
 _NAT_PMP_ANSWER = struct.Struct("!BBHI")  # version, opcode, result, epoch
 _NAT_PMP_MAPPED = struct.Struct("!HHI")  # this machine's port, the router's, lifetime
 

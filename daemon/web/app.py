@@ -7,7 +7,6 @@ An action needs the bearer token from the state directory, and so does what a tr
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -21,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol.errors import UserError
+from ..advertised_hosts import is_loopback
 from .api_description import api_description
 from .host_names import HostNames, Named
 from .json_answers import answer
@@ -71,7 +71,7 @@ def make_app(
         return answer({"ready": not why, "why": why}, 503 if why else 200)
 
     async def token_place(request: Request) -> Response:
-        here = request.client is not None and _is_loopback(request.client.host)
+        here = request.client is not None and is_loopback(request.client.host)
         return answer({"path": str(token_file) if token_file is not None and here else None})
 
     async def description(_request: Request) -> Response:
@@ -90,13 +90,6 @@ def make_app(
         ]
     )
     return _Headed(Named(app, names or HostNames()))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _Headed:

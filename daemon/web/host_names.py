@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
+from ..advertised_hosts import is_loopback
 from .json_answers import answer
 
 LOOPBACK = "localhost"  # and its subdomains, which are never looked up at a server (RFC 6761)
@@ -46,7 +47,7 @@ class HostNames:
             return False
         if host == LOOPBACK or host.endswith(f".{LOOPBACK}") or host in self._names:
             return True
-        return host == _plain(connected) or _is_loopback(host)
+        return host == _plain(connected) or is_loopback(host)
 
 
 def _plain(host: str) -> str:
@@ -57,13 +58,6 @@ def _plain(host: str) -> str:
         return host.lower().removesuffix(".")
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Named:

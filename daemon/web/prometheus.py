@@ -250,17 +250,8 @@ class StandbyCollector(Collector):
         yield GaugeMetricFamily("holdfast_leads", LEADS, value=0.0)
 
 
-def metrics_route(status: Callable[[], Status]) -> Route:
-    """Make the route ``GET /metrics``: figures of the status, and of this process."""
-    return _route(StatusCollector(status))
-
-
-def standby_metrics_route() -> Route:
-    """Make the same route for a master that waits."""
-    return _route(StandbyCollector())
-
-
-def _route(collector: Collector) -> Route:
+def metrics_route(collector: Collector) -> Route:
+    """Make the route ``GET /metrics``: figures of a collector, and of this process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     ProcessCollector(registry=registry)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 
 from ...protocol.messages import VERSION_MAX, Commit, Hello, RefusalCode, Welcome
-from .hello_checks import PROCESSES_MAX, Processes, Refusal, refusal
+from .hello_checks import PROCESSES_MAX, Processes, refusal
 from .removal import Removal
 from .state.context import Context, format_member, quoted
 from .state.journal import PeerAdmitted
@@ -32,7 +32,9 @@ class Attachment:
 
     def refuse(self, peer: str, hello: Hello) -> bool:
         """Refuse a peer that may not enter. Returns True if it was refused."""
-        refused = refusal(self.context, peer, hello) or self._too_often(peer, hello)
+        refused = refusal(self.context, peer, hello)
+        if refused is None and self._known_number(peer, hello) is None:
+            refused = self._processes.refusal(peer, self.context.now_s)
         if refused is None:
             return False
         code, reason = refused
@@ -41,11 +43,6 @@ class Attachment:
         )
         self.context.drop(peer, code, reason)
         return True
-
-    def _too_often(self, peer: str, hello: Hello) -> Refusal | None:
-        if self._known_number(peer, hello) is not None:
-            return None
-        return self._processes.refusal(peer, self.context.now_s)
 
     def replace_connection(self, peer: str, hello: Hello) -> bool:
         """Close the peer's older connection. Returns True if it had one."""

@@ -365,10 +365,8 @@ class Coordinator:
 
     def met(self, claim: TermClaim, who: str, now_s: float) -> list[Effect]:
         """Handle another master of this run that says which term it serves."""
-        return self._event(now_s, self._met, claim, who)
-
-    def _met(self, claim: TermClaim, who: str) -> None:
-        self.succession.met(claim.term, claim.nonce, claim.followers, who)
+        met = self.succession.met
+        return self._event(now_s, met, claim.term, claim.nonce, claim.followers, who)
 
     def know_masters(self, addresses: tuple[str, ...], now_s: float) -> list[Effect]:
         """Note where this master can be reached, and where other masters may take over from it."""

@@ -29,9 +29,8 @@ class Departures:
     state_sync: StateSync
     succession: Succession
     removal: Removal
-    _return_until_s: float | None = field(
-        default=None, init=False
-    )  # set by the first event after a restart
+    # Set by the first event after a restart.
+    _return_until_s: float | None = field(default=None, init=False)
 
     # ------------------------------------------------------------ members that leave
 

@@ -61,9 +61,8 @@ HELD_EPOCHS_MAX = 8
 OLD_DEADLINES = 32
 OLD_STEPS = 1_000
 OLD_TURNS = 8
-GRANT_RANGES_MAX = (
-    LEASE_RANGES_MAX // 8
-)  # of one grant, so that all that a peer holds fits a message
+# Of one grant, so that all that a peer holds fits a message.
+GRANT_RANGES_MAX = LEASE_RANGES_MAX // 8
 
 
 @define
@@ -97,9 +96,8 @@ class Leases:
         self.left: dict[int, set[str]] = {}
         self._wanted: dict[str, LeasesWanted] = {}
         self._recent: dict[str, deque[RangeSet]] = {}
-        self._looked: dict[
-            str, RangeSet
-        ] = {}  # at the last look for old leases: by peer, what it held
+        # At the last look for old leases: by peer, what it held.
+        self._looked: dict[str, RangeSet] = {}
         self._looked_s, self._looked_step = context.now_s, context.history.step
         self._old: dict[str, RangeSet] = {}  # what was taken back then, by peer
         self._expect_adoption(context.history.orders.values())
@@ -232,15 +230,10 @@ class Leases:
         if self.context.history.finished:
             return
         for member in self.context.roster.by_number():
-            if member.peer in self._wanted and self._may_hold(member):
+            trains = member.layout is not None and not member.draining
+            wants = member.peer in self._wanted and member.peer in self.context.history.places
+            if trains and wants:
                 self._grant(member, waiting=waiting)
-
-    def _may_hold(self, member: Member) -> bool:
-        return (
-            member.peer in self.context.history.places
-            and member.layout is not None
-            and not member.draining
-        )
 
     def _give_up(self) -> None:
         for peer, kept in list(self.kept.items()):

@@ -181,7 +181,9 @@ class Lineage:
             return None
         holders: dict[tuple[int, ...], list[str]] = {}
         for member in self.context.roster.by_number():
-            for versions in (self._holds(member), *self._keeps(member)):
+            # A member's checkpoints count too: its newest state may have been given up.
+            kept = [self._known(member, heads) for heads in member.kept]
+            for versions in (self._holds(member), *kept):
                 if versions is not None:
                     holders.setdefault(versions, []).append(member.peer)
         best: Fallback | None = None
@@ -201,10 +203,6 @@ class Lineage:
         if len(heads) != self.context.history.fragment_count:
             return None
         return self._known(member, [heads[fragment] for fragment in sorted(heads)])
-
-    def _keeps(self, member: Member) -> list[tuple[int, ...] | None]:
-        """Return likewise the versions in its checkpoints; the newest may have been given up."""
-        return [self._known(member, heads) for heads in member.kept]
 
     def _known(self, member: Member, heads: Sequence[FragmentHead]) -> tuple[int, ...] | None:
         history = self.context.history

@@ -141,10 +141,6 @@ class Replica:
         """A fragment is being copied from donors."""
         return any(each.fetching is not None for each in self.fragments)
 
-    def is_copying(self, fragment: int) -> bool:
-        """Return whether results of this fragment wait until its copy is complete."""
-        return fragment < len(self.fragments) and self.fragments[fragment].fetching is not None
-
     def heads(self) -> tuple[FragmentHead, ...]:
         """Return the fragments that are held, for ``Hello``."""
         return tuple(head for each in self.fragments if (head := each.head) is not None)

@@ -214,7 +214,7 @@ def _open(path: Path | str) -> sqlite3.Connection:
     if str(path) != ":memory:":
         keep_private(Path(path))  # SQLite gives its log the same mode
     db = sqlite3.connect(str(path), check_same_thread=False, isolation_level=None)
-    db.text_factory = _strict_text
+    db.text_factory = bytes.decode
     version = db.execute("pragma user_version").fetchone()[0]
     if version not in (0, SCHEMA_VERSION):
         raise UserError(
@@ -228,10 +228,6 @@ def _open(path: Path | str) -> sqlite3.Connection:
         db.executescript(SCHEMA)
         db.execute(f"pragma user_version = {SCHEMA_VERSION}")
     return db
-
-
-def _strict_text(data: bytes) -> str:
-    return data.decode("utf-8")
 
 
 def back_up(state: Path, target: Path) -> int:

@@ -70,14 +70,8 @@ class RoundScheduler:
 
     def ready(self, member: Member, message: Ready) -> None:
         """Note that a contributor has posted its update."""
-        round_ = self.rounds.get(message.round)
-        if (
-            round_ is None
-            or round_.phase is not RoundPhase.OPEN
-            or member.peer not in round_.invited
-        ):
-            return
-        if member.peer in round_.ready:
+        round_ = self._inviting(member, message)
+        if round_ is None or member.peer in round_.ready:
             return
         self.same_samples.note(member.peer, message.first_batches)
         head = FragmentHead(round_.fragment, round_.version, message.state_root)
@@ -99,15 +93,17 @@ class RoundScheduler:
 
     def not_ready(self, member: Member, message: NotReady) -> None:
         """Note that a contributor declines a round."""
+        round_ = self._inviting(member, message)
+        if round_ is not None:
+            round_.ready.pop(member.peer, None)
+            round_.declined[member.peer] = quoted(message.reason)
+
+    def _inviting(self, member: Member, message: Ready | NotReady) -> Round | None:
+        """Return the round that a contributor answers, if it is open and the member invited."""
         round_ = self.rounds.get(message.round)
-        if (
-            round_ is None
-            or round_.phase is not RoundPhase.OPEN
-            or member.peer not in round_.invited
-        ):
-            return
-        round_.ready.pop(member.peer, None)
-        round_.declined[member.peer] = quoted(message.reason)
+        if round_ is None or round_.phase is not RoundPhase.OPEN:
+            return None
+        return round_ if member.peer in round_.invited else None
 
     def trainer_lost(self, member: Member) -> None:
         """Expect no update of a member without a trainer, except the ones that it has posted."""
@@ -266,7 +262,8 @@ class RoundScheduler:
     def _close(self, round_: Round, ready: list[str], expected: list[str]) -> None:
         self.state_sync.decide(round_.fragment, round_.version, force=True)
         for peer in ready:
-            if self._copy_state(peer, round_.fragment) is not CopyState.HELD:
+            member = self.context.roster.get(peer)
+            if member is None or member.copies[round_.fragment].state is not CopyState.HELD:
                 # The root was agreed only now, and this copy differs. It will be fetched again; the
                 # round is evaluated again without this member.
                 round_.forget(peer, "")
@@ -320,10 +317,6 @@ class RoundScheduler:
             member.late_count += 1
             self.clock.missed(round_, peer)
         self.clock.closed(round_)
-
-    def _copy_state(self, peer: str, fragment: int) -> CopyState:
-        member = self.context.roster.get(peer)
-        return member.copies[fragment].state if member else CopyState.STALE
 
     def next_deadline_s(self) -> float:
         """Return when ``advance`` has something to do at the latest, if nothing else happens."""

@@ -114,9 +114,8 @@ class Routes:
         # Pairs that had no link when one of them was removed: the time of that, and their last route.
         self._apart: dict[Ends, tuple[float, int]] = {}
         self._returned: dict[Ends, int] = {}  # such pairs whose both ends are members again
-        self._hopeful: set[Ends] = (
-            set()
-        )  # pairs with a relay of which one end has become easier to dial
+        # Pairs with a relay of which one end has become easier to dial.
+        self._hopeful: set[Ends] = set()
 
     # ------------------------------------------------------------ facts
 

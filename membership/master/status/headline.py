@@ -8,8 +8,6 @@ import statistics
 from typing import TYPE_CHECKING
 
 from ..rounds.round import RoundPhase
-from ..state.lease_history import LeaseHistory
-from ..state.roster import Member
 from .records import Headline, RunState
 
 if TYPE_CHECKING:
@@ -32,7 +30,9 @@ def headline(coordinator: Coordinator, state: RunState) -> Headline:
     context, scheduler = coordinator.context, coordinator.scheduler
     waits = is_waiting(state)
     history, totals = context.history, context.totals
+    data = history.data
     contributors = scheduler.contributors()
+    steps = [member.progress.step for member in contributors if member.progress]
     losses = [
         (member.progress.loss, member.progress.tokens_per_s)
         for member in contributors
@@ -48,19 +48,16 @@ def headline(coordinator: Coordinator, state: RunState) -> Headline:
         if waits
         else sum(m.progress.tokens_per_s for m in contributors if m.progress),
         utilisation=None if waits else totals.utilisation(contributors),
-        step=max(history.step, _trainers_step(contributors)),
+        # The trainers' middle: the step of the last commit says little in a long round.
+        step=max(history.step, statistics.median_low(steps or [0])),
         rounds=history.commit_count,
         rounds_wanted=context.spec.run.rounds or None,
         eta_s=left_s(coordinator, state),
         sent_bytes=totals.sent_bytes,
         saved_bytes=totals.parallel_bytes - totals.sent_bytes,
-        epoch=history.data.epoch if history.data.length else None,
-        epoch_share=_epoch_share(history.data),
+        epoch=data.epoch if data.length else None,
+        epoch_share=data.spent_in(data.epoch) / data.length if data.length else None,
     )
-
-
-def _epoch_share(data: LeaseHistory) -> float | None:
-    return data.spent_in(data.epoch) / data.length if data.length else None
 
 
 def _mean_loss(losses: list[tuple[float, float]]) -> float | None:
@@ -71,11 +68,6 @@ def _mean_loss(losses: list[tuple[float, float]]) -> float | None:
     if not sum(weights):
         weights = [1.0] * len(losses)
     return sum(loss * w for (loss, _), w in zip(losses, weights, strict=True)) / sum(weights)
-
-
-def _trainers_step(contributors: list[Member]) -> int:
-    """Return the step of the trainers' middle: that of the last commit says little in a long round."""
-    return statistics.median_low([m.progress.step for m in contributors if m.progress] or [0])
 
 
 def left_s(coordinator: Coordinator, state: RunState) -> float | None:

@@ -7,8 +7,8 @@ chosen before a slow one, and an idle slow line before a busy fast one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 
 from ....protocol.messages import FragmentHead
 from ...planning.bandwidth import Bandwidths
@@ -42,13 +42,15 @@ class DonorChoice:
 
         The list is empty if no member that this one can reach holds it.
         """
-        # A crowd's receivers begin with different donors.
-        start = 0 if len(self._members) <= CONSIDERED_MAX else _spread(member.number)
-        around = self._around(start % max(1, len(self._members)))
+        start = 0
+        if len(self._members) > CONSIDERED_MAX:
+            # A crowd's receivers begin with different donors: this puts neighbours far apart (Knuth's
+            # multiplicative hash).
+            start = member.number * 2_654_435_761 % 2**32 % len(self._members)
         able: list[Member] = []
         coming: list[Member] = []
         held = False
-        for other in around:
+        for other in chain(islice(self._members, start, None), islice(self._members, start)):
             copy = other.copies[head.fragment]
             if copy.state is not CopyState.HELD:
                 continue
@@ -76,11 +78,6 @@ class DonorChoice:
         """Note that a transfer from these begins."""
         self._receivers.update(donors)
 
-    def _around(self, start: int) -> Iterator[Member]:
-        """Yield all members, beginning with one of them."""
-        yield from islice(self._members, start, None)
-        yield from islice(self._members, start)
-
     def _ranked(self, able: Sequence[Member]) -> list[Member]:
         """Sort members by their uplink for one more receiver; members that are leaving come last."""
         lines = self._bandwidths.lines([other.peer for other in able], caps_of(able))
@@ -89,11 +86,6 @@ class DonorChoice:
             return lines.rates[other.peer].up_bytes_per_s / (1 + self._receivers[other.peer])
 
         return sorted(able, key=lambda other: (other.draining, -spare(other), other.number))
-
-
-def _spread(number: int) -> int:
-    """Return a number of which neighbours are far apart (Knuth's multiplicative hash)."""
-    return number * 2_654_435_761 % 2**32
 
 
 def note_bad_donors(context: Context, member: Member, fetch: Fetch, bad: Iterable[str]) -> None:
