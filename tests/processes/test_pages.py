@@ -126,7 +126,9 @@ def test_a_runs_owner_types_what_the_pages_say(fleet: Fleet) -> None:
     folder = fleet.folder / "my-run"
     folder.mkdir()
     (folder / "train.py").write_text(script)
-    (folder / "run.toml").write_text(spec(sync_every=50) + "[checkpoint]\nevery_rounds = 1\n")
+    (folder / "run.toml").write_text(
+        spec(rounds=2_000, sync_every=50) + "[checkpoint]\nevery_rounds = 1\n"
+    )
     shell = Shell(fleet)
     shell.begin()
     until_s = time.monotonic() + WAIT_S
@@ -134,9 +136,9 @@ def test_a_runs_owner_types_what_the_pages_say(fleet: Fleet) -> None:
         assert time.monotonic() < until_s, fleet.nodes["alder"].log
         time.sleep(0.1)
     shown: list[str] = []
-    while lines := untrue(sample("docs/operating.md", "where round 7"), *shown):
+    while lines := untrue(sample("docs/operating.md", "where the next round"), *shown):
         assert time.monotonic() < until_s, (lines, shown[-1])
-        shown.append(shell.run("status --state master").replace("test  ", "my-run  "))
+        shown.append(shell.run("status --state master").replace("test  ", "first  "))
     pages = (DOCS / "internet.md", DOCS / "operating.md")
     lines = [line for page in pages for block in blocks(page, "sh") for line in typed(block)]
     elsewhere = re.compile(r"^(master|join|relay)|NAME|3F9A20C1|/mnt|/srv|s3:")

@@ -98,6 +98,9 @@ async def test_the_state_of_another_lineage_is_not_used(tmp_path: Path) -> None:
         assert manifest is not None
         returned.replica.lineage = b"\x01" * 32
         returned.state_service.restored = attrs.evolve(manifest, lineage="01" * 32)
+        await swarm.commit(within_s=60.0)
+        swarm.crash_master()  # as the refusal says: c obeys the lost start of this term, and comes with the next
+        await swarm.start_master()
         await settled(swarm, "abc")
         assert state_service is not swarm.peers["c"].service.state_service
         service = swarm.peers["c"].service
