@@ -17,6 +17,7 @@ import enum
 import importlib.util
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -343,6 +344,9 @@ def run_demo(json_path: Path | None, rounds: int, keep: Path | None) -> int:
             exit_code=ExitCode.CONFIG,
             hint="install it: pip install torch (or: pip install 'holdfast[train]')",
         )
+    for number in (signal.SIGHUP, signal.SIGTERM):  # like Ctrl+C: nothing of it stays behind
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     with _folder(keep) as folder:
         demo = Demo(folder, rounds, console)
         try:

@@ -9,8 +9,18 @@ import subprocess
 from functools import partial
 
 from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.paths import CONTROL_FILE, read_control
 from tests.packaging.test_docs import sample, untrue
-from tests.processes.harness import Fleet, Status, member, run_command, spec
+from tests.processes.harness import (
+    WAIT_S,
+    Fleet,
+    Polls,
+    Status,
+    alive,
+    member,
+    run_command,
+    spec,
+)
 
 
 def typed(fleet: Fleet, *arguments: str, state: str = "master") -> subprocess.CompletedProcess[str]:
@@ -247,3 +257,13 @@ def test_commands_that_find_nobody_say_so(fleet: Fleet) -> None:
     assert typed(fleet, "finish").stdout.startswith("the run ends with its round ")
     fleet.until(lambda s: s["state"] == "finished", "at once, since nobody can make another round")
     assert "the run is finished: " in typed(fleet, "finish").stderr
+
+
+def test_a_demo_whose_terminal_closes_leaves_no_process(fleet: Fleet) -> None:
+    kept, polls = fleet.folder / "kept", Polls(WAIT_S)
+    demo = fleet.spawn("demo", "demo", "--keep", str(kept))
+    while (control := read_control(kept / "master" / CONTROL_FILE)) is None:
+        assert polls.wait(), demo.log
+    demo.signal(signal.SIGHUP)
+    assert demo.wait() == ExitCode.INTERRUPTED
+    assert not alive(control.pid)
