@@ -32,6 +32,7 @@ log = logging.getLogger("holdfast.peer")
 READER = "checkpoint"  # this reader's name in pins; peers' ids are hexadecimal
 WRITER_CHARS = 8  # of this peer's id, in the name of a file that is not whole yet
 TURN_BYTES = 8 * 2**20  # written at a time, between two returns to the event loop
+REST = 10.0  # times as long as it took to write one passes before rounds make the next one due
 
 
 @define(eq=False, slots=False)
@@ -64,6 +65,7 @@ class Checkpointer:
     newest: Manifest | None = field(default=None, init=False)
     error: str = field(default="", init=False)
     writing: bool = field(default=False, init=False)
+    _took_s: float = field(default=0.0, init=False)  # to write the last one
     # The last checkpoint, or the first check, as (rounds, time); the next one is counted from it.
     _since: tuple[int, float] | None = field(default=None, init=False)
     _branch: int | None = field(default=None, init=False)  # of the run's history at that time
@@ -106,8 +108,9 @@ class Checkpointer:
     def _due(self, rounds: int, now_s: float) -> bool:
         """Return whether it is time for a checkpoint.
 
-        That is at multiples of ``every_rounds``, so that peers write the same states, and after a rewind:
-        the newest checkpoint must not hold a discarded state for long.
+        That is at multiples of ``every_rounds``, so that peers write the same states, unless rounds are so
+        short that a disk would always be written to; and after a rewind: the newest checkpoint must not
+        hold a discarded state for long.
         """
         assert self._since is not None
         if self._branch != self._replica.branch:
@@ -116,7 +119,8 @@ class Checkpointer:
         by_rounds = table.every_rounds and rounds // table.every_rounds != (
             rounds_then // table.every_rounds
         )
-        return bool(by_rounds) or bool(table.every_s and now_s >= then_s + table.every_s)
+        rested = now_s >= then_s + REST * self._took_s
+        return bool(by_rounds and rested) or bool(table.every_s and now_s >= then_s + table.every_s)
 
     def _too_large(self, state: SharedState) -> bool:
         """Return whether the disk quota has no room for a checkpoint; this is reported once."""
@@ -128,6 +132,7 @@ class Checkpointer:
 
     async def _write(self, place: CheckpointStore, state: SharedState, manifest: Manifest) -> None:
         network, writing = self._network, self._begin(place, state, manifest)
+        began_s = trio.current_time()
         try:
             try:
                 if self._config.disk_quota is not None:  # two at a time have to fit
@@ -139,6 +144,7 @@ class Checkpointer:
                 state.release_receiver(READER)
                 self.writing = False
             self._written(manifest)
+            self._took_s = trio.current_time() - began_s
             await network.run_sync(lambda: self._prune(place))
         except StoreError as error:
             self._failed(error)

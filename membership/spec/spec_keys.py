@@ -132,8 +132,8 @@ MEANINGS = {
         "with `--checkpoints` always writes"
     ),
     "checkpoint.every_rounds": (
-        "write after this number of rounds, or after `every_s` if that is sooner; 0: not by rounds. A checkpoint that is still being "
-        "written then is finished first"
+        "write after this number of rounds, or after `every_s` if that is sooner; 0: not by rounds. Where rounds are "
+        "short, ten times as long as writing the last one took passes first"
     ),
     "checkpoint.every_s": ("write at the first round after this number of seconds; 0: not by time"),
     "checkpoint.keep_count": "number of checkpoints to keep",

@@ -14,7 +14,7 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_110, "tests": 58_730, "benchmarks": 6_500}
+LINES = {"simulation": 5_110, "tests": 58_740, "benchmarks": 6_500}
 PACKAGE_LINES, PACKAGE_STATEMENTS = 58_000, 33_320
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 97, 41, 25, 62, 20
 LARGE_CLASSES, LONG_MODULES = 18, 9

@@ -95,6 +95,13 @@ async def test_when_all_die_ten_rounds_are_lost_at_most_unless_the_spec_says_oth
         await settled(swarm, "abc")
 
 
+async def test_however_short_rounds_are_most_of_the_time_nothing_is_written(tmp_path: Path) -> None:
+    text = toml("every_rounds = 1\nkeep_count = 100")
+    async with a_swarm("abc", "", text, disks=tmp_path, disk_turn_s=0.05) as swarm:
+        await swarm.until(lambda: swarm.committed >= 30)
+        assert 1 < len(saved(swarm, "a")) < 10
+
+
 async def test_a_newcomer_writes_first_at_the_next_multiple_of_rounds(tmp_path: Path) -> None:
     """All peers write the same states; and a copy of a large state has the disk for itself."""
     async with a_swarm("ab", "", toml("every_rounds = 5"), disks=tmp_path) as swarm:
