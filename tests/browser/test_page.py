@@ -335,6 +335,8 @@ def test_rates_that_were_not_measured_again_stay_with_their_age(page: Page) -> N
 
 
 def test_drawings_are_read_with_the_arrow_keys(page: Page) -> None:
+    page.get_by_text("These rounds as a table").click()
+    expect(page.locator("#rounds tbody tr").nth(1)).to_be_visible()  # two are fetched and drawn
     page.locator("#rounds canvas").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
