@@ -17,7 +17,7 @@ from attrs import Factory, define, frozen
 
 from ..membership.master.state.master_effects import EventKind
 from ..membership.master.status.records import Headline
-from ..protocol.text import format_duration
+from ..protocol.text import format_duration, plural
 from .status_records import PeerStatus
 
 PROGRESS_S = 30.0  # between two progress lines in a log, at least
@@ -58,7 +58,7 @@ def master_line(state: str, why: str, figures: Headline, member_count: int) -> s
         state,
         format_rounds(figures.rounds, figures.rounds_wanted),
         *_figures(figures.loss, figures.tokens_per_s, figures.utilisation),
-        f"{member_count} member{'s' * (member_count != 1)}",
+        plural(member_count, "member"),
         format_left(figures.eta_s),
         why,
     ]

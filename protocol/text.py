@@ -72,6 +72,11 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-16" if wide else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
+def plural(count: int, thing: str) -> str:
+    """Return a number and what it counts."""
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
+
+
 def format_duration(seconds: float) -> str:
     """Format a duration in its two largest units."""
     whole = round(seconds)

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...membership.master.state.journal import RoundCommitted, RunHistory
 from ...membership.master.state.run_end import ends_by_epochs, how_to_go_on
 from ...membership.spec.spec import RunSpec
-from ...protocol.text import format_duration
+from ...protocol.text import format_duration, plural
 from ..paths import join_line
 from ..status_records import Ending
 from .journal.journal_base import Journal, UsableInvite
@@ -65,11 +65,6 @@ def format_invites(invites: Sequence[UsableInvite]) -> list[str]:
         for each in invites
     ]
     return [*lines, "`holdfast invite` makes another; peers of the run come back without one"]
-
-
-def plural(count: int, thing: str) -> str:
-    """Return a number and what it counts."""
-    return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
 def format_minute(at_s: float) -> str:

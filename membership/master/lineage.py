@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from ...protocol.messages import FragmentHead, RefusalCode
+from ...protocol.text import plural
 from .rounds.round_table import Evict
 from .state.context import Context, format_member
 from .state.journal import RunRewound, VersionAdopted
@@ -267,7 +268,7 @@ class Lineage:
         self.context.announce(
             EventKind.RUN,
             None,
-            f"REWOUND by {found.undone} round{'s' * (found.undone != 1)}, which no connected peer holds; "
+            f"REWOUND by {plural(found.undone, 'round')}, which no connected peer holds; "
             f"the run goes on from versions {history.versions} (it was at {before}), which {names} hold",
         )
         for fragment, version in enumerate(before):

@@ -7,6 +7,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.messages import CopyProgress, FragmentHead, Progress
+from ....protocol.text import plural
 from ...planning.bandwidth import NO_CAP, capped
 from ..rounds.round import RoundPhase
 from ..state.roster import Member, caps_of, role_of
@@ -119,7 +120,7 @@ def _rewind_warning(coordinator: Coordinator) -> Iterator[str]:
         lost = before - after
         steps = lost * context.spec.diloco.sync_every // history.fragment_count
         yield (
-            f"REWOUND from round {before} to round {after}: {lost} round{'s' * (lost != 1)}, about {steps} "
+            f"REWOUND from round {before} to round {after}: {plural(lost, 'round')}, about {steps} "
             "steps of each contributor, are lost; the run trains them again"
         )
 

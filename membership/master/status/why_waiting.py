@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ....protocol.messages import CopyProgress
+from ....protocol.text import plural
 from ..rounds.round import Round, RoundPhase, answered
 from ..state.context import quoted
 from ..state.roster import CopyState, Member, can_contribute
@@ -76,7 +77,7 @@ class WaitReasons:
     def _few(self, here: int, needed: int) -> str:
         context, missing = self._coordinator.context, needed - here
         text = (
-            f"waiting for {missing} more contributor{'s' if missing > 1 else ''}: "
+            f"waiting for {plural(missing, 'more contributor')}: "
             f"{here} of {needed} are connected, in sync and have a trainer"
         )
         coming = [
