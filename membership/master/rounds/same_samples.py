@@ -18,19 +18,22 @@ class SameSamples:
     def note(self, peer: str, digest: bytes) -> None:
         """Note a member's digest; warn if another member has the same."""
         before, self._digests[peer] = self._digests.get(peer), digest
-        if before != digest and len(group := self._members(digest)) > 1:
+        if before != digest and len(group := self._groups().get(digest, [])) > 1:
             self._context.announce(EventKind.RUN, peer, self._format(group))
             for each in group:
                 self._context.tell(each, self._format(group))
 
     def warnings(self) -> tuple[str, ...]:
         """Return a warning for each group of members that train on the same samples."""
-        groups = map(self._members, dict.fromkeys(self._digests.values()))
-        return tuple(self._format(group) for group in groups if len(group) > 1)
+        return tuple(self._format(group) for group in self._groups().values() if len(group) > 1)
 
-    def _members(self, digest: bytes) -> list[str]:
-        roster = self._context.roster
-        return [p for p, own in self._digests.items() if own == digest != b"" and p in roster]
+    def _groups(self) -> dict[bytes, list[str]]:
+        """Return the members by their digests, in one pass."""
+        groups: dict[bytes, list[str]] = {}
+        for peer, digest in self._digests.items():
+            if digest and peer in self._context.roster:
+                groups.setdefault(digest, []).append(peer)
+        return groups
 
     def _format(self, group: list[str]) -> str:
         return f"{len(group)} members {WARNING}: {', '.join(map(self._context.name, group))}"
