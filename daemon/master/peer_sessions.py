@@ -303,8 +303,10 @@ class PeerSessions:
                 message = await stream.receive()
                 if stream.slowed and not session.slowed:
                     session.slowed = True
-                    quota = f"peer {session.peer[:8]} exceeds its message quota"
-                    why = f"{quota}: its messages are read more slowly"
+                    why = (
+                        f"peer {session.peer[:8]} exceeds its message quota: its messages are read "
+                        "more slowly"
+                    )
                     log.warning("%s", why)
                     self._decide(partial(self._coordinator.note, why, peer=session.peer))
                 session.conversation.hears(message)

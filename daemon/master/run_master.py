@@ -370,12 +370,12 @@ class Master:
         """Keep the living line of a terminal, or print a line from time to time."""
         clock = ProgressClock()
         while True:
-            state, why = WaitReasons(self.coordinator, self.service.now()).of_run()
-            figures = self.recorder.headline(headline(self.coordinator, state))
-            due = clock.is_due(figures.rounds, trio.current_time())
+            context = self.coordinator.context
+            due = clock.is_due(context.history.commit_count, trio.current_time())
             if self.screen.live or due:
-                members = len(self.coordinator.context.roster)
-                self.screen.progress(master_line(state, why, figures, members), due=due)
+                state, why = WaitReasons(self.coordinator, self.service.now()).of_run()
+                figures = self.recorder.headline(headline(self.coordinator, state))
+                self.screen.progress(master_line(state, why, figures, len(context.roster)), due=due)
             await trio.sleep(SHOWN_S)
 
     async def _renew_own(self) -> None:
