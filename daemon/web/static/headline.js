@@ -87,7 +87,7 @@ export class Headline {
     const { headline, counts } = status;
     const figures = this.#figures;
     showState(status.state);
-    showWhy(whyOf(status), !["training", "finished"].includes(status.state));
+    showWhy(whyOf(status), waits(status));
     showWarnings(status.warnings ?? []);
     const { ending } = status;
     figures.set("Loss", format.loss(headline.loss ?? ending?.loss_end), `step ${format.count(headline.step)}`);
@@ -108,7 +108,7 @@ export class Headline {
   }
 }
 
-const waits = ({ state }) => state === "paused" || state.startsWith("waiting");
+const waits = ({ state }) => !["training", "finished"].includes(state);
 
 function left(status) {
   if (status.state === "finished") return "none";

@@ -54,9 +54,9 @@ export class Matrix {
     this.#slowest = Math.min(...rates, Infinity);
     this.#fastest = Math.max(...rates, 0);
     const some = rates.length > 0;
-    this.none.hidden = some && members.length >= MEMBERS_MIN;
-    say(this.none, some ? this.#pairs().join(", ") : "Nothing is known of the members that are here: rounds of two or more measure it.");
     const many = members.length >= MEMBERS_MIN;
+    this.none.hidden = some && many;
+    say(this.none, some ? this.#pairs().join(", ") : "Nothing is known of the members that are here: rounds of two or more measure it.");
     this.legend.hidden = this.box.hidden = !some || !many;
     this.agedKey.hidden = ![...this.#known.values()].some(({ at }) => this.#learnt - at > AGED_S);
     say(this.scale, some && many ? `${format.rate(this.#slowest)} to ${format.rate(this.#fastest)}` : "");
