@@ -98,6 +98,15 @@ class Machines:
     def copy(self) -> list[JournalRecord]:
         return self.swarm.store.records()
 
+    async def take_over(self) -> tuple[list[JournalRecord], WitnessedMaster]:
+        """Start peers a, b and c, crash the master, and let a standby lead them; also return its records."""
+        await self.start("abc")
+        records = self.copy()
+        self.swarm.crash_master()
+        new = await self.run("standby", records, behind=True)
+        await settled(self.swarm, new, "abc")
+        return records, new
+
     async def come_back(self, name: str) -> None:
         """Restart a machine whose invite also names the standby."""
         sim = self.swarm.restart(name)
@@ -245,11 +254,7 @@ async def test_kick_lets_the_owner_take_over_with_fewer() -> None:
 
 async def test_the_old_master_gives_way_when_it_comes_back() -> None:
     async with machines(spec()) as run:
-        await run.start("abc")
-        records = run.copy()
-        run.swarm.crash_master()
-        new = await run.run("standby", records, behind=True)
-        await settled(run.swarm, new, "abc")
+        records, new = await run.take_over()
         old = await run.run("master", run.copy(), behind=False)
         await run.swarm.until(lambda: run.ended["master"].error is not None, within_s=60)
         error = run.ended["master"].error
@@ -296,11 +301,7 @@ async def test_two_masters_apart_never_both_commit_and_the_old_one_ends(seed: in
 @pytest.mark.fault("two starts on one backup")
 async def test_of_two_starts_on_one_backup_that_goes_on_which_the_members_obey() -> None:
     async with machines(spec()) as run:
-        await run.start("abc")
-        records = run.copy()
-        run.swarm.crash_master()
-        first = await run.run("standby", records, behind=True)
-        await settled(run.swarm, first, "abc")
+        records, first = await run.take_over()
         await run.run("master", records, behind=True, nonce=b"z" * 16)
         await run.swarm.until(lambda: run.ended["master"].error is not None, within_s=60)
         await settled(run.swarm, first, "abc")
@@ -310,11 +311,7 @@ async def test_of_two_starts_on_one_backup_that_goes_on_which_the_members_obey()
 @pytest.mark.fault("two masters of one run")
 async def test_a_peer_tells_a_master_of_before_that_its_time_is_over() -> None:
     async with machines(spec()) as run:
-        await run.start("abc")
-        swarm, records = run.swarm, run.copy()
-        swarm.crash_master()
-        new = await run.run("standby", records, behind=True)
-        await settled(swarm, new, "abc")
+        swarm, (records, new) = run.swarm, await run.take_over()
         swarm.world.partition("master", "standby")  # only peers can tell
         old = await run.run("master", records, behind=False)
         swarm.world.cut("a", "standby")  # a looks for a master again, at the first address first
