@@ -27,9 +27,8 @@ KNOWN_COPIES = {
     "lookahead": ("slow_buffer", "slow_params"),
     "schedulefree": ("z", "x"),
 }
-ALIKE = (
-    0.25  # state that is less than this share of the weights' norm away from them looks like a copy
-)
+# State that is less than this share of the weights' norm away from them looks like a copy.
+ALIKE = 0.25
 SAMPLE_COUNT = 1024  # elements of each tensor that are compared
 
 

@@ -209,8 +209,10 @@ def _refuse_flattened(model: nn.Module) -> None:
 def _name_extra_state(model: nn.Module) -> None:
     for name, module in _modules(model):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            text = f"the extra state of module {name!r} is not shared, and an export lacks it"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(
+                f"the extra state of module {name!r} is not shared, and an export lacks it",
+                stacklevel=2,
+            )
 
 
 def _require_plain(name: str, tensor: torch.Tensor) -> None:

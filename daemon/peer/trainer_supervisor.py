@@ -47,9 +47,8 @@ HANDED = ("HOLDFAST_HOME",)  # variables of the daemon that its trainer gets
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 30.0
 GOOD_RUN_S = 60.0  # after a run of this length the next failure counts as the first
-FAILURES_MAX = (
-    5  # in a row; then the peer stays without a trainer until it is restarted, or ``retry``
-)
+# In a row; then the peer stays without a trainer until it is restarted, or ``retry``.
+FAILURES_MAX = 5
 TERM_S = 10.0  # from SIGTERM to SIGKILL
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"
 UNBUFFERED_VARIABLE = "PYTHONUNBUFFERED"  # else Python keeps a pipe's lines back for long
