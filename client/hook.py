@@ -169,7 +169,9 @@ class Run:
         self._spoilt_count = 0  # losses in a row that are not finite
         self._spoilt_max = COUNT_MAX
         self._left_at_s = self._clock()  # the end of the last boundary
-        self._crash_report = CrashReport(self._report_failure)
+        self._crash_report = CrashReport(
+            lambda kind, reason: self._connection.send_last(Failing(kind, reason))
+        )
         self._callbacks = CallbackRunner(callbacks, self._clock()) if callbacks else None
         # For the quick path of ``step``. Memory views give and take plain numbers several times
         # faster than numpy does. They are replaced once the arenas are open.
@@ -739,10 +741,6 @@ class Run:
             step = self._machine.step
             reason = f"the loss was not finite {count} times in a row, up to step {step}"
             self._send(Failing(FailureKind.NAN, reason))
-
-    def _report_failure(self, kind: FailureKind, reason: str) -> None:
-        """Report the exception that ends the script, if the daemon still listens."""
-        self._connection.send_last(Failing(kind, reason))
 
     def _finish(self) -> None:
         if self._arenas is not None:

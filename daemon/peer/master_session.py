@@ -68,14 +68,16 @@ DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
 BACKOFF_FIRST_S = 0.2
 RENEW_EVERY_S = 6 * 3600.0  # a certificate lasts a day
 RESUME_PAUSE_S = 0.05  # between two connections of a session
+# The master dials us back before it answers. One that was silent is not dialled for as long again while there
+# are others: they may give the lease to each other only because all members wait here.
+WELCOME_S = 3 * DIAL_S
 RESUME_S = 3.0  # to reach the master again and resume; then the trainer is told that it is away
 STAGGER_S = 1.0  # from dialling a master that does not answer to dialling the next one beside it
 # Share of the deadline: a master that is silent for longer is dialled again, since this machine's address
 # may have changed. The rest of the deadline is left for that, before the master declares this peer dead.
 SILENCE_SHARE = 0.6
-SILENCE_SHARE_OF_SEVERAL = (
-    0.4  # two heartbeats: of several masters another one may lead the run by now
-)
+# Two heartbeats: of several masters another one may lead the run by now.
+SILENCE_SHARE_OF_SEVERAL = 0.4
 BACKOFF_MAX_S = 2.0  # short: after a master restart, rounds wait for the last contributor
 
 # After these refusals the peer does not come back by itself.
@@ -155,6 +157,7 @@ class MasterSession:
         self._handle = handle
         self._masters = list(config.masters)
         self._last: Address | None = None  # of the last session
+        self._silent: dict[Address, float] = {}  # who took a greeting and did not answer, and when
         self._message_queue: trio.MemorySendChannel[Message] | None = None
         self._conversation: Conversation | None = None  # while one can be resumed
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
@@ -217,7 +220,7 @@ class MasterSession:
                     failure = why_not(error)
 
             # The master of the last session comes last: it may be frozen, and another one lead the run.
-            untried = sorted(self._masters, key=lambda each: each == self._last)
+            untried = sorted(self._answering(), key=lambda each: each == self._last)
             while untried:
                 reached = await self._dial_first(untried, failed)
                 if reached is None:
@@ -225,7 +228,7 @@ class MasterSession:
                 address, channel = reached
                 clock_logged, self._last = False, address
                 began_s = trio.current_time()
-                await self._hold(channel)
+                await self._hold(address, channel)
                 while self._conversation is not None:
                     address = self._last = await self._go_on(address)
                 if self.released.is_set():
@@ -287,6 +290,13 @@ class MasterSession:
                     await over.wait()
         return found[0] if found else None
 
+    def _answering(self) -> list[Address]:
+        """Return the masters without those that were silent lately; all if no other is left."""
+        lately_s = trio.current_time() - WELCOME_S
+        return [
+            m for m in self._masters if self._silent.get(m, lately_s) <= lately_s
+        ] or self._masters
+
     async def _dial(self, address: Address) -> Channel:
         """Connect to the master at an address; raises ``DIAL_ERRORS``."""
         try:
@@ -305,14 +315,14 @@ class MasterSession:
         deadline_s = self._spec.value.membership.deadline_s
         reached = None
         with trio.move_on_after(max(RESUME_S, (1 - self._silence_share) * deadline_s)):
-            reached = await self._reach([address, *(m for m in self._masters if m != address)])
+            reached = await self._reach([address, *(m for m in self._answering() if m != address)])
         if reached is None:
             self._end()
             return address
         where, channel = reached
         if where != address:
             self._end()
-        await self._hold(channel)
+        await self._hold(where, channel)
         await trio.sleep(RESUME_PAUSE_S)
         return where
 
@@ -332,10 +342,10 @@ class MasterSession:
             self._conversation = None
             self._handle(SessionEnded())
 
-    async def _hold(self, channel: Channel) -> None:
+    async def _hold(self, address: Address, channel: Channel) -> None:
         """Use a connection until it ends; raises EvictedError if the refusal is final."""
         try:
-            await self._converse(channel)
+            await self._converse(address, channel)
         except EvictedError as error:
             self._end()
             code = RefusalCode(error.code)
@@ -359,7 +369,7 @@ class MasterSession:
 
     # ------------------------------------------------------------ one connection
 
-    async def _converse(self, channel: Channel) -> None:
+    async def _converse(self, address: Address, channel: Channel) -> None:
         stream = MessageStream(channel.stream)
         hello = self._hello(host_of(channel.remote_address), channel.local_port)
         if self._conversation is not None:
@@ -370,8 +380,12 @@ class MasterSession:
                 self._end()
             return
         await stream.send(hello)
-        with trio.fail_after(3 * DIAL_S):  # the master dials us back before it answers
-            first = await stream.receive()
+        try:
+            with trio.fail_after(WELCOME_S):
+                first = await stream.receive()
+        except trio.TooSlowError:
+            self._silent[address] = trio.current_time()
+            raise
         if isinstance(first, Refused):
             raise EvictedError(first.code.value, first.reason)
         if not isinstance(first, Welcome):
@@ -446,8 +460,7 @@ class MasterSession:
         self._message_queue = None
         if isinstance(ended, EvictedError):
             raise ended
-        hopeless = conversation.broken or isinstance(ended, RemoteProtocolError)
-        if hopeless or self.released.is_set():
+        if conversation.broken or isinstance(ended, RemoteProtocolError) or self.released.is_set():
             self._end()
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
@@ -540,8 +553,7 @@ def _means_offline(error: Exception) -> bool:
     if not isinstance(error, OSError | trio.TooSlowError):
         return False
     cause = cause_of(error)
-    number = cause.errno if isinstance(cause, OSError) else None
-    return number in OFFLINE or isinstance(cause, socket.gaierror)
+    return getattr(cause, "errno", None) in OFFLINE or isinstance(cause, socket.gaierror)
 
 
 def why_not(error: Exception) -> str:

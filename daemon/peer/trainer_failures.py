@@ -40,19 +40,12 @@ def failure_of(status: int, *, kernel_killed: bool) -> Failure:
         number, through = status - SHELL_SIGNAL, f" (exit status {status})"
     if number <= 0:
         return Failure(FailureKind.CRASH, f"ended with exit status {status}")
-    name = _signal_name(number)
+    name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
     if number != signal.SIGKILL:
         return Failure(FailureKind.CRASH, f"was killed by {name}{through}")
     if kernel_killed:
         return Failure(FailureKind.MEMORY, f"was killed by the kernel: out of memory{through}")
     return Failure(FailureKind.CRASH, f"was killed by {name} (out of memory?){through}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def memory_kills(own: Path = OWN_CGROUPS, root: Path = CGROUPS) -> int:

@@ -5,6 +5,7 @@ Each planted bug removes one rule, and the runs must find it; beside each bug is
     no fence      what a master had begun to write before it was frozen comes after the next one's records
     no lease      a master goes on after its lease, with no fence either: members and journal are of two masters
     never modest  a master that no member reaches keeps the lease
+    no memory     a frozen master is waited for again and again, while the others wait for members
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.daemon.master import leadership
+from holdfast.daemon.peer.master_session import MasterSession
 from holdfast.simulation.batch import BatchOptions, broken_by
 from holdfast.simulation.scenario import RunKind
 from holdfast.simulation.scenario_run import run_scenario
@@ -61,6 +63,11 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     patch.setattr(leadership, "SILENCE_SHARE", 1e9)
     patch.setattr(leadership, "ABSENCE_SHARE", 1e9)
+
+
+@BUGS.named("no memory", seed=252793692)
+def _(patch: Patch) -> None:
+    patch.setattr(MasterSession, "_answering", lambda self: self._masters)
 
 
 def shows(seed: int) -> bool:
