@@ -31,7 +31,7 @@ from benchmarks.learning_arms import (
 from benchmarks.learning_script import Learner, corpus, draw, weights_digest
 from benchmarks.learning_trainer import TorchTrainer
 from examples.train import CONTEXT, GPT, windows
-from holdfast.client.tensors import find_shared, layout_of
+from holdfast.client.state.tensors import find_shared, layout_of
 from holdfast.daemon.fragment_layout import fragments_of
 from holdfast.simulation.swarm import Swarm
 from holdfast.simulation.virtual_time import run_virtually

@@ -27,7 +27,7 @@ from benchmarks.learning_script import Learner, draw, weights_digest
 from examples.train import CONTEXT
 from holdfast.client.attach import attach_over
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.daemon.peer.trainer_port import TrainerEvents
+from holdfast.daemon.peer.trainer.port import TrainerEvents
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT, Arena, create_arena_file, map_arena
 from holdfast.protocol.messages import (

@@ -36,9 +36,9 @@ from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.peer.line_report import links_reported
 from holdfast.daemon.peer.peer_service import PROGRESS_S, progress_every_s
 from holdfast.membership.master.coordinator import Coordinator
-from holdfast.membership.master.state.brief_orders import read_numbers, sum_differences
 from holdfast.membership.master.state.journal import RunCreated, TermStarted
 from holdfast.membership.master.status.status import describe
+from holdfast.membership.shared.brief_orders import read_numbers, sum_differences
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol import wire
 from holdfast.protocol.addresses import Address

@@ -33,7 +33,7 @@ from benchmarks.report import BenchError, Measured, Table, run_main, say
 from holdfast.checkpoint.donor import Donor
 from holdfast.checkpoint.joiner import Joiner
 from holdfast.checkpoint.shared_state import SharedState
-from holdfast.membership.master.sync.state_sync import FETCHES_MAX
+from holdfast.membership.planning.predict import FETCHES_MAX
 from holdfast.protocol.arena import create_arena_file, map_arena
 from holdfast.protocol.messages import (
     BlocksRefused,

@@ -16,7 +16,7 @@ import trio
 
 from ..collectives.links.hub import LinkHub
 from ..collectives.links.link import Link
-from ..collectives.links.send_priority import SendRank
+from ..collectives.links.rates.send_priority import SendRank
 from ..collectives.links.send_queue import Frame, Load
 from ..protocol.errors import PeerLostError, RemoteProtocolError
 from ..protocol.messages import BlocksRefused, BlocksRequest, FragmentHead, Index, IndexRequest

@@ -13,11 +13,11 @@ from torch import nn
 from .attach_errors import MisuseError, ModelError, NoDaemonError
 from .callbacks import Callback
 from .daemon_connection import DaemonConnection
-from .first_batches import FirstBatches
+from .data.first_batches import FirstBatches
 from .hook import Run
 from .ranks import part_of
 from .standalone import STANDALONE_VARIABLE, StandaloneRun, steps_from_environment
-from .trained_parameters import TrainedParameters
+from .state.trained_parameters import TrainedParameters
 
 SOCKET_VARIABLE = "HOLDFAST_SOCKET"  # set by the daemon: the path of its Unix socket
 

@@ -79,23 +79,23 @@ from ..protocol.messages import (
     SetRole,
     TrainerHello,
 )
-from .arenas import Arenas
 from .attach_errors import AttachRefused, DaemonGone, MisuseError
 from .boundary import BoundaryMachine, StepTimes
 from .callbacks import Callback, CallbackRunner, Merge
 from .crash_report import CrashReport
 from .daemon_connection import DaemonConnection
-from .first_batches import FirstBatches
+from .data.first_batches import FirstBatches
+from .data.leased_data import LeasedData
+from .data.sampler import OF_SAMPLES, DaemonSource, DrawRule, LeasedSampler, SampleStream, Source
+from .data.shards import OF_SHARDS, LeasedShards, ShardT
+from .data.whole_numbers import WHOLE_MAX, whole
 from .generators import Generators
-from .inner_optimizer import InnerOptimizer
-from .leased_data import LeasedData
-from .local_checkpoint import LocalCheckpoint, rank_path
 from .ranks import RankWord
-from .sampler import OF_SAMPLES, DaemonSource, DrawRule, LeasedSampler, SampleStream, Source
-from .shards import OF_SHARDS, LeasedShards, ShardT
-from .tensors import layout_of
-from .trained_parameters import TrainedParameters
-from .whole_numbers import WHOLE_MAX, whole
+from .state.arenas import Arenas
+from .state.inner_optimizer import InnerOptimizer
+from .state.local_checkpoint import LocalCheckpoint, rank_path
+from .state.tensors import layout_of
+from .state.trained_parameters import TrainedParameters
 
 MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's id
 

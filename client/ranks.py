@@ -29,7 +29,7 @@ from ..protocol.messages import (
 )
 from .attach_errors import AttachRefused, ModelError
 from .daemon_connection import DaemonConnection
-from .tensors import SharedTensor, is_sharded
+from .state.tensors import SharedTensor, is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,9 +15,9 @@ from ..protocol.errors import UserError
 from ..protocol.messages import COUNT_MAX, Message
 from .callbacks import Callback
 from .daemon_connection import DaemonConnection
+from .data.sampler import LocalSource, Source
 from .hook import Run
-from .sampler import LocalSource, Source
-from .trained_parameters import TrainedParameters
+from .state.trained_parameters import TrainedParameters
 
 STANDALONE_VARIABLE = "HOLDFAST_STANDALONE"  # set by a person: attach without a daemon
 STEPS_VARIABLE = "HOLDFAST_STANDALONE_STEPS"  # the step at which such a run is finished

@@ -23,7 +23,7 @@ from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
 from .codecs.compression import FrameCompressor
 from .links.hub import LinkHub
 from .links.link import Link
-from .links.send_priority import SendRank
+from .links.rates.send_priority import SendRank
 from .links.send_queue import Frame, FrameSource, Load
 from .reduction_context import ReductionContext
 

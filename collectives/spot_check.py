@@ -33,7 +33,7 @@ from .codecs.compression import expand
 from .combine import Rule, combined
 from .contributor_sets import unpack_bits
 from .links.hub import LinkHub
-from .links.send_priority import SendRank
+from .links.rates.send_priority import SendRank
 from .links.send_queue import Frame, Load
 from .reduction_context import ReductionContext
 

@@ -6,7 +6,7 @@ from ..diloco.fragments import Fragment, TensorShape, grouped, split
 from ..membership.spec.spec import DilocoTable
 from ..protocol.errors import UserError
 from ..protocol.messages import FragmentSize, ModelLayout
-from .exit_codes import ExitCode
+from .process.exit_codes import ExitCode
 
 
 def fragments_of(layout: ModelLayout, diloco: DilocoTable) -> tuple[Fragment, ...]:

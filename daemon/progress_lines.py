@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 
 from attrs import Factory, define, frozen
 
-from ..membership.master.state.master_effects import EventKind
-from ..membership.master.status.records import Headline
+from ..membership.shared.event_kind import EventKind
+from ..membership.shared.records import Headline
 from ..protocol.text import format_duration, plural
 from .status_records import PeerStatus
 

@@ -9,7 +9,7 @@ from ..membership.spec.spec import RunSpec
 from ..membership.spec.spec_faults import SpecFault, find_faults
 from ..protocol.errors import UserError
 from ..protocol.text import decoded
-from .exit_codes import ExitCode
+from .process.exit_codes import ExitCode
 
 
 def read_spec(path: Path) -> RunSpec:

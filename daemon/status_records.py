@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from attrs import Factory, frozen
 
-from ..membership.master.status.records import (
+from ..membership.shared.records import (
     CopyRow,
     HeadRow,
     PeerId,
@@ -20,7 +20,7 @@ from ..membership.master.status.records import (
     about,
 )
 from ..protocol.errors import UserError
-from .exit_codes import ExitCode
+from .process.exit_codes import ExitCode
 
 R = TypeVar("R")
 

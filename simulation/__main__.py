@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from ..daemon.exit_codes import ExitCode
+from ..daemon.process.exit_codes import ExitCode
 from .batch import BatchOptions, Violation, try_seed, try_seeds
 from .lying_peers import Lie
 from .scenario import RunKind

@@ -14,7 +14,7 @@ import trio
 from numpy.typing import NDArray
 
 from ..client.boundary import BoundaryMachine
-from ..daemon.peer.trainer_port import TrainerEvents
+from ..daemon.peer.trainer.port import TrainerEvents
 from ..protocol.arena import (
     LOSS_SLOT,
     SAMPLES_SLOT,

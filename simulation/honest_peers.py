@@ -25,13 +25,8 @@ from ..membership.master.state.journal import (
     RootKnown,
     RoundCommitted,
 )
-from ..membership.master.state.master_effects import (
-    AnnounceEvent,
-    DropPeer,
-    Effect,
-    EventKind,
-    RecordDurably,
-)
+from ..membership.master.state.master_effects import AnnounceEvent, DropPeer, Effect, RecordDurably
+from ..membership.shared.event_kind import EventKind
 from ..protocol.messages import Commit
 from .hostile_peer import Falsehood, Hostile, HostilePeer
 from .lying_peers import Corrupts, Liar, Lie, LyingPeer

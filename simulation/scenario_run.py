@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from ..membership.master.leases import Leases
 from ..membership.master.rounds.round import Round
 from ..membership.master.rounds.round_table import RoundTable
-from ..membership.master.state.master_effects import EventKind
 from ..membership.master.status.status import describe
+from ..membership.shared.event_kind import EventKind
 from .drifting_trainer import small_layout
 from .faults import carry_out
 from .honest_peers import endure

@@ -19,7 +19,7 @@ import trio
 from ..checkpoint.checkpoint_store import FolderStore
 from ..daemon.master.journal.journal_base import GrantRow, JournalAwayError
 from ..daemon.peer.peer_config import PeerConfig
-from ..daemon.tasks import only_error
+from ..daemon.process.tasks import only_error
 from ..membership.master.coordinator import Coordinator
 from ..membership.master.state.journal import RunCreated, TermStarted
 from ..membership.master.state.master_effects import Effect

@@ -21,8 +21,8 @@ from attrs import define, field
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from ..membership.manifest import contents_of
 from ..membership.master.state.journal import JournalRecord, RoundCommitted, RunRewound
+from ..membership.shared.manifest import contents_of
 from ..protocol.messages import Commit, Contributor, ContributorRun, FragmentHead
 
 CONTRIBUTIONS_KEPT_MAX = 4_096  # (round, peer) pairs; older rounds cannot be committed any more

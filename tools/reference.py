@@ -110,7 +110,7 @@ def message_page() -> str:
         "# Messages",
         "",
         f"All messages of a control stream, in protocol version {messages.VERSION_MAX}. The limits of the fields",
-        "are their validators in `protocol/messages.py`.",
+        "are their validators in `protocol/messages/`.",
         "",
         "| message | meaning | fields |",
         "| --- | --- | --- |",

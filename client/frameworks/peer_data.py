@@ -8,8 +8,8 @@ from typing import Any
 from torch.utils.data import IterableDataset, Sampler
 
 from ..attach_errors import MisuseError
+from ..data.sampler import LeasedSampler
 from ..hook import Run
-from ..sampler import LeasedSampler
 
 
 class _SizedSampler(Sampler[int]):

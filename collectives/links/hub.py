@@ -37,16 +37,16 @@ from ...protocol.messages import (
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
 from .buffer_pool import BufferPool
+from .dialling.handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
+from .dialling.peer_link import HANDSHAKE_S, PeerLink
 from .frame_routing import EARLY_WAIT_S, FrameRouter, Key, Sink
-from .handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
 from .lane_pool import LANE_STALL_SHARE, DialLane
-from .line_watch import LineWatch
 from .link import STALL_S, WATCH_TICKS, Link, OnMessage
 from .link_parts import LaneRules, SharedByLinks
-from .peer_link import HANDSHAKE_S, PeerLink
-from .rate_limiter import RateLimiter
-from .rate_meter import Measurements
-from .send_priority import SendPriority
+from .rates.line_watch import LineWatch
+from .rates.rate_limiter import RateLimiter
+from .rates.rate_meter import Measurements
+from .rates.send_priority import SendPriority
 from .trailing_tasks import TrailingTasks
 
 UNEXPECTED_WAIT_S = 5.0  # this node's view may come this much later than the other side's

@@ -21,9 +21,9 @@ from ...protocol.network.socket_lane import LanePace, SocketLane
 from .frame_routing import Sink
 from .lane_frames import LaneFrames
 from .link_parts import SharedByLanes
-from .paced_stream import SLICE_BYTES
-from .rate_limiter import RateLimiter
-from .send_priority import SendRank
+from .rates.paced_stream import SLICE_BYTES
+from .rates.rate_limiter import RateLimiter
+from .rates.send_priority import SendRank
 from .send_queue import TakenFrame
 
 # How long a lane's thread that has nothing to do waits before it ends: longer than the gaps within a

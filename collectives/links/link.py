@@ -38,9 +38,9 @@ from .lane_pool import DialLane, LanePool, Task
 from .link_lane import LinkLane
 from .link_parts import LaneRules, SharedByLanes, SharedByLinks
 from .message_queue import MessageQueue
-from .paced_stream import PacedStream
-from .rate_meter import Meter
-from .send_priority import SendRank
+from .rates.paced_stream import PacedStream
+from .rates.rate_meter import Meter
+from .rates.send_priority import SendRank
 from .send_queue import FrameSource, SendQueue
 
 STALL_S = 20.0  # a link on which nothing moves for this long is lost, though something should

@@ -35,7 +35,7 @@ from .lane_frames import LaneFrames
 from .lane_tasks import LaneTasks
 from .lane_threads import LaneThreads
 from .link_parts import SharedByLanes
-from .paced_stream import PacedStream
+from .rates.paced_stream import PacedStream
 
 
 class LinkLane:

@@ -15,11 +15,11 @@ from .event_loop import Loop
 from .fan_out import FanOutLimit
 from .frame_routing import FrameRouter
 from .lane_count import COUNT_FIRST, COUNT_MAX, NodeLinks
-from .line_watch import LineWatch
-from .rate_limiter import RateLimiter
-from .rate_meter import Meter
-from .send_backlog import SendBacklog
-from .send_priority import SendPriority
+from .rates.line_watch import LineWatch
+from .rates.rate_limiter import RateLimiter
+from .rates.rate_meter import Meter
+from .rates.send_backlog import SendBacklog
+from .rates.send_priority import SendPriority
 from .send_queue import SendQueue
 
 LANES_WAITING_MAX = 4  # of a link, for the line's pace, at a time

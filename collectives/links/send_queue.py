@@ -25,7 +25,7 @@ from attrs import define, field
 
 from ...protocol.network.lane import Buffer, FrameHeader
 from .event_loop import Loop
-from .send_priority import WAIT_S_MAX, SendPriority, SendRank
+from .rates.send_priority import WAIT_S_MAX, SendPriority, SendRank
 
 Frame = tuple[FrameHeader, Buffer]
 # Makes a frame, perhaps in a thread; returns None if there will be none after all. Called again, it

@@ -10,7 +10,7 @@ import click
 
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import only_loopback
-from ..paths import STANDBY, DaemonAddress, find_control, find_state, locked
+from ..process.paths import STANDBY, DaemonAddress, find_control, find_state, locked
 from .daemon_client import call
 from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
 

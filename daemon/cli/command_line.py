@@ -32,11 +32,11 @@ import click
 
 from ... import __version__
 from ...protocol.errors import UserError
-from .. import logs
-from ..exit_codes import ExitCode
-from ..tasks import only_error
+from ..process import logs
+from ..process.exit_codes import ExitCode
+from ..process.tasks import only_error
 from . import ask_commands, log_commands, look_commands, master_commands, run_commands
-from .checkpoint_commands import checkpoint, export
+from .checkpoints.commands import checkpoint, export
 from .config_commands import config, init
 from .doctor_command import doctor
 from .relay_command import relay

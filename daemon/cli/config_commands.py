@@ -14,8 +14,8 @@ from attrs import asdict
 
 from ...membership.spec.preset import PRESETS
 from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
-from ..paths import join_line
+from ..process.exit_codes import ExitCode
+from ..process.paths import join_line
 from .options import FOLDER, json_option
 from .plan_command import plan
 

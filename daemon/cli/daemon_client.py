@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...protocol.errors import UserError
 from ...protocol.text import escaped
-from ..exit_codes import ExitCode
-from ..paths import DaemonAddress, find_control
+from ..process.exit_codes import ExitCode
+from ..process.paths import DaemonAddress, find_control
 
 if TYPE_CHECKING:
     import httpx

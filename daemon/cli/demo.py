@@ -28,9 +28,9 @@ from typing import Any
 from attrs import define, field
 from rich.console import Console
 
-from ...membership.master.status.records import MemberRow
+from ...membership.shared.records import MemberRow
 from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
+from ..process.exit_codes import ExitCode
 from ..status_records import MasterStatus, read
 from .fleet import MASTER, Fleet
 

@@ -13,8 +13,8 @@ import click
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.text import escaped
-from ..exit_codes import ExitCode
-from ..paths import data_home, peer_state
+from ..process.exit_codes import ExitCode
+from ..process.paths import data_home, peer_state
 from .options import (
     ADDRESS,
     FOLDER,

@@ -19,7 +19,7 @@ from typing import Any
 from attrs import define, field
 
 from ...protocol.errors import UserError
-from ..paths import CONTROL_FILE, DaemonAddress, read_control
+from ..process.paths import CONTROL_FILE, DaemonAddress, read_control
 from .daemon_client import call
 
 MASTER = "master"

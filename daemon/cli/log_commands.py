@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import click
 
 from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
-from ..log_ring import LINES_KEPT_MAX
-from ..paths import (
+from ..process.exit_codes import ExitCode
+from ..process.log_ring import LINES_KEPT_MAX
+from ..process.paths import (
     IDENTITY_FILE,
     PEER_ENTRY,
     DaemonAddress,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...membership.master.state.master_effects import EventKind
-from ..paths import DaemonAddress, find_control
+from ...membership.shared.event_kind import EventKind
+from ..process.paths import DaemonAddress, find_control
 from .daemon_client import polled
 from .options import json_option, state_option, tell
 

@@ -14,8 +14,8 @@ import trio
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
-from ..paths import check_kind, check_source, locked, master_state
+from ..process.exit_codes import ExitCode
+from ..process.paths import check_kind, check_source, locked, master_state
 from .options import (
     ADDRESS,
     FILE,
@@ -29,7 +29,7 @@ from .options import (
 if TYPE_CHECKING:
     from ...membership.spec.spec import RunSpec
     from ..master.run_master import MasterOptions
-    from ..screen import Screen
+    from ..process.screen import Screen
 
 MASTER_PORT = 29700
 DATABASE_SCHEMES = ("postgresql://", "postgres://")
@@ -227,7 +227,7 @@ def _folder(state: Path | None, run_toml: Path | None, spec: RunSpec | None) -> 
 @contextmanager
 def _ready(folder: Path, *, quiet: bool) -> Iterator[Screen]:
     """Lock the state directory and prepare this process; yield the screen."""
-    from ..this_machine import raise_descriptor_limit
+    from ..process.this_machine import raise_descriptor_limit
 
     check_kind(folder, "master")
     with locked(folder), screen(quiet=quiet) as shown:

@@ -14,12 +14,12 @@ from ...protocol.addresses import Address
 from ...protocol.errors import UserError
 from ...protocol.messages import NAME_CHARS_MAX
 from ...protocol.text import decoded, escaped, unprintable
-from ..paths import check_kind
 from ..peer.volunteer_limits import Hours
+from ..process.paths import check_kind
 
 if TYPE_CHECKING:
     from ...protocol.trust.invite import Invite
-    from ..screen import Screen
+    from ..process.screen import Screen
 
 HOURS_MAX = 87_600.0  # ten years; for an invite
 
@@ -92,7 +92,7 @@ def parse_invite_option(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> str | None:
     """Return the invite, given as it is or as @FILE, and hide it from other users' process lists."""
-    from ..process_title import mask
+    from ..process.process_title import mask
 
     if value is None or not value.startswith("@"):
         if value is not None:
@@ -179,7 +179,7 @@ quiet_option = click.option(
 
 def screen(*, quiet: bool) -> Screen:
     """Return the screen of a daemon that runs in this terminal, to be entered."""
-    from ..screen import Screen
+    from ..process.screen import Screen
 
     sys.stdout.flush()
     return Screen(sys.stdout.fileno(), quiet=quiet)

@@ -11,7 +11,7 @@ import trio
 
 from ...protocol.addresses import Address
 from ...protocol.messages import NAME_CHARS_MAX
-from ..paths import locked, peer_state
+from ..process.paths import locked, peer_state
 from .options import (
     ADDRESS,
     FOLDER,
@@ -92,7 +92,7 @@ def relay(
     from ...protocol.messages import RelayOffer
     from ..peer.run_peer import PeerOptions
     from ..peer.run_relay import Relay
-    from ..this_machine import raise_descriptor_limit
+    from ..process.this_machine import raise_descriptor_limit
 
     ticket, folder = entering(invite, state, lambda *run: Path(f"{peer_state(*run)}-relay"))
     options = PeerOptions(

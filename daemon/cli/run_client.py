@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..metrics_store import PastEvent
-from ..paths import DaemonAddress
+from ..process.paths import DaemonAddress
 from ..status_records import MasterStatus, PeerStatus, PendingRow, ShownRound, read
 from .daemon_client import Json, call
 

@@ -12,8 +12,8 @@ import trio
 
 from ...protocol.addresses import Address
 from ...protocol.messages import NAME_CHARS_MAX
-from ..paths import locked, peer_state
 from ..peer.volunteer_limits import Hours
+from ..process.paths import locked, peer_state
 from .options import (
     ADDRESS,
     FILE,
@@ -158,7 +158,7 @@ def join(
     from ..peer.availability import Volunteer
     from ..peer.run_peer import PeerOptions
     from ..peer.volunteer_limits import DiskQuota, VolunteerLimits
-    from ..this_machine import raise_descriptor_limit
+    from ..process.this_machine import raise_descriptor_limit
 
     ticket, folder = entering(invite, state, peer_state)
     check_command(command)

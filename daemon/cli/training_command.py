@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
+from ..process.exit_codes import ExitCode
 
 PYTHON = re.compile(r"(?:python|pypy)[0-9.]*t?(?:\.exe)?")
 TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of python that a word follows

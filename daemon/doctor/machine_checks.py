@@ -24,9 +24,9 @@ import psutil
 from ... import __version__
 from ...protocol.messages import VERSION_MAX, VERSION_MIN, CheckAnswer
 from ..congestion import examine, wanted_by_default
-from ..memory_check import MEMORY_LEFT_BYTES, format_gib, machine_bytes
-from ..paths import CONTROL_FILE, LOCK_FILE, read_control
-from ..this_machine import descriptor_limit
+from ..process.memory_check import MEMORY_LEFT_BYTES, format_gib, machine_bytes
+from ..process.paths import CONTROL_FILE, LOCK_FILE, read_control
+from ..process.this_machine import descriptor_limit
 from .findings import Finding, fault, ok, skipped, warning
 
 PYTHON_MIN = (3, 11)

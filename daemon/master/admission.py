@@ -24,7 +24,7 @@ from attrs import define, evolve, field
 from ...membership.master.coordinator import Coordinator
 from ...membership.master.hello_checks import shut_out
 from ...membership.master.state.context import quoted
-from ...membership.master.state.master_effects import EventKind
+from ...membership.shared.event_kind import EventKind
 from ...protocol.addresses import host_of
 from ...protocol.enrolment import Refusal, answer_newcomer
 from ...protocol.errors import UserError
@@ -33,7 +33,7 @@ from ...protocol.messages import CheckRequest, EnrolRequest, RefusalCode, Role
 from ...protocol.network.interface import Channel, Network
 from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Authority
-from ..exit_codes import ExitCode
+from ..process.exit_codes import ExitCode
 from ..status_records import PendingRow
 from ..web.app import Json
 from .decisions import Decide

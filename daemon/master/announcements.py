@@ -10,7 +10,7 @@ from ...membership.master.state.journal import RoundCommitted, RunHistory
 from ...membership.master.state.run_end import ends_by_epochs, how_to_go_on
 from ...membership.spec.spec import RunSpec
 from ...protocol.text import format_duration, plural
-from ..paths import join_line
+from ..process.paths import join_line
 from ..status_records import Ending
 from .journal.journal_base import Journal, UsableInvite
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import trio
 
 from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
-from ..tasks import only_error
+from ..process.exit_codes import ExitCode
+from ..process.tasks import only_error
 from .journal.journal_base import FencedError, JournalAwayError
 from .journal.lease import Lease, MasterRow
 

@@ -29,13 +29,17 @@ from functools import partial
 
 import trio
 
+from ... import __version__
 from ...membership.master.coordinator import Coordinator
+from ...membership.master.state.context import Context
 from ...membership.master.state.journal import JournalRecord
 from ...membership.master.state.master_effects import Event, StandDown
+from ...membership.planning.predict import memory_bytes
 from ...protocol.addresses import Address
 from ...protocol.errors import RemoteProtocolError, UserError
 from ...protocol.machine_check import Checkups
 from ...protocol.messages import (
+    CheckAnswer,
     Heartbeat,
     Measured,
     Message,
@@ -48,8 +52,8 @@ from ...protocol.messages import (
 from ...protocol.network.interface import Channel, Network
 from ...protocol.text import plain
 from ...protocol.trust.authority import Authority, Party, holder_of, load_certificate
-from ..exit_codes import ExitCode
-from ..memory_check import needs_of
+from ..process.exit_codes import ExitCode
+from ..process.memory_check import fragment_bytes
 from .admission import Admission, check_token
 from .decisions import Decision
 from .effect_queue import EffectQueue
@@ -113,7 +117,7 @@ class MasterService:
             self._superseded,
             store.remedy,
         )
-        needs = partial(needs_of, coordinator.context)
+        needs = partial(_needs_of, coordinator.context)
         checkups = Checkups(network, partial(check_token, store), needs)
         self.admission = Admission(
             coordinator,
@@ -346,3 +350,20 @@ class MasterService:
 
     def _classed(self, peer: str, reachable: bool) -> None:
         self.decide(partial(self.coordinator.classed, peer, reachable))
+
+
+def _needs_of(context: Context) -> CheckAnswer:
+    """Return what a member of this run needs on its machine, with its hook, beside the script's own."""
+    sizes, spec = context.history.sizes, context.spec
+    needed = memory_bytes(spec, sum(size.value_count for size in sizes))
+    return CheckAnswer(
+        now_s=0.0,
+        host="",
+        faults=(),
+        member_count=len(context.roster),
+        lanes_max=spec.reduce.lanes_max,
+        memory_bytes=round(needed) if sizes else 0,
+        checkpoint_bytes=sum(map(fragment_bytes, sizes)),
+        checkpoint_count=spec.checkpoint.keep_count,
+        software=__version__,
+    )

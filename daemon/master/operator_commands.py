@@ -18,7 +18,7 @@ from ...membership.spec.spec_changes import with_end
 from ...protocol.errors import UserError
 from ...protocol.messages import Role
 from ...protocol.trust.invite import Invite
-from ..exit_codes import ExitCode
+from ..process.exit_codes import ExitCode
 from ..web.app import Action, Json
 from .admission import find_peer
 from .journal.journal_base import Journal, invite_id, storing

@@ -18,11 +18,11 @@ import trio
 from attrs import define, field
 
 from ...membership.master.coordinator import Coordinator
-from ...membership.master.state.brief_orders import OrderWriter
 from ...membership.master.state.master_effects import DropPeer, Effect, SendMessage
-from ...membership.master.state.views import ViewWriter
 from ...membership.master.status.headline import left_s
 from ...membership.master.status.why_waiting import WaitReasons
+from ...membership.shared.brief_orders import OrderWriter
+from ...membership.shared.views import ViewWriter
 from ...protocol.addresses import host_of, port_of
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import (

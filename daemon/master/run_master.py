@@ -42,13 +42,13 @@ from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import ADDRESSES_MAX, Invite
 from ..advertised_hosts import WILDCARDS, dialable, only_loopback
-from ..exit_codes import ExitCode
-from ..paths import JOURNAL_FILE, PLACE_FILE, make_private, note_source
+from ..process.exit_codes import ExitCode
+from ..process.paths import JOURNAL_FILE, PLACE_FILE, make_private, note_source
+from ..process.screen import Screen
+from ..process.tasks import wait_for_signals
 from ..progress_lines import PRINTED_EVENTS, ProgressClock, master_line
-from ..screen import Screen
 from ..spec_file import read_spec
 from ..status_records import MasterStatus
-from ..tasks import wait_for_signals
 from ..web.app import read_route
 from ..web.http_server import control_side
 from ..web.live_stream import LiveStream

@@ -27,13 +27,13 @@ from attrs import Factory, define
 from ...membership.master.rounds.round import Round
 from ...membership.master.state.master_effects import Event
 from ...membership.master.status.headline import headline, is_waiting
-from ...membership.master.status.records import Headline, RecordedRound
 from ...membership.master.status.round_rows import (
     journaled_round,
     recorded_round,
     uncommitted_round,
 )
 from ...membership.master.status.why_waiting import WaitReasons
+from ...membership.shared.records import Headline, RecordedRound
 from ...protocol.errors import HoldfastError
 from ..curves import COLUMNS, EVERYBODY, MemberPoint, Point, mean_figures
 from ..metrics_store import HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent

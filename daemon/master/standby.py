@@ -25,10 +25,10 @@ from ...membership.master.state.journal import RunCreated
 from ...protocol.errors import UserError
 from ...protocol.trust.authority import Authority
 from ..advertised_hosts import dialable
-from ..exit_codes import ExitCode
-from ..paths import JOURNAL_FILE, STANDBY
-from ..screen import Screen
-from ..tasks import wait_for_signals
+from ..process.exit_codes import ExitCode
+from ..process.paths import JOURNAL_FILE, STANDBY
+from ..process.screen import Screen
+from ..process.tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import control_side
 from .journal.journal_store import JournalStore

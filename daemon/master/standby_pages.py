@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ..paths import STANDBY
+from ..process.paths import STANDBY
 from ..web.app import Json
 from ..web.json_answers import answer
 from ..web.prometheus import StandbyCollector, metrics_route

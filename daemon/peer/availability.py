@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import trio
 
-from ..screen import Screen
-from ..this_machine import on_battery
+from ..process.screen import Screen
+from ..process.this_machine import on_battery
 from .run_peer import Peer, PeerOptions
 from .volunteer_limits import VolunteerLimits
 

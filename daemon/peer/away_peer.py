@@ -13,9 +13,9 @@ import trio
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
+from ..process.exit_codes import ExitCode
+from ..process.tasks import wait_for_signals
 from ..status_records import PeerStatus
-from ..tasks import wait_for_signals
 from ..web.app import Json, PrivateRead, read_route
 from ..web.http_server import control_side
 

@@ -25,7 +25,7 @@ from ...protocol.messages import KeepState
 from ...protocol.network.interface import Network
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .state_service import StateService
-from .trainer_port import TrainerPort
+from .trainer.port import TrainerPort
 
 log = logging.getLogger("holdfast.peer")
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 import trio
 from attrs import define, field
 
-from ...membership.lease_ranges import order_key
 from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
+from ...membership.shared.lease_ranges import order_key
 from ...protocol.messages import Draw, DrawHello, Drawn, Leased, Message, Rejected
 from .peer_config import CurrentSpec
-from .trainer_port import TrainerPort
+from .trainer.port import TrainerPort
 
 LOOK_S = 0.25  # between two looks at how far the trainer is
 # The trainer goes on for this many deadlines without a master: it does so for one by itself, and then for

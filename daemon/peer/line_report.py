@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ...collectives.links.hub import LinkHub
-from ...collectives.links.rate_meter import Reading
+from ...collectives.links.rates.rate_meter import Reading
 from ...protocol.messages import LinkLoad, Measured
 
 LINKS_REPORTED_MAX = 64  # links in a report; those that carried most

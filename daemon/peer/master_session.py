@@ -23,8 +23,8 @@ from contextlib import suppress
 import trio
 from attrs import frozen
 
-from ...membership.master.state.brief_orders import OrderReader
-from ...membership.master.state.views import changed_view
+from ...membership.shared.brief_orders import OrderReader
+from ...membership.shared.views import changed_view
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address, host_of
 from ...protocol.durable_files import write_private
@@ -57,8 +57,8 @@ from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import doubt_of_loopback
-from ..exit_codes import ExitCode
-from ..paths import MASTERS_FILE
+from ..process.exit_codes import ExitCode
+from ..process.paths import MASTERS_FILE
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
 log = logging.getLogger("holdfast.peer")

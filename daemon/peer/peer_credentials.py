@@ -15,8 +15,8 @@ from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import doubt_of_loopback
-from ..exit_codes import ExitCode
-from ..paths import make_private
+from ..process.exit_codes import ExitCode
+from ..process.paths import make_private
 from .master_session import BACKOFF_FIRST_S, BACKOFF_MAX_S, no_master
 
 CERTIFICATE_LEFT_MIN_S = 3600.0  # with less left, the invite's token is used again

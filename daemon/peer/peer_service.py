@@ -42,7 +42,7 @@ from ...checkpoint.checkpoint_store import CheckpointStore
 from ...checkpoint.shared_state import SharedState
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.link_parts import LaneRules
-from ...collectives.links.rate_limiter import RateLimiter
+from ...collectives.links.rates.rate_limiter import RateLimiter
 from ...collectives.reduction import Reduction
 from ...membership.peer import peer_effects
 from ...membership.peer.peer_effects import PeerEffect
@@ -92,7 +92,7 @@ from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .reducer import Reducer
 from .relay_service import RelayWork, make_forwarder
 from .state_service import StateService
-from .trainer_port import TrainerPort
+from .trainer.port import TrainerPort
 from .trainer_service import TrainerService
 
 log = logging.getLogger("holdfast.peer")

@@ -26,9 +26,9 @@ from ...collectives.encoded_input import EncodedInput
 from ...collectives.links.hub import LinkHub
 from ...collectives.reduction import ReduceResult, Reduction
 from ...diloco.outer import outer_step
-from ...membership.manifest import is_everywhere
 from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
+from ...membership.shared.manifest import is_everywhere
 from ...membership.spec.spec import DilocoTable
 from ...protocol.arena import Values
 from ...protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError

@@ -19,8 +19,7 @@ from ...checkpoint.checkpoint_store import CheckpointStore, FolderStore, StoreEr
 from ...checkpoint.checkpoints import CheckpointError
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.link import Link
-from ...membership.master.status.status import copy_row, head_row
-from ...membership.master.status.why_waiting import format_copy
+from ...membership.shared.peer_rows import copy_row, format_copy, head_row
 from ...protocol.addresses import Address
 from ...protocol.errors import EvictedError, UserError
 from ...protocol.messages import (
@@ -38,10 +37,10 @@ from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
 from ...protocol.trust.invite import ADDRESSES_MAX, Invite
 from ..congestion import CongestionCheck, compare_with_lanes
-from ..exit_codes import ExitCode
-from ..log_ring import LogRing
-from ..memory_check import machine_bytes
-from ..paths import (
+from ..process.exit_codes import ExitCode
+from ..process.log_ring import LogRing
+from ..process.memory_check import machine_bytes
+from ..process.paths import (
     CHECKPOINTS_FOLDER,
     IDENTITY_FILE,
     MASTERS_FILE,
@@ -49,6 +48,8 @@ from ..paths import (
     make_private,
     socket_folder,
 )
+from ..process.screen import Screen
+from ..process.tasks import wait_for_signals
 from ..progress_lines import (
     PeerChanges,
     PeerRecord,
@@ -58,7 +59,6 @@ from ..progress_lines import (
     peer_line,
     peer_summary,
 )
-from ..screen import Screen
 from ..status_records import (
     CheckpointStatus,
     CongestionReport,
@@ -67,7 +67,6 @@ from ..status_records import (
     PeerRoundRow,
     PeerStatus,
 )
-from ..tasks import wait_for_signals
 from ..web.app import Json
 from ..web.http_server import bind_http, control_side
 from ..web.live_stream import LiveStream
@@ -75,16 +74,16 @@ from ..web.log_reading import log_reading
 from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import own_routes, status_route
 from .away_peer import AwayPeer
-from .bridge import UnixBridge
 from .checkpointer import Checkpointer
 from .master_session import with_masters
 from .own_history import OwnHistory
 from .peer_config import PeerConfig
 from .peer_credentials import as_user_error, obtain_credentials
 from .peer_service import PeerService
-from .trainer_failures import Failure
+from .trainer.bridge import UnixBridge
+from .trainer.failures import Failure
+from .trainer.supervisor import TrainerEnd, TrainerSupervisor
 from .trainer_service import format_failure
-from .trainer_supervisor import TrainerEnd, TrainerSupervisor
 from .volunteer_limits import DiskQuota
 
 PROGRESS_SHOWN = (  # fields of ``Progress`` that the status repeats

@@ -9,8 +9,8 @@ import trio
 from ...protocol.errors import EvictedError, UserError
 from ...protocol.messages import RelayOffer
 from ...protocol.network.sockets import SocketNetwork
-from ..exit_codes import ExitCode
-from ..tasks import wait_for_signals
+from ..process.exit_codes import ExitCode
+from ..process.tasks import wait_for_signals
 from .peer_credentials import as_user_error, obtain_credentials
 from .relay_service import RelayService
 from .run_peer import PeerOptions

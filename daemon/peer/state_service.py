@@ -26,9 +26,9 @@ from ...checkpoint.partial_copy import PartialCopies
 from ...checkpoint.shared_state import SharedState
 from ...checkpoint.state_transfer import FetchFailedError
 from ...collectives.links.hub import LinkHub
-from ...membership.master.state.roster import layout_difference
 from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
+from ...membership.shared.layout_difference import layout_difference
 from ...protocol.arena import Arena
 from ...protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
 from ...protocol.messages import (
@@ -49,10 +49,10 @@ from ...protocol.messages import (
 )
 from ...protocol.network.interface import Network
 from ..fragment_layout import fragments_of, sizes_of
-from ..memory_check import check_room
+from ..process.memory_check import check_room
 from .line_report import measured
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .trainer_port import TrainerPort
+from .trainer.port import TrainerPort
 
 log = logging.getLogger("holdfast.peer")
 

@@ -16,10 +16,10 @@ from attrs import define, field
 
 from ...collectives.codecs.error_feedback import Residual
 from ...collectives.links.hub import LinkHub
-from ...membership.master.state.roster import layout_difference
-from ...membership.master.trainers import NO_STEP
 from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
+from ...membership.shared.layout_difference import layout_difference
+from ...membership.shared.peer_rows import NO_STEP
 from ...protocol.arena import (
     LOSS_SLOT,
     MAIL_SLOT,
@@ -56,8 +56,8 @@ from ..fragment_layout import fragments_of
 from .data_service import DataService
 from .peer_config import CurrentSpec, PeerReport
 from .state_service import StateService
-from .step_watch import StepSample, StepWatch
-from .trainer_port import TrainerPort
+from .trainer.port import TrainerPort
+from .trainer.step_watch import StepSample, StepWatch
 
 log = logging.getLogger("holdfast.peer")
 

@@ -13,7 +13,7 @@ import re
 from attrs import define, field, frozen
 
 from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
+from ..process.exit_codes import ExitCode
 
 DAY_MINUTES = 24 * 60
 # A change of the power supply counts after this time: a plug may only move to another socket.

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ...membership.master.status.records import RecordedRound
-from ..log_ring import PeerLog
+from ...membership.shared.records import RecordedRound
 from ..metrics_store import PastEvent
+from ..process.log_ring import PeerLog
 from ..status_records import MasterStatus, PeerStatus
 
 # The paths, and the schemas that no record stands behind.

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 
 from ...protocol.addresses import Address
 from ...protocol.errors import UserError
-from ..exit_codes import ExitCode
-from ..paths import CONTROL_FILE, DaemonAddress, published
+from ..process.exit_codes import ExitCode
+from ..process.paths import CONTROL_FILE, DaemonAddress, published
 from .app import Action, PrivateRead, make_app
 from .connections import Connections
 from .host_names import HostNames

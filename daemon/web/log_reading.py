@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from ..log_ring import LINES_KEPT_MAX, LogRing, PeerLog
+from ..process.log_ring import LINES_KEPT_MAX, LogRing, PeerLog
 from .app import PrivateRead
 from .json_answers import answer
 from .run_history import QueryError, UnixTime, parse_query

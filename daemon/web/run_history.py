@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...membership.master.state.master_effects import EventKind
+from ...membership.shared.event_kind import EventKind
 from ...protocol.network.interface import Network
 from ..answer_limits import EVENTS_ANSWER_MAX, ROUNDS_ANSWER_MAX
 from ..curves import EVERYBODY, LINE_COLUMNS, as_columns, member_columns

@@ -21,13 +21,13 @@ import math
 from ...protocol.messages import Abort, Hello, Reduced, ReduceFailed
 from ...protocol.text import plain
 from ..planning.plan import PlanEstimate
+from ..shared.event_kind import EventKind
 from .rounds.attempt import Attempt
 from .rounds.reduction_driver import ReductionDriver
 from .rounds.round import Round, RoundPhase
 from .rounds.round_table import RoundTable
 from .state.context import Context
 from .state.journal import RoundOrdered
-from .state.master_effects import EventKind
 from .state.roster import Member
 
 # After the last contributor. Peers try to reach their master every 2 s.

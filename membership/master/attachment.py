@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import deque
 
 from ...protocol.messages import VERSION_MAX, Commit, Hello, RefusalCode, Welcome
+from ..shared.event_kind import EventKind
 from .hello_checks import PROCESSES_MAX, Processes, refusal
 from .removal import Removal
 from .state.context import Context, format_member, quoted
 from .state.journal import PeerAdmitted
-from .state.master_effects import EventKind
 from .state.roster import Grant, Member, new_member
 
 

@@ -41,6 +41,7 @@ from ...protocol.messages import (
     View,
 )
 from ..planning.bandwidth import Bandwidths
+from ..shared.event_kind import EventKind
 from ..spec.spec import RunSpec
 from ..spec.spec_changes import changed_settings
 from . import trainers
@@ -64,7 +65,7 @@ from .state.journal import (
     RunPaused,
     SpecChanged,
 )
-from .state.master_effects import Effect, EventKind, StandDown
+from .state.master_effects import Effect, StandDown
 from .state.roster import Grant, Member
 from .state.run_end import what_is_committed
 from .state.succession import Succession

@@ -7,11 +7,11 @@ import math
 from attrs import define, field
 
 from ...protocol.messages import Leaving, RefusalCode, Released
+from ..shared.event_kind import EventKind
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .state.context import Context, format_member, quoted
 from .state.journal import PlaceVacated
-from .state.master_effects import EventKind
 from .state.roster import Member
 from .state.succession import Succession
 from .sync.state_sync import StateSync

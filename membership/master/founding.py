@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ...protocol.messages import SupplyWeights, WeightsSupplied
+from ..shared.event_kind import EventKind
 from .attachment import Attachment
 from .hello_checks import founding_fault, layout_refusal
 from .removal import Removal
 from .state.context import Context, format_member
 from .state.journal import RunFounded
-from .state.master_effects import EventKind
 from .state.roster import Member
 from .sync.state_sync import StateSync
 

@@ -13,10 +13,11 @@ from ...protocol.messages import (
     WeightsSupplied,
 )
 from ..planning.fragment_sizes import sizes_fault
+from ..shared.layout_difference import layout_difference
 from ..spec.spec import RunSpec
 from .state.context import Context, quoted
 from .state.journal import RunHistory
-from .state.roster import Member, layout_difference
+from .state.roster import Member
 
 # New processes of one key. Each costs a journal record, so their rate is limited: a burst, then one per
 # interval. A service manager restarts a failing daemon more slowly than that.

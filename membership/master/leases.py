@@ -41,10 +41,10 @@ from ...protocol.messages import (
     LeasesHeld,
     LeasesWanted,
 )
-from ..lease_ranges import RangeSet
+from ..shared.event_kind import EventKind
+from ..shared.lease_ranges import RangeSet
 from .state.context import Context, format_member
 from .state.journal import DataKnown, LeasesReserved, RoundOrdered
-from .state.master_effects import EventKind
 from .state.roster import Member
 
 # A journal record reserves positions for so many grants of the present size; a master that restarts leases

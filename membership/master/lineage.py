@@ -25,10 +25,10 @@ from attrs import frozen
 
 from ...protocol.messages import FragmentHead, RefusalCode
 from ...protocol.text import plural
+from ..shared.event_kind import EventKind
 from .rounds.round_table import Evict
 from .state.context import Context, format_member
 from .state.journal import RunRewound, VersionAdopted
-from .state.master_effects import EventKind
 from .state.roster import RECEIVED_STATES, CopyState, Member
 from .state.succession import NAMES_MAX, Succession
 from .state.voting_blocs import Voice, elect, voices_of

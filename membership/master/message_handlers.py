@@ -35,6 +35,7 @@ from ...protocol.messages import (
     TrainerLost,
     WeightsSupplied,
 )
+from ..shared.event_kind import EventKind
 from . import trainers
 from .adoption import Adoption
 from .departures import Departures
@@ -45,7 +46,6 @@ from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.routes import Routes
 from .state.context import Context, format_member, quoted
-from .state.master_effects import EventKind
 from .state.roster import Member
 from .sync.state_sync import ROOT_BYTES, StateSync
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..shared.event_kind import EventKind
 from . import trainers
 from .state.context import Context, format_member
 from .state.journal import PlaceTaken, PlaceVacated
-from .state.master_effects import EventKind
 from .state.roster import Member, next_to_seat
 from .state.voting_blocs import format_invite_warning, large_invites
 

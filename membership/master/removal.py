@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...protocol.messages import RefusalCode
+from ..shared.event_kind import EventKind
 from .state.context import Context, format_member
 from .state.journal import PlaceVacated
-from .state.master_effects import EventKind
 from .state.roster import Member
 
 

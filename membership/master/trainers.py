@@ -15,11 +15,10 @@ import itertools
 import math
 
 from ...protocol.messages import Remedy, TrainerFailed
+from ..shared.event_kind import EventKind
 from .state.context import Context, format_member, quoted
-from .state.master_effects import EventKind
 from .state.roster import Member, can_contribute, next_to_seat
 
-NO_STEP = "its trainer has taken no step"  # beginning of a daemon's text about a trainer that hangs
 LATE_MAX = 3  # rounds in a row that closed without a contributor
 REST_DEADLINES = 4  # length of the first rest; doubled each time
 REST_S_MAX = 3_600.0

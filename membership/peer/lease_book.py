@@ -31,7 +31,7 @@ from ...protocol.messages import (
     LeasesWanted,
     RankSamples,
 )
-from ..lease_ranges import RangeSet
+from ..shared.lease_ranges import RangeSet
 
 # The pool holds so many times what the trainer draws in the time for which it goes on without a master. Half
 # of that is the limit below which more are wanted.

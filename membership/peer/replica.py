@@ -52,7 +52,7 @@ from ...protocol.messages import (
     View,
     Welcome,
 )
-from ..manifest import contents_of
+from ..shared.manifest import contents_of
 from ..spec.spec import EVERY
 from .lease_book import LeaseBook
 from .local_fragment import LocalFragment

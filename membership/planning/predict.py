@@ -54,6 +54,9 @@ ROUND_TRIPS = 5  # Ready, Reduce, the last result, Reduced, Commit
 LEFT_S_MIN = 1e-6  # with less time for its bytes no line is fast enough to hide a round
 MODELS_HELD = 3  # see ``memory_bytes``
 AHEAD_BYTES = 64 * 2**20  # of contributions that wait, ``collectives.chunk_sender``'s
+# Fragments that one member fetches at a time: one that is nearly complete and the next. For each it
+# has to keep the results of all rounds since.
+FETCHES_MAX = 2
 PROGRAM_BYTES = 95e6  # of a daemon and a hook without a state
 FRAME_BYTES = 48  # header and tag of a chunk on a lane, ``protocol.lane``'s
 

@@ -26,7 +26,7 @@ from holdfast.checkpoint.partial_copy import PartialCopies
 from holdfast.checkpoint.shared_state import SharedState
 from holdfast.checkpoint.state_transfer import FetchFailedError, FetchReport
 from holdfast.collectives.links.frame_routing import FrameRouter, Sink
-from holdfast.collectives.links.send_priority import SendRank
+from holdfast.collectives.links.rates.send_priority import SendRank
 from holdfast.collectives.links.send_queue import FrameSource
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import (

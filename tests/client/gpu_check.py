@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.client.copier import CudaCopier
-from holdfast.client.fragment_replica import FragmentReplica
-from holdfast.client.tensors import find_shared
+from holdfast.client.state.copier import CudaCopier
+from holdfast.client.state.fragment_replica import FragmentReplica
+from holdfast.client.state.tensors import find_shared
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize
 from tests.processes.harness import Fleet

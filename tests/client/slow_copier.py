@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from holdfast.client.copier import CudaCopier, Result, Transfer, WorkBeside
+from holdfast.client.state.copier import CudaCopier, Result, Transfer, WorkBeside
 from holdfast.protocol.errors import HoldfastError
 
 Work = Literal["at once", "early", "late"]

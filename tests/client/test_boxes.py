@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.client.fragment_replica import FragmentReplica
-from holdfast.client.tensors import SharedTensor, find_shared
+from holdfast.client.state.fragment_replica import FragmentReplica
+from holdfast.client.state.tensors import SharedTensor, find_shared
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize, TensorBox
 

@@ -24,7 +24,7 @@ from holdfast.client import hook
 from holdfast.client.attach import attach
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import Run
-from holdfast.client.inner_optimizer import InnerOptimizer
+from holdfast.client.state.inner_optimizer import InnerOptimizer
 from holdfast.protocol.arena import (
     LOSS_SLOT,
     STEP_SLOT,

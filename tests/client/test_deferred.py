@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.client import arenas
 from holdfast.client.attach import attach
-from holdfast.client.copier import CudaCopier
-from holdfast.client.fragment_replica import FragmentReplica
-from holdfast.client.tensors import find_shared
+from holdfast.client.state import arenas
+from holdfast.client.state.copier import CudaCopier
+from holdfast.client.state.fragment_replica import FragmentReplica
+from holdfast.client.state.tensors import find_shared
 from holdfast.protocol.arena import STEP_SLOT, Arena, arena_bytes
 from holdfast.protocol.messages import Finished, FragmentSize, Posted
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from holdfast.checkpoint.shared_state import SharedState
-from holdfast.client.fragment_replica import FragmentReplica
-from holdfast.client.tensors import find_shared
+from holdfast.client.state.fragment_replica import FragmentReplica
+from holdfast.client.state.tensors import find_shared
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize, SyncFragment
 from holdfast.simulation.memory_network import MemoryWorld

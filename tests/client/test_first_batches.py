@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from holdfast.client.attach import attach
-from holdfast.client.first_batches import BATCH_COUNT, FirstBatches
+from holdfast.client.data.first_batches import BATCH_COUNT, FirstBatches
 from holdfast.protocol.messages import Posted
 from tests.client.fake_daemon import FakeDaemon, talking
 

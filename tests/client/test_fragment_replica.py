@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from holdfast.client import host_merge
-from holdfast.client.fragment_replica import FragmentReplica
-from holdfast.client.tensors import find_shared
+from holdfast.client.state import host_merge
+from holdfast.client.state.fragment_replica import FragmentReplica
+from holdfast.client.state.tensors import find_shared
 from holdfast.protocol.arena import Arena, arena_bytes
 from holdfast.protocol.messages import FragmentSize
 

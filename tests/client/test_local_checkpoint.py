@@ -16,8 +16,8 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from holdfast.client.attach import attach
-from holdfast.client.inner_optimizer import InnerOptimizer
-from holdfast.client.local_checkpoint import LocalCheckpoint
+from holdfast.client.state.inner_optimizer import InnerOptimizer
+from holdfast.client.state.local_checkpoint import LocalCheckpoint
 from holdfast.protocol.messages import KeepState
 from tests.client.fake_daemon import FakeDaemon, settled, talking
 

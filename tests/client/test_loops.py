@@ -13,7 +13,7 @@ from torch import nn
 
 from holdfast.client.attach import attach
 from holdfast.client.hook import Run
-from holdfast.client.inner_optimizer import RAMP_STEPS
+from holdfast.client.state.inner_optimizer import RAMP_STEPS
 from holdfast.protocol.arena import STEP_SLOT
 from holdfast.protocol.messages import Failing, Finished, Posted, SetRole
 from tests.client.fake_daemon import FakeDaemon, settled, talking, wait_for

@@ -16,7 +16,7 @@ import holdfast
 from holdfast.client.attach import attach
 from holdfast.client.attach_errors import ModelError
 from holdfast.client.hook import Run
-from holdfast.client.trained_parameters import TrainedParameters
+from holdfast.client.state.trained_parameters import TrainedParameters
 from holdfast.protocol.messages import Posted, SetRole
 
 from .fake_daemon import FakeDaemon, talking

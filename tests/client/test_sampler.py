@@ -12,11 +12,17 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import holdfast
-from holdfast.client import sampler as sampler_module
 from holdfast.client.attach_errors import DaemonGone, MisuseError
+from holdfast.client.data import sampler as sampler_module
+from holdfast.client.data.sampler import (
+    DRAW_FIRST,
+    DRAW_MAX,
+    OF_SAMPLES,
+    LeasedSampler,
+    SampleStream,
+)
+from holdfast.client.data.shards import OF_SHARDS, LeasedShards
 from holdfast.client.hook import Run
-from holdfast.client.sampler import DRAW_FIRST, DRAW_MAX, OF_SAMPLES, LeasedSampler, SampleStream
-from holdfast.client.shards import OF_SHARDS, LeasedShards
 from holdfast.membership.peer.lease_book import LeaseBook
 from holdfast.protocol.messages import Leased, LeaseRange
 from tests.processes.leases_trainer import Numbers

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from holdfast.client.attach_errors import ModelError
-from holdfast.client.tensors import find_shared, layout_of
+from holdfast.client.state.tensors import find_shared, layout_of
 
 
 def names(model: nn.Module) -> list[str]:

@@ -13,8 +13,8 @@ from attrs import define, field
 from holdfast.collectives.links.hub import LinkHub
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
-from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.collectives.links.send_priority import SendRank
+from holdfast.collectives.links.rates.rate_limiter import RateLimiter
+from holdfast.collectives.links.rates.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Load
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import FragmentHead, IndexRequest, MemberInfo, Message, Role

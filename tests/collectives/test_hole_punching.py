@@ -9,7 +9,12 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.collectives.links.hole_punching import MEET_S, STREAMS_MAX, HolePuncher, answer
+from holdfast.collectives.links.dialling.hole_punching import (
+    MEET_S,
+    STREAMS_MAX,
+    HolePuncher,
+    answer,
+)
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import RemoteProtocolError
 

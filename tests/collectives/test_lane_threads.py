@@ -16,14 +16,15 @@ import pytest
 import trio
 from attrs import define, field
 
-from holdfast.collectives.links import lane_threads, line_rate, send_queue
+from holdfast.collectives.links import lane_threads, send_queue
 from holdfast.collectives.links.event_loop import Loop
 from holdfast.collectives.links.lane_pool import CONGESTION_AGAIN_S
-from holdfast.collectives.links.line_watch import LineWatch
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
-from holdfast.collectives.links.rate_limiter import BURST_S, RateLimiter
-from holdfast.collectives.links.send_priority import SendRank
+from holdfast.collectives.links.rates import line_rate
+from holdfast.collectives.links.rates.line_watch import LineWatch
+from holdfast.collectives.links.rates.rate_limiter import BURST_S, RateLimiter
+from holdfast.collectives.links.rates.send_priority import SendRank
 from holdfast.collectives.links.send_queue import Frame, Load
 from holdfast.protocol.network.lane import FrameHeader
 from holdfast.protocol.network.socket_options import congestion_of, retransmitted_bytes

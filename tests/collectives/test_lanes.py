@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from holdfast.collectives.links.lane_pool import UsedLaneNumbers
-from holdfast.collectives.links.line_watch import LineWatch
 from holdfast.collectives.links.link import Link
 from holdfast.collectives.links.link_parts import LaneRules
-from holdfast.collectives.links.rate_limiter import RateLimiter
+from holdfast.collectives.links.rates.line_watch import LineWatch
+from holdfast.collectives.links.rates.rate_limiter import RateLimiter
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import PeerLostError, RemoteProtocolError
 from holdfast.protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived

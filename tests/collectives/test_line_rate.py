@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.collectives.links.line_rate import LineSample, PaceRule
+from holdfast.collectives.links.rates.line_rate import LineSample, PaceRule
 
 LOOK_S = 0.1
 TICK_S = 0.01

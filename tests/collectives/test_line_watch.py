@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 from attrs import define
 
-from holdfast.collectives.links.line_rate import ROUND_TRIP_S_MIN
-from holdfast.collectives.links.line_watch import LOOK_S, RECENT_S, LineWatch
+from holdfast.collectives.links.rates.line_rate import ROUND_TRIP_S_MIN
+from holdfast.collectives.links.rates.line_watch import LOOK_S, RECENT_S, LineWatch
 from holdfast.protocol.network.socket_lane import SocketLane
 from holdfast.protocol.network.socket_options import PathNow
 

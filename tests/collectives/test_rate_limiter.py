@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from holdfast.collectives.links.rate_limiter import BURST_S, RateLimiter
+from holdfast.collectives.links.rates.rate_limiter import BURST_S, RateLimiter
 from holdfast.protocol.errors import LocalProtocolError
 
 

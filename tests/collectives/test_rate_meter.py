@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from holdfast.collectives.links.hub import LinkHub
-from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.collectives.links.rate_meter import Meter, Reading
+from holdfast.collectives.links.rates.rate_limiter import RateLimiter
+from holdfast.collectives.links.rates.rate_meter import Meter, Reading
 from holdfast.simulation.memory_network import MemoryWorld
 from tests.collectives.net import KEY, Net, Sink, a_net, frame, peer_id, send_frame, view
 

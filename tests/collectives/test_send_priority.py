@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from holdfast.collectives.links.rate_limiter import RateLimiter
-from holdfast.collectives.links.send_priority import WAIT_S_MAX, SendPriority, SendRank
+from holdfast.collectives.links.rates.rate_limiter import RateLimiter
+from holdfast.collectives.links.rates.send_priority import WAIT_S_MAX, SendPriority, SendRank
 from holdfast.collectives.links.send_queue import Load, SendQueue
 from holdfast.protocol.network.lane import FrameHeader, FrameKind
 from tests.background import background

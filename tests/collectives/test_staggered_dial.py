@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from holdfast.collectives.links.staggered_dial import DIAL_S, STAGGER_S, dial_first
+from holdfast.collectives.links.dialling.staggered_dial import DIAL_S, STAGGER_S, dial_first
 from holdfast.protocol.addresses import Address
 
 ADDRESSES = ("10.0.0.7:1", "203.0.113.7:2", "[2001:db8::7]:3")

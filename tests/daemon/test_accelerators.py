@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.daemon.peer.accelerators import (
+from holdfast.daemon.peer.trainer.accelerators import (
     FILE_VARIABLE,
     VISIBLE_VARIABLE,
     Gpu,

@@ -20,8 +20,8 @@ from torch import nn
 from holdfast.client.attach import attach
 from holdfast.client.attach_errors import AttachRefused, DaemonGone
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.daemon.peer import bridge as module
-from holdfast.daemon.peer.bridge import UnixBridge
+from holdfast.daemon.peer.trainer import bridge as module
+from holdfast.daemon.peer.trainer.bridge import UnixBridge
 from holdfast.protocol import wire
 from holdfast.protocol.arena import MAIL_SLOT
 from holdfast.protocol.messages import (

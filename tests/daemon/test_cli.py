@@ -23,8 +23,8 @@ import pytest
 import holdfast
 from holdfast.daemon.cli.command_line import GONE, SECTIONS, commands, main
 from holdfast.daemon.cli.options import screen
-from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.paths import locked
+from holdfast.daemon.process.exit_codes import ExitCode
+from holdfast.daemon.process.paths import locked
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from starlette.types import Receive, Scope, Send
 
-from holdfast.daemon.this_machine import DESCRIPTORS_WANTED, raise_descriptor_limit
+from holdfast.daemon.process.this_machine import DESCRIPTORS_WANTED, raise_descriptor_limit
 from holdfast.daemon.web import connections as module
 from holdfast.daemon.web.connections import SEND_S, connections_max
 from holdfast.daemon.web.http_server import bind_http, serve_http

@@ -20,9 +20,9 @@ from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.blocks import BLOCK_BYTES
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Manifest
-from holdfast.client.tensors import find_shared, layout_of
+from holdfast.client.state.tensors import find_shared, layout_of
+from holdfast.daemon.cli.checkpoints.export import export_safetensors, to_bfloat16
 from holdfast.daemon.cli.command_line import commands
-from holdfast.daemon.cli.export import export_safetensors, to_bfloat16
 from holdfast.daemon.fragment_layout import fragments_of, sizes_of
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.errors import UserError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon.peer.trainer_failures import failure_of, memory_kills
+from holdfast.daemon.peer.trainer.failures import failure_of, memory_kills
 from holdfast.protocol.messages import FailureKind
 
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from torch import nn
 
-from holdfast.client.tensors import find_shared, layout_of
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.client.state.tensors import find_shared, layout_of
 from holdfast.daemon.fragment_layout import fragments_of
 from holdfast.daemon.master.run_master import Master
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.spec.spec import DilocoTable, RunSpec
 from holdfast.protocol.errors import UserError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.master.state.journal import RunFounded
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import FragmentHead, FragmentSize, ModelLayout, TensorSpec

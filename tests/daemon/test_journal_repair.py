@@ -12,10 +12,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.master.journal.journal_base import GrantRow, JournalAwayError
 from holdfast.daemon.master.journal.journal_store import JournalStore, back_up
 from holdfast.daemon.master.operator_commands import OperatorCommands
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.master.state.journal import (
     JournalRecord,
     RoundNumbered,

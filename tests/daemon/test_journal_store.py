@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.master.journal.journal_base import GrantRow, TokenError
 from holdfast.daemon.master.journal.journal_store import JournalStore
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.master.state.journal import (
     JournalRecord,
     PeerAdmitted,

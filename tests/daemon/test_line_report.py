@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.collectives.links.rate_meter import Reading
+from holdfast.collectives.links.rates.rate_meter import Reading
 from holdfast.daemon.peer.line_report import (
     LINKS_OF_ALL,
     LINKS_REPORTED_MAX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from holdfast.daemon.log_ring import LINES_KEPT_MAX, LogRing, RingHandler
+from holdfast.daemon.process.log_ring import LINES_KEPT_MAX, LogRing, RingHandler
 
 
 def test_only_the_newest_lines_are_kept() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.daemon import logs
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process import logs
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.errors import UserError
 
 log = logging.getLogger("holdfast.test")

@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from holdfast.daemon import memory_check
-from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.memory_check import MEMORY_LEFT_BYTES, check_room, machine_bytes, state_bytes
+from holdfast.daemon.process import memory_check
+from holdfast.daemon.process.exit_codes import ExitCode
+from holdfast.daemon.process.memory_check import (
+    MEMORY_LEFT_BYTES,
+    check_room,
+    machine_bytes,
+    state_bytes,
+)
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import FragmentSize
 from holdfast.simulation.drifting_trainer import small_layout

@@ -25,7 +25,7 @@ from holdfast.daemon.web import http_server
 from holdfast.daemon.web.api_description import api_description
 from holdfast.daemon.web.app import make_app
 from holdfast.daemon.web.prometheus import StatusCollector
-from holdfast.membership.master.state.master_effects import EventKind
+from holdfast.membership.shared.event_kind import EventKind
 from tests.background import background
 from tests.daemon.loopback import a_master, a_peer
 from tests.plain import peer_status

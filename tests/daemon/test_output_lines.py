@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.daemon.output_lines import (
+from holdfast.daemon.process.output_lines import (
     LINE_CHARS_MAX,
     PLAIN_CHARS_MAX,
     LineReader,

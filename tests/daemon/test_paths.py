@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon import paths
-from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.paths import (
+from holdfast.daemon.process import paths
+from holdfast.daemon.process.exit_codes import ExitCode
+from holdfast.daemon.process.paths import (
     CONTROL_FILE,
     IDENTITY_FILE,
     JOURNAL_FILE,
@@ -203,7 +203,7 @@ def test_the_lock_goes_with_a_killed_process(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from holdfast.daemon.paths import locked\n"
+        "from holdfast.daemon.process.paths import locked\n"
         f"with locked(Path({str(tmp_path)!r})):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(60)\n"

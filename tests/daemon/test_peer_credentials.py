@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.peer.peer_credentials import stored_credentials
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Role

@@ -16,16 +16,16 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.checkpoint.checkpoint_store import FolderStore
-from holdfast.daemon import logs, paths
 from holdfast.daemon.cli import ask_commands, command_line, daemon_client, look_commands, run_client
 from holdfast.daemon.cli.doctor_command import show_findings
 from holdfast.daemon.cli.options import tell
 from holdfast.daemon.doctor.findings import fault
 from holdfast.daemon.master.event_log import line_of
 from holdfast.daemon.metrics_store import PastEvent
-from holdfast.daemon.paths import DaemonAddress
+from holdfast.daemon.process import logs, paths
+from holdfast.daemon.process.paths import DaemonAddress
 from holdfast.daemon.status_records import PendingRow
-from holdfast.membership.master.state.master_effects import EventKind
+from holdfast.membership.shared.event_kind import EventKind
 from holdfast.protocol.errors import EvictedError, RemoteProtocolError, UserError
 from holdfast.protocol.text import unprintable
 from tests.daemon.test_run_client import MARK, a_contribution, a_round

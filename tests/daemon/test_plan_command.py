@@ -18,7 +18,7 @@ from holdfast.daemon.cli.plan_command import (
     STEP_TIME,
     NumberWithUnit,
 )
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSING = (ROOT / "docs" / "choosing.md").read_text()

@@ -15,7 +15,7 @@ from holdfast.daemon.cli import daemon_client, run_client
 from holdfast.daemon.cli.run_client import events_of, rounds_of
 from holdfast.daemon.cli.run_tables import format_round_reason
 from holdfast.daemon.metrics_store import MetricsStore, PastEvent
-from holdfast.daemon.paths import DaemonAddress
+from holdfast.daemon.process.paths import DaemonAddress
 from holdfast.daemon.web.http_server import bind_http, serve_http
 from holdfast.protocol.addresses import Address
 from tests.background import background

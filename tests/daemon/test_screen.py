@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.daemon import screen as module
-from holdfast.daemon.screen import Screen
+from holdfast.daemon.process import screen as module
+from holdfast.daemon.process.screen import Screen
 from tests.terminal import PATIENCE_S, Terminal
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from holdfast.collectives.links import handshake
-from holdfast.collectives.links.handshake import LinkKeys
+from holdfast.collectives.links.dialling import handshake
+from holdfast.collectives.links.dialling.handshake import LinkKeys
 from holdfast.daemon.cli.command_line import commands
 from holdfast.daemon.cli.options import parse_invite_option
-from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.paths import DaemonAddress
+from holdfast.daemon.process.exit_codes import ExitCode
+from holdfast.daemon.process.paths import DaemonAddress
 from holdfast.daemon.web.json_answers import compact
 from holdfast.protocol.messages import CheckRequest, EnrolRequest, LinkHello
 from holdfast.protocol.network import lane

@@ -11,10 +11,10 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.peer.run_peer import Peer, PeerOptions
-from holdfast.daemon.peer.trainer_supervisor import TrainerSupervisor
-from holdfast.daemon.tasks import wait_for_signals
+from holdfast.daemon.peer.trainer.supervisor import TrainerSupervisor
+from holdfast.daemon.process.exit_codes import ExitCode
+from holdfast.daemon.process.tasks import wait_for_signals
 from holdfast.protocol.messages import FailureKind, Remedy, TrainerFailed
 from tests.processes.harness import Fleet, spec
 

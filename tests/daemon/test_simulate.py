@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast.collectives.arithmetic import MeanFactors
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.simulation.__main__ import simulate
 
 STARTED_S = 120.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.spec.preset import PRESETS
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.membership.spec.spec_faults import find_faults

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.daemon.peer.step_watch import FIRST_STEP_DEADLINES, LOOK_S_MAX, StepSample, StepWatch
+from holdfast.daemon.peer.trainer.step_watch import (
+    FIRST_STEP_DEADLINES,
+    LOOK_S_MAX,
+    StepSample,
+    StepWatch,
+)
 
 DEADLINE_S = 10.0
 

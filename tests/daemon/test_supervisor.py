@@ -16,10 +16,10 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.peer import trainer_supervisor as module
-from holdfast.daemon.peer.trainer_failures import Failure
-from holdfast.daemon.peer.trainer_supervisor import TrainerEnd, TrainerSupervisor
+from holdfast.daemon.peer.trainer import supervisor as module
+from holdfast.daemon.peer.trainer.failures import Failure
+from holdfast.daemon.peer.trainer.supervisor import TrainerEnd, TrainerSupervisor
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.errors import UserError
 from holdfast.protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
 from tests.background import background
@@ -332,7 +332,7 @@ async def test_a_grandchild_that_keeps_the_output_open_delays_nothing(tmp_path: 
 LISTENING_DAEMON = """
 import functools, sys, trio
 from pathlib import Path
-from holdfast.daemon.peer.trainer_supervisor import TrainerSupervisor
+from holdfast.daemon.peer.trainer.supervisor import TrainerSupervisor
 
 command, socket = ["sh", "-c", sys.argv[1]], Path(sys.argv[2])
 trio.run(TrainerSupervisor(command, socket, member="me", output=lambda lines, rest: None).run)
@@ -356,7 +356,7 @@ async def test_an_output_that_is_held_open_does_not_keep_the_daemon_alive(tmp_pa
 BUSY_DAEMON = """
 import sys, time, trio
 from pathlib import Path
-from holdfast.daemon.peer.trainer_supervisor import TrainerSupervisor
+from holdfast.daemon.peer.trainer.supervisor import TrainerSupervisor
 
 async def main():
     async with trio.open_nursery() as nursery:
@@ -445,7 +445,7 @@ async def test_the_whole_session_ends_with_the_daemon(tmp_path: Path, how: str) 
 DAEMON = """
 import sys, trio
 from pathlib import Path
-from holdfast.daemon.peer.trainer_supervisor import TrainerSupervisor
+from holdfast.daemon.peer.trainer.supervisor import TrainerSupervisor
 
 trio.run(TrainerSupervisor(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member="me").run)
 """
@@ -453,7 +453,7 @@ trio.run(TrainerSupervisor(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member=
 
 @pytest.mark.fault(
     "a daemon is killed",
-    "the end of a pipe, at a small process beside the training command (`daemon/peer/trainer_watcher.py`)",
+    "the end of a pipe, at a small process beside the training command (`daemon/peer/trainer/watcher.py`)",
     "the command ends, and all that it has started, whatever sessions these have",
 )
 async def test_all_that_a_command_started_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None:

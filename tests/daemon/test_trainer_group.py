@@ -15,8 +15,8 @@ from attrs import evolve
 
 from holdfast.client.attach_errors import DaemonGone
 from holdfast.client.daemon_connection import DaemonConnection
-from holdfast.daemon.peer import bridge as module
-from holdfast.daemon.peer.bridge import UnixBridge
+from holdfast.daemon.peer.trainer import bridge as module
+from holdfast.daemon.peer.trainer.bridge import UnixBridge
 from holdfast.protocol.arena import (
     LOSS_SLOT,
     MAIL_SLOT,

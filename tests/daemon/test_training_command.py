@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.daemon.cli.run_commands import join
 from holdfast.daemon.cli.training_command import check_command, script_of
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.errors import UserError
 
 

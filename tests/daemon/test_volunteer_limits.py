@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.daemon import this_machine
 from holdfast.daemon.peer.volunteer_limits import (
     DAY_MINUTES,
     STEADY_S,
@@ -16,6 +15,7 @@ from holdfast.daemon.peer.volunteer_limits import (
     Hours,
     VolunteerLimits,
 )
+from holdfast.daemon.process import this_machine
 from holdfast.protocol.errors import UserError
 
 NIGHT = Hours.parse("22-07")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import trio
 
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.daemon.web import connections
 from holdfast.daemon.web.app import BODY_BYTES_MAX, HEADERS, Json, make_app, read_route
 from holdfast.daemon.web.http_server import bind_http, serve_http

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.master.run_master import Master
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.errors import WRONG_CLOCK_HINT, UserError
 from holdfast.protocol.trust.authority import Authority, Party
 from holdfast.protocol.trust.credentials import Credentials

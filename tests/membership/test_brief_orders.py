@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.membership.master.state.brief_orders import OrderReader, OrderWriter
+from holdfast.membership.shared.brief_orders import OrderReader, OrderWriter
 from holdfast.protocol import wire
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import (

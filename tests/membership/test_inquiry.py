@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.membership.master.rounds.inquiry import differing, waiting
 from holdfast.membership.master.state.journal import RoundCommitted
-from holdfast.membership.master.state.master_effects import EventKind
+from holdfast.membership.shared.event_kind import EventKind
 from holdfast.protocol.messages import (
     Abort,
     Diagnose,

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.membership.lease_ranges import RangeSet
 from holdfast.membership.master.leases import (
     GRANT_RANGES_MAX,
     GRANTS_RESERVED,
@@ -23,6 +22,7 @@ from holdfast.membership.master.state.context import Context
 from holdfast.membership.master.state.journal import JournalRecord, LeasesReserved, RunHistory
 from holdfast.membership.master.state.master_effects import RecordDurably, SendMessage
 from holdfast.membership.master.state.roster import Grant, Member
+from holdfast.membership.shared.lease_ranges import RangeSet
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.errors import LocalProtocolError
 from holdfast.protocol.messages import (

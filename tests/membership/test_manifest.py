@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.membership.manifest import MeanContents, contents_of, format_committed
+from holdfast.membership.shared.manifest import MeanContents, contents_of, format_committed
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun
 
 PEERS = [letter * 32 for letter in "abcdef12"]

@@ -7,7 +7,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.membership.master.state.views import ViewWriter, changed_view
+from holdfast.membership.shared.views import ViewWriter, changed_view
 from holdfast.protocol import wire
 from holdfast.protocol.errors import RemoteProtocolError
 from holdfast.protocol.messages import MemberInfo, Role, View, ViewChange

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from holdfast.daemon.cli.command_line import commands
 from holdfast.daemon.cli.demo import Demo
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.spec.spec import RunSpec
 from tools import reference
 

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from holdfast.daemon.cli.command_line import commands
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.spec import spec as spec_module
 from holdfast.membership.spec.spec import RunSpec

@@ -22,7 +22,7 @@ from typing import Any, Self
 from holdfast.daemon.cli import fleet
 from holdfast.daemon.cli.fleet import EXIT_S, START_S, Node, Polls, Status, environment
 from holdfast.daemon.master.journal.journal_store import JournalStore
-from holdfast.daemon.paths import JOURNAL_FILE
+from holdfast.daemon.process.paths import JOURNAL_FILE
 from holdfast.membership.master.state.journal import RoundCommitted
 
 __all__ = [

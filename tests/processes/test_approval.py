@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from tests.processes.harness import Fleet, run_command, spec
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from holdfast.checkpoint import checkpoints
 from holdfast.checkpoint.checkpoint_store import FolderStore
 from holdfast.checkpoint.checkpoints import Checkpoint
-from holdfast.daemon.cli.export import export_safetensors
+from holdfast.daemon.cli.checkpoints.export import export_safetensors
 from tests.processes.harness import WITH_TORCH, Fleet, contributing, digests, in_sync, spec
 from tests.processes.torch_trainer import batch, make_model
 

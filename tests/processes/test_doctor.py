@@ -24,7 +24,7 @@ import holdfast
 from holdfast.daemon.doctor import line_checks
 from holdfast.daemon.doctor.findings import Verdict
 from holdfast.daemon.doctor.line_checks import check_clock, check_version
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.addresses import Address
 from holdfast.protocol.messages import VERSION_MAX, VERSION_MIN
 from holdfast.protocol.network.socket_options import obtainable_congestion

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from benchmarks.postgres_server import PostgresServer
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.protocol.trust.invite import Invite
 from tests import needs
 from tests.processes.harness import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from tests.processes.harness import (
     Fleet,
     alive,

@@ -8,8 +8,8 @@ import signal
 import subprocess
 from functools import partial
 
-from holdfast.daemon.exit_codes import ExitCode
-from holdfast.daemon.paths import CONTROL_FILE, read_control
+from holdfast.daemon.process.exit_codes import ExitCode
+from holdfast.daemon.process.paths import CONTROL_FILE, read_control
 from tests.packaging.test_docs import sample, untrue
 from tests.processes.harness import (
     WAIT_S,

@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from holdfast.daemon.exit_codes import ExitCode
+from holdfast.daemon.process.exit_codes import ExitCode
 from tests.processes.harness import (
     EXIT_S,
     TRAINER,

@@ -17,7 +17,7 @@ from random import Random
 import trio
 from attrs import frozen
 
-from holdfast.membership.master.state.master_effects import EventKind
+from holdfast.membership.shared.event_kind import EventKind
 from holdfast.simulation.drifting_trainer import small_layout
 from holdfast.simulation.scenario import MASTER
 from holdfast.simulation.scenario_run import format_state

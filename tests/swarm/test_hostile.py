@@ -27,9 +27,9 @@ from holdfast.membership.master.rounds.inquiry import Findings
 from holdfast.membership.master.rounds.norms import UnderstatedNorm
 from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.routes.disputes import Disputes
-from holdfast.membership.master.state.master_effects import EventKind
 from holdfast.membership.master.sync import donor_choice, state_sync
 from holdfast.membership.master.sync.root_votes import RootVotes
+from holdfast.membership.shared.event_kind import EventKind
 from holdfast.simulation.batch import BatchOptions, broken_by
 from holdfast.simulation.hostile_peer import Falsehood, Hostile
 from holdfast.simulation.scenario import RunKind

@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 import trio
 
-from holdfast.daemon.exit_codes import ExitCode
 from holdfast.daemon.master.journal.journal_base import JournalAwayError
 from holdfast.daemon.master.journal.journal_store import JournalStore
+from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import (
     TERMS_SKIPPED,

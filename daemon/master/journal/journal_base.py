@@ -29,7 +29,7 @@ from ....protocol import wire
 from ....protocol.errors import HoldfastError, UserError
 from ....protocol.messages import Commit, Role
 from ....protocol.trust.invite import generate_token
-from ...exit_codes import ExitCode
+from ...process.exit_codes import ExitCode
 from .journal_repair import RepairedJournal, check_of
 
 COMMITS_BYTES_MAX = 2**26  # of commits that are read at once; with 1,000 members one is 60 kB

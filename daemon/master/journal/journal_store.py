@@ -17,8 +17,8 @@ from ....membership.master.state import journal
 from ....protocol.durable_files import keep_private, write_private
 from ....protocol.errors import UserError
 from ....protocol.messages import Role
-from ...exit_codes import ExitCode
-from ...paths import JOURNAL_FILE, PLACE_FILE, make_private
+from ...process.exit_codes import ExitCode
+from ...process.paths import JOURNAL_FILE, PLACE_FILE, make_private
 from .journal_base import (
     GRANTS,
     TOKENS,

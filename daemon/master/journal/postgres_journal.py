@@ -34,7 +34,7 @@ from psycopg import errors, sql
 
 from ....membership.master.state import journal
 from ....protocol.errors import UserError
-from ...exit_codes import ExitCode
+from ...process.exit_codes import ExitCode
 from .journal_base import (
     GRANT_COLUMNS,
     GRANTS,

@@ -14,8 +14,8 @@ from attrs import define, frozen
 from ....protocol.durable_files import write_private
 from ....protocol.errors import UserError
 from ....protocol.trust.authority import SAME_KEY_HINT, Authority, open_key
-from ...exit_codes import ExitCode
-from ...paths import PLACE_FILE, make_private
+from ...process.exit_codes import ExitCode
+from ...process.paths import PLACE_FILE, make_private
 from .journal_base import JournalBrokenError
 from .lease import Lease
 from .postgres_journal import Database, PostgresJournal

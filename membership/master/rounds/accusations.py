@@ -20,9 +20,9 @@ from collections.abc import Collection, Sequence
 from attrs import frozen
 
 from ....protocol.messages import ReduceFailed
+from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
 from ..state.context import Context, format_member, quoted
-from ..state.master_effects import EventKind
 from ..state.roster import Member
 from ..state.voting_blocs import voices_of
 from .attempt import Attempt

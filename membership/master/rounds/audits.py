@@ -39,10 +39,10 @@ from ....protocol.messages import (
     ChunkFinding,
     RefusalCode,
 )
+from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
 from ..state.context import Context, quoted
 from ..state.journal import PeerRevoked
-from ..state.master_effects import EventKind
 from ..state.roster import Member
 from ..state.voting_blocs import Voice, voices_of
 from .attempt import Attempt

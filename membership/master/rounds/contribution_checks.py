@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...shared.event_kind import EventKind
 from ..state.context import Context
-from ..state.master_effects import EventKind
 from .norms import NormsFound, UnderstatedNorm, against_the_others, found_in, understated
 from .round import Round
 

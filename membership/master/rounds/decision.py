@@ -10,10 +10,10 @@ from __future__ import annotations
 from attrs import define
 
 from ....protocol.messages import Commit
-from ...manifest import contents_of, format_committed
+from ...shared.event_kind import EventKind
+from ...shared.manifest import contents_of, format_committed
 from ..state.context import Context, quoted
 from ..state.journal import RoundCommitted
-from ..state.master_effects import EventKind
 from ..sync.state_sync import StateSync
 from .accusations import Accusations
 from .audits import Auditing

@@ -27,8 +27,8 @@ from __future__ import annotations
 import math
 
 from ....protocol.messages import Reduced, ReduceFailed, RefusalCode
-from ...manifest import fits
 from ...planning.bandwidth import Bandwidths
+from ...shared.manifest import fits
 from ..routes.routes import Routes
 from ..state.context import Context, quoted
 from ..state.roster import Member

@@ -12,10 +12,10 @@ from ....protocol.messages import Contributor, Reduce
 from ...planning.bandwidth import Bandwidths, LineCapacities
 from ...planning.plan import make_plan, planned_s
 from ...planning.shares import NoReachableOwnerError
+from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
 from ..state.context import Context
 from ..state.journal import RoundOrdered
-from ..state.master_effects import EventKind
 from ..state.roster import CopyState, caps_of
 from .attempt import Attempt
 from .audits import Auditing

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ....protocol.messages import OWNER_RUNS_MAX, Assignment, Flush, Held, RefusalCode, Repair
+from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
 from ..state.context import Context
-from ..state.master_effects import EventKind
 from ..state.roster import Member
 from .attempt import Attempt
 from .outcome import ReductionOutcome

@@ -25,7 +25,7 @@ from collections.abc import Collection, Mapping
 from attrs import Factory, define
 
 from ....protocol.messages import Ready
-from ...manifest import MeanContents
+from ...shared.manifest import MeanContents
 from .attempt import Attempt
 
 # Multiples of the median norm.

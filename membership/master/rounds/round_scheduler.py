@@ -13,11 +13,11 @@ import math
 
 from ....protocol.messages import Contributor, FragmentHead, Measured, NotReady, Open, Ready
 from ...planning.bandwidth import Bandwidths
+from ...shared.event_kind import EventKind
 from ..leases import Leases
 from ..routes.routes import Routes
 from ..state.context import Context, quoted
 from ..state.journal import RoundNumbered
-from ..state.master_effects import EventKind
 from ..state.roster import CopyState, Member, can_contribute
 from ..state.round_schedule import next_fragment
 from ..state.succession import Succession

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from ....protocol.messages import MEMBERS_MAX, Abort, RefusalCode
 from ....protocol.text import plain
+from ...shared.event_kind import EventKind
 from ..leases import Leases
 from ..state.context import Context
-from ..state.master_effects import EventKind
 from ..state.round_schedule import Backoff
 from .attempt import Attempt
 from .round import Round, RoundPhase, quorum_count

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...shared.event_kind import EventKind
 from ..state.context import Context
-from ..state.master_effects import EventKind
 
 WARNING = "train on the same samples (use `run.sampler`, `run.shards` or `run.generator()`)"
 

@@ -45,8 +45,8 @@ from ....protocol.messages import (
     RouteWorks,
     StopRelayingPair,
 )
+from ...shared.event_kind import EventKind
 from ..state.context import Context, quoted
-from ..state.master_effects import EventKind
 from ..state.roster import Member
 from .disputes import Disputes, Ends, ends_of
 

@@ -11,6 +11,7 @@ from collections import deque
 
 from ....protocol.messages import Message, Notice, RefusalCode
 from ....protocol.text import escaped, plain
+from ...shared.event_kind import EventKind
 from ...spec.spec import RunSpec
 from .detector import Detector
 from .journal import JournalRecord, RunHistory
@@ -20,7 +21,6 @@ from .master_effects import (
     DropPeer,
     Effect,
     Event,
-    EventKind,
     RecordDurably,
     SendMessage,
 )

@@ -26,7 +26,7 @@ from ....protocol.messages import (
     Ready,
     Reduce,
 )
-from ...manifest import contents_of
+from ...shared.manifest import contents_of
 from .lease_history import LeaseHistory
 
 # Versions per fragment whose root is kept. The run can go back this far if all members with newer

@@ -13,7 +13,7 @@ from attrs import Factory, define
 
 from ....protocol.errors import LocalProtocolError
 from ....protocol.messages import LeaseRange
-from ...lease_ranges import RangeSet
+from ...shared.lease_ranges import RangeSet
 
 
 @define

@@ -17,9 +17,9 @@ shorten the wait by ``kick``: a removed peer is not waited for.
 from __future__ import annotations
 
 from ....protocol.messages import MASTERS_MAX, Hello, Masters, RefusalCode
+from ...shared.event_kind import EventKind
 from .context import Context
 from .journal import MastersKnown
-from .master_effects import EventKind
 
 NAMES_MAX = 8  # names in one sentence
 

@@ -7,8 +7,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
+from ...shared.records import Headline, RunState
 from ..rounds.round import RoundPhase
-from .records import Headline, RunState
 
 if TYPE_CHECKING:
     from ..coordinator import Coordinator

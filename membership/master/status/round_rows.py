@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ....protocol.messages import Commit
-from ...manifest import AddedContributor, MeanContents, contents_of, format_committed
-from ..rounds.attempt import Attempt
-from ..rounds.round import PastRole, Round, part_of
-from ..state.journal import RoundNumbered
-from .records import (
+from ...shared.manifest import AddedContributor, MeanContents, contents_of, format_committed
+from ...shared.records import (
     ChunkGroupRow,
     ContributionRow,
     ContributorRow,
@@ -22,6 +19,9 @@ from .records import (
     RoundMarkRow,
     RoundRow,
 )
+from ..rounds.attempt import Attempt
+from ..rounds.round import PastRole, Round, part_of
+from ..state.journal import RoundNumbered
 
 if TYPE_CHECKING:
     from ..coordinator import Coordinator

@@ -6,21 +6,13 @@ from collections.abc import Iterator
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
-from ....protocol.messages import CopyProgress, FragmentHead, Progress
+from ....protocol.messages import Progress
 from ....protocol.text import plural
 from ...planning.bandwidth import NO_CAP, capped
-from ..rounds.round import RoundPhase
-from ..state.roster import Member, caps_of, role_of
-from ..state.voting_blocs import format_invite_warning, large_invites
-from ..trainers import state_of
-from .copy_agreement import copy_agreement
-from .headline import headline
-from .records import (
-    CopyRow,
+from ...shared.peer_rows import copy_row, head_row
+from ...shared.records import (
     DepartedRow,
-    DoneOfAll,
     EventRow,
-    HeadRow,
     HeldHeadRow,
     MeasuredBandwidth,
     MemberBytes,
@@ -32,8 +24,14 @@ from .records import (
     RunName,
     RunStatus,
 )
+from ..rounds.round import RoundPhase
+from ..state.roster import Member, caps_of, role_of
+from ..state.voting_blocs import format_invite_warning, large_invites
+from ..trainers import state_of
+from .copy_agreement import copy_agreement
+from .headline import headline
 from .round_rows import past_round_row, round_row
-from .why_waiting import WaitReasons, format_copy, wanted_copies
+from .why_waiting import WaitReasons, wanted_copies
 
 if TYPE_CHECKING:
     from ..coordinator import Coordinator
@@ -229,24 +227,3 @@ def _routes(coordinator: Coordinator) -> tuple[RouteRow, ...]:
         )
         for ends, pair in routes.arranged()
     )
-
-
-def copy_row(copy: CopyProgress) -> CopyRow:
-    """Return the record of a copy's progress."""
-    left_bytes = copy.all_bytes - copy.done_bytes
-    return CopyRow(
-        fragment=copy.fragment,
-        version=copy.version,
-        blocks=DoneOfAll(done=copy.done_blocks, all=copy.all_blocks),
-        bytes=DoneOfAll(done=copy.done_bytes, all=copy.all_bytes),
-        bytes_per_s=copy.bytes_per_s,
-        left_s=left_bytes / copy.bytes_per_s if copy.bytes_per_s else None,
-        donors=tuple(copy.donors),
-        rounds_kept=copy.rounds_kept,
-        text=format_copy(copy),
-    )
-
-
-def head_row(head: FragmentHead) -> HeadRow:
-    """Return the record of a fragment's version."""
-    return HeadRow(fragment=head.fragment, version=head.version, root=head.root.hex())

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING
 
 from ....protocol.messages import CopyProgress
 from ....protocol.text import plural
+from ...shared.peer_rows import NO_STEP, format_copy
+from ...shared.records import RunState
 from ..rounds.round import Round, RoundPhase, answered
 from ..state.context import quoted
 from ..state.roster import CopyState, Member, can_contribute
 from ..state.run_end import how_to_go_on, what_is_committed
 from ..state.succession import NAMES_MAX
-from ..sync.catch_up import format_rate
-from ..trainers import NO_STEP, state_of
-from .records import RunState
+from ..trainers import state_of
 
 if TYPE_CHECKING:
     from ..coordinator import Coordinator
-
-MIB = 2**20
 
 
 class WaitReasons:
@@ -224,16 +222,3 @@ def wanted_copies(member: Member) -> list[CopyProgress]:
         and (fetch := member.copies[copy.fragment].fetch) is not None
         and fetch.head.version == copy.version
     ]
-
-
-def format_copy(copy: CopyProgress) -> str:
-    """Return the progress of a copy as a phrase."""
-    text = f"copying fragment {copy.fragment}: "
-    text += f"{copy.done_bytes / MIB:.0f} of {copy.all_bytes / MIB:.0f} MiB"
-    text += f" from {len(copy.donors)} donor{'' if len(copy.donors) == 1 else 's'}"
-    if copy.bytes_per_s:
-        left_s = (copy.all_bytes - copy.done_bytes) / copy.bytes_per_s
-        text += f", {format_rate(copy.bytes_per_s)}, {left_s:.0f} s left"
-    if copy.rounds_kept:
-        text += f"; {copy.rounds_kept} round{'' if copy.rounds_kept == 1 else 's'} to replay"
-    return text

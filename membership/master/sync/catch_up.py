@@ -17,8 +17,9 @@ from attrs import define
 
 from ....protocol.messages import ROUNDS_HELD_MAX
 from ...planning.plan import wire_bytes_per_value
+from ...shared.event_kind import EventKind
+from ...shared.peer_rows import format_rate
 from ..state.context import Context, format_member
-from ..state.master_effects import EventKind
 from ..state.roster import Fetch, Member
 
 # Results that a joiner keeps for replay take at most the size of the state, or this if that is more.
@@ -211,9 +212,3 @@ def format_slow(carried_bytes_per_s: float, needed_bytes_per_s: float) -> str:
         f"its link carries {carried}, of which the run's commits need {needed}: "
         "too little is left for the state itself"
     )
-
-
-def format_rate(bytes_per_s: float) -> str:
-    """Return a rate for people."""
-    mb = bytes_per_s / 1e6
-    return f"{mb:.1f} MB/s" if mb >= 0.1 else f"{bytes_per_s / 1e3:.1f} kB/s"

@@ -12,9 +12,9 @@ from itertools import chain, islice
 
 from ....protocol.messages import FragmentHead
 from ...planning.bandwidth import Bandwidths
+from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
 from ..state.context import Context, format_member
-from ..state.master_effects import EventKind
 from ..state.roster import CopyState, Fetch, Member, Roster, caps_of
 
 DONORS_MAX = 4  # per transfer: more do not make it faster, and each holds a pin

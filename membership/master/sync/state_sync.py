@@ -26,10 +26,11 @@ from ....protocol.messages import (
     SyncFragment,
 )
 from ...planning.bandwidth import Bandwidths
+from ...planning.predict import FETCHES_MAX
+from ...shared.event_kind import EventKind
 from ..routes.routes import Routes
 from ..state.context import Context, format_member, quoted
 from ..state.journal import RootKnown
-from ..state.master_effects import EventKind
 from ..state.roster import RECEIVED_STATES, Copy, CopyState, Fetch, Member, holds_newest
 from ..state.succession import Succession
 from .catch_up import CatchUp
@@ -37,9 +38,6 @@ from .donor_choice import DonorChoice, note_bad_donors
 from .root_votes import RootVotes
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to start over
-# Fragments that one member fetches at a time: one that is nearly complete and the next. For each it
-# has to keep the results of all rounds since.
-FETCHES_MAX = 2
 # The limit where the member holds a valid copy of another version: new blocks wait in memory beside it.
 BESIDE_MAX = 1
 ROOT_BYTES = 32  # a head without a root says nothing about what is held

@@ -1,0 +1,91 @@
+"""What the run shares out to this trainer: samples or shards, and how many of them are trained."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sized
+from typing import SupportsIndex
+
+from ...protocol.messages import SAMPLES_MAX
+from ..attach_errors import MisuseError
+from .sampler import OF_SAMPLES, DrawRule, SampleStream, Source
+from .whole_numbers import whole
+
+
+class LeasedData:
+    """The stream of one trainer, if it has asked for any.
+
+    Attributes:
+      stream: None: this trainer chooses its samples itself.
+    """
+
+    def __init__(self) -> None:
+        self.stream: SampleStream | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last sample or shard that was trained."""
+        return 0 if self.stream is None else self.stream.epoch
+
+    def open(
+        self, name: str, data: Sized | int, rule: DrawRule, source: Callable[[int, int], Source]
+    ) -> SampleStream:
+        """Return the stream, which is made for the first caller.
+
+        Args:
+          name: of the caller's method of ``Run``.
+          source: makes the source of positions, of the length of the data and ``rule.ahead``.
+
+        Raises:
+          TypeError, ValueError: ``data`` has no length, another one than before, or nothing in it.
+          AttachRefused: the run's data has another length.
+        """
+        length = _length_of(name, data)
+        if self.stream is None:
+            self.stream = SampleStream(source(length, rule.ahead), length, rule)
+        elif (self.stream.length, self.stream.rule) != (length, rule):
+            kind = "samples" if self.stream.rule is OF_SAMPLES else "shards"
+            raise ValueError(
+                f"this trainer draws from {self.stream.length} {kind} already; run.{name} got {length}"
+            )
+        return self.stream
+
+    def train(self, samples: SupportsIndex | None) -> int:
+        """Note that a step was done; return how many samples, or shards, it has trained.
+
+        Args:
+          samples: as ``run.step`` was told.
+
+        Raises:
+          MisuseError: it was not told of samples, or of more than were drawn, or of samples of shards.
+        """
+        stream = self.stream
+        if stream is None:
+            return 0
+        if stream.rule is not OF_SAMPLES:
+            if samples is not None:
+                raise MisuseError(
+                    "run.step was told of samples, and run.shards shares out whole shards",
+                    hint="call run.step without samples: shards that are used up count by themselves",
+                )
+            return stream.train_used()
+        if samples is None:
+            raise MisuseError(
+                "run.step was not told how many samples this step took",
+                hint="with run.sampler, call run.step(samples=len(batch), ...)",
+            )
+        count = whole("samples", samples)
+        stream.train(count)
+        return count
+
+
+def _length_of(name: str, data: Sized | int) -> int:
+    try:
+        length = len(data) if isinstance(data, Sized) else operator.index(data)
+    except TypeError:
+        raise TypeError(
+            f"run.{name} takes data with a length, or the number of samples; got {data!r}"
+        ) from None
+    if not 1 <= length <= SAMPLES_MAX:
+        raise ValueError(f"run.{name} takes from 1 to {SAMPLES_MAX} samples, got {length}")
+    return length

@@ -1,0 +1,89 @@
+"""The daemon's two arenas, mapped by the trainer, with a replica of each fragment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+
+from attrs import frozen
+
+from ...protocol.arena import Arena, map_arena
+from ...protocol.errors import RemoteProtocolError
+from ...protocol.messages import ArenaOpened
+from .copier import CudaCopier
+from .fragment_replica import FragmentReplica
+from .tensors import SharedTensor
+
+
+@frozen
+class Arenas:
+    """The arenas and fragments of ``ArenaOpened``, checked against the model."""
+
+    replicas: tuple[FragmentReplica, ...]
+    shared: Arena
+    posted: Arena
+    overlap_steps: int
+
+    @classmethod
+    def open(
+        cls,
+        message: ArenaOpened,
+        descriptors: Sequence[int],
+        tensors: Sequence[SharedTensor],
+        wait: Callable[[], None],
+        writes: Collection[int] | None = None,
+    ) -> Arenas:
+        """Map both files, close their descriptors, and divide the tensors among the fragments.
+
+        Args:
+          wait: see ``FragmentReplica``.
+          writes: the indices of the tensors that this process writes, if it is one of several.
+
+        Raises:
+          RemoteProtocolError: the daemon's message does not fit this model.
+        """
+        try:
+            if len(descriptors) != 2:
+                raise RemoteProtocolError("the daemon did not send the two files of its arenas")
+            shared, posted = (map_arena(each, message.sizes) for each in descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        indices = sorted(index for fragment in message.fragments for index in fragment)
+        if indices != list(range(len(tensors))):
+            raise RemoteProtocolError("the daemon's fragments are not the tensors of this model")
+        overlap, copier = message.overlap_steps > 0, CudaCopier()
+        replicas = tuple(
+            FragmentReplica(
+                number,
+                [tensors[index] for index in fragment],
+                shared,
+                posted,
+                overlap,
+                copier,
+                wait,
+                None if writes is None else [tensors[i] for i in fragment if i in writes],
+            )
+            for number, fragment in enumerate(message.fragments)
+        )
+        if tuple(replica.size for replica in replicas) != tuple(message.sizes):
+            raise RemoteProtocolError("the daemon's sizes of the fragments are not this model's")
+        return cls(replicas, shared, posted, message.overlap_steps)
+
+    @property
+    def under_way(self) -> bool:
+        """A copy between a GPU and the host is under way, or work on the host's memory that belongs to it."""
+        return any(replica.under_way for replica in self.replicas)
+
+    @property
+    def lost(self) -> bool:
+        """A merge was given up, as its fragment is being fetched: the daemon's ``Load`` must follow."""
+        return any(replica.lost for replica in self.replicas)
+
+    def advance(self, *, wait: bool) -> None:
+        """Continue operations whose copy between GPU and host has finished; with ``wait``, finish all."""
+        for replica in self.replicas:
+            if wait:
+                replica.finish()
+            else:
+                replica.advance()

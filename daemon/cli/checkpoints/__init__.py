@@ -1,0 +1,1 @@
+"""`holdfast checkpoint`: what is in checkpoints, and checkpoints as files of others."""

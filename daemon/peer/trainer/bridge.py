@@ -1,0 +1,398 @@
+"""The daemon's end of the Unix socket and of the memory shared with the trainer.
+
+    run
+     └── _serve                 one trainer at a time; a second one is rejected
+          ├── _write            queue -> socket, then the mailbox counter in the shared arena
+          └── (read)            socket -> peer service, or of several ranks -> ``TrainerGroup``
+     ``_serve_sampler``         draws of leased samples, on a connection of each sampler's own
+
+The arenas are unnamed files that belong to the daemon, so the crash of a trainer loses nothing of the
+shared state: the next process maps the same memory.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from ....protocol import wire
+from ....protocol.arena import (
+    MAIL_SLOT,
+    NAMED_SLOT,
+    NO_STEP_NAMED,
+    SAMPLES_SLOT,
+    Arena,
+    create_arena_file,
+    map_arena,
+)
+from ....protocol.errors import RemoteProtocolError
+from ....protocol.messages import (
+    VERSION_MAX,
+    ArenaOpened,
+    Draw,
+    DrawHello,
+    Failing,
+    FailureKind,
+    FragmentSize,
+    Message,
+    Rejected,
+    TrainerHello,
+)
+from ....protocol.network.stream import MessageStream
+from .group import Rank, TrainerGroup
+from .port import TrainerEvents
+
+log = logging.getLogger("holdfast.bridge")
+
+HELLO_S = 60.0  # from the connection to the layout; a large model takes its time to be walked
+CRASH_REPORT_S = 1.0  # for what is left in the socket of a process that has ended
+RANKS_GO_S = 5.0  # after one of several ranks has gone: for the others to take their last messages
+ANOTHER = "another training process is attached to this daemon"
+GONE = "the training process is gone"
+QUEUE_COUNT_MAX = 4_096  # messages for a trainer that does not reach a step boundary
+
+
+class UnixBridge:
+    """A ``TrainerPort`` over a Unix socket at ``path`` (mode 0600).
+
+    Args:
+      ends: ends the trainer's process; None: only its connection can be ended.
+
+    Attributes:
+      attached_pid: of the trainer that is attached, or None.
+      was_attached: a trainer has attached, now or earlier.
+      listening: a trainer can connect.
+    """
+
+    def __init__(
+        self, path: Path, ends: Callable[[FailureKind, str, float], None] | None = None
+    ) -> None:
+        self.path = path
+        self._ends = ends
+        self.attached_pid: int | None = None
+        self.was_attached = False
+        self.listening = trio.Event()
+        self._files: tuple[int, int] | None = None
+        self._shared: Arena | None = None
+        self._posted: Arena | None = None
+        self._group: TrainerGroup | None = None
+        self._queue: trio.MemorySendChannel[Message] | None = None
+        self._busy = False
+        self._cut = ""  # why the daemon ended the connection
+        self._crash: Failing | None = None
+        self._detached = trio.Event()
+        self._detached.set()
+        self._scope = trio.CancelScope()  # around the trainer's tasks
+        self._samplers: set[trio.CancelScope] = set()  # around their connections
+        self._data_ranks: dict[int, int] = {}  # by rank
+
+    # ------------------------------------------------------------ TrainerPort
+
+    def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
+        """Create two arenas in unnamed files; earlier ones live while a process maps them."""
+        self._close_files()
+        files = (create_arena_file(sizes), create_arena_file(sizes))
+        self._files = files
+        self._shared, self._posted = map_arena(files[0], sizes), map_arena(files[1], sizes)
+        self._shared.slots[NAMED_SLOT] = NO_STEP_NAMED
+        return self._shared, self._posted
+
+    def tell(self, message: Message) -> None:
+        if self._group is not None:
+            if self._group.complete and not self._group.ended:
+                self._group.tell(message)
+            return
+        if self._queue is None:
+            return
+        try:
+            self._queue.send_nowait(message)
+        except trio.WouldBlock:
+            log.warning("the trainer does not take its messages: disconnecting it")
+            self._queue = None
+            self._cut = "it does not take its messages"
+            self._scope.cancel()  # the writer may be in the middle of a message
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._queue = None
+
+    def samples(self) -> dict[int, int]:
+        trained: dict[int, int] = {}
+        for rank, data_rank in self._data_ranks.items():
+            if self._posted is not None:
+                slots = self._posted.slots if rank < 0 else self._posted.rank_slots(rank)
+                count = int(slots[SAMPLES_SLOT])
+                trained[data_rank] = min(trained.get(data_rank, count), count)
+        return trained
+
+    def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
+        if self._ends is not None:
+            self._ends(kind, reason, sick_s)
+        elif self._busy:
+            self._cut = reason
+            self._scope.cancel()
+
+    async def crash_report(self) -> Failing | None:
+        """Return the report that a process sent before it ended, or None."""
+        with trio.move_on_after(CRASH_REPORT_S):
+            await self._detached.wait()
+        report, self._crash = self._crash, None
+        return report
+
+    async def run(self, events: TrainerEvents) -> None:
+        self.path.unlink(missing_ok=True)
+        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with listener:
+                await listener.bind(str(self.path))
+                os.chmod(self.path, 0o600)
+                listener.listen(4)
+                self.listening.set()
+                async with trio.open_nursery() as nursery:
+                    while True:
+                        connection, _ = await listener.accept()
+                        nursery.start_soon(self._serve, connection, events, nursery)
+        finally:
+            self.path.unlink(missing_ok=True)
+            self._close_files()
+
+    # ------------------------------------------------------------ one trainer
+
+    async def _serve(
+        self, connection: trio.socket.SocketType, events: TrainerEvents, nursery: trio.Nursery
+    ) -> None:
+        stream = MessageStream(trio.SocketStream(connection))
+        try:
+            hello = await self._hello(stream)
+        except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError) as error:
+            log.info("a training process did not attach: %r", error)
+            hello = None
+        if hello is None:
+            connection.close()
+        elif isinstance(hello, DrawHello):
+            await self._serve_sampler(hello, stream, connection, events)
+        elif hello.part.world_size > 1:
+            await self._serve_rank(hello, stream, connection, events, nursery)
+        else:
+            await self._serve_alone(hello, stream, connection, events)
+
+    async def _hello(self, stream: MessageStream) -> TrainerHello | DrawHello | None:
+        """Return a process's first message, or None if it was sent away."""
+        with trio.move_on_after(HELLO_S):
+            hello = await stream.receive_expected(TrainerHello, DrawHello)
+            if hello.version != VERSION_MAX:
+                why = "the script uses another version of holdfast than this daemon"
+                await _reject(stream, why)
+                return None
+            if isinstance(hello, DrawHello) or not self._busy or self._group is not None:
+                return hello
+            await _reject(stream, ANOTHER)
+        return None
+
+    async def _serve_sampler(
+        self,
+        hello: DrawHello,
+        stream: MessageStream,
+        connection: trio.socket.SocketType,
+        events: TrainerEvents,
+    ) -> None:
+        """Answer a sampler's draws, one after the other, until its trainer has gone."""
+        with connection, trio.CancelScope() as scope:
+            if self.attached_pid is None:
+                await _reject(stream, "no training process is attached to this daemon")
+                return
+            self._samplers.add(scope)
+            try:
+                answer = events.begin_draws(hello)
+                while not isinstance(answer, Rejected):
+                    await stream.send(answer)
+                    answer = await events.draw(hello, await stream.receive_expected(Draw))
+                await _reject(stream, answer.reason)
+            except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError):
+                pass  # the process has ended, or closed the sampler
+            finally:
+                self._samplers.discard(scope)
+
+    async def _serve_alone(
+        self,
+        hello: TrainerHello,
+        stream: MessageStream,
+        connection: trio.socket.SocketType,
+        events: TrainerEvents,
+    ) -> None:
+        """Carry the connection of a trainer of one process to its end."""
+        if self._busy:
+            await _reject(stream, ANOTHER)
+            return
+        self._busy = True
+        self._data_ranks = {-1: hello.part.data_rank}
+        self.attached_pid, self.was_attached = hello.pid, True
+        self._crash, self._detached = None, trio.Event()
+        self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        reason = GONE
+        try:
+            events.trainer_came(hello.layout)
+            async with trio.open_nursery() as nursery:
+                self._scope = nursery.cancel_scope
+                nursery.start_soon(self._write, stream, connection, queue)
+                reason = await self._read(stream, events.trainer_sent)
+                nursery.cancel_scope.cancel()
+        finally:
+            connection.close()
+            self._leave(reason, events)
+
+    def _leave(self, reason: str, events: TrainerEvents | None) -> None:
+        """Take note that the trainer's process, or the last of several, has left.
+
+        Args:
+          events: None: the trainer never came.
+        """
+        self._busy, self._queue, self.attached_pid, self._group = False, None, None, None
+        self._detached.set()
+        for scope in list(self._samplers):
+            scope.cancel()
+        report = "" if self._crash is None else self._crash.reason
+        if events is not None:
+            events.trainer_went(self._cut or report or reason)
+        self._cut = ""
+
+    # ------------------------------------------------------------ one trainer of several ranks
+
+    async def _serve_rank(
+        self,
+        hello: TrainerHello,
+        stream: MessageStream,
+        connection: trio.socket.SocketType,
+        events: TrainerEvents,
+        nursery: trio.Nursery,
+    ) -> None:
+        """Carry a rank's connection to its end; the first rank begins the group."""
+        if self._group is None:
+            if self._busy:
+                await _reject(stream, ANOTHER)
+                return
+            self._busy = True
+            self._crash, self._detached = None, trio.Event()
+            self._group = TrainerGroup(hello.part.world_size, self._arenas, events.trainer_sent)
+            nursery.start_soon(self._run_group, self._group, events)
+        group, number = self._group, hello.part.rank
+        if why := group.why_not(hello):
+            await _reject(stream, why)
+            return
+        sender, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        rank = Rank(hello, sender)
+        group.came(rank)
+        why = GONE
+        try:
+            async with trio.open_nursery() as tasks:
+                rank.scope = tasks.cancel_scope
+                tasks.start_soon(self._write, stream, connection, queue, False)
+                why = await self._read(stream, partial(group.took, number))
+                tasks.cancel_scope.cancel()
+        finally:
+            connection.close()
+            group.gone(number, "it does not take its messages" if rank.slow else why)
+
+    async def _run_group(self, group: TrainerGroup, events: TrainerEvents) -> None:
+        """Wait for all ranks, look after them as one trainer, and end them together."""
+        came = False
+        try:
+            with trio.move_on_after(HELLO_S):
+                await group.gathered.wait()
+            if group.complete and not group.ended:
+                self.attached_pid, self.was_attached = group.ranks[0].hello.pid, True
+                self._data_ranks = {
+                    number: rank.hello.part.data_rank for number, rank in group.ranks.items()
+                }
+                if why := group.begin():
+                    group.reject(why)
+                else:
+                    came = True
+                    events.trainer_came(group.ranks[0].hello.layout)
+                    with trio.CancelScope() as self._scope:
+                        await group.look_after()
+            elif not group.ended:
+                why = f"rank {group.missing()} did not attach within {HELLO_S:.0f} s: "
+                group.reject(why + "all ranks of a peer run under one `holdfast join`")
+            group.ended = group.ended or self._cut
+            with trio.move_on_after(0 if self._cut else RANKS_GO_S):
+                await group.all_gone.wait()
+        finally:
+            for rank in group.ranks.values():
+                rank.scope.cancel()
+            self._leave(group.ended, events if came else None)
+
+    def _arenas(self) -> tuple[Arena, Arena] | None:
+        return (
+            None if self._shared is None or self._posted is None else (self._shared, self._posted)
+        )
+
+    # ------------------------------------------------------------ a connection
+
+    async def _read(self, stream: MessageStream, take: Callable[[Message], None]) -> str:
+        try:
+            while True:
+                message = await stream.receive()
+                if isinstance(message, Failing) and message.kind is not FailureKind.NAN:
+                    # Of several ranks the first one's is the cause.
+                    self._crash = self._crash or message
+                else:
+                    take(message)
+        except RemoteProtocolError as error:
+            return f"the training process broke the protocol: {error}"
+        except trio.EndOfChannel:
+            return "the training process closed its connection"
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            return GONE
+
+    async def _write(
+        self,
+        stream: MessageStream,
+        connection: trio.socket.SocketType,
+        queue: trio.MemoryReceiveChannel[Message],
+        counts: bool = True,
+    ) -> None:
+        sent_count = 0
+        try:
+            async with queue:  # closed at the end, so that ``tell`` drops messages
+                async for message in queue:
+                    if isinstance(message, ArenaOpened):
+                        await self._send_arenas(connection, message)
+                    else:
+                        await stream.send(message)
+                    sent_count += 1
+                    if counts and self._shared is not None:
+                        self._shared.slots[MAIL_SLOT] = np.uint64(sent_count)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            # The trainer has left; the reader notices, too, after the messages before that.
+            pass
+
+    async def _send_arenas(self, connection: trio.socket.SocketType, message: ArenaOpened) -> None:
+        """Send the frame of ``ArenaOpened`` with the two file descriptors at its first byte."""
+        assert self._files is not None
+        body = wire.encode(message)
+        frame = len(body).to_bytes(4, "big") + body  # framed as MessageStream frames
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", self._files))]
+        sent = await connection.sendmsg([frame], rights)
+        while sent < len(frame):
+            sent += await connection.send(frame[sent:])
+
+    def _close_files(self) -> None:
+        if self._files is not None:
+            for descriptor in self._files:
+                os.close(descriptor)
+            self._files = None
+
+
+async def _reject(stream: MessageStream, reason: str) -> None:
+    with trio.move_on_after(1):
+        with suppress(trio.BrokenResourceError, OSError):
+            await stream.send(Rejected(reason))
+    await stream.aclose()

@@ -1,0 +1,372 @@
+"""A trainer of several ranks, as one: each has a connection, and all handle messages at the same step.
+
+    rank 0 --hello--.
+    rank 1 --hello--+--> all there, their parts make the model whole --> one trainer has come
+    rank 2 --hello--'            RankGate: a message --> a named step --> all wait --> RankOrders to all
+                                 Posted of all ranks --> one Posted
+    any rank ends ---------------------------------------------------> the trainer is gone
+
+Each rank writes its step, its tokens and its loss into slots of its own in the posted arena. The trainer's
+own slots are made from these, so that nothing else in the daemon knows of ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import trio
+from attrs import define, evolve, field
+
+from ....membership.peer.rank_gate import Effect, HandOut, Name, PassOn, RankGate
+from ....membership.peer.rank_parts import RankPartsError, writers
+from ....protocol.arena import (
+    LOSS_SLOT,
+    MAIL_SLOT,
+    NAMED_SLOT,
+    NO_STEP_NAMED,
+    SAMPLES_SLOT,
+    SECONDS_SLOT,
+    STEP_SLOT,
+    TOKENS_SLOT,
+    WAITING_SLOT,
+    Arena,
+)
+from ....protocol.errors import RemoteProtocolError
+from ....protocol.messages import (
+    COUNT_MAX,
+    FRAGMENTS_MAX,
+    Failing,
+    FailureKind,
+    InitialPosted,
+    Load,
+    Message,
+    Posted,
+    RankOrders,
+    RankPart,
+    RankPassOn,
+    RankSamples,
+    RankTrainsOn,
+    RankWaits,
+    RankWrites,
+    Rejected,
+    TrainerHello,
+)
+from ....protocol.text import plain
+
+log = logging.getLogger("holdfast.bridge")
+
+LOOK_S = 0.005  # between two looks at the ranks' steps, while a step is named
+SUM_UP_S = 0.25  # between two sums over the ranks' slots
+
+
+@define(eq=False)
+class Rank:
+    """A rank's connection.
+
+    Attributes:
+      queue: of messages to it.
+      scope: around the connection.
+      slow: it was disconnected because it takes no messages.
+    """
+
+    hello: TrainerHello
+    queue: trio.MemorySendChannel[Message]
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    slow: bool = False
+
+    def send(self, message: Message) -> None:
+        """Send a message, in order; end the connection of a rank that takes none."""
+        try:
+            self.queue.send_nowait(message)
+        except trio.WouldBlock:
+            log.warning(
+                "rank %d does not take its messages: disconnecting it", self.hello.part.rank
+            )
+            self.slow = True
+            self.scope.cancel()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+
+@define(eq=False)
+class TrainerGroup:
+    """The ranks of one trainer.
+
+    Args:
+      world_size: how many there are.
+      arenas: returns the shared and the posted arena, or None before there are any.
+      sent: takes the trainer's messages, those of all ranks as one.
+
+    Attributes:
+      ranks: those that have come, by number.
+      ended: why the group is over; empty while it is not.
+      gathered: all ranks have come, or one has gone.
+      all_gone: no rank is connected any more.
+    """
+
+    world_size: int
+    _arenas: Callable[[], tuple[Arena, Arena] | None]
+    _sent: Callable[[Message], None]
+    ranks: dict[int, Rank] = field(factory=dict, init=False)
+    ended: str = field(default="", init=False)
+    gathered: trio.Event = field(factory=trio.Event, init=False)
+    all_gone: trio.Event = field(factory=trio.Event, init=False)
+    _one_gone: trio.Event = field(factory=trio.Event, init=False)
+    _gone: set[int] = field(factory=set, init=False)
+    _gate: RankGate[Message] = field(init=False)
+    _waiting: set[int] = field(factory=set, init=False)  # ranks that wait for the daemon
+    _posts: dict[int, dict[int, Posted]] = field(factory=dict, init=False)  # by fragment and rank
+    _begun: bool = field(default=False, init=False)
+    _spoilt: bool = field(default=False, init=False)  # weights, until ``Load`` is handed out
+    _initial: set[int] = field(factory=set, init=False)
+    _pushed_count: int = field(default=0, init=False)
+    _handed_count: int = field(default=0, init=False)
+    _named: trio.Event = field(factory=trio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._gate = RankGate(self.world_size)
+        self._waiting.update(range(self.world_size))
+
+    @property
+    def complete(self) -> bool:
+        """All ranks have come."""
+        return len(self.ranks) == self.world_size
+
+    def why_not(self, hello: TrainerHello) -> str:
+        """Return why a process cannot be one of these ranks, or nothing if it can."""
+        part = hello.part
+        if self.ended:
+            return f"the trainer's other processes have ended: {self.ended}"
+        if (
+            part.world_size != self.world_size
+            or part.rank in self.ranks
+            or part.rank >= self.world_size
+        ):
+            return (
+                f"another training process is attached to this daemon: a group of {self.world_size}, "
+                f"and this is rank {part.rank} of {part.world_size}"
+            )
+        first = next(iter(self.ranks.values()), None)
+        if first is not None and first.hello.layout != hello.layout:
+            two = sorted((part.rank, first.hello.part.rank))
+            return (
+                f"ranks {two[0]} and {two[1]} have different models: all ranks of a peer attach the "
+                "same one"
+            )
+        return ""
+
+    def missing(self) -> str:
+        """Return the numbers of the ranks that have not come."""
+        numbers = [str(rank) for rank in range(self.world_size) if rank not in self.ranks]
+        return ", ".join(numbers)
+
+    def came(self, rank: Rank) -> None:
+        """Take note of a rank for which ``why_not`` has nothing to say."""
+        self.ranks[rank.hello.part.rank] = rank
+        if self.complete:
+            self.gathered.set()
+
+    def gone(self, number: int, why: str) -> None:
+        """Take note that a rank is gone, which ends the group."""
+        if not self.ended:
+            self.ended = f"rank {number}: {why}"
+            if not self._begun:  # the others wait for it
+                self.reject(f"rank {number} did not stay: {why}")
+        self._gone.add(number)
+        self.gathered.set()
+        self._one_gone.set()
+        if len(self._gone) == len(self.ranks):
+            self.all_gone.set()
+
+    def reject(self, why: str) -> None:
+        """Send all ranks away."""
+        self.ended = self.ended or why
+        for rank in self.ranks.values():
+            rank.send(Rejected(plain(why)))
+
+    def begin(self) -> str:
+        """Tell each rank what it writes, as all are there; return why they are no trainer, or nothing."""
+        parts = self._parts()
+        try:
+            written = writers(self.ranks[0].hello.layout, parts)
+        except RankPartsError as error:
+            return str(error)
+        arenas = self._arenas()
+        if arenas is not None:  # what an earlier trainer left there
+            arenas[0].slots[NAMED_SLOT] = NO_STEP_NAMED
+            for rank in self.ranks:
+                slots = arenas[1].rank_slots(rank)
+                slots[STEP_SLOT:SECONDS_SLOT] = slots[SAMPLES_SLOT] = 0
+                slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64)[0] = math.nan
+        self._begun = True
+        for number, tensors in enumerate(written):
+            self.ranks[number].send(RankWrites(tuple(tensors)))
+        return ""
+
+    def _parts(self) -> list[RankPart]:
+        return [self.ranks[number].hello.part for number in range(self.world_size)]
+
+    # ------------------------------------------------------------ messages
+
+    def tell(self, message: Message) -> None:
+        """Hand a message to all ranks at one step."""
+        self._spoilt |= isinstance(message, Load) and message.spoilt
+        self._pushed_count += 1
+        self._carry_out(self._gate.push(message, self._steps()))
+        arenas = self._arenas()
+        if arenas is not None:
+            arenas[0].slots[MAIL_SLOT] = self._pushed_count
+
+    def took(self, number: int, message: Message) -> None:
+        """Take a rank's message.
+
+        Raises:
+          RemoteProtocolError: not all ranks are there yet, or the message fits no rank.
+        """
+        if not self._begun:
+            raise RemoteProtocolError(f"a {type(message).__name__} before all ranks have come")
+        if self.ended:
+            return
+        match message:
+            case RankWaits(step=step, must=must):
+                self._waiting.add(number)
+                self._carry_out(self._gate.waits(number, step, self._steps(), must=must))
+            case RankTrainsOn():
+                self._waiting.discard(number)
+                self._carry_out(self._gate.trains_on(number, self._steps()))
+            case Posted():
+                self._posted(number, message)
+            case InitialPosted():
+                self._initial.add(number)
+                if len(self._initial) == self.world_size:
+                    self._initial.clear()
+                    self._sent(message)
+            case Failing(kind=FailureKind.NAN):
+                if not self._spoilt:  # the same steps spoil all ranks
+                    self._spoilt = True
+                    self._sent(message)
+            case _:
+                self._sent(message)
+
+    def _posted(self, number: int, message: Posted) -> None:
+        """Take a rank's part of a contribution; the last one makes it whole."""
+        fragment = message.fragment
+        if fragment >= FRAGMENTS_MAX:
+            raise RemoteProtocolError(f"a model has no fragment {fragment}")
+        earlier = self._posts.get(fragment, {})
+        posts = {rank: each for rank, each in earlier.items() if each.round == message.round}
+        posts[number] = message
+        self._posts[fragment] = posts
+        if len(posts) < self.world_size:
+            return
+        del self._posts[fragment]
+        if self._spoilt:  # the round is offered again after ``Load``
+            return
+        tokens: dict[int, int] = {}
+        for part in self._parts():
+            trained = posts[part.rank].tokens
+            tokens[part.data_rank] = max(tokens.get(part.data_rank, 0), trained)
+        versions = {each.version for each in posts.values()}
+        if len(versions) > 1:
+            log.warning("the ranks' parts of fragment %d are of several versions", message.fragment)
+        self._sent(
+            evolve(
+                message,
+                version=min(versions),
+                # At least 1: all of them have trained a step, and a round of no tokens is repeated.
+                tokens=min(COUNT_MAX, max(1, sum(tokens.values()))),
+                step=max(each.step for each in posts.values()),
+                step_s=max(each.step_s for each in posts.values()),
+                samples=_joined(posts.values()),
+                first_batches=posts[0].first_batches,
+            )
+        )
+
+    def _carry_out(self, effects: Sequence[Effect[Message]]) -> None:
+        arenas = self._arenas()
+        for effect in effects:
+            match effect:
+                case Name(step=step):
+                    if arenas is not None:
+                        arenas[0].slots[NAMED_SLOT] = NO_STEP_NAMED if step is None else step
+                    self._named.set()
+                case PassOn(rank=number):
+                    self._waiting.discard(number)
+                    self.ranks[number].send(RankPassOn())
+                case HandOut(messages=messages):
+                    self._handed_count += len(messages)
+                    self._waiting.clear()
+                    # All ranks wait here, so what they reported before has come.
+                    if any(isinstance(message, Load) for message in messages):
+                        self._spoilt = False
+                    for rank in self.ranks.values():
+                        rank.send(RankOrders(len(messages)))
+                        for message in messages:
+                            rank.send(message)
+
+    def _steps(self) -> list[int]:
+        """Return the steps that the ranks have reached; zeros before there is memory to write them to."""
+        arenas = self._arenas()
+        if arenas is None:
+            return [0] * self.world_size
+        slots = [arenas[1].rank_slots(rank)[STEP_SLOT] for rank in range(self.world_size)]
+        return [min(COUNT_MAX, int(step)) for step in slots]
+
+    # ------------------------------------------------------------ shared memory
+
+    async def look_after(self) -> None:
+        """Look at the ranks' steps and sum up their slots, until a rank is gone."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look)
+            await self._one_gone.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _look(self) -> None:
+        summed_s = -math.inf
+        while True:
+            if self._gate.named is None:
+                self._named = trio.Event()
+                with trio.move_on_after(SUM_UP_S):
+                    await self._named.wait()
+            else:
+                await trio.sleep(LOOK_S)
+                self._carry_out(self._gate.look(self._steps()))
+            if trio.current_time() - summed_s >= SUM_UP_S:
+                summed_s = trio.current_time()
+                self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Make the trainer's slots from those of its ranks."""
+        arenas = self._arenas()
+        if arenas is None:
+            return
+        posted = arenas[1]
+        tokens: dict[int, int] = {}
+        losses = []
+        for part in self._parts():
+            slots = posted.rank_slots(part.rank)
+            trained = int(slots[TOKENS_SLOT])
+            tokens[part.data_rank] = max(tokens.get(part.data_rank, 0), trained)
+            loss = float(slots[LOSS_SLOT : LOSS_SLOT + 1].view(np.float64)[0])
+            if math.isfinite(loss):
+                losses.append(loss)
+        posted.slots[STEP_SLOT] = min(self._steps())
+        posted.slots[TOKENS_SLOT] = min(COUNT_MAX, sum(tokens.values()))
+        posted.loss[0] = sum(losses) / len(losses) if losses else math.nan
+        waits = len(self._waiting) == self.world_size
+        posted.slots[WAITING_SLOT] = 1 + self._handed_count if waits else 0
+        posted.seconds[:] = posted.rank_slots(0)[SECONDS_SLOT : SECONDS_SLOT + 2].view(np.float64)
+
+
+def _joined(posts: Iterable[Posted]) -> tuple[RankSamples, ...]:
+    """Return the samples of all data ranks; ranks of one data rank have trained the same ones."""
+    joined: dict[int, RankSamples] = {}
+    for each in (samples for post in posts for samples in post.samples):
+        other = joined.setdefault(each.data_rank, each)
+        joined[each.data_rank] = evolve(
+            each, lost=max(each.lost, other.lost), trained=max(each.trained, other.trained)
+        )
+    return tuple(joined[data_rank] for data_rank in sorted(joined))

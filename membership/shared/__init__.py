@@ -1,0 +1,1 @@
+"""What the rules of the master and of a peer both need."""
