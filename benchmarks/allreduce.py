@@ -4,8 +4,8 @@
 
 TLS control streams, encrypted lanes, links and reduction are the production code; see ``ranks``.
 
-With ``--vs gloo`` every rank also has a worker process with torch's gloo. The two libraries alternate,
-controlled by a pipe, and never run at the same time.
+With ``--vs gloo`` every rank also has a worker process with torch's gloo. The two libraries
+alternate, controlled by a pipe, and never run at the same time.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from holdfast.protocol.messages import Contributor, FragmentSize, Plan, Reduce
 VALUE_BYTES = 4  # float32
 UNTOLD = Bandwidth(1e9, 1e9)  # of every rank, if no rates are given: the chunks of a fast line
 CHECKED_VALUES = 2**16  # values of each result that are checked
-# Relative errors that only a wrong sum exceeds: fp32 only rounds, topk keeps a 64th of the values or
-# more, and the coarsest of the other codecs has 4 bits per value.
+# Relative errors that only a wrong sum exceeds: fp32 only rounds, topk keeps a 64th of the values
+# or more, and the coarsest of the other codecs has 4 bits per value.
 ERRORS_MAX = {"fp32": 1e-5, "topk": 0.99, "topk16": 0.95, "topk8": 0.9, "topk4": 0.8}
 ERROR_MAX = 0.2
 
@@ -68,7 +68,9 @@ class AllreduceOptions:
         return FragmentSize(max(1, self.bytes // VALUE_BYTES), 0, 0)
 
     def lines(self, peers: Sequence[str]) -> LineCapacities:
-        """Return the line capacities for the planner: without a given rate, those of one machine."""
+        """Return the line capacities for the planner: without a given rate, those of one
+        machine.
+        """
         rate = self.up_mbit * 1e6 / 8
         line = Bandwidth(rate, rate) if rate else UNTOLD
         return LineCapacities(dict.fromkeys(peers, line), delay_s=self.delay_ms / 1e3)
@@ -137,7 +139,9 @@ class AllreduceBench:
         self.sent_bytes.append([each["sent_bytes"] for each in second])
 
     def _error(self, result: ReduceResult) -> float:
-        """Return the relative error of part of the result; the inputs are multiples of one another."""
+        """Return the relative error of part of the result; the inputs are multiples of one
+        another.
+        """
         found = next(values for _where, values in result.pieces())[:CHECKED_VALUES]
         mine = self.values[: found.size]
         seat = self.options.seat

@@ -1,4 +1,6 @@
-"""The sections about one all-reduce beside gloo's: on this machine, and over a path that loses packets."""
+"""The sections about one all-reduce beside gloo's: on this machine, and over a path that loses
+packets.
+"""
 
 from __future__ import annotations
 
@@ -92,9 +94,9 @@ def lossy() -> Measured:
         ],
         rows,
         [
-            "gloo's connections use CUBIC, the system's default; ours ask for BBR. The codecs of one "
-            f"number of peers share one lab. The lab's hub was late by {late_ms:.1f} ms at most; on a "
-            "quiet machine it is 3 ms."
+            "gloo's connections use CUBIC, the system's default; ours ask for BBR. The codecs of"
+            f" one number of peers share one lab. The lab's hub was late by {late_ms:.1f} ms at"
+            " most; on a quiet machine it is 3 ms."
         ],
     )
     return [table], raw

@@ -151,7 +151,9 @@ def check_journal(entries: Sequence[Entry]) -> Ledger:
 
 
 def tokens_in(commit: Commit) -> float:
-    """Tokens whose training is in a commit: a contributor counts by the share of chunks it is in."""
+    """Tokens whose training is in a commit: a contributor counts by the share of chunks it is
+    in.
+    """
     if not commit.manifest:
         return float(sum(contributor.weight for contributor in commit.contributors))
     chunk_count = sum(run.chunk_count for run in commit.manifest)

@@ -3,9 +3,9 @@
     holdfast join INVITE -- python chaos_trainer.py --step-s 0.025
 
 It predicts the next byte of Python's own sources from the sixteen before it. Six of these share two
-cores, so a step is not as fast as it can be: it takes ``--step-s``, of which it computes a tenth and
-sleeps the rest, as a script does that waits for its accelerator. A slot that is missed is lost, not
-made up for: what the run makes a trainer wait shows in its tokens.
+cores, so a step is not as fast as it can be: it takes ``--step-s``, of which it computes a tenth
+and sleeps the rest, as a script does that waits for its accelerator. A slot that is missed is lost,
+not made up for: what the run makes a trainer wait shows in its tokens.
 
 Shapes in comments: B batch, C context, V vocabulary (the 256 bytes).
 """

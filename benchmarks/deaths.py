@@ -1,8 +1,8 @@
 """The section about deaths: real processes in the lab, and one of four goes in mid-round.
 
 Two ways to go. *Killed*: SIGKILL of daemon and trainer; the machine lives, so its kernel closes the
-connections, which counts at once. *Cut off*: its link carries nothing any more, in either direction,
-and nobody is told; silence has to be noticed within the spec's ``deadline_s``.
+connections, which counts at once. *Cut off*: its link carries nothing any more, in either
+direction, and nobody is told; silence has to be noticed within the spec's ``deadline_s``.
 
 Each time another peer goes, in the middle of a reduction (half of what an undisturbed one takes);
 then it comes back, and two more rounds pass before the next one.

@@ -1,18 +1,21 @@
-"""The master's machine is lost: several masters on one PostgreSQL database, real processes, real faults.
+"""The master's machine is lost: several masters on one PostgreSQL database, real processes, real
+faults.
 
     python -m benchmarks.failover --times 5 --json failover.json
 
-A PostgreSQL server, two masters and three peers are hosts of a switch: namespaces of this machine, so this needs
-root. The leading master is
+A PostgreSQL server, two masters and three peers are hosts of a switch: namespaces of this machine,
+so this needs root. The leading master is
 
     killed                  as by a power cut; a new one is started in its place afterwards
     frozen                  stopped, and thawed 30 s later
     cut off from database   none of its packets reach the database, nor the other way round
-    cut off from peers      the same with all peers; it still reaches the database and the other master
+    cut off from peers      the same with all peers; it still reaches the database and the other
+                            master
 
-and everything is whole again before the next fault. Measured is the time from the fault until all peers have a
-session with the other master, and until it commits a round. The journal is read from the database at the end of
-each case: no version may be committed twice, and what was committed before the fault must be there.
+and everything is whole again before the next fault. Measured is the time from the fault until all
+peers have a session with the other master, and until it commits a round. The journal is read from
+the database at the end of each case: no version may be committed twice, and what was committed
+before the fault must be there.
 """
 
 from __future__ import annotations
@@ -242,10 +245,11 @@ def failover(times: int = TIMES, faults: Sequence[str] = FAULTS) -> Measured:
         ],
         rows,
         [
-            "Three peers, `deadline_s` 15 s (the default) and so a lease of 5 s; smallest to largest of the "
-            "times. Every process has a network namespace of its own on this machine's two cores. A frozen "
-            f"master is thawed after {FROZEN_S:g} s, and waits then like one that was started again. The one "
-            "that is cut off from its peers gives the lease up, since it sees another master."
+            "Three peers, `deadline_s` 15 s (the default) and so a lease of 5 s; smallest to"
+            " largest of the times. Every process has a network namespace of its own on this"
+            f" machine's two cores. A frozen master is thawed after {FROZEN_S:g} s, and waits then"
+            " like one that was started again. The one that is cut off from its peers gives the"
+            " lease up, since it sees another master."
         ],
     )
     return [table], [asdict(each) for each in cases]

@@ -1,8 +1,9 @@
 """torch's gloo beside a measurement: a process of each rank that waits for its turns.
 
-The process (this module as a command) waits on standard input for its turns, ``begin``, then ``reduce`` again and
-again, and answers each with a line of JSON. Between turns it does nothing, so that it disturbs nobody's
-measurement. The sum is made in place, on memory that has been used before, which is the best case for gloo.
+The process (this module as a command) waits on standard input for its turns, ``begin``, then
+``reduce`` again and again, and answers each with a line of JSON. Between turns it does nothing, so
+that it disturbs nobody's measurement. The sum is made in place, on memory that has been used
+before, which is the best case for gloo.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class GlooWorker:
 
     Args:
       popen: as ``subprocess.Popen``; decides where it runs.
-      arguments: ``rank`` of ``peers``, ``master`` and ``port`` of rank 0, the ``interface`` to use, and how many
-        ``values`` to add up.
+      arguments: ``rank`` of ``peers``, ``master`` and ``port`` of rank 0, the ``interface`` to use,
+        and how many ``values`` to add up.
     """
 
     def __init__(self, popen: Callable[..., subprocess.Popen[Any]], **arguments: Any) -> None:

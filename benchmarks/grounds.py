@@ -6,7 +6,8 @@
 
 A cut changes no route and closes no connection: in the sender's table of neighbours the other one
 gets an Ethernet address that nobody has, so packets leave and silently arrive nowhere, as when a
-cable is pulled two houses away. ``WanLab`` is the third ground, for lines with delay, rate and loss.
+cable is pulled two houses away. ``WanLab`` is the third ground, for lines with delay, rate and
+loss.
 """
 
 from __future__ import annotations

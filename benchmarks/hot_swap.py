@@ -192,9 +192,9 @@ def hot_swap(times: int = TIMES) -> Measured:
         ],
         rows,
         [
-            f"Seconds after the kill, by the master's clock. Promised: a round and {PROMISED_S:g} s, "
-            "and no state bytes. A round is negative before the kill if it was open already: the "
-            "spare joined it."
+            f"Seconds after the kill, by the master's clock. Promised: a round and {PROMISED_S:g}"
+            " s, and no state bytes. A round is negative before the kill if it was open already:"
+            " the spare joined it."
         ],
     )
     return [table], [{**asdict(each), "over_s": each.over_s} for each in found]

@@ -6,9 +6,10 @@ of all rounds of the fragments that it copies, or has copied.
 
     python -m benchmarks.join --state-mib 128        a small one; of 1 GiB unless said
 
-*What its link gives* is the least of its own downlink and of what the donors' uplinks have left when
-their rounds are served: their number times the rate, less what they sent and was no block, in the time
-of the copy. Rates of the lab count whole packets; what counts here is what TCP carries in them.
+*What its link gives* is the least of its own downlink and of what the donors' uplinks have left
+when their rounds are served: their number times the rate, less what they sent and was no block, in
+the time of the copy. Rates of the lab count whole packets; what counts here is what TCP carries in
+them.
 """
 
 from __future__ import annotations
@@ -115,11 +116,11 @@ def joins(state_mib: int = STATE_MIB, cases: Sequence[tuple[str, bool]] = CASES)
         ],
         [_shown(each) for each in found],
         [
-            "`holdfast master` and `holdfast join` as processes in the lab; times by the master's "
-            "clock. Rounds: from the order to reduce to the commit, medians. What its link gives: "
-            f"the less of {DOWN_MBIT:g} Mbit/s and of what the live donors' uplinks have left beside "
-            f"what they sent for rounds, of which TCP carries {CARRIED:.1%}; the share of it is of "
-            "blocks. When a donor is killed, the round that it dies in counts, too."
+            "`holdfast master` and `holdfast join` as processes in the lab; times by the master's"
+            " clock. Rounds: from the order to reduce to the commit, medians. What its link gives:"
+            f" the less of {DOWN_MBIT:g} Mbit/s and of what the live donors' uplinks have left"
+            f" beside what they sent for rounds, of which TCP carries {CARRIED:.1%}; the share of"
+            " it is of blocks. When a donor is killed, the round that it dies in counts, too."
         ],
     )
     return [table], [{**asdict(each), "ratio": each.ratio, "share": each.share} for each in found]

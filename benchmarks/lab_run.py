@@ -1,7 +1,8 @@
 """A real run on some ground: ``holdfast master`` on host 0, ``holdfast join`` on all others.
 
-The ``Fleet`` of the demo and of tests, with each process in its host's network. The master's clock is the one
-that counts: its status has ``now_s``, and its events and rounds have times of the same clock.
+The ``Fleet`` of the demo and of tests, with each process in its host's network. The master's clock
+is the one that counts: its status has ``now_s``, and its events and rounds have times of the same
+clock.
 """
 
 from __future__ import annotations

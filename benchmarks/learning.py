@@ -6,12 +6,12 @@
 
 Each replica trains the byte-level GPT of ``examples/train.py`` on the standard library's sources:
 AdamW, 500 steps of 12 windows of 64 bytes, a warm-up and a cosine. Each arm with each seed is a
-process of its own (``learning_run``) and leaves a file in ``build/learning``; what is there from the
-same commit is not measured again. An arm's baseline is measured with it.
+process of its own (``learning_run``) and leaves a file in ``build/learning``; what is there from
+the same commit is not measured again. An arm's baseline is measured with it.
 
-The JSON has per arm, as means over seeds: ``loss`` (validation loss of the shared parameters), ``tokens`` of
-all replicas together, ``ratio_to_baseline`` (the loss divided by the baseline's over the same seeds; null for
-a baseline whose own is not measured), and what these were made of.
+The JSON has per arm, as means over seeds: ``loss`` (validation loss of the shared parameters),
+``tokens`` of all replicas together, ``ratio_to_baseline`` (the loss divided by the baseline's over
+the same seeds; null for a baseline whose own is not measured), and what these were made of.
 """
 
 from __future__ import annotations
@@ -271,8 +271,8 @@ def table(figures: dict[str, dict[str, Any]], command: str) -> Table:
     outcomes = [each for row in figures.values() for each in row["outcomes"]]
     commits = sorted({f"`{each['notes']['commit']}`" for each in outcomes})
     return Table(
-        "Validation loss of the shared parameters, nats per byte, mean over seeds; against the baseline over the "
-        "seeds that both have",
+        "Validation loss of the shared parameters, nats per byte, mean over seeds; against the"
+        " baseline over the seeds that both have",
         [command],
         [
             *("arm", "loss", "over seeds", "seeds", "against", "of"),
@@ -280,19 +280,26 @@ def table(figures: dict[str, dict[str, Any]], command: str) -> Table:
         ],
         rows,
         [
-            "A byte-level GPT (0.8 million parameters) on the standard library's sources, split by "
-            f"file; every replica takes 500 steps of 12 windows of 64 bytes, H = {SYNC_EVERY}, where "
-            f"there are fragments P = {FRAGMENTS}, outer rate and momentum 0.7 unless said. "
-            f"Validated on {VALIDATION_WINDOWS} windows of held-out files, the same ones for all; "
-            "what comes after ± is the standard error of a comparison on other bytes like these, not "
-            "on other seeds.",
-            "Production master, peers and hook, torch in every trainer; the network is the one in "
-            "memory, time is virtual. Every peer's copy was compared byte by byte at the end, and "
-            "its roots at every version. `dp` is plain torch in one process.",
-            f"Code of {', '.join(commits)}. *MB a round*: handed to all streams between all hosts, from "
-            "the first commit to the last; for `dp`, computed, not counted: a ring all-reduce of bf16 "
-            "gradients, a step. *Speed*: tokens per virtual second, as a share of what the peers did "
-            "alone; what is waited for in rounds without overlap is in it.",
+            (
+                "A byte-level GPT (0.8 million parameters) on the standard library's sources,"
+                " split by file; every replica takes 500 steps of 12 windows of 64 bytes, H ="
+                f" {SYNC_EVERY}, where there are fragments P = {FRAGMENTS}, outer rate and momentum"
+                f" 0.7 unless said. Validated on {VALIDATION_WINDOWS} windows of held-out files,"
+                " the same ones for all; what comes after ± is the standard error of a comparison"
+                " on other bytes like these, not on other seeds."
+            ),
+            (
+                "Production master, peers and hook, torch in every trainer; the network is the one"
+                " in memory, time is virtual. Every peer's copy was compared byte by byte at the"
+                " end, and its roots at every version. `dp` is plain torch in one process."
+            ),
+            (
+                f"Code of {', '.join(commits)}. *MB a round*: handed to all streams between all"
+                " hosts, from the first commit to the last; for `dp`, computed, not counted: a"
+                " ring all-reduce of bf16 gradients, a step. *Speed*: tokens per virtual second,"
+                " as a share of what the peers did alone; what is waited for in rounds without"
+                " overlap is in it."
+            ),
         ],
     )
 

@@ -1,8 +1,8 @@
 """The arms of ``learning``: what each run is, and what it is compared with.
 
 A name may change some of its arm's settings: ``diloco4@sync_every=10,inner=muon``. Keys are those
-of ``[diloco]``, ``[reduce]`` and ``[membership]`` in ``run.toml``, which no two tables share, and ``inner``. A
-baseline has the same inner optimizer.
+of ``[diloco]``, ``[reduce]`` and ``[membership]`` in ``run.toml``, which no two tables share, and
+``inner``. A baseline has the same inner optimizer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ EVALUATION_BATCH = 64  # windows at once
 
 STEP_S = 0.1  # an inner step, in virtual time
 NEAR_S = 0.01  # between two hosts
-# An overlap of tau is tau steps only if the round takes longer: else its result is merged as soon as
-# it is there. A round takes six trips from host to host one after the other, so this is enough.
+# An overlap of tau is tau steps only if the round takes longer: else its result is merged as soon
+# as it is there. A round takes six trips from host to host one after the other, so this is enough.
 TRIPS = 5
 
 _TABLES = {
@@ -58,7 +58,8 @@ class Arm:
       settings: of ``run.toml``, by key.
       kill_rounds: after so many rounds one peer dies and another one comes; 0: nobody does.
       inner: optimizer, ``adamw`` or ``muon``.
-      slowness: how many times longer the steps of the last peers take, and of those that replace them.
+      slowness: how many times longer the steps of the last peers take, and of those that replace
+        them.
     """
 
     name: str
@@ -88,7 +89,9 @@ class Arm:
         return self.slowness[-behind] if 1 <= behind <= len(self.slowness) else 1.0
 
     def batch(self, replica: int, windows: int) -> int:
-        """Windows of a step of this replica in data parallel on the tokens that the arm's peers train."""
+        """Windows of a step of this replica in data parallel on the tokens that the arm's peers
+        train.
+        """
         return max(1, round(windows / self.slowness_of(replica)))
 
     @property
@@ -161,8 +164,8 @@ class Outcome:
       loss: on the held-out bytes, in nats per byte.
       losses: of parts of these bytes; ``loss`` is their mean.
       tokens: trained by all replicas together.
-      round_bytes: handed to all streams between all hosts in a round, from the first to the last; of a dp arm,
-        which has none, what a ring all-reduce of bf16 gradients would send in a step.
+      round_bytes: handed to all streams between all hosts in a round, from the first to the last;
+        of a dp arm, which has none, what a ring all-reduce of bf16 gradients would send in a step.
       speed: tokens per second as a share of what all replicas did if each was alone; None for dp.
       digest: of the final parameters.
       seconds: it took to find out.
@@ -193,8 +196,8 @@ _STREAMING = {"fragments": FRAGMENTS, "overlap": 2}
 _ONE_STEP = {"fragments": FRAGMENTS, "overlap": 1}
 _NF4 = {"codec_up": "nf4", "codec_down": "nf4"}
 _MUON: dict[str, Any] = {"inner": "muon", "sync_every": 10, "outer_lr": 1.0}
-# In place of momentum a rate of 2: with 1 the loss is 4 % higher, with 2.5 1.6 %. So few rounds cannot
-# afford to lose anything.
+# In place of momentum a rate of 2: with 1 the loss is 4 % higher, with 2.5 1.6 %. So few rounds
+# cannot afford to lose anything.
 _SPARSE = {"outer_lr": 2.0, "outer_momentum": 0.0, "feedback_decay": 1.0}
 _UNEVEN: dict[str, Any] = {
     "slowness": (10 / 3, 10.0),
@@ -324,7 +327,8 @@ def _changed(arm: Arm, key: str, value: Any) -> Arm:
 # A section of its own: what was found since, and what that is compared with.
 FOUND = ["muon4", "diloco4@inner=muon", "muon8", "streaming2-1", "streaming2-1-nf4", "sparse2-10"]
 FOUND += ["muon-streaming2", "uneven3", "elastic3"]
-# The arm that measures a preset's settings; ``allreduce`` with SGD is data parallel to the last bit.
+# The arm that measures a preset's settings; ``allreduce`` with SGD is data parallel to the last
+# bit.
 OF_PRESET = {
     "diloco": "diloco2",
     "streaming": "streaming2-1-nf4",

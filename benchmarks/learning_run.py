@@ -1,8 +1,8 @@
 """One arm of ``learning`` with one seed: lives through the run and says what was learned.
 
-``dp`` arms are one process (``learning_script`` says why that is data parallel). All others are runs of the
-production master and peers over the network in memory (``holdfast.simulation``), in virtual time, with
-a real training script at each peer (``learning_trainer``).
+``dp`` arms are one process (``learning_script`` says why that is data parallel). All others are
+runs of the production master and peers over the network in memory (``holdfast.simulation``), in
+virtual time, with a real training script at each peer (``learning_trainer``).
 
 What is judged are the shared parameters: held by all peers with the same bits, which is checked
 against the roots that they all reported, byte by byte among them, and in the trainers' models.
@@ -64,7 +64,9 @@ def run_arm(arm: Arm, recipe: Recipe, *, validation_windows: int = VALIDATION_WI
 
 @torch.no_grad()
 def losses_of(model: nn.Module, window_count: int) -> list[float]:
-    """Validation loss of parts of the held-out files, one after the other, on evenly spread windows."""
+    """Validation loss of parts of the held-out files, one after the other, on evenly spread
+    windows.
+    """
     held_out = corpus()[1]
     starts = np.linspace(0, len(held_out) - CONTEXT - 1, window_count).astype(np.int64)
     parts = starts.reshape(-1, min(EVALUATION_BATCH, window_count))

@@ -1,14 +1,16 @@
-"""The section about rounds over lines that nobody described: real runs, learnt rates, gloo beside them.
+"""The section about rounds over lines that nobody described: real runs, learnt rates, gloo beside
+them.
 
     python -m benchmarks.lines --json lines.json
     python -m benchmarks.lines --profiles even --peers 2,4 --congestion cubic --no-gloo
 
-Each case is a run as users start it: a master, so many ``join`` and their trainers, each on a host of its
-own behind a line of ``PROFILES``. Nobody tells them the lines. Beside them, in the same lab and on
-the same congestion control, goes PyTorch's gloo, whose ring is also that of torchft's plain data parallelism.
+Each case is a run as users start it: a master, so many ``join`` and their trainers, each on a host
+of its own behind a line of ``PROFILES``. Nobody tells them the lines. Beside them, in the same lab
+and on the same congestion control, goes PyTorch's gloo, whose ring is also that of torchft's plain
+data parallelism.
 
-A round's time is the master's: from the order to reduce until all have the result. *T_LB* is the time
-below which no plan can end it, plus two delays.
+A round's time is the master's: from the order to reduce until all have the result. *T_LB* is the
+time below which no plan can end it, plus two delays.
 """
 
 from __future__ import annotations
@@ -232,8 +234,10 @@ def lines(
         [case.row for case in cases],
         [
             *(f"- {name}: {each.about}" for name, each in PROFILES.items()),
-            "Each peer's own line, and each peer on a host of its own. gloo's time is that of the slowest"
-            " rank, without a master, membership or encryption.",
+            (
+                "Each peer's own line, and each peer on a host of its own. gloo's time is that of"
+                " the slowest rank, without a master, membership or encryption."
+            ),
         ],
     )
     return [table], [asdict(case) for case in cases]

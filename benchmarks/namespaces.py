@@ -1,7 +1,7 @@
 """Hosts in network namespaces: making and removing them, and processes that run in them.
 
-Namespaces are called ``holdfast-PID-NAME`` after the process that made them; those of dead processes
-are removed when the next are made.
+Namespaces are called ``holdfast-PID-NAME`` after the process that made them; those of dead
+processes are removed when the next are made.
 """
 
 from __future__ import annotations

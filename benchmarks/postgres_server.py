@@ -1,7 +1,7 @@
 """A PostgreSQL server for as long as a ``with`` block lasts: a new cluster on a loopback address.
 
-Debian's package has the programs in /usr/lib/postgresql, outside the search path. The server refuses to run as
-root, so root runs it as the package's user.
+Debian's package has the programs in /usr/lib/postgresql, outside the search path. The server
+refuses to run as root, so root runs it as the package's user.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ class PostgresServer:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stop it as a power cut does: connections break, what is committed is there after ``start``."""
+        """Stop it as a power cut does: connections break, what is committed is there after
+        ``start``.
+        """
         assert self._server is not None
         self._server.send_signal(signal.SIGQUIT)
         self._server.wait(STOP_S)

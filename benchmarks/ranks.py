@@ -1,7 +1,7 @@
 """Ranks of a bench: processes of one machine that run the code of peers, without a master.
 
-All are on loopback, or each is on a host of a lab. They meet in a folder, where they exchange small messages,
-and all clocks are one, so they begin at the same moment.
+All are on loopback, or each is on a host of a lab. They meet in a folder, where they exchange small
+messages, and all clocks are one, so they begin at the same moment.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def run_ranks(module: str, count: int, options: Sequence[str], lab: WanLab | Non
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         Authority.load_or_create(Path(folder) / "authority", "bench")
         try:
-            # A signal between a start and its note would leave a rank; they are all ended by SIGKILL.
+            # A signal between a start and its note would leave a rank; they are all ended by
+            # SIGKILL.
             signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
             for rank in range(count):
                 host = LOOPBACK if lab is None else lab.address(rank)

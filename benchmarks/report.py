@@ -1,8 +1,8 @@
 """What was measured: tables at the terminal, JSON in ``build/bench``, and sections of RESULTS.md.
 
-RESULTS.md is the record. A section can be measured again by itself: then only its text is replaced. Each
-section says when, where and from which commit its figures come, so sections of several days or machines can
-stand side by side without pretending to be one measurement.
+RESULTS.md is the record. A section can be measured again by itself: then only its text is replaced.
+Each section says when, where and from which commit its figures come, so sections of several days or
+machines can stand side by side without pretending to be one measurement.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def say(what: str) -> None:
 
 
 def bench_parser(module: str, about: str | None) -> argparse.ArgumentParser:
-    """Return a parser with what all benchmarks have in common; ``about`` is the module's docstring."""
+    """Return a parser with what all benchmarks have in common; ``about`` is the module's
+    docstring.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{module}", description=(about or "").partition("\n")[0]
     )
@@ -176,7 +178,10 @@ def keep_section(name: str, title: str, measured: Measured, load: float) -> None
     told = ", ".join(f"{key} {value}" for key, value in machine().items())
     lines = [
         f"{HEADING}{name}: {title}\n",
-        f"Measured {where['date']} UTC, commit `{where['commit']}`; load average before: {load:.1f}.",
+        (
+            f"Measured {where['date']} UTC, commit `{where['commit']}`; load average before:"
+            f" {load:.1f}."
+        ),
         f"{told[0].upper()}{told[1:]}.\n",
         *map(_render, tables),
     ]

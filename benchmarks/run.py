@@ -3,8 +3,8 @@
     make bench                               everything that this machine allows
     make bench ARGS='--only lossy,kill'      some sections; the others keep their text
 
-A section that needs root, or a tool that is not there, says so and is left out; then the exit status
-is 1. Ctrl+C stops at once: namespaces and processes go, finished sections stay.
+A section that needs root, or a tool that is not there, says so and is left out; then the exit
+status is 1. Ctrl+C stops at once: namespaces and processes go, finished sections stay.
 """
 
 from __future__ import annotations

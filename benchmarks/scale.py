@@ -3,11 +3,12 @@
     python -m benchmarks.scale --peers 100,1000 --json scale.json
 
 A *light* peer says all that a peer says to its master (Hello, Founded, Ready, Reduced, Measured,
-Applied, Synced, heartbeats, progress once a second), when a peer would say it, and moves no tensors.
-All of them and the master's service are in this process, over ``MemoryNetwork``; waiting costs no
-time. The master's processor time is that of its thread inside the coordinator, its journal, and the
-encoding and decoding of messages: light peers pack and unpack theirs without the production code, so
-none of theirs is in it. What is not in it is what TLS and the kernel would add for each message.
+Applied, Synced, heartbeats, progress once a second), when a peer would say it, and moves no
+tensors. All of them and the master's service are in this process, over ``MemoryNetwork``; waiting
+costs no time. The master's processor time is that of its thread inside the coordinator, its
+journal, and the encoding and decoding of messages: light peers pack and unpack theirs without the
+production code, so none of theirs is in it. What is not in it is what TLS and the kernel would add
+for each message.
 """
 
 from __future__ import annotations
@@ -284,7 +285,8 @@ class LightPeer:
         await self.say("Ready", {**fields, "state_root": root_of(message["version"])})
 
     async def _on_briefreduce(self, message: dict[str, Any]) -> None:
-        # Members joined in the order of their ids, so a number gives the id; all of them contribute.
+        # Members joined in the order of their ids, so a number gives the id; all of them
+        # contribute.
         await self._reduce(message, _owners_of(message["owners"]))
 
     async def _on_briefcommit(self, message: dict[str, Any]) -> None:
@@ -363,7 +365,8 @@ class Scale:
 def measure(peers: int) -> Scale:
     """One run of so many light peers.
 
-    Garbage is not collected meanwhile: most of what that looks through are the light peers' objects.
+    Garbage is not collected meanwhile: most of what that looks through are the light peers'
+    objects.
     """
     gc.disable()
     try:
@@ -415,7 +418,8 @@ async def _measured(peers: int) -> Scale:
             join_s = trio.current_time() - joining_s
             joined = meter.take()
             say(
-                f"  all have joined: {joined['cpu_total_s']:.1f} s, {_mb(joined['sent_bytes_total'])}"
+                f"  all have joined: {joined['cpu_total_s']:.1f} s,"
+                f" {_mb(joined['sent_bytes_total'])}"
             )
             master.decide(coordinator.resume)
             await until(lambda: history.commit_count >= 1)
@@ -472,12 +476,15 @@ def scale(counts: tuple[int, ...] = COUNTS) -> Measured:
         ],
         [_row(each) for each in found],
         [
-            "CPU is the master's thread in its rules, journal, encoding and decoding; TLS and the "
-            f"kernel are not in it. A round trains {TRAIN_S:g} s, reduces {REDUCE_S:g} s and applies "
-            f"{APPLY_S:g} s, each up to {JITTER_S:g} s longer; one way takes {DELAY_S * 1e3:g} ms. "
-            "The plan has some 4,200 chunks (1 GiB of float32). Bytes are of whole messages before TLS. "
-            "While all join, each newcomer gets a whole view, and everybody hears of each batch of newcomers: "
-            "these bytes grow with the square of the members.",
+            (
+                "CPU is the master's thread in its rules, journal, encoding and decoding; TLS and"
+                f" the kernel are not in it. A round trains {TRAIN_S:g} s, reduces {REDUCE_S:g} s"
+                f" and applies {APPLY_S:g} s, each up to {JITTER_S:g} s longer; one way takes"
+                f" {DELAY_S * 1e3:g} ms. The plan has some 4,200 chunks (1 GiB of float32). Bytes"
+                " are of whole messages before TLS. While all join, each newcomer gets a whole"
+                " view, and everybody hears of each batch of newcomers: these bytes grow with the"
+                " square of the members."
+            ),
         ],
     )
     return [table], {"runs": [asdict(each) for each in found]}

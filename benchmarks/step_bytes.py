@@ -2,9 +2,9 @@
 
     python -m benchmarks.step_bytes --fragments 1,10
 
-Real masters and peers in the lab. Training steps are noise and a sleep, since two cores cannot train
-four models. Bytes are the lab's own count, of packets, the master's and everything that is no round
-included; without the packets' headers they are what the sockets carried.
+Real masters and peers in the lab. Training steps are noise and a sleep, since two cores cannot
+train four models. Bytes are the lab's own count, of packets, the master's and everything that is no
+round included; without the packets' headers they are what the sockets carried.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ def step_bytes(counts: Sequence[int] = (1, 10)) -> Measured:
             for each in found
         ],
         [
-            "Sent: the packets of all hosts as the lab counts them, the master's and everything that "
-            f"is no round included, less {HEADER_BYTES} bytes of headers each. Data parallel: "
-            "2 (n - 1)/n bf16 gradients of 2 bytes a parameter, out and in, at each step; its control "
-            "messages and headers are not counted, so *as packets* is unfair to us."
+            "Sent: the packets of all hosts as the lab counts them, the master's and everything"
+            f" that is no round included, less {HEADER_BYTES} bytes of headers each. Data parallel:"
+            " 2 (n - 1)/n bf16 gradients of 2 bytes a parameter, out and in, at each step; its"
+            " control messages and headers are not counted, so *as packets* is unfair to us."
         ],
     )
     return [table], found

@@ -1,9 +1,11 @@
-"""The duration of a copy of the shared state over real sockets, and of the check of one that is equal.
+"""The duration of a copy of the shared state over real sockets, and of the check of one that is
+equal.
 
     python -m benchmarks.transfer --donors 3 --size 1GiB
 
-In each repetition rank 0 starts with an empty state and copies all fragments from the other ranks, as a master
-would order it. Then it copies them again, which transfers nothing and only checks its memory. See ``ranks``.
+In each repetition rank 0 starts with an empty state and copies all fragments from the other ranks,
+as a master would order it. Then it copies them again, which transfers nothing and only checks its
+memory. See ``ranks``.
 """
 
 from __future__ import annotations

@@ -181,7 +181,9 @@ class WanLab(Namespaces):
         self._choose_congestion()
 
     def _choose_congestion(self) -> None:
-        """Other namespaces than the first may choose only what anybody may use: allow it meanwhile."""
+        """Other namespaces than the first may choose only what anybody may use: allow it
+        meanwhile.
+        """
         with alone():
             allowed = ALLOWED_CONGESTION.read_text()
             try:

@@ -1,8 +1,8 @@
 """Blocks, digests and roots: the parts of a fragment and their names.
 
 A fragment's arrays are cut into blocks that never straddle two arrays, and each block is digested
-with BLAKE3 over its little-endian bytes. The root binds the block digests to run, fragment, version and
-sizes:
+with BLAKE3 over its little-endian bytes. The root binds the block digests to run, fragment, version
+and sizes:
 
     values float32 (n,)   | block | block | short |
     momentum float32 (m,) | block | short |              -> digests, in this order
@@ -100,8 +100,8 @@ def block_places(size: FragmentSize) -> tuple[BlockPlace, ...]:
 def digest_blocks(parts: FragmentArrays, places: Sequence[BlockPlace]) -> bytes:
     """Return the joined digests of blocks, ``DIGEST_BYTES`` each.
 
-    A block is large enough for BLAKE3's full speed on a core, so each block is one call, and threads take
-    runs of blocks.
+    A block is large enough for BLAKE3's full speed on a core, so each block is one call, and
+    threads take runs of blocks.
     """
     runs = [
         places[start : start + DIGEST_RUN_BLOCKS]
@@ -153,7 +153,9 @@ def lineage(run_id: str, roots: Sequence[bytes]) -> bytes:
 
 
 def differing_blocks(ours: bytes, theirs: bytes) -> tuple[int, ...]:
-    """Return the indices of the blocks whose digests differ; both have the same number of blocks."""
+    """Return the indices of the blocks whose digests differ; both have the same number of
+    blocks.
+    """
     left = np.frombuffer(ours, np.uint8).reshape(-1, DIGEST_BYTES)
     right = np.frombuffer(theirs, np.uint8).reshape(-1, DIGEST_BYTES)
     return tuple(np.flatnonzero((left != right).any(axis=1)).tolist())

@@ -1,12 +1,13 @@
 """Checkpoints: the shared state at one instant, in one self-describing file.
 
-    BRANCH-STEP-ROUNDS-DIGEST.safetensors   counters of all fragments, then values and momentum of each;
-                                            as metadata, the manifest in JSON with its digest
+    BRANCH-STEP-ROUNDS-DIGEST.safetensors   counters of all fragments, then values and momentum of
+                                            each; as metadata, the manifest in JSON with its digest
 
-The name follows from the content, so peers that write to one place write the same files. Names sort by
-age; the branch comes first, since states that a rewind discarded may have a higher step. A file is checked by
-its digests: the manifest by its own, every fragment by its root, which binds run, fragment and version.
-Whether a file is the run's newest state is known to the master's journal only.
+The name follows from the content, so peers that write to one place write the same files. Names sort
+by age; the branch comes first, since states that a rewind discarded may have a higher step. A file
+is checked by its digests: the manifest by its own, every fragment by its root, which binds run,
+fragment and version. Whether a file is the run's newest state is known to the master's journal
+only.
 
 A checkpoint is written from pinned versions, so the state may change meanwhile.
 
@@ -191,7 +192,8 @@ def write(
     A file that exists already is not written again.
 
     Args:
-      reader: the name that pinned it. A caller that closes the generator early must release the rest.
+      reader: the name that pinned it. A caller that closes the generator early must release the
+        rest.
       writer: distinguishes peers that write the same file to the same place.
 
     Raises:
@@ -286,7 +288,8 @@ class Checkpoint:
         """Yield a fragment's blocks one by one, and check its root after the last one.
 
         Raises:
-          CheckpointError, StoreError: it cannot be read, or is damaged: what came before is worth nothing.
+          CheckpointError, StoreError: it cannot be read, or is damaged: what came before is worth
+          nothing.
         """
         size = self.manifest.sizes[number]
         counts = (size.value_count, size.momentum_count, size.counter_count)
@@ -317,7 +320,8 @@ class Checkpoint:
         """Load it into the state, every byte checked against its root.
 
         Raises:
-          CheckpointError, StoreError: it cannot be read, or is damaged; the state is not valid then.
+          CheckpointError, StoreError: it cannot be read, or is damaged; the state is not valid
+          then.
         """
         for head in self.manifest.fragment_heads():
             try:
@@ -358,7 +362,8 @@ def open_checkpoint(place: CheckpointStore, name: str) -> Checkpoint:
         plain = json.loads(text)
         if plain["format"] != FORMAT:
             raise CheckpointError(
-                f"{name} in {place} has format {plain['format']}; this version reads format {FORMAT}"
+                f"{name} in {place} has format {plain['format']}; this version reads format"
+                f" {FORMAT}"
             )
         manifest = wire.from_plain(Manifest, plain)
     except _DECODE_ERRORS as error:
@@ -374,8 +379,8 @@ def prune(
 ) -> list[str]:
     """Delete a run's surplus and old checkpoints, and unfinished files of writers that died.
 
-    The newest checkpoint stays. Files that are damaged, of another run, or misnamed are neither deleted nor
-    counted.
+    The newest checkpoint stays. Files that are damaged, of another run, or misnamed are neither
+    deleted nor counted.
 
     Args:
       keep_s: maximum age; 0: no limit.

@@ -3,8 +3,8 @@
     Donor.run                    until cancelled
      └── Donor._serve            one per request
 
-The blocks of a request are a source of frames: a lane reads each block when it can send it, in the lane's
-own thread, so nothing is queued. The links send frames of rounds before blocks.
+The blocks of a request are a source of frames: a lane reads each block when it can send it, in the
+lane's own thread, so nothing is queued. The links send frames of rounds before blocks.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Donor:
                 raise RemoteProtocolError("a transfer's number has 32 bits")
         if self._unsent[peer] + _count(message) > QUEUED_MAX:
             raise RemoteProtocolError(f"more than {QUEUED_MAX} blocks asked for at once")
-        # The answer uses this link or none: after a restart the joiner does not know the transfer, and its
-        # frames would hold up the lanes of the new link.
+        # The answer uses this link or none: after a restart the joiner does not know the transfer,
+        # and its frames would hold up the lanes of the new link.
         if (link := self._hub.links.get(peer)) is None:
             return
         self._unsent[peer] += _count(message)

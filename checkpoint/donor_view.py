@@ -11,8 +11,9 @@ from attrs import Factory, define
 from ..protocol.errors import PeerLostError, StateMismatchError
 from ..protocol.messages import BlocksRefused, Index
 
-# Blocks requested from a donor that are not here yet. The window grows while blocks come within WINDOW_S
-# of their request, so that each donor stays busy and a slow one does not owe many blocks at the end.
+# Blocks requested from a donor that are not here yet. The window grows while blocks come within
+# WINDOW_S of their request, so that each donor stays busy and a slow one does not owe many blocks
+# at the end.
 WINDOW_FIRST = 2
 WINDOW_MAX = 32
 WINDOW_S = 1.0

@@ -1,10 +1,11 @@
 """A fragment that is being received, block by verified block.
 
-Blocks of a valid fragment wait beside it until all are here; blocks of one that is not valid are written at
-once. A block is not missing if its bytes are here, came for an earlier transfer, or are all zeros.
+Blocks of a valid fragment wait beside it until all are here; blocks of one that is not valid are
+written at once. A block is not missing if its bytes are here, came for an earlier transfer, or are
+all zeros.
 
-``accept`` is called from lanes' threads, several at a time, and perhaps once more after the transfer is
-over; everything else by the owner of the transfer.
+``accept`` is called from lanes' threads, several at a time, and perhaps once more after the
+transfer is over; everything else by the owner of the transfer.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class IncomingFragment:
         self.missing.discard(index)
 
     def finish(self) -> FragmentHead:
-        """Install the fragment; blocks that did not come are digested again, since they may have changed.
+        """Install the fragment; blocks that did not come are digested again, since they may have
+        changed.
 
         Raises:
           LocalProtocolError: blocks are missing, or the transfer was given up.

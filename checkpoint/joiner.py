@@ -6,9 +6,9 @@
 
     _Fetch.place, deliver        lanes' threads: a block is checked and put in place as it comes
 
-A donor without requests takes over blocks that another donor has owed for long. Blocks that came and were
-checked are never fetched again, even if this fetch fails: the next one, of this version or another, finds
-them by their digests.
+A donor without requests takes over blocks that another donor has owed for long. Blocks that came
+and were checked are never fetched again, even if this fetch fails: the next one, of this version or
+another, finds them by their digests.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from .partial_copy import FragmentPartialCopy, PartialCopies
 from .shared_state import SharedState
 from .state_transfer import FetchFailedError, FetchReport
 
-# A donor that owes blocks and sends none for this time is dropped; longer than a megabyte takes on a slow
-# uplink that a round's chunks keep busy.
+# A donor that owes blocks and sends none for this time is dropped; longer than a megabyte takes on
+# a slow uplink that a round's chunks keep busy.
 STALL_S = 20.0
 LINK_WAIT_S = 15.0  # for the link to a donor to come up
 # A donor may reach the version a moment later than this peer learns of it, so it is asked again.
@@ -62,8 +62,8 @@ class Joiner:
 
     Args:
       partial_copies: stores blocks of a long fetch, in case this process ends before it is done.
-      on_disk: returns a version from a checkpoint on this machine, checked, with its blocks' digests;
-        called in a thread.
+      on_disk: returns a version from a checkpoint on this machine, checked, with its blocks'
+        digests; called in a thread.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Joiner:
     async def fetch(self, order: SyncFragment, progress: OnProgress | None = None) -> FetchReport:
         """Bring a fragment to ``order.head``, from ``order.donors``.
 
-        Blocks whose bytes are here already are not sent again; the others come from all donors at once,
-        each as fast as it can. An earlier fetch of the same fragment that has not ended (it may have been
-        cancelled just now) is waited for.
+        Blocks whose bytes are here already are not sent again; the others come from all donors at
+        once, each as fast as it can. An earlier fetch of the same fragment that has not ended (it
+        may have been cancelled just now) is waited for.
 
         Args:
           progress: called when the missing blocks are known, and after each block.
@@ -105,8 +105,8 @@ class Joiner:
           FetchFailedError: every donor is lost, refuses, stalls or sends wrong bytes.
           StateMismatchError: the fragment changed during the fetch; it is not valid.
 
-        Cancellation: safe; a fragment that was valid stays unchanged. Blocks that came are kept for the
-        next fetch.
+        Cancellation: safe; a fragment that was valid stays unchanged. Blocks that came are kept for
+        the next fetch.
         """
         fragment = order.head.fragment
         if self.partial_copies is not None:
@@ -122,16 +122,20 @@ class Joiner:
                 self.next_turn()
 
     async def clear_partial(self) -> None:
-        """Delete blocks kept for later fetches, an earlier process's too: nothing is missing any more."""
+        """Delete blocks kept for later fetches, an earlier process's too: nothing is missing any
+        more.
+        """
         self.keep_from_s = math.inf
         await self.network.run_sync(self.state.forget_kept)
         if self.partial_copies is not None:
             await self.network.run_sync(self.partial_copies.clear)
 
     def has_turn(self, fetch: _Fetch, peer: str) -> bool:
-        """Return whether a fetch may ask this donor: no earlier fetch has blocks to request from it.
+        """Return whether a fetch may ask this donor: no earlier fetch has blocks to request from
+        it.
 
-        Two fetches that share a donor would end at the same time, and nothing would come for a while.
+        Two fetches that share a donor would end at the same time, and nothing would come for a
+        while.
         """
         for other in self._fetches.values():  # in order of their beginning
             if other is fetch:
@@ -412,7 +416,9 @@ class _Fetch:
     # ------------------------------------------------------------ the whole
 
     async def _begin_with_our_own_index(self) -> None:
-        """Begin without a donor if the head is in memory, which is then checked, or in a checkpoint."""
+        """Begin without a donor if the head is in memory, which is then checked, or in a
+        checkpoint.
+        """
         held = self._state.head(self._head.fragment)
         if held is not None and held == self._head:
             await self._begin(self._state.index(held.fragment, held.version))

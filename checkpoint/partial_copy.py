@@ -1,12 +1,15 @@
-"""Partial copies: blocks of an unfinished fetch, on disk, so that a reboot need not fetch them again.
+"""Partial copies: blocks of an unfinished fetch, on disk, so that a reboot need not fetch them
+again.
 
     FOLDER/FRAGMENT.blocks      records, appended: digest (32 bytes), length (u32), the block
 
-A block is identified by its digest, so its version does not matter, and it is checked again when it is read.
-Nothing is synced: blocks lost in a power failure are fetched again, and the file ends at the first cut
-record. The first blocks of a copy are not stored: a copy of a few seconds is not worth writes to disk.
+A block is identified by its digest, so its version does not matter, and it is checked again when it
+is read. Nothing is synced: blocks lost in a power failure are fetched again, and the file ends at
+the first cut record. The first blocks of a copy are not stored: a copy of a few seconds is not
+worth writes to disk.
 
-A disk that is full or fails ends the storing, not the copy. Everything here blocks: call it in threads.
+A disk that is full or fails ends the storing, not the copy. Everything here blocks: call it in
+threads.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from .blocks import BLOCK_BYTES
 
 log = logging.getLogger("holdfast.peer")
 
-# After this time of copying blocks are stored; a fast line fetches the earlier ones again in as long.
+# After this time of copying blocks are stored; a fast line fetches the earlier ones again in as
+# long.
 KEPT_AFTER_S = 10.0
 
 _HEAD = struct.Struct("<32sI")
@@ -136,7 +140,8 @@ class PartialCopies:
 
     Args:
       after_s: see ``KEPT_AFTER_S``.
-      limit_bytes: for all files together, exceeded by at most a block per writing thread; None: no limit.
+      limit_bytes: for all files together, exceeded by at most a block per writing thread; None: no
+        limit.
     """
 
     def __init__(

@@ -1,18 +1,19 @@
 """The shared state: the arrays that must be bit-identical at every peer.
 
-``SharedState`` owns every fragment's arrays. Values and counters lie in the arena that the trainer reads,
-too; outer momentum is private. It knows each fragment's version and digests, changes fragments only by
-whole rounds or whole transfers, and keeps old versions readable for receivers that fetch them:
+``SharedState`` owns every fragment's arrays. Values and counters lie in the arena that the trainer
+reads, too; outer momentum is private. It knows each fragment's version and digests, changes
+fragments only by whole rounds or whole transfers, and keeps old versions readable for receivers
+that fetch them:
 
     pin(v) ---- the live arrays serve v ---- apply() to v + 1: copied first ---- release(v): freed
                                               (only because v is pinned)
 
-    begin() -> IncomingFragment    fetched blocks wait beside a valid fragment, or go straight into one
-                                   that is not valid; the fragment has no head until finish()
+    begin() -> IncomingFragment    fetched blocks wait beside a valid fragment, or go straight into
+                                   one that is not valid; the fragment has no head until finish()
 
-Everything here is synchronous. ``load_initial``, ``apply``, ``begin``, ``finish`` and ``block`` are heavy:
-call them through ``network.run_sync``. Changes of one fragment wait for each other; reading, pinning and
-releasing are safe at the same time, from any thread, and do not wait.
+Everything here is synchronous. ``load_initial``, ``apply``, ``begin``, ``finish`` and ``block`` are
+heavy: call them through ``network.run_sync``. Changes of one fragment wait for each other; reading,
+pinning and releasing are safe at the same time, from any thread, and do not wait.
 """
 
 from __future__ import annotations
@@ -152,8 +153,8 @@ class SharedState:
     ) -> FragmentHead:
         """Apply a committed round.
 
-        A valid fragment that is being received may still apply a round; the transfer detects at its end
-        whether that changed bytes that it relied on.
+        A valid fragment that is being received may still apply a round; the transfer detects at its
+        end whether that changed bytes that it relied on.
 
         Args:
           version_after: the current version plus 1.

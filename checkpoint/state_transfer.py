@@ -1,15 +1,15 @@
 """State transfer: a joiner fetches a fragment from several donors at once, block by checked block.
 
-    joiner   > IndexRequest(head)                 donor   < Index(head, digests) or BlocksRefused
-             > BlocksRequest(transfer, blocks)            < one BLOCK frame per block, or BlocksRefused
+    joiner   > IndexRequest(head)               donor   < Index(head, digests) or BlocksRefused
+             > BlocksRequest(transfer, blocks)          < one BLOCK frame per block or BlocksRefused
 
-The root comes from the master, the index must hash to the root, and every block must hash to its entry in
-the index: a donor can be slow or gone, but it cannot pass off other bytes. A donor that sends other bytes
-is dropped and reported.
+The root comes from the master, the index must hash to the root, and every block must hash to its
+entry in the index: a donor can be slow or gone, but it cannot pass off other bytes. A donor that
+sends other bytes is dropped and reported.
 
-The two sides are ``joiner.Joiner`` and ``donor.Donor``; this file holds the results of a fetch. Both take
-messages from the links by ``receive``, which never waits, so a link's control stream never queues behind
-blocks.
+The two sides are ``joiner.Joiner`` and ``donor.Donor``; this file holds the results of a fetch.
+Both take messages from the links by ``receive``, which never waits, so a link's control stream
+never queues behind blocks.
 """
 
 from __future__ import annotations

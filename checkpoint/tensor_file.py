@@ -2,9 +2,9 @@
 
     u64 length | JSON: {"__metadata__": {...}, name: {"dtype", "shape", "data_offsets"}} | data
 
-The safetensors library needs all tensors in memory and a local path; a checkpoint is written block by block
-while the run goes on, also to URLs. The library reads these files, and a test checks that. Wider elements
-come first, so each tensor is aligned to its element size.
+The safetensors library needs all tensors in memory and a local path; a checkpoint is written block
+by block while the run goes on, also to URLs. The library reads these files, and a test checks that.
+Wider elements come first, so each tensor is aligned to its element size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ HEADER_BYTES_MAX = 100_000_000  # the library refuses longer ones, too
 LENGTH_BYTES = 8
 
 ELEMENT_BYTES = {
-    "F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+    "F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2,
+    "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 
 

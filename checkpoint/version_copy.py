@@ -14,12 +14,13 @@ from .blocks import BlockPlace, FragmentArrays
 class VersionCopy:
     """A copy of a fragment's arrays, readable by block from any thread.
 
-    A copy of more than ``IN_MEMORY_BYTES_MAX`` lies in a file: a large model would otherwise need its values
-    and momentum twice for as long as a newcomer copies.
+    A copy of more than ``IN_MEMORY_BYTES_MAX`` lies in a file: a large model would otherwise need
+    its values and momentum twice for as long as a newcomer copies.
 
     Args:
       parts: the arrays, which do not change meanwhile.
-      folder: on the disk of the file; None, or if it cannot be written there: memory takes the copy.
+      folder: on the disk of the file; None, or if it cannot be written there: memory takes the
+        copy.
 
     Attributes:
       in_file: it does not lie in memory.

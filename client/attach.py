@@ -35,29 +35,31 @@ def attach(
     """Join the run that this process was started for; returns with the run's weights in the model.
 
     Every parameter and persistent buffer becomes part of the run's shared state. Gradients and the
-    optimizer's state stay local. They are not touched, with three exceptions. A state that an optimizer
-    without one gathered in dropped steps is cleared (a spare takes a step, to be warm when its turn
-    comes). So is the state behind losses, or an update, that are not finite. Known copies of the weights
-    in it (``inner_optimizer``) take over the weights of each round.
+    optimizer's state stay local. They are not touched, with three exceptions. A state that an
+    optimizer without one gathered in dropped steps is cleared (a spare takes a step, to be warm
+    when its turn comes). So is the state behind losses, or an update, that are not finite. Known
+    copies of the weights in it (``inner_optimizer``) take over the weights of each round.
 
     A script of several processes (``torchrun``) calls ``attach`` in each of them, after
-    ``torch.distributed.init_process_group`` and after the model is sharded, and ``Run.step`` as often in each.
-    They are one peer.
+    ``torch.distributed.init_process_group`` and after the model is sharded, and ``Run.step`` as
+    often in each. They are one peer.
 
     Args:
       model: on any device, in float32, float64, bfloat16 or float16; may be wrapped by
-        DistributedDataParallel or torch.compile, or sharded (``fully_shard``, ``parallelize_module``).
+        DistributedDataParallel or torch.compile, or sharded (``fully_shard``,
+        ``parallelize_module``).
       optimizer: the inner optimizer; one that has a state of this run already needs no ramp of its
         rate (``Run.rate_scale``).
       socket_path: of the daemon; by default the environment variable ``HOLDFAST_SOCKET``.
       callbacks: called at steps, merges, logged figures and the end: ``TensorBoard``, ``Wandb``, or
         the script's own ``Callback``.
       standalone: without a daemon, run alone on this machine; nothing is shared. The environment
-        variable ``HOLDFAST_STANDALONE=1`` does the same. A script that a daemon started joins its run.
+        variable ``HOLDFAST_STANDALONE=1`` does the same. A script that a daemon started joins its
+        run.
       total_steps: the step at which a standalone run is finished; by default the environment
         variable ``HOLDFAST_STANDALONE_STEPS``, else it has no end.
-      data_rank: of several processes, the same number for those that train on the same samples; tokens
-        count once for each. By default those of a tensor parallel mesh, without FSDP2, do.
+      data_rank: of several processes, the same number for those that train on the same samples;
+        tokens count once for each. By default those of a tensor parallel mesh, without FSDP2, do.
 
     Raises:
       NoDaemonError: the script was not started by ``holdfast join``.
@@ -83,8 +85,11 @@ def attach(
         return StandaloneRun(TrainedParameters(model, optimizer), callbacks, total_steps)
     raise NoDaemonError(
         "this process has no holdfast daemon",
-        hint="start the script with `holdfast join INVITE -- python train.py`, or, to try it alone, "
-        f"with {STANDALONE_VARIABLE}=1; the daemon's address is in the environment, which scripts must keep",
+        hint=(
+            "start the script with `holdfast join INVITE -- python train.py`, or, to try it alone,"
+            f" with {STANDALONE_VARIABLE}=1; the daemon's address is in the environment, which"
+            " scripts must keep"
+        ),
     )
 
 

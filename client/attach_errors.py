@@ -10,7 +10,9 @@ class NoDaemonError(UserError):
 
 
 class AttachRefused(UserError):
-    """The run does not take this script; the text gives the reason. Change the script or the spec."""
+    """The run does not take this script; the text gives the reason. Change the script or the
+    spec.
+    """
 
 
 class ModelError(UserError):
@@ -18,7 +20,9 @@ class ModelError(UserError):
 
 
 class MisuseError(UserError):
-    """A call that a run does not take: after ``close``, from another thread, or in a forked process."""
+    """A call that a run does not take: after ``close``, from another thread, or in a forked
+    process.
+    """
 
 
 class DaemonGone(HoldfastError):

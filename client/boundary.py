@@ -1,10 +1,11 @@
-"""The rounds of one trainer at its step boundaries: which it posts, waits for and applies, at which step.
+"""The rounds of one trainer at its step boundaries: which it posts, waits for and applies, at which
+step.
 
-This is a pure state machine: it has no tensors, no clock and no connection. ``hook.Run`` counts steps in
-it, hands it the daemon's messages, and does what its methods return.
+This is a pure state machine: it has no tensors, no clock and no connection. ``hook.Run`` counts
+steps in it, hands it the daemon's messages, and does what its methods return.
 
-Normally a trainer posts exactly at a round's step. It is *ahead* of a round only if it passed the step
-limit while the master was away, or has loaded a later step.
+Normally a trainer posts exactly at a round's step. It is *ahead* of a round only if it passed the
+step limit while the master was away, or has loaded a later step.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class EndedRound:
 
 
 class StepTimes:
-    """The mean duration of the steps between two measurements, by which the master finds a slow trainer.
+    """The mean duration of the steps between two measurements, by which the master finds a slow
+    trainer.
 
     Attributes:
       step_s: seconds of a step, without waiting; 0: not known yet.
@@ -62,7 +64,9 @@ class StepTimes:
         self._last: tuple[float, int] | None = None  # seconds spent stepping, own steps
 
     def measure(self, step: int, stepping_s: float) -> None:
-        """Measure at one of the trainer's own steps, by a clock that stops while the trainer waits."""
+        """Measure at one of the trainer's own steps, by a clock that stops while the trainer
+        waits.
+        """
         if self._last is not None and step > self._last[1]:
             self.step_s = max(0.0, stepping_s - self._last[0]) / (step - self._last[1])
         self._last = (stepping_s, step)
@@ -72,8 +76,8 @@ class BoundaryMachine:
     """Counts a trainer's steps and tokens, and decides what is due at a step.
 
     Args:
-      by_steps: there is something to post as soon as a step was trained, even one of no tokens. Ranks of one
-        trainer count tokens of their own, and must post at the same step.
+      by_steps: there is something to post as soon as a step was trained, even one of no tokens.
+        Ranks of one trainer count tokens of their own, and must post at the same step.
       data_rank: of this process among those of the trainer.
 
     Attributes:
@@ -103,7 +107,8 @@ class BoundaryMachine:
         self.leads = False
         self.total_steps = 0
         self._rounds: dict[int, OpenRound] = {}  # by fragment
-        # By fragment, the tokens when it last contributed; if it has not since the load, those then.
+        # By fragment, the tokens when it last contributed; if it has not since the load, those
+        # then.
         self._contributed_tokens: dict[int, int] = {}
         self._loaded_tokens = 0
         self._loaded_samples = 0
@@ -227,7 +232,9 @@ class BoundaryMachine:
     # ------------------------------------------------------------ the daemon's messages
 
     def open_round(self, message: RoundOpened) -> None:
-        """Record an open round. If it is known, and now due at an earlier step, the other peers wait: post now."""
+        """Record an open round. If it is known, and now due at an earlier step, the other peers
+        wait: post now.
+        """
         self._limit(message.step_limit)
         known = self._rounds.get(message.fragment)
         if known is None or known.number != message.round or message.at_step >= known.at_step:

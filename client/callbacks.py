@@ -1,9 +1,11 @@
 """Callbacks of a run: TensorBoard, Weights & Biases, or the script's own.
 
-    Run.step --> CallbackRunner --on_step, on_merge, on_log, on_end--> each Callback, on the script's thread
+    Run.step --> CallbackRunner --on_step, on_merge, on_log, on_end--> each Callback, on the
+    script's thread
 
-Nothing here imports TensorBoard or wandb: the script makes the writer, as it would without holdfast, and
-gives it to the callback. An exception of a callback propagates from ``Run.step``, as the script's own do.
+Nothing here imports TensorBoard or wandb: the script makes the writer, as it would without
+holdfast, and gives it to the callback. An exception of a callback propagates from ``Run.step``, as
+the script's own do.
 """
 
 from __future__ import annotations
@@ -184,8 +186,8 @@ class TensorBoard(Curves):
         writer = SummaryWriter("runs/alder")  # of torch.utils.tensorboard, or tensorboardX
         run = holdfast.attach(model, optimizer, callbacks=[holdfast.TensorBoard(writer)])
 
-    The writer belongs to the script: it is flushed at the end, not closed. A restarted trainer goes on
-    writing to the same folder.
+    The writer belongs to the script: it is flushed at the end, not closed. A restarted trainer goes
+    on writing to the same folder.
     """
 
     def __init__(self, writer: SummaryWriter, *, every: int = EVERY_STEPS) -> None:
@@ -215,9 +217,9 @@ class Wandb(Curves):
         experiment = wandb.init(project="many-machines", name=socket.gethostname())
         run = holdfast.attach(model, optimizer, callbacks=[holdfast.Wandb(experiment)])
 
-    The x axis is ``holdfast/step``, the run's step, so that the curves of several machines lie over each
-    other. wandb's own step, which counts one process's calls, is not used. The script finishes the
-    experiment that it began.
+    The x axis is ``holdfast/step``, the run's step, so that the curves of several machines lie over
+    each other. wandb's own step, which counts one process's calls, is not used. The script finishes
+    the experiment that it began.
     """
 
     def __init__(self, experiment: WandbRun, *, every: int = EVERY_STEPS) -> None:

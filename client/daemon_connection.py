@@ -60,7 +60,9 @@ class DaemonConnection:
         return cls(stream)
 
     def send(self, message: Message) -> None:
-        """Send one message, waiting while the socket is full; from any thread; raises DaemonGone."""
+        """Send one message, waiting while the socket is full; from any thread; raises
+        DaemonGone.
+        """
         body = wire.encode(message)
         try:
             with self._sending:
@@ -111,7 +113,9 @@ class DaemonConnection:
             raise _gone(None)
 
     def check(self) -> None:
-        """Raise DaemonGone if the daemon has closed the socket or died, even if unread messages remain."""
+        """Raise DaemonGone if the daemon has closed the socket or died, even if unread messages
+        remain.
+        """
         poll = select.poll()
         poll.register(self._stream, _HANG_UP)
         if poll.poll(0):

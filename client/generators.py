@@ -1,7 +1,8 @@
-"""Random number generators for a trainer's data: no two trainers and no restart draw the same samples.
+"""Random number generators for a trainer's data: no two trainers and no restart draw the same
+samples.
 
-A generator's seed is the hash of the peer, the run's step at ``attach``, the start of the trainer's process,
-and how many generators this process has made (BLAKE2b, RFC 7693).
+A generator's seed is the hash of the peer, the run's step at ``attach``, the start of the trainer's
+process, and how many generators this process has made (BLAKE2b, RFC 7693).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Generators:
     Args:
       peer: the peer's id.
       start: differs at every start of the trainer; by default the daemon's, from the environment.
-      data_rank: of this process among those of the peer; ranks with the same one draw the same samples.
+      data_rank: of this process among those of the peer; ranks with the same one draw the same
+        samples.
     """
 
     def __init__(self, peer: str, start: str | None = None, data_rank: int = 0) -> None:

@@ -8,20 +8,21 @@ due, messages are handled in the order in which they came:
     RoundEnded       committed: merge the fragment; aborted: keep the local delta
     Load             load the shared state, drop local deltas (a resync, or a promotion)
     ExtendStepLimit  the master is away: train on past rounds and step limit, as far as it says
-    KeepState        write the optimizer's state and random number generators, while training goes on
+    KeepState        write the optimizer's state and random number generators, while training goes
+                     on
     Finished         load the shared state; ``finished`` becomes true
 
-``boundary.BoundaryMachine`` decides what is due at which step. The trainer waits in ``step``, and only
-there: while a round that it posted runs and no overlap is left, while it is a spare, and at the step
-limit, which no trainer of the run may pass. A trainer that passed it while the master was away posts each
-due round at its present step.
+``boundary.BoundaryMachine`` decides what is due at which step. The trainer waits in ``step``, and
+only there: while a round that it posted runs and no overlap is left, while it is a spare, and at
+the step limit, which no trainer of the run may pass. A trainer that passed it while the master was
+away posts each due round at its present step.
 
-A trainer of several ranks calls ``step`` in each of them. They handle the same messages at the same steps
-(see ``ranks``), so that all of what ``BoundaryMachine`` decides is the same in all.
+A trainer of several ranks calls ``step`` in each of them. They handle the same messages at the same
+steps (see ``ranks``), so that all of what ``BoundaryMachine`` decides is the same in all.
 
-After several losses in a row that are not finite, the trainer sends ``Failing``: its weights are useless,
-and the daemon's ``Load`` replaces them, as it does after an update that is not finite. An exception
-that ends the script is reported to the daemon, too.
+After several losses in a row that are not finite, the trainer sends ``Failing``: its weights are
+useless, and the daemon's ``Load`` replaces them, as it does after an update that is not finite. An
+exception that ends the script is reported to the daemon, too.
 """
 
 from __future__ import annotations
@@ -203,7 +204,8 @@ class Run:
         """This peer is the one that evaluates and saves for the run.
 
         Of the members that train, the one that joined first leads. When it leaves or dies, the next
-        one does, as soon as the master has noticed; until then nobody does. At the run's end nobody follows.
+        one does, as soon as the master has noticed; until then nobody does. At the run's end nobody
+        follows.
         """
         return self._machine.leads
 
@@ -211,7 +213,8 @@ class Run:
     def total_steps(self) -> int | None:
         """The step at which the run ends, as planned; None for a run without an end.
 
-        Rounds that have to be repeated make a run end later. It grows when the operator raises ``rounds``.
+        Rounds that have to be repeated make a run end later. It grows when the operator raises
+        ``rounds``.
         """
         return self._machine.total_steps or None
 
@@ -228,19 +231,24 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last sample or shard that this trainer was given and has trained on, from 0."""
+        """The epoch of the last sample or shard that this trainer was given and has trained on,
+        from 0.
+        """
         return self._data.epoch
 
     def sampler(self, data: Sized | int, *, endless: bool = True) -> LeasedSampler:
-        """Make the sampler of this trainer's ``DataLoader``: the run shares out the data set's samples.
+        """Make the sampler of this trainer's ``DataLoader``: the run shares out the data set's
+        samples.
 
-        Each sample is used once an epoch in the run's committed work. ``step`` has to be told how many
-        samples each step took: ``run.step(samples=len(batch))``. All trainers of a run have the same data set.
+        Each sample is used once an epoch in the run's committed work. ``step`` has to be told how
+        many samples each step took: ``run.step(samples=len(batch))``. All trainers of a run have
+        the same data set.
 
         Args:
           data: the data set, or its number of samples.
-          endless: one iteration of the loader goes on over all epochs, until the script leaves it. False: it
-            ends with each epoch, as far as this trainer takes part in it; not with several ranks.
+          endless: one iteration of the loader goes on over all epochs, until the script leaves it.
+            False: it ends with each epoch, as far as this trainer takes part in it; not with
+            several ranks.
 
         Raises:
           TypeError, ValueError: ``data`` has no length, another one than before, or no samples.
@@ -251,16 +259,18 @@ class Run:
         return LeasedSampler(stream, endless=endless)
 
     def shards(self, shards: Sequence[ShardT], *, endless: bool = True) -> LeasedShards[ShardT]:
-        """Make an iterable over leased shards, for data that is read in order: the run shares out the shards.
+        """Make an iterable over leased shards, for data that is read in order: the run shares out
+        the shards.
 
-        Each shard (a file's name, a part of a data set, ...) is used once an epoch in the run's committed work.
-        It is used up when the script asks for the next one, and counts with the next ``step``, which takes no
-        ``samples`` then. A shard in which the trainer dies is read again, from its beginning, here or elsewhere.
+        Each shard (a file's name, a part of a data set, ...) is used once an epoch in the run's
+        committed work. It is used up when the script asks for the next one, and counts with the
+        next ``step``, which takes no ``samples`` then. A shard in which the trainer dies is read
+        again, from its beginning, here or elsewhere.
 
         Args:
           shards: all shards of the run, in the same order at every trainer.
-          endless: one iteration goes on over all epochs, until the script leaves it. False: it ends with each
-            epoch, as far as this trainer takes part in it; not with several ranks.
+          endless: one iteration goes on over all epochs, until the script leaves it. False: it ends
+            with each epoch, as far as this trainer takes part in it; not with several ranks.
 
         Raises:
           TypeError, ValueError: there are no shards, or another number than before.
@@ -298,7 +308,8 @@ class Run:
         """Make a random number generator for this trainer's data, on the CPU.
 
         Its seed depends on the peer, on the run's step, and on the start of this process: no other
-        peer draws the same samples, and neither does this one after a restart. Every call makes another.
+        peer draws the same samples, and neither does this one after a restart. Every call makes
+        another.
 
         Args:
           kind: "torch" for a ``torch.Generator``, "numpy" for a ``numpy.random.Generator``.
@@ -323,16 +334,18 @@ class Run:
         Args:
           loss: of this step, shown to people.
           tokens: trained on in this step, a whole number; the weight of this peer's contribution.
-          samples: of ``sampler`` that this step trained on, in the order in which they were drawn; needed
-            if there is one.
+          samples: of ``sampler`` that this step trained on, in the order in which they were drawn;
+            needed if there is one.
 
         Raises:
           DaemonGone: the daemon closed the connection before the run was over.
           AttachRefused: the run does not go on with this trainer; the text gives the reason.
-          ModelError: the model has, or the optimizer trains, a parameter that came after ``attach``.
-          MisuseError: after ``close``, from another thread, or in a forked process; or ``samples`` is
-            missing, or more than were drawn.
-          TypeError, ValueError: ``tokens`` or ``samples`` is no whole number, negative, or more than 2**40.
+          ModelError: the model has, or the optimizer trains, a parameter that came after
+            ``attach``.
+          MisuseError: after ``close``, from another thread, or in a forked process; or ``samples``
+            is missing, or more than were drawn.
+          TypeError, ValueError: ``tokens`` or ``samples`` is no whole number, negative, or more
+          than 2**40.
         """
         if tokens.__class__ is not int or not 0 <= tokens <= WHOLE_MAX:
             tokens = whole("tokens", tokens)
@@ -430,7 +443,10 @@ class Run:
     def _refuse_misuse(self, name: str) -> None:
         raise MisuseError(
             f"run.{name} was called {self._misuse}",
-            hint="call the methods of a run from the thread that called holdfast.attach, before close",
+            hint=(
+                "call the methods of a run from the thread that called holdfast.attach, before"
+                " close"
+            ),
         )
 
     # ------------------------------------------------------------ attaching
@@ -536,8 +552,8 @@ class Run:
     def _rank_boundary(self, word: RankWord) -> None:
         """Do what is due at this step as ``_boundary`` does, in one rank of several.
 
-        What is done depends on the step and on messages only, never on how long a copy takes: one that
-        begins at a boundary ends at the next one.
+        What is done depends on the step and on messages only, never on how long a copy takes: one
+        that begins at a boundary ends at the next one.
         """
         arenas, machine = self._require_arenas(), self._machine
         arenas.advance(wait=True)
@@ -609,13 +625,17 @@ class Run:
         return True
 
     def _release_spent(self, arenas: Arenas, posting: int) -> None:
-        """Give back the posted arena's memory of rounds that are over; the last one's daemon may still read."""
+        """Give back the posted arena's memory of rounds that are over; the last one's daemon may
+        still read.
+        """
         for fragment in self._spent.difference(self._machine.posted_fragments, {posting}):
             arenas.replicas[fragment].release()
         self._spent.clear()
 
     def _announce_post(self, arenas: Arenas) -> bool:
-        """Send ``Posted`` for one round whose data is in the arena; return whether there was one."""
+        """Send ``Posted`` for one round whose data is in the arena; return whether there was
+        one.
+        """
         for fragment in self._machine.unannounced_fragments():
             replica = arenas.replicas[fragment]
             if replica.written:
@@ -646,8 +666,8 @@ class Run:
             self._obey(message)
         except NotWholeError:
             # After it sent the message, the daemon began to fetch that fragment again. It sends
-            # ``Load`` when the fragment is whole. Of several ranks all must do the same until then, and
-            # the others may have found it whole: they train on, and what they post is refused.
+            # ``Load`` when the fragment is whole. Of several ranks all must do the same until then,
+            # and the others may have found it whole: they train on, and what they post is refused.
             if self._word is None:
                 self._machine.loaded = False
 
@@ -751,7 +771,9 @@ class Run:
         self._machine.finished = True
 
     def _load_rank(self) -> None:
-        """Load as ``_load`` does, and count as loaded whatever this rank finds, since the others do."""
+        """Load as ``_load`` does, and count as loaded whatever this rank finds, since the others
+        do.
+        """
         try:
             self._load()
         except NotWholeError:
@@ -775,13 +797,17 @@ class Run:
 
     @torch.no_grad()
     def _handle_remaining(self) -> None:
-        """After a failed send, handle the daemon's last messages, up to ``Finished`` or DaemonGone."""
+        """After a failed send, handle the daemon's last messages, up to ``Finished`` or
+        DaemonGone.
+        """
         while not self.finished:
             self._handle(self._connection.receive())
 
 
 def _seed(data_rank: int) -> int:
-    """Return the peer's number from the environment, or this process's id; each data rank has its own."""
+    """Return the peer's number from the environment, or this process's id; each data rank has its
+    own.
+    """
     text = os.environ.get(MEMBER_VARIABLE)
     if text is None:
         return os.getpid()

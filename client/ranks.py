@@ -1,9 +1,10 @@
 """The ranks of a trainer: which part of the model this process holds, and its word with the daemon.
 
-A trainer of several processes (``torchrun``) holds one model in parts, each as a ``DTensor`` (FSDP2, tensor
-parallel, HSDP), or copies of it (DistributedDataParallel). Each rank declares its parts as boxes of the
-unsharded tensors, and copies these boxes between its device and shared memory: nothing is gathered. The
-daemon hands its messages to all ranks at one step (``membership.peer.rank_gate``); here is a rank's side.
+A trainer of several processes (``torchrun``) holds one model in parts, each as a ``DTensor``
+(FSDP2, tensor parallel, HSDP), or copies of it (DistributedDataParallel). Each rank declares its
+parts as boxes of the unsharded tensors, and copies these boxes between its device and shared
+memory: nothing is gathered. The daemon hands its messages to all ranks at one step
+(``membership.peer.rank_gate``); here is a rank's side.
 """
 
 from __future__ import annotations
@@ -43,20 +44,23 @@ def part_of(
     """Return what this process holds of the model.
 
     Args:
-      data_rank: the same for ranks that train on the same samples; None: found from the model's meshes.
+      data_rank: the same for ranks that train on the same samples; None: found from the model's
+        meshes.
 
     Raises:
-      ModelError: the process is one of several that are not connected, or of too many; or ``data_rank``
-        is no rank.
+      ModelError: the process is one of several that are not connected, or of too many; or
+        ``data_rank`` is no rank.
     """
     if not (dist.is_available() and dist.is_initialized()):
         named = os.environ.get(WORLD_SIZE_VARIABLE, "1")
         if named != "1":
             raise ModelError(
-                f"{WORLD_SIZE_VARIABLE} is {named}, so this is one of several processes, and they are "
-                "not connected yet",
-                hint="call torch.distributed.init_process_group() before holdfast.attach; "
-                f"for a single process unset {WORLD_SIZE_VARIABLE}",
+                f"{WORLD_SIZE_VARIABLE} is {named}, so this is one of several processes, and they"
+                " are not connected yet",
+                hint=(
+                    "call torch.distributed.init_process_group() before holdfast.attach; "
+                    f"for a single process unset {WORLD_SIZE_VARIABLE}"
+                ),
             )
         return RankPart()
     rank, world_size = dist.get_rank(), dist.get_world_size()

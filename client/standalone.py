@@ -1,7 +1,7 @@
 """A run without a daemon: the same training script, alone on one machine.
 
-``StandaloneRun`` shares nothing and never waits. It takes every call of ``Run``, so that a script can be
-tried, debugged or timed before it joins a run.
+``StandaloneRun`` shares nothing and never waits. It takes every call of ``Run``, so that a script
+can be tried, debugged or timed before it joins a run.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ member order, with weights w_i, clip factors s_i and decoded values x_i:
     acc  = f_1*x_1;   acc <- acc + f_i*x_i         for i = 2..n, in order
     mean = acc / (c_1 + ... + c_n)                 the sum in float32, in order
 
-Values are float32 and every multiply, add and divide is rounded by itself (numpy ufuncs). A multiply
-by exactly 1.0 is left out, which changes no bit. Clipping shrinks what is added, not the divisor.
+Values are float32 and every multiply, add and divide is rounded by itself (numpy ufuncs). A
+multiply by exactly 1.0 is left out, which changes no bit. Clipping shrinks what is added, not the
+divisor.
 
 A contributor that is lost before its contribution to a chunk has arrived is left out of that chunk:
 there i runs over the contributors that are in, while max w stays that of all.
@@ -39,8 +40,8 @@ Counters = NDArray[np.int64]
 
 CHUNKS_MAX = 2**20  # chunks of one fragment: 1 TiB of float32 at a MiB a chunk
 COUNTER_BYTES = 8  # int64, little-endian
-# Reads some of a peer's decoded values, which begin at this place in the chunk; see ``norm_report``. Called
-# where numpy does not warn of values that are not finite.
+# Reads some of a peer's decoded values, which begin at this place in the chunk; see
+# ``norm_report``. Called where numpy does not warn of values that are not finite.
 Observe = Callable[[str, int, Values], None]
 BLOCK_VALUES = 2**16  # added up at a time: a few operands of this length fit a core's L2 cache
 
@@ -235,16 +236,17 @@ def reduce_values(
 
     Args:
       observe: reads the values of every term.
-      out: shape ``(n,)``; becomes the result before it is encoded. Receivers have what ``encoded_out``
-        decodes to.
-      encoded_out: becomes the encoded result; may be the memory of ``out`` if ``codec`` is verbatim.
+      out: shape ``(n,)``; becomes the result before it is encoded. Receivers have what
+        ``encoded_out`` decodes to.
+      encoded_out: becomes the encoded result; may be the memory of ``out`` if ``codec`` is
+        verbatim.
 
     Returns:
       The length of the encoded result in bytes.
 
     Raises:
-      BadContributionError: a term that is not finite or not an encoding; or the terms are finite but
-        so large that the result cannot be expressed (the sender of the largest one is named).
+      BadContributionError: a term that is not finite or not an encoding; or the terms are finite
+        but so large that the result cannot be expressed (the sender of the largest one is named).
     """
     if all(t.codec.verbatim and len(t.data) == t.codec.encoded_bytes(out.size) for t in terms):
         finite = _add_verbatim(terms, divisor, out, observe)
@@ -341,8 +343,9 @@ def _add_decoded(
 def _division(divisor: np.float32) -> tuple[np.ufunc, np.float32]:
     """Return the operation and the operand that divide by ``divisor``.
 
-    To divide by a power of two is to multiply by its reciprocal, to the bit: both round the same number. It
-    takes a quarter of the time, and equal weights of 2, 4 or 8 contributors have such a divisor.
+    To divide by a power of two is to multiply by its reciprocal, to the bit: both round the same
+    number. It takes a quarter of the time, and equal weights of 2, 4 or 8 contributors have such a
+    divisor.
     """
     if np.frexp(divisor)[0] == 0.5:
         with np.errstate(over="ignore"):

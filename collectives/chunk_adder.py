@@ -1,7 +1,7 @@
 """The frames that come in during a reduction: contributions are added up, results are checked.
 
-``deliver`` does a frame's arithmetic at once, while its bytes are in the cache: the contribution that
-completes a chunk has it added up, a result is checked, and either is hashed. Nothing here
+``deliver`` does a frame's arithmetic at once, while its bytes are in the cache: the contribution
+that completes a chunk has it added up, a result is checked, and either is hashed. Nothing here
 waits for a frame, so a reduction cannot hold up a lane, nor two reductions each other.
 """
 
@@ -36,7 +36,8 @@ class ChunkAdder:
         are compared with it. None if they are not to be.
 
     Attributes:
-      added: by chunk that this node made: digests of what it added, for checkers; see ``spot_check``.
+      added: by chunk that this node made: digests of what it added, for checkers; see
+        ``spot_check``.
     """
 
     def __init__(
@@ -140,7 +141,8 @@ class ChunkAdder:
 
 
 class ThreadEntry:
-    """The entry of other threads to a reduction: the sink of its frames, and the work of its workers.
+    """The entry of other threads to a reduction: the sink of its frames, and the work of its
+    workers.
 
     Arithmetic is done in the thread that calls; what follows for the reduction, on the event loop.
     """

@@ -4,8 +4,8 @@
     FrameMaker     the frames, when a lane asks for them                       lanes' threads
     SendTasks      one task per peer and direction, until its batch is sent    event loop
 
-Nothing is pushed. A link asks a *source* (``_Batch``) for the next frame when one of its lanes is idle.
-A source offers its chunks as they become ready.
+Nothing is pushed. A link asks a *source* (``_Batch``) for the next frame when one of its lanes is
+idle. A source offers its chunks as they become ready.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .links.rates.send_priority import SendRank
 from .links.send_queue import Frame, FrameSource, Load
 from .reduction_context import ReductionContext
 
-# What an owner buffers of others' contributions while they are out of step. A contributor sends only
-# this far ahead of the results that come back, so that fast ones do not fill the owner's memory while
-# it waits for slow ones. With 8 contributors it is 9 MiB each: 1 Gbit/s over 75 ms.
+# What an owner buffers of others' contributions while they are out of step. A contributor sends
+# only this far ahead of the results that come back, so that fast ones do not fill the owner's
+# memory while it waits for slow ones. With 8 contributors it is 9 MiB each: 1 Gbit/s over 75 ms.
 CONTRIBUTIONS_BYTES_MAX = 64 * 2**20
 AHEAD_MIN = 4  # chunks that a contributor may be ahead at least: enough to keep its lanes busy
 
@@ -79,8 +79,8 @@ class Send:
 class ChunkSender:
     """The chunks that this node can send, and their frames.
 
-    ``plan``, ``spread`` and ``use_link`` are called on the event loop; everything else by any thread,
-    several at once. No method waits.
+    ``plan``, ``spread`` and ``use_link`` are called on the event loop; everything else by any
+    thread, several at once. No method waits.
     """
 
     def __init__(self, context: ReductionContext) -> None:
@@ -187,7 +187,9 @@ class ChunkSender:
         return partial(self._maker.contribution, index, attempt)
 
     def result_load(self, index: int, attempt: int) -> Load:
-        """Return what makes the frame of a chunk's result, or no frame if its file cannot be read."""
+        """Return what makes the frame of a chunk's result, or no frame if its file cannot be
+        read.
+        """
         try:
             kind, payload = self._context.result.payload(index)
         except OSError:
@@ -198,8 +200,9 @@ class ChunkSender:
 class FrameMaker:
     """The frames of one node in a reduction; made by any thread, several at once.
 
-    A frame may be made again until it is acknowledged, which can be after the reduction. So this refers
-    neither to the result nor to other peers' contributions: they would all stay in memory for one frame.
+    A frame may be made again until it is acknowledged, which can be after the reduction. So this
+    refers neither to the result nor to other peers' contributions: they would all stay in memory
+    for one frame.
 
     Attributes:
       on_bad: called, in any thread, if this node's own values cannot be encoded.
@@ -258,7 +261,8 @@ class SendTasks:
     """One task for each ``Send``. All methods are called on the event loop.
 
     Tasks for peers that the round depends on run in the reduction's nursery and are counted. Those
-    for other receivers run in the hub's: they may outlive the reduction, and nothing waits for them.
+    for other receivers run in the hub's: they may outlive the reduction, and nothing waits for
+    them.
 
     Args:
       link_wait_s: how long to wait for a link that is not up.

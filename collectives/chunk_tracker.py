@@ -1,15 +1,15 @@
 """The state of each chunk of a reduction: which frames it waits for, and from which peers.
 
-Frames change this state from lanes' threads, the master's orders from the event loop. One lock guards
-it. It is held for some microseconds, never during a computation, and no other lock but a buffer
-pool's is taken under it.
+Frames change this state from lanes' threads, the master's orders from the event loop. One lock
+guards it. It is held for some microseconds, never during a computation, and no other lock but a
+buffer pool's is taken under it.
 
     a chunk that we own             contributions arrive -> begun (none is missing) -> held
     any other chunk                 its result arrives -> held
 
 A chunk is begun once, and a result that is held never changes. When peers are shut out, chunks stop
-waiting for them. When an owner is shut out, another peer takes its chunks over under the number of a
-later attempt, so that the former owner's frames cannot be taken for the new owner's.
+waiting for them. When an owner is shut out, another peer takes its chunks over under the number of
+a later attempt, so that the former owner's frames cannot be taken for the new owner's.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class ChunkTracker:
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """Return memory for a frame's payload, or None to drop it.
 
-        The payload of a wrong frame gets memory that is never read: its header is not authentic yet.
+        The payload of a wrong frame gets memory that is never read: its header is not authentic
+        yet.
         """
         with self._lock:
             if peer in self._shut or self._is_repeated(peer, header):
@@ -198,7 +199,9 @@ class ChunkTracker:
     # ------------------------------------------------------------ chunks that we add up
 
     def begin_complete(self, indices: Iterable[int]) -> list[int]:
-        """Begin those of the chunks that this node adds up and that lack nothing, and return them."""
+        """Begin those of the chunks that this node adds up and that lack nothing, and return
+        them.
+        """
         with self._lock:
             return [index for index in indices if self._begin(self._chunks[index])]
 
@@ -301,10 +304,11 @@ class ChunkTracker:
             return list(self._owed)
 
     def lacking(self) -> tuple[list[str], list[str]]:
-        """Return the peers whose contributions this node lacks, and those that owe it results; sorted.
+        """Return the peers whose contributions this node lacks, and those that owe it results;
+        sorted.
 
-        Of this node's chunks only the first one that lacks anything counts: contributors send only a
-        few chunks ahead of the results, so the chunks after it wait for the same peers.
+        Of this node's chunks only the first one that lacks anything counts: contributors send only
+        a few chunks ahead of the results, so the chunks after it wait for the same peers.
         """
         contributors: set[str] = set()
         owners: set[str] = set()
@@ -317,7 +321,9 @@ class ChunkTracker:
         return sorted(contributors), sorted(owners)
 
     def makers(self) -> list[str]:
-        """Return for each chunk the peer that adds it up or did, even if another peer spreads it now."""
+        """Return for each chunk the peer that adds it up or did, even if another peer spreads it
+        now.
+        """
         with self._lock:
             return list(self._makers)
 

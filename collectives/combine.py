@@ -7,7 +7,8 @@ whatever order they came. Checkers call ``combined``, which does the same withou
 buffers.
 
     mean          sum of c_i s_i x_i over sum of c_i; see ``arithmetic``
-    clipped:R     a contribution farther away than R times the median distance counts less; see ``robust_rules``
+    clipped:R     a contribution farther away than R times the median distance counts less; see
+                  ``robust_rules``
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def combine_chunk(
       contributors: of the order, in its order.
       encoded: contributions by peer, as they came; a missing contributor is left out of this chunk.
       out: shape ``(n,)``; becomes the result before it is encoded.
-      encoded_out: becomes the encoded result; may be the memory of ``out`` if the codec is verbatim.
+      encoded_out: becomes the encoded result; may be the memory of ``out`` if the codec is
+        verbatim.
       observe: reads every contribution's values.
       factors: of all contributors, from a caller that has computed them already.
 

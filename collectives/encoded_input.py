@@ -17,13 +17,13 @@ from .links.buffer_pool import BufferPool
 class EncodedInput:
     """A contributor's own chunks, which are sent in every attempt of a round.
 
-    Encodings are kept only if there is error feedback. Otherwise a chunk that is needed again (a lane
-    broke, its owner was lost, another attempt began) is encoded again, to the same bytes, by any thread.
-    If the codec is verbatim, the values are sent from where they are, without a copy.
+    Encodings are kept only if there is error feedback. Otherwise a chunk that is needed again (a
+    lane broke, its owner was lost, another attempt began) is encoded again, to the same bytes, by
+    any thread. If the codec is verbatim, the values are sent from where they are, without a copy.
 
     Args:
-      values: shape ``(value_count,)``, float32; read, never written. They must not change as long as
-        the round lasts.
+      values: shape ``(value_count,)``, float32; read, never written. They must not change as long
+        as the round lasts.
       counters: shape ``(counter_count,)``, int64; the same.
       correction: of error feedback; None to encode the values as they are. See ``settle``.
       pool: where the memory of encodings comes from.
@@ -51,7 +51,8 @@ class EncodedInput:
         self._pool = pool
         self._done = [False] * len(self._layout.cuts)
         self._kept: dict[int, memoryview] = {}  # encodings, if there is a correction
-        # After a repair a chunk may be needed for its new owner while it is encoded for the lost one.
+        # After a repair a chunk may be needed for its new owner while it is encoded for the lost
+        # one.
         self._locks = [threading.Lock() for _cut in self._layout.cuts]
 
     def fits(self, plan: Plan, size: FragmentSize) -> bool:

@@ -1,8 +1,8 @@
 """Norms of contributions, and their direction along the outer momentum, measured while adding.
 
-Before a round each member announces the norm of its update, which the master checks and clips by. The
-peers that add chunks up have the values themselves: they report these sums, and the master adds the
-reports up. They decide no bit of the result, so the fastest summation is used.
+Before a round each member announces the norm of its update, which the master checks and clips by.
+The peers that add chunks up have the values themselves: they report these sums, and the master adds
+the reports up. They decide no bit of the result, so the fastest summation is used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class NormSums:
         return min(self._momentum_square, LARGEST)
 
     def norm_sums(self, peers: Iterable[str]) -> bytes:
-        """Return the sums as ``Reduced`` has them, in this order; empty if nothing was added here."""
+        """Return the sums as ``Reduced`` has them, in this order; empty if nothing was added
+        here.
+        """
         if not self._sums:
             return b""
         sums = [self._sums.get(peer, (0.0, 0.0, 0.0)) for peer in peers]

@@ -1,8 +1,8 @@
 """A reduction: the chunks' weighted mean, by a butterfly over links, repaired when peers are lost.
 
 Every chunk has one owner. Contributors send their encoded chunk to its owner. The owner adds them
-up, encodes the mean once, and sends the encoded bytes to every receiver. The owner, too, decodes what
-it encoded. So all receivers decode the same bytes to the same bits.
+up, encodes the mean once, and sends the encoded bytes to every receiver. The owner, too, decodes
+what it encoded. So all receivers decode the same bytes to the same bits.
 
     Reduction     start, flush, repair, finish, fail                     event loop
     SendTasks     one task per peer that gets frames (``chunk_sender``)  event loop
@@ -21,11 +21,12 @@ it encoded. So all receivers decode the same bytes to the same bits.
 Chunks never pass through these tasks: the threads of links' lanes take frames from the sources and
 bring frames to the sink (``ThreadEntry``), which has ``ChunkAdder`` do the arithmetic at once.
 
-A loss does not end a reduction, the master repairs it. ``flush`` shuts the lost peers out and returns
-which chunks are here; from then on our own chunks wait for the other contributors only. ``repair``
-gives the chunks of lost owners to other peers: to a peer that holds the result and spreads it as it
-is, or to a peer that adds the chunk up again from what contributors send again. The set of a chunk's
-contributors comes with its result and is hashed with it, so equal digests mean equal sets.
+A loss does not end a reduction, the master repairs it. ``flush`` shuts the lost peers out and
+returns which chunks are here; from then on our own chunks wait for the other contributors only.
+``repair`` gives the chunks of lost owners to other peers: to a peer that holds the result and
+spreads it as it is, or to a peer that adds the chunk up again from what contributors send again.
+The set of a chunk's contributors comes with its result and is hashed with it, so equal digests mean
+equal sets.
 """
 
 from __future__ import annotations
@@ -82,13 +83,14 @@ class ReduceResult:
     """The result of a reduction at one receiver.
 
     Attributes:
-      pieces: yields the weighted mean, chunk by chunk, as the place of its values and the values, float32,
-        read-only; bit-identical everywhere. Heavy, for they are decoded then.
+      pieces: yields the weighted mean, chunk by chunk, as the place of its values and the values,
+        float32, read-only; bit-identical everywhere. Heavy, for they are decoded then.
       counters: shape ``(counter_count,)``, int64: the elementwise maximum.
       digest: equal wherever the result's encoding and its manifest are; see ``RoundResult.digest``.
       sent_bytes: payload bytes that this node sent until the result was whole.
       manifest: which contributors are in which chunks; empty if all are in all.
-      norm_sums, momentum_square: what this node measured of contributions; see ``messages.Reduced``.
+      norm_sums, momentum_square: what this node measured of contributions; see
+      ``messages.Reduced``.
     """
 
     pieces: Callable[[], Iterator[tuple[slice, Values]]]
@@ -101,7 +103,9 @@ class ReduceResult:
 
     @property
     def values(self) -> Values:
-        """All values in one new array, shape ``(value_count,)``; a large fragment is better read in pieces."""
+        """All values in one new array, shape ``(value_count,)``; a large fragment is better read in
+        pieces.
+        """
         parts = [values for _where, values in self.pieces()]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
@@ -138,8 +142,8 @@ class Reduction:
         are compared with it, for statistics. Only read; None if they are not to be.
       link_wait_s: how long to wait for a link that is not up.
       audited: chunks of the result may be checked (see ``audit``).
-      on_lost: called for a peer that is lost while it owes this node something, once per attempt; the
-        reduction then waits for ``flush`` and ``repair``. If None, the loss ends the reduction.
+      on_lost: called for a peer that is lost while it owes this node something, once per attempt;
+        the reduction then waits for ``flush`` and ``repair``. If None, the loss ends the reduction.
 
     Attributes:
       attempt: the number of the order or of the last repair.
@@ -434,7 +438,9 @@ class Reduction:
     # ------------------------------------------------------------ checks
 
     def audit(self, order: AuditOrder, tell: Callable[[Audited], object]) -> None:
-        """Do this node's part in a check of the result, which is whole; ``tell`` gets its findings."""
+        """Do this node's part in a check of the result, which is whole; ``tell`` gets its
+        findings.
+        """
         if self._running is not None and order.attempt == self.attempt:
             check = SpotCheck(self._context, self._adder.added, self._hub, self._network)
             self._running.nursery.start_soon(check.take_part, order, self._link_wait_s, tell)

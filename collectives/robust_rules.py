@@ -1,8 +1,8 @@
 """A robust rule: one chunk's result of contributions of which some may be false.
 
 Pure functions of the contributions' values, with bits that depend on nothing else: neither on the
-machine nor on the order of arrival. Elementwise float32, every operation rounded by itself; norms are
-sums of float64 squares, added in halves, never in a library's own order.
+machine nor on the order of arrival. Elementwise float32, every operation rounded by itself; norms
+are sums of float64 squares, added in halves, never in a library's own order.
 
 A contributor's announced weight counts up to the median of the order's weights and no further, so
 that a claim buys no influence: with ``m`` that median, c_i = float32(min(w_i, m) / m).
@@ -14,8 +14,8 @@ The centre v begins as the coordinates' median, which needs no history; then ``C
     d_i = |x_i - v|;    t = R * median of d_i;    s_i = min(1, t / d_i)
     v <- v + (sum of c_i s_i^2 (x_i - v)) / (sum of c_i)
 
-The papers have s_i instead of its square: then a contribution beyond the distance t moves the result
-as far as one at t. Here it moves the result by t / d_i times that: the farther, the less.
+The papers have s_i instead of its square: then a contribution beyond the distance t moves the
+result as far as one at t. Here it moves the result by t / d_i times that: the farther, the less.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def clipped_mean(
 def _median(rows: Sequence[Values], out: Values) -> None:
     """Write the coordinates' medians to ``out``; of an even number, the mean of the middle two.
 
-    A sorting network takes minimum and maximum of whole rows, which suits vector units: for eight rows this
-    takes a tenth of the time of sorting each coordinate.
+    A sorting network takes minimum and maximum of whole rows, which suits vector units: for eight
+    rows this takes a tenth of the time of sorting each coordinate.
     """
     low, high = middle_places(len(rows))
     block_count = min(BLOCK_VALUES, out.size)
@@ -140,7 +140,9 @@ Exchange = tuple[int, int]  # places i < j: afterwards the smaller value is at i
 
 
 def middle_places(count: int) -> tuple[int, int]:
-    """Return the places whose mean is the median of values in order; of an odd number they are equal."""
+    """Return the places whose mean is the median of values in order; of an odd number they are
+    equal.
+    """
     return (count - 1) // 2, count // 2
 
 

@@ -30,8 +30,8 @@ def product(one: Values, other: Values) -> float:
 def all_finite(values: Values) -> bool:
     """Return whether all values, shape ``(n,)``, are finite.
 
-    Squares cannot cancel each other, so a finite sum of them has no infinity and no NaN in it. BLAS makes that
-    sum in a third of the time of ``np.isfinite``, which is asked only where squares are too large for float32.
-    Callers use ``np.errstate``, as for ``product``.
+    Squares cannot cancel each other, so a finite sum of them has no infinity and no NaN in it. BLAS
+    makes that sum in a third of the time of ``np.isfinite``, which is asked only where squares are
+    too large for float32. Callers use ``np.errstate``, as for ``product``.
     """
     return math.isfinite(product(values, values)) or bool(np.isfinite(values).all())

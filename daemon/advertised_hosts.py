@@ -12,8 +12,8 @@ WILDCARDS = ("0.0.0.0", "::")
 # Documentation addresses: connecting a UDP socket to them chooses a route and sends nothing.
 OUTSIDE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-# Local networks of a machine without a route to the internet. A useless address costs each dialler some
-# seconds; beyond a few, they are bridges of virtual machines and containers.
+# Local networks of a machine without a route to the internet. A useless address costs each dialler
+# some seconds; beyond a few, they are bridges of virtual machines and containers.
 LOCAL_MAX = 4
 DIALABLE_MAX = 16  # the room in a Hello and in an invite
 
@@ -58,8 +58,8 @@ def doubt_of_loopback(addresses: Sequence[Address]) -> str:
     if not only_loopback(addresses):
         return ""
     return (
-        f"the invite names only this machine ({', '.join(map(str, addresses))}); if the master runs "
-        "elsewhere, its operator starts it with --advertise HOST and makes another invite"
+        f"the invite names only this machine ({', '.join(map(str, addresses))}); if the master runs"
+        " elsewhere, its operator starts it with --advertise HOST and makes another invite"
     )
 
 
@@ -97,7 +97,9 @@ def _local_hosts(family: socket.AddressFamily) -> Iterator[str]:
 
 
 def _targets(family: socket.AddressFamily, towards: str) -> Iterator[str]:
-    """Yield hosts to find a route to: the master, which a VPN may route otherwise, then the internet."""
+    """Yield hosts to find a route to: the master, which a VPN may route otherwise, then the
+    internet.
+    """
     try:
         address = ipaddress.ip_address(towards)
     except ValueError:

@@ -1,9 +1,10 @@
-"""The TCP congestion control that lanes get on this machine, and what its owner can do for a better one.
+"""The TCP congestion control that lanes get on this machine, and what its owner can do for a better
+one.
 
 Linux lets a process without CAP_NET_ADMIN choose only the congestion controls in the sysctl
-``tcp_allowed_congestion_control``. BBR is in it as soon as its module is loaded, unless somebody wrote
-another list. List and modules are one for all network namespaces; the list can be written in the first one
-only, so not in a container, unless it has the host's network.
+``tcp_allowed_congestion_control``. BBR is in it as soon as its module is loaded, unless somebody
+wrote another list. List and modules are one for all network namespaces; the list can be written in
+the first one only, so not in a container, unless it has the host's network.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ SYSCTL = Path("/proc/sys/net/ipv4")
 MODULES = Path("/lib/modules")
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))  # Docker's, Podman's
 BBR = "bbr"
-# Measured in the lab: one connection, a line of 1 Gbit/s, a round trip of 100 ms, 0.02 % of packets lost.
+# Measured in the lab: one connection, a line of 1 Gbit/s, a round trip of 100 ms, 0.02 % of packets
+# lost.
 GAIN = (
-    "over 100 ms with 0.02 % loss one connection carried 948 of 1000 Mbit/s with bbr, 60 with cubic "
-    "(a link opens more connections to make up for it)"
+    "over 100 ms with 0.02 % loss one connection carried 948 of 1000 Mbit/s with bbr, 60 with cubic"
+    " (a link opens more connections to make up for it)"
 )
 ALLOWED_KEY = "net.ipv4.tcp_allowed_congestion_control"
 SYSCTL_FILE = "/etc/sysctl.d/90-holdfast.conf"
@@ -108,10 +110,11 @@ def _read(path: Path) -> str | None:
 
 
 def _is_elsewhere(allowed_file: Path) -> bool:
-    """Return whether this process is in a container, or in a network namespace that is not the first.
+    """Return whether this process is in a container, or in a network namespace that is not the
+    first.
 
-    Recent kernels let not even root write the list there. A file system that is mounted read-only tells
-    nothing: a system service has /proc/sys like that, on the host itself.
+    Recent kernels let not even root write the list there. A file system that is mounted read-only
+    tells nothing: a system service has /proc/sys like that, on the host itself.
     """
     if any(map(Path.exists, CONTAINER_MARKS)):
         return True
@@ -140,7 +143,10 @@ def explain(wanted: str, used: str, settings: CongestionSettings) -> CongestionR
         text += f"; {GAIN}" if wanted == BBR else ""
         fix = _remedy(wanted, settings)
     elif settings.allowed is not None and wanted not in (*settings.allowed, settings.default):
-        text += f", because this process has CAP_NET_ADMIN; without it they would use {settings.default}"
+        text += (
+            ", because this process has CAP_NET_ADMIN; without it they would use"
+            f" {settings.default}"
+        )
     return CongestionReport(wanted=wanted, used=used, text=text, fix=fix)
 
 

@@ -1,10 +1,12 @@
-"""The curves of a run, of its members and of logged figures: tables of the history's file (see ``metrics_store``).
+"""The curves of a run, of its members and of logged figures: tables of the history's file (see
+``metrics_store``).
 
-Each member has a *series* of points. The series of ``EVERYBODY`` is the run's own: its figures are the means of
-those that members log. Old points are merged: a point of a *level* stands for ``2 ** level`` points of level 0,
-and the oldest points of a full level are merged in pairs into the next one. So a series of any length takes a
-few times ``LEVEL_POINTS`` rows (the run's) or ``MEMBER_LEVEL_POINTS``, and is finest at its end. A query merges
-points in the same way (``MERGED_BY``) until they are few enough.
+Each member has a *series* of points. The series of ``EVERYBODY`` is the run's own: its figures are
+the means of those that members log. Old points are merged: a point of a *level* stands for ``2 **
+level`` points of level 0, and the oldest points of a full level are merged in pairs into the next
+one. So a series of any length takes a few times ``LEVEL_POINTS`` rows (the run's) or
+``MEMBER_LEVEL_POINTS``, and is finest at its end. A query merges points in the same way
+(``MERGED_BY``) until they are few enough.
 
 The functions are called inside a transaction of ``MetricsStore``.
 """
@@ -142,7 +144,9 @@ class MeanFigures:
 
 
 def mean_figures(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each figure over the rows that have it; the rarest ones of many are left out."""
+    """Return the mean of each figure over the rows that have it; the rarest ones of many are left
+    out.
+    """
     values: dict[str, list[float]] = {}
     for figures in rows:
         for name, value in figures.items():
@@ -158,7 +162,9 @@ def mean_figures(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def write_points(
     db: sqlite3.Connection, points: Sequence[Point], members: Sequence[MemberPoint]
 ) -> None:
-    """Store points, oldest first. New names of figures take the place of the member's own old ones."""
+    """Store points, oldest first. New names of figures take the place of the member's own old
+    ones.
+    """
     both: list[Point | MemberPoint] = [*points, *members]
     series = dict(db.execute("select peer, id from series"))
     names = {

@@ -1,8 +1,8 @@
 """The run's history in one SQLite file: its curve, those of its members, its rounds and its events.
 
-The run can continue without it. Therefore its last seconds may be lost, and a damaged file is replaced
-by a new one. The journal is a separate file (see ``journal_store``); rounds that the journal has and the
-history lacks are copied from it (see ``run_recorder``).
+The run can continue without it. Therefore its last seconds may be lost, and a damaged file is
+replaced by a new one. The journal is a separate file (see ``journal_store``); rounds that the
+journal has and the history lacks are copied from it (see ``run_recorder``).
 
 All methods may wait for the disk: call them from a thread. They run one at a time.
 """

@@ -1,4 +1,5 @@
-"""A run in one line, its changes as sentences, and a summary at the end: what ``join`` and ``master`` print.
+"""A run in one line, its changes as sentences, and a summary at the end: what ``join`` and
+``master`` print.
 
     peer_line, master_line    the living line of a terminal; also a log's progress line
     PeerChanges               one sentence for each change between two statuses of a peer
@@ -122,7 +123,9 @@ class PeerChanges:
     _members: Mapping[str, str] | None = None
 
     def of(self, status: PeerStatus, *, leaving: bool = False) -> Iterator[str]:
-        """Yield the sentences for what changed since the last status; a peer that leaves loses no master."""
+        """Yield the sentences for what changed since the last status; a peer that leaves loses no
+        master.
+        """
         yield from self._session(status, leaving or status.finished)
         trains = status.trainer_state == "running"
         if trains and not self._trainer:

@@ -1,6 +1,7 @@
 """The status of a master and of a peer, and the rows of the HTTP API, as frozen records.
 
-See ``membership.master.status.records``: the same conventions, and the records that the master's rules fill.
+See ``membership.master.status.records``: the same conventions, and the records that the master's
+rules fill.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Ending:
     weights_at: Annotated[
         tuple[str, ...],
         about(
-            "Names of the last commit's contributors. Each writes the final weights as a checkpoint; "
-            "`holdfast export FILE` there makes a file of them."
+            "Names of the last commit's contributors. Each writes the final weights as a"
+            " checkpoint; `holdfast export FILE` there makes a file of them."
         ),
     ]
 

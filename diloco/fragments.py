@@ -25,8 +25,8 @@ KINDS = (PARAMETER, BUFFER, COUNTER)  # also their order inside a fragment
 VALUE_BYTES = 4  # float32
 COUNTER_BYTES = 8  # int64
 
-# Tensors outside every layer (embeddings, the head) get a fragment of their own if they have at least
-# this part of an even share of the bytes; a smaller fragment would waste a round.
+# Tensors outside every layer (embeddings, the head) get a fragment of their own if they have at
+# least this part of an even share of the bytes; a smaller fragment would waste a round.
 APART_SHARE_MIN = 0.5
 
 
@@ -95,10 +95,10 @@ def split(tensors: Sequence[TensorShape], fragment_count: int) -> tuple[Fragment
     module counts as a layer. Tensors outside the layers (embeddings, final norm, head) are kept
     together in the last fragment, unless they are so small that they join the lightest one.
 
-    Layers are strided over depth (arXiv 2501.18512, section 2): of every ``Q`` consecutive layers each of
-    the ``Q`` layer fragments gets one, and the heaviest goes to the fragment that is lightest so far.
-    Fragments therefore differ by at most one layer's bytes, and layer ``i`` of layers of equal size is in
-    fragment ``i % Q``.
+    Layers are strided over depth (arXiv 2501.18512, section 2): of every ``Q`` consecutive layers
+    each of the ``Q`` layer fragments gets one, and the heaviest goes to the fragment that is
+    lightest so far. Fragments therefore differ by at most one layer's bytes, and layer ``i`` of
+    layers of equal size is in fragment ``i % Q``.
 
     Args:
       tensors: the layout; tied tensors appear once.
@@ -149,8 +149,8 @@ def grouped(
         matches dots too).
 
     Raises:
-      ValueError: there is nothing to divide, a kind is unknown, a tensor is in no group or in several,
-        or a group or one of its patterns matches no tensor; the text names it.
+      ValueError: there is nothing to divide, a kind is unknown, a tensor is in no group or in
+        several, or a group or one of its patterns matches no tensor; the text names it.
     """
     _check(tensors)
     bins: list[list[int]] = [[] for _ in groups]

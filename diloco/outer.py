@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
 
-# Elements per block: four float32 arrays of this length fit a core's L2 cache, and the one temporary array
-# stays this small whatever the model's size.
+# Elements per block: four float32 arrays of this length fit a core's L2 cache, and the one
+# temporary array stays this small whatever the model's size.
 BLOCK_ELEMENTS = 65_536
 
 
@@ -35,7 +35,8 @@ def outer_step(
 
     Args:
       values: ``(n,)`` float32, parameters first, then buffers. Overwritten.
-      momentum: ``(m,)`` float32, ``m <= n``: of the parameters. Overwritten, but not if ``mu`` is 0.
+      momentum: ``(m,)`` float32, ``m <= n``: of the parameters. Overwritten, but not if ``mu`` is
+        0.
       mean: ``(n,)`` float32, weighted mean of the contributors' pseudo-gradients. Only read.
       lr: outer learning rate; rounded to float32 once.
       mu: outer momentum; rounded to float32 once.

@@ -1,9 +1,10 @@
 """The order of a run's samples: a permutation of each epoch that is computed and never stored.
 
-``permuted`` is a Feistel network (Luby and Rackoff 1988) over the smallest square domain that holds the data
-set; numbers outside of the data set are enciphered again until they are inside ("cycle walking", Black and
-Rogaway 2002), four times on average at most for large sets. Its round function mixes 64 bit numbers with keys
-hashed from the run's key and the epoch. That shuffles well; it hides nothing.
+``permuted`` is a Feistel network (Luby and Rackoff 1988) over the smallest square domain that holds
+the data set; numbers outside of the data set are enciphered again until they are inside ("cycle
+walking", Black and Rogaway 2002), four times on average at most for large sets. Its round function
+mixes 64 bit numbers with keys hashed from the run's key and the epoch. That shuffles well; it hides
+nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def permuted(key: bytes, length: int, start: int, stop: int) -> NDArray[np.int64
       length: samples of the data set, at least 1.
 
     Returns:
-      Sample numbers from 0 to ``length - 1``, shape ``(stop - start,)``. Each whole epoch, which begins at
-      a multiple of ``length``, has each number once.
+      Sample numbers from 0 to ``length - 1``, shape ``(stop - start,)``. Each whole epoch, which
+      begins at a multiple of ``length``, has each number once.
     """
     parts = []
     while start < stop:

@@ -1,9 +1,10 @@
-"""Train a small byte-level model that is sharded over several processes (FSDP2); together they are one peer.
+"""Train a small byte-level model that is sharded over several processes (FSDP2); together they are
+one peer.
 
     holdfast join INVITE -- torchrun --nproc-per-node 2 examples/fsdp.py
 
-It is an ordinary FSDP2 script, and also runs as one process. The lines for holdfast are marked with (*).
-Shapes in comments: B batch, T context, C width, V vocabulary (the 256 bytes).
+It is an ordinary FSDP2 script, and also runs as one process. The lines for holdfast are marked with
+(*). Shapes in comments: B batch, T context, C width, V vocabulary (the 256 bytes).
 """
 
 from __future__ import annotations

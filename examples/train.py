@@ -62,7 +62,9 @@ def read_up_to(paths: list[Path], bytes_max: int) -> np.ndarray:
 
 
 def windows(corpus: np.ndarray, starts: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and targets (the next byte), each (B, T), for windows that begin at ``starts``."""
+    """Return inputs and targets (the next byte), each (B, T), for windows that begin at
+    ``starts``.
+    """
     places = starts[:, None] + np.arange(CONTEXT + 1)  # (B, T + 1)
     tokens = torch.from_numpy(corpus[places].astype(np.int64))
     return tokens[:, :-1], tokens[:, 1:]
@@ -181,8 +183,8 @@ def main() -> None:
 
         run.step(loss=loss.item(), tokens=tokens.numel())  # (*)
 
-        # Just after a merge all peers have the same model (with no overlap), so it is measured then.
-        # A few batches are enough for a curve.
+        # Just after a merge all peers have the same model (with no overlap), so it is measured
+        # then. A few batches are enough for a curve.
         every = arguments.validate_every
         if every and run.round_count >= validated_round + every and not run.finished:
             validated_round = run.round_count

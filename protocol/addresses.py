@@ -13,8 +13,9 @@ from .errors import UserError
 HOST_CHARS_MAX = 255  # the longest name that DNS can carry
 PORT_MAX = 65_535
 
-# Nobody outside can dial these: of private networks, of a carrier's own translation (RFC 6598), of groups, and all of
-# IPv6 but 2000::/3. Python's ``is_global`` excludes networks of documentation, too, in which this project's laboratory lies.
+# Nobody outside can dial these: of private networks, of a carrier's own translation (RFC 6598), of
+# groups, and all of IPv6 but 2000::/3. Python's ``is_global`` excludes networks of documentation,
+# too, in which this project's laboratory lies.
 NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,
@@ -111,7 +112,8 @@ def port_of(remote_address: str) -> int:
 def host_of(remote_address: str) -> str:
     """Return the host of a ``Channel.remote_address``, or an empty string if it has none.
 
-    The IPv6 zone is removed. An IPv4 address that a dual-stack socket gave as IPv6 becomes IPv4 again.
+    The IPv6 zone is removed. An IPv4 address that a dual-stack socket gave as IPv6 becomes IPv4
+    again.
     """
     host, colon, _port = remote_address.rpartition(":")
     host = host.strip("[]").partition("%")[0] if colon else ""

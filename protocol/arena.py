@@ -8,14 +8,15 @@ the trainer the *posted* one (pseudo-gradients). Each is
              0 there: the fragment holds nothing whole
     bodies   per fragment: float32 values, then int64 counters, each aligned to 64 bytes
 
-A reader of a fragment checks the sequence before and after (a seqlock), so it never uses a torn copy.
-It waits for a writer as long as the writer lives: an outer step over a large fragment, with its
-digests, takes seconds. A transfer takes minutes, and no reader waits for it: the bytes for a whole
-fragment are kept beside it until all are there. They are written directly only into a fragment that
-holds nothing whole (as after a writer that failed), and its readers get ``NotWholeError``.
+A reader of a fragment checks the sequence before and after (a seqlock), so it never uses a torn
+copy. It waits for a writer as long as the writer lives: an outer step over a large fragment, with
+its digests, takes seconds. A transfer takes minutes, and no reader waits for it: the bytes for a
+whole fragment are kept beside it until all are there. They are written directly only into a
+fragment that holds nothing whole (as after a writer that failed), and its readers get
+``NotWholeError``.
 
-Messages on the Unix socket announce changes. ``MAIL_SLOT`` counts them, so that a trainer with nothing
-to do needs no system call to know it.
+Messages on the Unix socket announce changes. ``MAIL_SLOT`` counts them, so that a trainer with
+nothing to do needs no system call to know it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ LOSS_SLOT = 2  # posted arena: the last loss, float64 bits
 WAITING_SLOT = 3  # posted arena: 0; while the trainer waits, 1 + the messages it has received
 SECONDS_SLOT = 4  # posted arena, and the next one: see ``Arena.seconds``; float64 bits
 SAMPLES_SLOT = 6  # posted arena: samples trained since the trainer started that a sampler gave
-# Of a trainer of several ranks each has slots of its own, as above, behind the first ones. Its daemon makes
-# the first ones from these.
+# Of a trainer of several ranks each has slots of its own, as above, behind the first ones. Its
+# daemon makes the first ones from these.
 RANK_SLOT_COUNT = 8
 
 Values = NDArray[np.float32]
@@ -139,8 +140,8 @@ class Arena:
     def write_values(self, fragment: int, start: int, data: NDArray[np.uint8]) -> None:
         """Write bytes into a fragment's values, from byte ``start`` on.
 
-        Fresh memory is written by a system call: direct writes would trap at every page, and the kernel
-        would clear each page before it is overwritten.
+        Fresh memory is written by a system call: direct writes would trap at every page, and the
+        kernel would clear each page before it is overwritten.
         """
         if self._file is None:
             self._values[fragment].view(np.uint8)[start : start + data.size] = data
@@ -150,7 +151,8 @@ class Arena:
             done += os.pwrite(self._file, data.data[done:], at + done)
 
     def release(self, fragment: int) -> None:
-        """Give a fragment's memory back to the system; its values and counters are zeros then, or as before.
+        """Give a fragment's memory back to the system; its values and counters are zeros then, or
+        as before.
 
         The pages that it shares with its neighbours stay. Other systems than Linux keep all.
         """
@@ -170,8 +172,8 @@ class Arena:
     def writing(self, fragment: int, version: int) -> Iterator[None]:
         """Mark the fragment as being written; on leaving it holds ``version``.
 
-        If the block raises, the fragment holds nothing whole. Readers wait meanwhile, so the block must
-        not wait for another process or machine.
+        If the block raises, the fragment holds nothing whole. Readers wait meanwhile, so the block
+        must not wait for another process or machine.
         """
         sequence_and_version = self._table[fragment]
         sequence_and_version[0] |= np.uint64(1)
@@ -183,7 +185,8 @@ class Arena:
             sequence_and_version[0] += np.uint64(1)
 
     def read(self, fragment: int, copy: Callable[[], None], wait: Callable[[], None]) -> int:
-        """Call ``copy`` until the fragment did not change during it, and return the fragment's version.
+        """Call ``copy`` until the fragment did not change during it, and return the fragment's
+        version.
 
         Args:
           copy: must only read the arena and must be repeatable.

@@ -1,7 +1,7 @@
 """The rule by which one of two members dials the other.
 
-The dialler need not be the sender. Where the rule does not work, or neither member can be dialled, the
-master arranges a route (``messages.Route``).
+The dialler need not be the sender. Where the rule does not work, or neither member can be dialled,
+the master arranges a route (``messages.Route``).
 """
 
 from __future__ import annotations
@@ -22,5 +22,7 @@ def dialler(one: MemberInfo, other: MemberInfo) -> MemberInfo | None:
 
 
 def are_linked(one: MemberInfo, other: MemberInfo) -> bool:
-    """Return whether the two members have a link: a relay has none, for it takes part in no round."""
+    """Return whether the two members have a link: a relay has none, for it takes part in no
+    round.
+    """
     return one.peer != other.peer and Role.RELAY not in (one.role, other.role)

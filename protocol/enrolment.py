@@ -10,10 +10,11 @@
        │ EnrolRequest(token, request, name) ─────────► │   Check the token
        │ ◄─────────── Enrolled(certificate) or Refused │
 
-Instead of the last two lines the newcomer may ask for a check of its machine: see ``machine_check``.
+Instead of the last two lines the newcomer may ask for a check of its machine: see
+``machine_check``.
 
-The token is sent only after all three checks passed, so an impostor of the master never sees it, not
-even an impostor that is a member of the run.
+The token is sent only after all three checks passed, so an impostor of the master never sees it,
+not even an impostor that is a member of the run.
 """
 
 from __future__ import annotations
@@ -211,10 +212,11 @@ async def answer_newcomer(
     A newcomer that is refused is sent the reason.
 
     Args:
-      admit: takes the request and the peer id of the key that signed it, uses the token up and records the
-        admission, or raises ``Refusal``. Called once, when only the reply is left to do.
-      known: returns whether a peer was admitted before. Such a peer gets another certificate for its key,
-        which signed the request, and no token is used up.
+      admit: takes the request and the peer id of the key that signed it, uses the token up and
+        records the admission, or raises ``Refusal``. Called once, when only the reply is left to
+        do.
+      known: returns whether a peer was admitted before. Such a peer gets another certificate for
+        its key, which signed the request, and no token is used up.
       check: answers a newcomer that asks only for a machine check; may raise ``Refusal``.
 
     Raises:

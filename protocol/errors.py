@@ -8,16 +8,16 @@ from .text import escaped, escaped_lines
 
 # Why a trainer is sent away at the run's end; its daemon says so, or the trainer finds it itself.
 NO_LAST_WEIGHTS = (
-    "the run is over, but this peer did not get its last weights in time: take them from another peer's "
-    "checkpoint (`holdfast export`)"
+    "the run is over, but this peer did not get its last weights in time: take them from another"
+    " peer's checkpoint (`holdfast export`)"
 )
 
 
 class HoldfastError(Exception):
     """Base of every error that holdfast raises on purpose.
 
-    Its text may quote anything: the other side, a file, a library. The constructor escapes it, so it can be
-    logged, printed and sent as it is.
+    Its text may quote anything: the other side, a file, a library. The constructor escapes it, so
+    it can be logged, printed and sent as it is.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -102,11 +102,15 @@ WRONG_CLOCK_HINT = "set the clock (on both machines), then try again"
 
 
 class WrongClockError(RemoteProtocolError):
-    """By this machine's clock the other end's certificate is not valid now: one of both clocks is wrong."""
+    """By this machine's clock the other end's certificate is not valid now: one of both clocks is
+    wrong.
+    """
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the operating system's error behind a failed dial; trio wraps the errors of its attempts."""
+    """Return the operating system's error behind a failed dial; trio wraps the errors of its
+    attempts.
+    """
     while isinstance(error, OSError) and error.errno is None and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, BaseExceptionGroup):

@@ -9,11 +9,11 @@
        │ ◄──── ProbeBytesCounted, ProbeBytes(last) ... │   64 KiB back; then four times as much, and
        │                                               │   so on until a transfer takes long enough
 
-Nothing is admitted, journaled or kept. A newcomer that asks has an invite; even so, the master does little
-for it, and for few newcomers at a time. The master dials only the address that the connection comes from,
-at the ports that the newcomer names. It answers only whether the nonce came back, and takes as long for a
-closed port as for a filtered one. So an invite cannot be used to scan other machines, or to resolve names,
-from the master's network.
+Nothing is admitted, journaled or kept. A newcomer that asks has an invite; even so, the master does
+little for it, and for few newcomers at a time. The master dials only the address that the
+connection comes from, at the ports that the newcomer names. It answers only whether the nonce came
+back, and takes as long for a closed port as for a filtered one. So an invite cannot be used to scan
+other machines, or to resolve names, from the master's network.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class Checkups:
         """Check the newcomer's machine and answer it.
 
         Raises:
-          Refusal: the token is not valid, or too many checks run; and what ``MessageStream`` raises.
+          Refusal: the token is not valid, or too many checks run; and what ``MessageStream``
+            raises.
         """
         token, running = request.token, self._running
         await self._look_at_token(token)
@@ -182,7 +183,9 @@ class Checkups:
             running -= Counter([token])
 
     async def _reachability(self, request: CheckRequest, host: str) -> tuple[str, ...]:
-        """Return for each address the reason why its port at ``host`` is not reached, or an empty text."""
+        """Return for each address the reason why its port at ``host`` is not reached, or an empty
+        text.
+        """
         ports = [_port_of(text) for text in request.addresses]
         named = dict.fromkeys(port for port in ports if port and host)
         dialled = list(named)[:CHECKED_PORTS_MAX]

@@ -1,7 +1,8 @@
 """Size limits of each message type, added up from its fields' types and validators.
 
-No limit is listed here by hand, so none can differ from the validator that it comes from. ``wire`` checks
-these limits before it builds anything: a claimed length that no message of the type can have is refused.
+No limit is listed here by hand, so none can differ from the validator that it comes from. ``wire``
+checks these limits before it builds anything: a claimed length that no message of the type can have
+is refused.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from attrs import frozen
 from . import messages
 
 FRAME_BYTES_MAX = 16 * 2**20  # a layout of 65,536 tensors takes 5 to 12 MB; the rest is tiny
-# In one message; an item is an entry of an array, a key or a value of a map. A layout of 65,536 tensors of
-# four dimensions, each with four aliases, has this many; building it takes a second or less.
+# In one message; an item is an entry of an array, a key or a value of a map. A layout of 65,536
+# tensors of four dimensions, each with four aliases, has this many; building it takes a second or
+# less.
 ITEMS_MAX = 24 * messages.TENSORS_MAX
 PATTERN_CHARS_MAX = 64  # in a text that has to match a pattern: ids and words
 SCALAR_BYTES = 9  # an integer or a float, with its type byte
 HEAD_BYTES = 5  # before a text, bytes, an array or a map: its type and length
 CHAR_BYTES = 4  # a character in UTF-8, at most
-# Every record has room for one unknown field, and every map for one key too many: they are then refused
-# by name, so that people learn that the other side runs another version.
+# Every record has room for one unknown field, and every map for one key too many: they are then
+# refused by name, so that people learn that the other side runs another version.
 UNKNOWN_NAME_BYTES = 64
 
 

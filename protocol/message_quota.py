@@ -1,11 +1,11 @@
 """Rate limits on one member's control messages: items and bytes per second.
 
-An item is an entry of an array, or a key or a value of a map: the cost of reading a message grows with
-its items, not with its bytes or its type. Two token buckets, one of items and one of bytes, are far larger
-than any honest member needs, even in the second in which it attaches. When a member has emptied one,
-nothing more is read from it until the bucket has refilled. So it can take only a small share of this
-process, and no member is disconnected for a burst. Bulk bytes have no quota: they are read as fast as
-their receiver wants them.
+An item is an entry of an array, or a key or a value of a map: the cost of reading a message grows
+with its items, not with its bytes or its type. Two token buckets, one of items and one of bytes,
+are far larger than any honest member needs, even in the second in which it attaches. When a member
+has emptied one, nothing more is read from it until the bucket has refilled. So it can take only a
+small share of this process, and no member is disconnected for a burst. Bulk bytes have no quota:
+they are read as fast as their receiver wants them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bytes on disk without a name, for what would otherwise stay in memory.
 
-The file ends with its object or with the process. The kernel keeps of it in memory what there is room for,
-and gives that up before a program fails.
+The file ends with its object or with the process. The kernel keeps of it in memory what there is
+room for, and gives that up before a program fails.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Encoding and decoding of messages: msgpack on the wire, attrs classes in the program.
 
-A message is ``[class name, {field: value}]``. Decoding is strict: it gives a record that keeps every limit
-of ``messages``, or raises ``RemoteProtocolError`` with the path of the field that does not fit. Nothing is
-coerced ("5" is not an int, nor is True; an int is accepted for a float), unknown fields are refused, and
-no float is ever infinite or NaN.
+A message is ``[class name, {field: value}]``. Decoding is strict: it gives a record that keeps
+every limit of ``messages``, or raises ``RemoteProtocolError`` with the path of the field that does
+not fit. Nothing is coerced ("5" is not an int, nor is True; an int is accepted for a float),
+unknown fields are refused, and no float is ever infinite or NaN.
 
-Nothing is built before the frame passes these checks. Its first bytes name its type, which must be allowed
-in this phase, and the frame must not be longer than the type allows. The bytes of every claimed length
-must be there, because msgpack allocates an array as soon as it has read its length. Arrays, maps and the
-count of all items must stay within the type's limits: see ``message_limits``.
+Nothing is built before the frame passes these checks. Its first bytes name its type, which must be
+allowed in this phase, and the frame must not be longer than the type allows. The bytes of every
+claimed length must be there, because msgpack allocates an array as soon as it has read its length.
+Arrays, maps and the count of all items must stay within the type's limits: see ``message_limits``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ HEAD_BYTES_MAX = 64  # enough bytes of a frame to know its type
 # Shorter frames are not scanned: false claimed lengths in them cost 3 MB at most.
 CLAIMS_BYTES_MIN = 1_024
 REASON_CHARS_MAX = 300  # of an error's text, part of which the other side may have written
-# A frame up to this size may have an item in every byte: building it takes 70 ms and 20 MB at most. The
-# items of a longer frame are counted while they are built.
+# A frame up to this size may have an item in every byte: building it takes 70 ms and 20 MB at most.
+# The items of a longer frame are counted while they are built.
 UNCOUNTED_BYTES_MAX = 256 * 2**10
 BYTES_PER_ITEM = 2  # assumed where items are not counted; honest messages have 5 to 10
 NAMED_MAX = 4  # message types that an error lists by name
@@ -182,8 +182,8 @@ def _record_hook(cls: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     required = [each.name for each in attrs.fields(cls) if each.default is attrs.NOTHING]
 
     def misfit(value: dict[Any, Any], error: Exception) -> _MisfitError:
-        """Find the field at fault, without checking long values again: that would double the cost of a
-        large record, and quadruple that of a record within it.
+        """Find the field at fault, without checking long values again: that would double the cost
+        of a large record, and quadruple that of a record within it.
         """
         for name in value:
             if name not in fields:
@@ -263,8 +263,9 @@ def from_plain(cls: type[T], data: object) -> T:
         ) from None
 
 
-# A message from the master to all members is one object, and grows with their number: it must not be
-# encoded once for each. The key is the object's id, which stays unique because the object is kept.
+# A message from the master to all members is one object, and grows with their number: it must not
+# be encoded once for each. The key is the object's id, which stays unique because the object is
+# kept.
 _recent: dict[int, tuple[Message, bytes]] = {}
 
 
@@ -341,7 +342,8 @@ def decode_counted(
 ) -> tuple[Message, int]:
     """Decode a message and count its items: entries of arrays, keys and values of maps.
 
-    Counting takes time, so the items of a short frame are estimated as ``BYTES_PER_ITEM`` bytes each.
+    Counting takes time, so the items of a short frame are estimated as ``BYTES_PER_ITEM`` bytes
+    each.
 
     Args:
       types: the types that may come; None: all.
@@ -400,7 +402,9 @@ def _unpack_counted(data: bytes, limits: MessageLimits) -> tuple[Any, int]:
 
 
 def _check_claims(data: bytes) -> None:
-    """Raise an error unless the bytes of all claimed lengths are there, without building anything."""
+    """Raise an error unless the bytes of all claimed lengths are there, without building
+    anything.
+    """
     scan = msgpack.Unpacker(max_buffer_size=len(data))
     scan.feed(data)
     scan.skip()

@@ -38,22 +38,31 @@ PEERS_MIN, PEERS_MAX = 2, 1_000
 @click.option(
     "--liar",
     type=click.Choice([lie.value for lie in Lie]),
-    help="Instead of faults, one of four peers lies until it is found out: as a chunk owner in its sums, as a "
-    "checker in its findings, or as a contributor that sends checkers something else.",
+    help=(
+        "Instead of faults, one of four peers lies until it is found out: as a chunk owner in its"
+        " sums, as a checker in its findings, or as a contributor that sends checkers something"
+        " else."
+    ),
 )
 @click.option(
     "--hostile",
     "kind",
     flag_value="hostile",
-    help="Instead of faults, one of five peers and a spare sends its master false messages of every kind. No "
-    "other peer may be removed, excluded for long or out-voted, and rounds must continue.",
+    help=(
+        "Instead of faults, one of five peers and a spare sends its master false messages of every"
+        " kind. No other peer may be removed, excluded for long or out-voted, and rounds must"
+        " continue."
+    ),
 )
 @click.option(
     "--failover",
     "kind",
     flag_value="failover",
-    help="Instead of the usual faults, three masters share a database: the leading one crashes, is frozen, or is "
-    "cut off from the database or its members, and the database fails. No version may be committed twice.",
+    help=(
+        "Instead of the usual faults, three masters share a database: the leading one crashes, is"
+        " frozen, or is cut off from the database or its members, and the database fails. No"
+        " version may be committed twice."
+    ),
 )
 @click.option(
     "--jobs", type=click.IntRange(1, 1_024), help="Number of processes (default: one per core)."
@@ -73,9 +82,9 @@ def simulate(
 
     Each seed is a run of a few peers on virtual lines, in which machines crash, stall and return,
     lines break and disks fill up. The invariants are checked after every event. The same seed gives
-    the same run. A single seed prints its faults. A seed that fails is rerun with fewer faults, and the
-    exit status is 11. With --audit any contradiction is a violation, because no peer lies. With --liar it
-    is a violation if another peer is removed, or if the liar is not found out.
+    the same run. A single seed prints its faults. A seed that fails is rerun with fewer faults, and
+    the exit status is 11. With --audit any contradiction is a violation, because no peer lies. With
+    --liar it is a violation if another peer is removed, or if the liar is not found out.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
 """Injection of one fault into a swarm, and its end if the fault is limited in time.
 
-A fault that is impossible at its moment is skipped: a crash of a dead peer, or of the last peer that
-holds the state, which is only in memory. A shrunk list of faults therefore stays valid.
+A fault that is impossible at its moment is skipped: a crash of a dead peer, or of the last peer
+that holds the state, which is only in memory. A shrunk list of faults therefore stays valid.
 """
 
 from __future__ import annotations

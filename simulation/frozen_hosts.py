@@ -1,8 +1,8 @@
 """Simulated hosts whose processes are stopped, as by SIGSTOP or a machine's sleep.
 
-A frozen link is different: behind it the process continues, its timers fire, and it gives up on peers.
-A stopped process that continues finds that its clock has jumped ahead and all its timers are late, and
-finds the data that arrived meanwhile.
+A frozen link is different: behind it the process continues, its timers fire, and it gives up on
+peers. A stopped process that continues finds that its clock has jumped ahead and all its timers are
+late, and finds the data that arrived meanwhile.
 
 All hosts share one trio loop. A task belongs to the host in whose context it was started. While the
 host is stopped, its runnable tasks are set aside.
@@ -62,7 +62,9 @@ class FrozenHosts(trio.abc.Instrument):
             self.go_on(name)
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        """Take a stopped host's task off the end of trio's run queue, where trio has just put it."""
+        """Take a stopped host's task off the end of trio's run queue, where trio has just put
+        it.
+        """
         tasks = self._aside.get(task.context.get(_HOST, ""))
         if tasks is not None:
             tasks.append(task._runner.runq.pop())

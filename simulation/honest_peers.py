@@ -35,7 +35,8 @@ from .swarm import Swarm
 from .witness import ViolationError
 
 HOSTILE_ROUNDS = 10  # commits that honest members must reach beside a hostile peer
-# A lie may cost a round's first attempts (``link_deadline_s`` each), or abort it and delay the next.
+# A lie may cost a round's first attempts (``link_deadline_s`` each), or abort it and delay the
+# next.
 HOSTILE_ROUND_S_MAX = 8 * DEADLINE_S
 PATIENCE = 40  # limit, in multiples of the rounds until a liar is expected to be found out
 LIAR_ROUND_S_MAX = 30.0
@@ -96,7 +97,8 @@ def _is_harmless(swarm: Swarm, adversary: Liar) -> bool:
 
 async def _withstand(swarm: Swarm, scenario: Scenario, adversary: Hostile) -> None:
     """Run beside a hostile peer for some commits."""
-    # A peer that falsely claims to hold a result is asked to send it: all get the same wrong values.
+    # A peer that falsely claims to hold a result is asked to send it: all get the same wrong
+    # values.
     swarm.witness.knows_contributions = Falsehood.HELD not in adversary.kinds
     await _begin(swarm, scenario, adversary.name, HostilePeer(adversary))
     assert swarm.master is not None

@@ -1,9 +1,9 @@
 """A member that sends false messages of every kind to its master and to other peers.
 
-It holds a grant and a key as any member. Its daemon's messages are changed, dropped or repeated on the
-way out, and at random moments it sends unrequested ones. In a reduction it withholds data from other
-peers, or sends each of them different data. None of this is in production code. For results that are
-wrong but equal for all receivers, see ``lying_peers``.
+It holds a grant and a key as any member. Its daemon's messages are changed, dropped or repeated on
+the way out, and at random moments it sends unrequested ones. In a reduction it withholds data from
+other peers, or sends each of them different data. None of this is in production code. For results
+that are wrong but equal for all receivers, see ``lying_peers``.
 """
 
 from __future__ import annotations

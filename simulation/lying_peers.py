@@ -58,8 +58,8 @@ class Liar:
     def expected_rounds(self, audit: float) -> float:
         """Return about how many rounds with a lie are expected until the liar is found out.
 
-        It takes two contradictions. Each lie of a checker or of a contributor is one; a false sum has
-        to be checked first.
+        It takes two contradictions. Each lie of a checker or of a contributor is one; a false sum
+        has to be checked first.
         """
         return ALONE_MAX / audit if self.lie is Lie.OWNER else ALONE_MAX
 

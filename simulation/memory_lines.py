@@ -4,7 +4,8 @@ A fault never touches the code under test. It changes what its streams do, as th
 
     partition   bytes are held, in one direction or both; nothing breaks, dials hang
     freeze      all bytes that one host sends and receives are held
-    corrupt     a bit of a lane's record is flipped; a control stream breaks, because TLS would reject it
+    corrupt     a bit of a lane's record is flipped; a control stream breaks, because TLS would
+                reject it
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class MemoryLink:
 
 @define(eq=False)
 class MemoryHostLine:
-    """One direction between a group of hosts and all others; shared by all streams that cross it."""
+    """One direction between a group of hosts and all others; shared by all streams that cross
+    it.
+    """
 
     hosts: frozenset[str]
     bytes_per_s: float
@@ -159,7 +162,9 @@ class MemoryLines:
         self.wake()
 
     def freeze(self, name: str) -> None:
-        """Hold all bytes to and from a host. Its tasks continue; see ``frozen_hosts`` to stop them."""
+        """Hold all bytes to and from a host. Its tasks continue; see ``frozen_hosts`` to stop
+        them.
+        """
         self._frozen.add(name)
 
     def thaw(self, name: str) -> None:

@@ -126,8 +126,8 @@ class MemoryWorld(MemoryLines):
     def crash(self, name: str) -> None:
         """End a host's life: its streams break at the other ends, its listeners close.
 
-        The caller must cancel its tasks; until then its streams raise ``trio.BrokenResourceError`` and
-        its dials OSError. Call ``host`` for the next life.
+        The caller must cancel its tasks; until then its streams raise ``trio.BrokenResourceError``
+        and its dials OSError. Call ``host`` for the next life.
         """
         host = self._hosts[name]
         host.alive = False

@@ -1,7 +1,8 @@
 """Streams of a virtual network: pairs of pipes between two hosts, in virtual time.
 
-Bytes pass a pipe in order. The sender waits for room in the pipe's buffer and for its turn on the line
-(streams of one pair take turns, a segment at a time), then the segment travels for the line's delay.
+Bytes pass a pipe in order. The sender waits for room in the pipe's buffer and for its turn on the
+line (streams of one pair take turns, a segment at a time), then the segment travels for the line's
+delay.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Pipe:
         return self._lines.held(self.source.name, self.target.name)
 
     def _news_held(self) -> bool:
-        """Return whether the news that the reader is gone is held: it travels in the other direction."""
+        """Return whether the news that the reader is gone is held: it travels in the other
+        direction.
+        """
         return self._lines.held(self.target.name, self.source.name)
 
     # ------------------------------------------------------------ the writer's end
@@ -279,7 +282,9 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
     def crash(self) -> None:
-        """Break the stream because this end's host crashed; the other end learns it after the delay."""
+        """Break the stream because this end's host crashed; the other end learns it after the
+        delay.
+        """
         self._outward.lose_tail()
         self._outward.end(reset=True)
         self._inward.stop_reading()

@@ -1,16 +1,17 @@
 """Simulated runs and their faults, as data generated from a seed.
 
-Because it is data, a failing scenario can be shrunk: remove a fault or a lie and try again. Scenarios
-are small, so that thousands are cheap: a few peers, states of a few chunks, slow lines that make a
-reduction a large part of a round, a handful of faults.
+Because it is data, a failing scenario can be shrunk: remove a fault or a lie and try again.
+Scenarios are small, so that thousands are cheap: a few peers, states of a few chunks, slow lines
+that make a reduction a large part of a round, a handful of faults.
 
-plain     Half of them are aimed: a peer is lost at a chosen instant of a reduction, and the run must
-          continue while the fault lasts. The others have a few faults of any kind, at instants or
-          random times.
-failover  Three masters share a database: the leading one crashes, is stopped, or is cut off from the
-          database or from all peers, the database fails, peers crash.
+plain     Half of them are aimed: a peer is lost at a chosen instant of a reduction, and the run
+          must continue while the fault lasts. The others have a few faults of any kind, at instants
+          or random times.
+failover  Three masters share a database: the leading one crashes, is stopped, or is cut off from
+          the database or from all peers, the database fails, peers crash.
 hostile   One of five peers and a spare sends false messages. There are no other faults.
-liar      One of four peers lies about sums until checks have made it harmless, without other faults.
+liar      One of four peers lies about sums until checks have made it harmless, without other
+          faults.
 """
 
 from __future__ import annotations
@@ -225,7 +226,9 @@ class Scenario:
 
     @property
     def reduction_s(self) -> float:
-        """Rough duration of the largest fragment's reduction; lines carry contributions, then results."""
+        """Rough duration of the largest fragment's reduction; lines carry contributions, then
+        results.
+        """
         return 2.4 * 4 * max(self.tensors) / self.peers / self.bytes_per_s
 
 
@@ -380,7 +383,9 @@ def _mixed(rng: Random, peers: int) -> Scenario:
 
 
 def _enough(tensors: tuple[int, ...], fragments: int) -> tuple[int, ...]:
-    """Add tensors so that every fragment is large: a tiny one's update norm varies tenfold by chance."""
+    """Add tensors so that every fragment is large: a tiny one's update norm varies tenfold by
+    chance.
+    """
     large = sum(size >= LARGE_MIN for size in tensors)
     return tensors + (LARGE_MIN,) * max(0, fragments - large)
 

@@ -1,10 +1,11 @@
 """The run of a scenario: all peers join, faults happen, then the faults are ended.
 
-    run founded --faults, each at its moment--> aimed: one more round --faults ended--> recovered, more rounds
+    run founded --faults, each at its moment--> aimed: one more round --faults ended--> recovered,
+    more rounds
 
-After the faults have ended, the run must recover: every peer that has not left takes part, rounds are
-committed, all copies have the same bits. If the only fault was one contributor's death, its round must
-have been repaired, neither aborted nor run again.
+After the faults have ended, the run must recover: every peer that has not left takes part, rounds
+are committed, all copies have the same bits. If the only fault was one contributor's death, its
+round must have been repaired, neither aborted nor run again.
 
 Beside an adversary there are no faults; ``honest_peers`` says what must hold.
 """
@@ -153,8 +154,8 @@ def format_state(swarm: Swarm) -> str:
         held = [(f.version, f.fetching is not None) for f in replica.fragments]
         rounds = [(r.round, r.phase.value, r.attempt) for r in replica.rounds.values()]
         lines.append(
-            f"{name} {'alive' if sim.alive else 'dead'} {replica.trainer.role.value} {held} {rounds}"
-            f" {sim.ended or ''}"
+            f"{name} {'alive' if sim.alive else 'dead'} {replica.trainer.role.value} {held}"
+            f" {rounds} {sim.ended or ''}"
         )
     return "\n  ".join(lines)
 
@@ -391,7 +392,9 @@ class _ScenarioRun:
                 raise ViolationError(event.text)
 
     async def _spend_leases(self) -> None:
-        """Wait until all that was leased by now is in committed work; a slow peer would take long."""
+        """Wait until all that was leased by now is in committed work; a slow peer would take
+        long.
+        """
         swarm = self.swarm
         if not self.scenario.samples or self.scenario.slowness > 1.0:
             return

@@ -3,7 +3,8 @@
     host       each in ``Leadership``: waits for the lease, leads, waits again
     database   in memory, with a lease and a fence; can be away, slow, or cut off from a host
 
-The witness checks every record, version and term, so a second commit of a version is found as it is written.
+The witness checks every record, version and term, so a second commit of a version is found as it is
+written.
 """
 
 from __future__ import annotations

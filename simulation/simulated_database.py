@@ -1,6 +1,8 @@
-"""A database that several simulated masters share: records, and a lease with a fence, in virtual time.
+"""A database that several simulated masters share: records, and a lease with a fence, in virtual
+time.
 
-It does what ``postgres_journal`` does, in memory. It can be away, be slow, or be cut off from one master's host.
+It does what ``postgres_journal`` does, in memory. It can be away, be slow, or be cut off from one
+master's host.
 """
 
 from __future__ import annotations

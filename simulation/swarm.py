@@ -1,4 +1,5 @@
-"""A whole run in one process and in virtual time, with fault injection. The same seed gives the same run.
+"""A whole run in one process and in virtual time, with fault injection. The same seed gives the
+same run.
 
 Swarm
  ├── MasterService   production code; its journal is in memory and survives crashes
@@ -122,8 +123,8 @@ class Swarm:
         self.master_addresses = [MASTER_ADDRESS]
         self._master_scope = trio.CancelScope()
         self._term = 0
-        # In ``_decisive_s`` time: the start of the master's uninterrupted attention, and, by incarnation,
-        # the start of a peer's silence.
+        # In ``_decisive_s`` time: the start of the master's uninterrupted attention, and, by
+        # incarnation, the start of a peer's silence.
         self._attentive_s = 0.0
         self._mute: dict[tuple[str, int], float] = {}
         self._past_waited_s = 0.0  # of masters that crashed
@@ -379,7 +380,9 @@ class Swarm:
         self._kick_again()
 
     def _kick_again(self) -> None:
-        """Repeat removals that are not on the master's disk: the operator has no confirmation yet."""
+        """Repeat removals that are not on the master's disk: the operator has no confirmation
+        yet.
+        """
         for peer in sorted(self._kicked - set(self.coordinator.context.history.revoked)):
             self.decide(partial(self.coordinator.kick, peer, "because"))
 
@@ -456,7 +459,9 @@ class Swarm:
         self._changed.unpark_all()
 
     async def when(self, condition: Callable[[], object], *, within_s: float) -> None:
-        """Wait as ``until``, for conditions that change only with a decision or effect of a daemon."""
+        """Wait as ``until``, for conditions that change only with a decision or effect of a
+        daemon.
+        """
         with trio.fail_after(within_s):
             while not condition():
                 await self._changed.park()

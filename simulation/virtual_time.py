@@ -1,8 +1,8 @@
 """Deterministic execution of an async function in virtual time.
 
 Nothing waits for the wall clock: when all tasks sleep, the clock jumps to the next deadline. trio
-shuffles runnable tasks; here the order follows from a seed. With ``memory_network`` as the network, a
-whole run becomes a function of its seed.
+shuffles runnable tasks; here the order follows from a seed. With ``memory_network`` as the network,
+a whole run becomes a function of its seed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ VIRTUAL_SECONDS_MAX = 3_600.0  # a deadlock reaches this limit at once and raise
 class VirtualClock(trio.abc.Clock):
     """A clock that stops while any task can run, then jumps to the next deadline.
 
-    trio's ``MockClock`` does the same by waiting for idleness, which costs twice as many passes of the
-    scheduler, each with a system call.
+    trio's ``MockClock`` does the same by waiting for idleness, which costs twice as many passes of
+    the scheduler, each with a system call.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""The observer of a simulated run, which checks the invariants after every event that can violate them.
+"""The observer of a simulated run, which checks the invariants after every event that can violate
+them.
 
 parity      all members have the same root at the same fragment and version
 history     versions are committed in order, each once, and applied only after the commit
@@ -48,8 +49,8 @@ class LeaseWitness:
     """Checks what trainers really trained on against what the journal says is spent.
 
     Attributes:
-      posts: by round and peer, what the updates were trained on that the peer posted: a trainer that
-        is restarted may post again.
+      posts: by round and peer, what the updates were trained on that the peer posted: a trainer
+        that is restarted may post again.
       rounds: the commits of the present branch, oldest first.
       spent: positions in committed work.
     """
@@ -63,7 +64,9 @@ class LeaseWitness:
         self.posts.setdefault((round_id, peer), []).append(frozenset(positions))
 
     def saw_commit(self, record: RoundCommitted) -> None:
-        """Check that a commit spends what its contributors trained on, and no sample a second time."""
+        """Check that a commit spends what its contributors trained on, and no sample a second
+        time.
+        """
         commit = record.commit
         spent = frozenset(p for each in record.spent for p in range(each.start, each.stop))
         if twice := spent & self.spent:
@@ -79,17 +82,21 @@ class LeaseWitness:
         for earlier in self.rounds:
             if earlier.commit.fragment == commit.fragment and (twice := earlier.trained & trained):
                 raise ViolationError(
-                    f"samples {sorted(twice)[:5]} are in rounds {earlier.commit.round} and {commit.round}"
+                    f"samples {sorted(twice)[:5]} are in rounds {earlier.commit.round} and"
+                    f" {commit.round}"
                 )
         if trained - self.spent != spent:
             raise ViolationError(
-                f"round {commit.round} spends {sorted(spent)[:5]} and trained on {sorted(trained)[:5]}"
+                f"round {commit.round} spends {sorted(spent)[:5]} and trained on"
+                f" {sorted(trained)[:5]}"
             )
         self.spent |= spent
         self.rounds.append(SpentRound(commit, frozenset(trained), spent))
 
     def _part(self, round_id: int, peer: str, spent: frozenset[int]) -> frozenset[int]:
-        """Return what a contributor's update was trained on; of several posts the one that was taken."""
+        """Return what a contributor's update was trained on; of several posts the one that was
+        taken.
+        """
         posts = self.posts.get((round_id, peer), [])
         fitting = [each for each in posts if each - self.spent <= spent]
         if posts and not fitting:
@@ -193,7 +200,9 @@ class Witness:
         self.terms[peer, incarnation] = term
 
     def saw_contribution(self, peer: str, round_id: int, values: NDArray[np.float32]) -> None:
-        """Record a contribution; a peer posts again for a round if its trainer or daemon restarted."""
+        """Record a contribution; a peer posts again for a round if its trainer or daemon
+        restarted.
+        """
         self.contributions.setdefault((round_id, peer), []).append(values.copy())
         while len(self.contributions) > CONTRIBUTIONS_KEPT_MAX:
             del self.contributions[next(iter(self.contributions))]

@@ -109,7 +109,8 @@ class WitnessedMaster(MasterService):
                         )
 
     async def _append(self, record: JournalRecord) -> None:
-        # Half before, half after: a crash may happen when the record is on disk but not yet announced.
+        # Half before, half after: a crash may happen when the record is on disk but not yet
+        # announced.
         await trio.sleep(self.store.slow_s / 2)
         await super()._append(record)
         await trio.sleep(self.store.slow_s / 2)
@@ -209,7 +210,8 @@ class SimPeer:
 
 
 def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) -> bool:
-    """Return whether a peer holds every committed version, or the previous one and the next's result.
+    """Return whether a peer holds every committed version, or the previous one and the next's
+    result.
 
     Args:
       master: the live master, or None.
@@ -237,7 +239,9 @@ def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) 
 
 
 def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str]) -> None:
-    """Raise ViolationError if checks harm an honest peer, or any peer is dropped for its messages."""
+    """Raise ViolationError if checks harm an honest peer, or any peer is dropped for its
+    messages.
+    """
     if audits.contradictions and not liars:
         raise ViolationError(f"nobody lies: {audits.contradictions[0]}")
     for effect in effects:
@@ -252,7 +256,9 @@ def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str
 
 
 def _check_owners(order: Reduce, audits: Auditing) -> None:
-    """Raise ViolationError if suspects of a contradiction own chunks when the round is run again."""
+    """Raise ViolationError if suspects of a contradiction own chunks when the round is run
+    again.
+    """
     contradicted = [each for each in audits.contradictions if each.round == order.round]
     suspects = {peer for each in contradicted for peer in each.suspects}
     if suspects.issuperset(each.peer for each in order.contributors):

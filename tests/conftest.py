@@ -24,9 +24,9 @@ from tools.durations import folder
 
 REAL_SECONDS_MAX = 900.0  # for what hangs: it is told by name before pytest's own timeout
 
-# CI tries the same examples every time: a red build is the change's doing. At a desk every run tries
-# others and keeps the failing ones in .hypothesis/. How long an example takes says nothing where
-# other tests run beside it.
+# CI tries the same examples every time: a red build is the change's doing. At a desk every run
+# tries others and keeps the failing ones in .hypothesis/. How long an example takes says nothing
+# where other tests run beside it.
 settings.register_profile(
     "dev",
     settings.get_profile("default"),
@@ -83,7 +83,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def signal_handlers() -> Iterator[None]:
-    """Restore the handlers: two daemons in one process that listen for signals leave one of theirs."""
+    """Restore the handlers: two daemons in one process that listen for signals leave one of
+    theirs.
+    """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -120,7 +122,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """End with the planted bugs that what is recorded shows no longer, and with what was left out or skipped."""
+    """End with the planted bugs that what is recorded shows no longer, and with what was left out
+    or skipped.
+    """
     told = told_to_record(terminalreporter.getreports("passed"))
     if told:
         terminalreporter.section("searched for, since what is recorded does not show it any more")

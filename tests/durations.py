@@ -1,11 +1,12 @@
 """A pytest plugin: what each test costs in processor seconds, and how much a test that fails got.
 
-A test's processor seconds are those of its process and of the children that it has waited for. Each process
-of the run writes a line for each test into the folder ``DURATIONS``, and the run ends with the tests that got slower by half
-than those of ``durations.json``: see ``tools/durations.py``. That fails nothing.
+A test's processor seconds are those of its process and of the children that it has waited for. Each
+process of the run writes a line for each test into the folder ``DURATIONS``, and the run ends with
+the tests that got slower by half than those of ``durations.json``: see ``tools/durations.py``. That
+fails nothing.
 
-The report of a test that fails says how much processor it got, and how busy the machine was meanwhile:
-one that was starved is told from one that hangs.
+The report of a test that fails says how much processor it got, and how busy the machine was
+meanwhile: one that was starved is told from one that hangs.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def group_of(path: Path) -> str:
 
 @functools.cache
 def _names_torch(path: Path) -> bool:
-    """Guess whether tests start trainers that import torch: their file says so, as in WITH_TORCH."""
+    """Guess whether tests start trainers that import torch: their file says so, as in
+    WITH_TORCH.
+    """
     return "torch" in path.read_text().lower().replace("without torch", "")
 
 
@@ -123,11 +126,12 @@ def got(begun: Reading, now: Reading, running_s: float) -> str:
     wall_s, ticks = max(now.at_s - begun.at_s, 1e-3), max(now.ticks - begun.ticks, 1)
     load = " ".join(_first_line("/proc/loadavg").split()[:3])
     return (
-        f"{wall_s:.1f} s by the clock. Processor: {now.processor_s - begun.processor_s:.1f} s in the test "
-        f"and children that have ended, {running_s:.1f} s in children that run.\n"
-        f"The machine meanwhile: processes waited for a processor {(now.waiting_s - begun.waiting_s) / wall_s:.0%} "
-        f"of the time; its {os.cpu_count()} cores were idle {(now.idle_ticks - begun.idle_ticks) / ticks:.0%}, "
-        f"stolen by other machines {(now.stolen_ticks - begun.stolen_ticks) / ticks:.0%}; load {load}."
+        f"{wall_s:.1f} s by the clock. Processor: {now.processor_s - begun.processor_s:.1f} s in"
+        f" the test and children that have ended, {running_s:.1f} s in children that run.\nThe"
+        " machine meanwhile: processes waited for a processor"
+        f" {(now.waiting_s - begun.waiting_s) / wall_s:.0%} of the time; its {os.cpu_count()} cores"
+        f" were idle {(now.idle_ticks - begun.idle_ticks) / ticks:.0%}, stolen by other machines"
+        f" {(now.stolen_ticks - begun.stolen_ticks) / ticks:.0%}; load {load}."
     )
 
 
@@ -180,7 +184,9 @@ class Durations:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        """Note what is left; workers, the children of the process that controls them, say their own."""
+        """Note what is left; workers, the children of the process that controls them, say their
+        own.
+        """
         controls = bool(self._config.getoption("numprocesses", None))
         took = os.times()
         seconds = took.user + took.system if controls else processor_seconds()

@@ -1,22 +1,24 @@
-"""Processes of tests as forks of a server that has imported what they need, instead of new interpreters.
+"""Processes of tests as forks of a server that has imported what they need, instead of new
+interpreters.
 
-A daemon needs three quarters of a second of a core until it serves, a trainer with torch two, most of it
-for imports. ``enable`` replaces ``subprocess.Popen`` of the tests: a command that a server can be is forked,
-and every other one is started as ever.
+A daemon needs three quarters of a second of a core until it serves, a trainer with torch two, most
+of it for imports. ``enable`` replaces ``subprocess.Popen`` of the tests: a command that a server
+can be is forked, and every other one is started as ever.
 
-    tests ----- socket ---> server "rooms"   holdfast's modules            one thread, waits for requests
+    tests ----- socket ---> server "rooms"   holdfast's modules      one thread, waits for requests
        '------- socket ---> server "torch"   and torch
     request: arguments, environment, folder, three files
 
     server --fork--> middle --fork--> process        the middle ends at once, so the process becomes
                                                      a child of the nearest subreaper: the asker
 
-So the asker has a process id, signals, an exit status and processor times, as of any child. ``holdfast join``
-is a subreaper, too, and has a server of its own, a fork of itself before its first thread: its trainer is its
-child, in a session of its own.
+So the asker has a process id, signals, an exit status and processor times, as of any child.
+``holdfast join`` is a subreaper, too, and has a server of its own, a fork of itself before its
+first thread: its trainer is its child, in a session of its own.
 
-What differs from a new interpreter: the forks of a server share one seed of hashes, and ``/proc/PID/cmdline``
-and ``environ`` are the server's. A test of such things is marked ``new_interpreter``.
+What differs from a new interpreter: the forks of a server share one seed of hashes, and
+``/proc/PID/cmdline`` and ``environ`` are the server's. A test of such things is marked
+``new_interpreter``.
 """
 
 from __future__ import annotations
@@ -156,7 +158,9 @@ def become(request: Mapping[str, Any]) -> Callable[[], object]:
 
 
 def run_script(path: str) -> None:
-    """Run a script; its errors are shown as an interpreter shows them, without the lines of this file."""
+    """Run a script; its errors are shown as an interpreter shows them, without the lines of this
+    file.
+    """
     try:
         runpy.run_path(path, run_name="__main__")
     except Exception as error:  # noqa: BLE001
@@ -253,8 +257,8 @@ class Server:
 class ForkedPopen(subprocess.Popen[Any]):
     """``subprocess.Popen`` that forks what a server can be, and starts everything else.
 
-    It replaces ``_execute_child``, which the standard library does not document: the one place between the
-    pipes that are made and the process that is waited for.
+    It replaces ``_execute_child``, which the standard library does not document: the one place
+    between the pipes that are made and the process that is waited for.
 
     Attributes:
       servers: by kind.
@@ -350,7 +354,9 @@ def enable() -> None:
 
 
 def reap_orphans() -> None:
-    """Take note of the end of processes that became children of this one, for which nobody waits."""
+    """Take note of the end of processes that became children of this one, for which nobody
+    waits.
+    """
     for pid in _children():
         if pid not in ForkedPopen.owned:
             with suppress(ChildProcessError):

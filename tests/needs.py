@@ -1,7 +1,8 @@
 """What tests need that not every machine has: root's rights, or a program from a system package.
 
-A test without its rights is skipped. A test without its program is skipped at a desk, where only root can
-install it, and fails in CI, where all packages are to be installed. The end of the run names what was lacking.
+A test without its rights is skipped. A test without its program is skipped at a desk, where only
+root can install it, and fails in CI, where all packages are to be installed. The end of the run
+names what was lacking.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def needed(lack: Lack) -> pytest.MarkDecorator:
 
 
 def need(lack: Lack) -> None:
-    """End a test or a fixture here if something is lacking: skip it, or fail in CI without a package."""
+    """End a test or a fixture here if something is lacking: skip it, or fail in CI without a
+    package.
+    """
     if lack.skips:
         pytest.skip(SKIPPED + lack.reason)
     if lack.reason:
@@ -53,7 +56,9 @@ def need(lack: Lack) -> None:
 
 
 def root(why: str) -> Lack:
-    """Return whether root's rights are lacking; ``why`` is a clause that says what only root may do."""
+    """Return whether root's rights are lacking; ``why`` is a clause that says what only root may
+    do.
+    """
     return Lack("" if os.geteuid() == 0 else why)
 
 

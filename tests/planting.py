@@ -1,9 +1,10 @@
 """Bugs that tests plant in production code, to see that something notices.
 
 The seed that shows a bug is recorded beside it and tried first: that takes a fraction of a
-second where a search may take a minute. The bug is searched for only when what is recorded shows it no
-longer, since the code that it runs through has changed. The test passes then, too, and the run ends
-with a line that says what to record. ``SEARCH=1`` searches whatever is recorded, as `make soak` does.
+second where a search may take a minute. The bug is searched for only when what is recorded shows it
+no longer, since the code that it runs through has changed. The test passes then, too, and the run
+ends with a line that says what to record. ``SEARCH=1`` searches whatever is recorded, as `make
+soak` does.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def what_shows(
     seeds: Iterable[int],
     note: Note,
 ) -> int | None:
-    """Return a seed that shows the planted bug: the recorded one, else one of ``seeds``, else None."""
+    """Return a seed that shows the planted bug: the recorded one, else one of ``seeds``, else
+    None.
+    """
     searching = os.environ.get("SEARCH", "") not in ("", "0")
     if recorded is not None and not searching and shows(recorded):
         return recorded

@@ -3,10 +3,10 @@
 python tools/durations.py time NAME GROUP COMMAND...   run a command, and note what it took
 python tools/durations.py keep                         keep what the last whole run took
 
-Each process of a run writes lines of JSON into the folder that ``DURATIONS`` names; without it nothing is
-written. ``keep`` reads ``build/durations``, where ``make test`` has left them. It writes the expensive
-tests to ``tests/durations.json`` and the table of groups to CONTRIBUTING.md. Only the standard library is
-imported: this stands before every static check.
+Each process of a run writes lines of JSON into the folder that ``DURATIONS`` names; without it
+nothing is written. ``keep`` reads ``build/durations``, where ``make test`` has left them. It writes
+the expensive tests to ``tests/durations.json`` and the table of groups to CONTRIBUTING.md. Only the
+standard library is imported: this stands before every static check.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def slower(now: Mapping[str, float], kept: Mapping[str, float]) -> list[str]:
     """Name the tests that take half more processor seconds than kept ones, the worst first.
 
     Two machines differ in speed, and so does one that computes something else meanwhile. What tests
-    take is compared as if this machine were as fast as the kept run's: the median of all ratios tells.
+    take is compared as if this machine were as fast as the kept run's: the median of all ratios
+    tells.
     """
     both = sorted(now.keys() & kept.keys())
     speed = statistics.median(now[each] / kept[each] for each in both) if both else 1.0

@@ -1,7 +1,8 @@
-"""Measures of the whole tree, as ``tests/packaging/test_budget.py`` holds them: ``python tools/house.py``.
+"""Measures of the whole tree, as ``tests/packaging/test_budget.py`` holds them: ``python
+tools/house.py``.
 
-Run it with the Python of the checkout that it measures. ``--round`` also counts the files of which a
-function runs while one round of a simulated run goes from ``Open`` to the last ``Applied``.
+Run it with the Python of the checkout that it measures. ``--round`` also counts the files of which
+a function runs while one round of a simulated run goes from ``Open`` to the last ``Applied``.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def attributes_of(definition: ast.ClassDef) -> set[str]:
 
 
 def large_classes(paths: Iterable[Path]) -> dict[str, int]:
-    """Return the classes with more attributes than ``ATTRIBUTES_MAX``, by name; records of messages count."""
+    """Return the classes with more attributes than ``ATTRIBUTES_MAX``, by name; records of messages
+    count.
+    """
     found = {}
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -139,8 +142,9 @@ def count_dependencies() -> int:
 def files_of_a_round() -> list[str]:
     """Return the package's files of which a function runs during one round of a simulated run.
 
-    Three contributors and a spare in virtual time; the round begins with the master's ``Open`` and ends when all
-    have applied it. Real sockets, lanes' threads and the trainer's hook are not part of such a run.
+    Three contributors and a spare in virtual time; the round begins with the master's ``Open`` and
+    ends when all have applied it. Real sockets, lanes' threads and the trainer's hook are not part
+    of such a run.
     """
     import trio
 

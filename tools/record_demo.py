@@ -1,11 +1,12 @@
-"""The recording docs/pictures/kill.svg: a real ``holdfast demo``, and ``holdfast events --follow`` beside it.
+"""The recording docs/pictures/kill.svg: a real ``holdfast demo``, and ``holdfast events --follow``
+beside it.
 
     make recording
 
-Both commands run in a pseudo-terminal each, and their output is kept with its times. A terminal emulator
-turns it into screens, and these become the frames of one SVG that any browser plays, without a script. The
-seconds around the kill run in real time, the rest faster; nothing else is changed. It takes about two
-minutes on two free cores.
+Both commands run in a pseudo-terminal each, and their output is kept with its times. A terminal
+emulator turns it into screens, and these become the frames of one SVG that any browser plays,
+without a script. The seconds around the kill run in real time, the rest faster; nothing else is
+changed. It takes about two minutes on two free cores.
 """
 
 from __future__ import annotations
@@ -190,7 +191,9 @@ def kill_time(demo: Recorded) -> float:
 
 
 def shown_at(at_s: float, killed_s: float) -> float:
-    """Return the second of the recording, from the kill on, at which a second of the run is shown."""
+    """Return the second of the recording, from the kill on, at which a second of the run is
+    shown.
+    """
     since_s = at_s - killed_s
     if since_s < -BEFORE_S:
         return -BEFORE_S + (since_s + BEFORE_S) / FASTER
@@ -238,7 +241,9 @@ def row_markup(row: Row) -> str:
 
 
 def svg(shown: Sequence[Frame]) -> str:
-    """Return an SVG in which frames stand below each other in a strip that jumps from one to the next."""
+    """Return an SVG in which frames stand below each other in a strip that jumps from one to the
+    next.
+    """
     total_s = shown[-1].at_s + VERDICT_S
     width = COLUMNS * CELL_X + 2 * MARGIN
     pane_y = [TITLE_Y, 2 * TITLE_Y + DEMO_ROWS * CELL_Y + MARGIN]
@@ -280,15 +285,14 @@ def svg(shown: Sequence[Frame]) -> str:
         )
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" '
-        f'width="{width:g}" height="{height}" fill="{INK}" '
-        'font-family="ui-monospace,\'DejaVu Sans Mono\',Menlo,Consolas,monospace" font-size="13">'
-        "<title>A terminal: a run of three contributors and a spare; one contributor is killed, the "
-        "spare takes its place, and the killed peer comes back</title>"
-        f"<style>{style}</style><defs>{definitions}</defs>"
-        f'<rect width="{width:g}" height="{height}" fill="{PAPER}"/>'
-        f'<svg x="{MARGIN}" width="{COLUMNS * CELL_X:g}" height="{height}">'
-        f'<g class="strip">{"".join(strip)}</g></svg>{titles}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}"'
+        f' width="{width:g}" height="{height}" fill="{INK}" font-family="ui-monospace,\'DejaVu Sans'
+        ' Mono\',Menlo,Consolas,monospace" font-size="13"><title>A terminal: a run of three'
+        " contributors and a spare; one contributor is killed, the spare takes its place, and the"
+        f" killed peer comes back</title><style>{style}</style><defs>{definitions}</defs><rect"
+        f' width="{width:g}" height="{height}" fill="{PAPER}"/><svg x="{MARGIN}"'
+        f' width="{COLUMNS * CELL_X:g}" height="{height}"><g'
+        f' class="strip">{"".join(strip)}</g></svg>{titles}</svg>\n'
     )
 
 

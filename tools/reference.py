@@ -1,6 +1,7 @@
 """Generator of the docs/reference pages: ``python tools/reference.py``.
 
-``make docs`` makes them before it builds the site. Git ignores all but ``faults.md``, which a test compares.
+``make docs`` makes them before it builds the site. Git ignores all but ``faults.md``, which a test
+compares.
 """
 
 from __future__ import annotations
@@ -38,10 +39,22 @@ def run_toml() -> str:
     lines = [
         "# run.toml",
         "",
-        "The settings that the run's operator decides. Every key has a default. Unknown tables and keys are",
-        "refused; the error names the most similar one. Peers get all settings from the master when they attach.",
-        "A master that is started again with a changed file uses the changed values, except for `fragments`",
-        "and `groups`, which belong to the state: there a change is refused. `holdfast config check run.toml`",
+        (
+            "The settings that the run's operator decides. Every key has a default. Unknown tables"
+            " and keys are"
+        ),
+        (
+            "refused; the error names the most similar one. Peers get all settings from the master"
+            " when they attach."
+        ),
+        (
+            "A master that is started again with a changed file uses the changed values, except for"
+            " `fragments`"
+        ),
+        (
+            "and `groups`, which belong to the state: there a change is refused. `holdfast config"
+            " check run.toml`"
+        ),
         "prints what a master would refuse, and warnings.",
     ]
     spec = RunSpec()
@@ -68,8 +81,14 @@ def command_pages() -> str:
     lines = [
         "# Commands",
         "",
-        "`holdfast COMMAND --help` prints the same. Every option but `--json` can be set by a variable",
-        "`HOLDFAST_COMMAND_OPTION`, such as `HOLDFAST_JOIN_MAX_UPLOAD=6`; command-line options take precedence.",
+        (
+            "`holdfast COMMAND --help` prints the same. Every option but `--json` can be set by a"
+            " variable"
+        ),
+        (
+            "`HOLDFAST_COMMAND_OPTION`, such as `HOLDFAST_JOIN_MAX_UPLOAD=6`; command-line options"
+            " take precedence."
+        ),
         "Exit statuses are listed in [Commands at a glance](../cli.md).",
     ]
     for name, command in sorted(commands.commands.items()):
@@ -109,7 +128,10 @@ def message_page() -> str:
     lines = [
         "# Messages",
         "",
-        f"All messages of a control stream, in protocol version {messages.VERSION_MAX}. The limits of the fields",
+        (
+            f"All messages of a control stream, in protocol version {messages.VERSION_MAX}. The"
+            " limits of the fields"
+        ),
         "are their validators in `protocol/messages/`.",
         "",
         "| message | meaning | fields |",
@@ -134,7 +156,10 @@ def limits() -> str:
     lines = [
         "# Limits",
         "",
-        "Every number that bounds something has a name, and a comment that says what it is for. Those of seconds,",
+        (
+            "Every number that bounds something has a name, and a comment that says what it is for."
+            " Those of seconds,"
+        ),
         "bytes and shares are listed with the rest.",
     ]
     for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
@@ -175,7 +200,9 @@ def _comment(lines: list[str], first: int, end: int) -> str:
 
 
 def faults() -> str:
-    """Return a table of the faults that tests are marked with: what detects each, and its effect."""
+    """Return a table of the faults that tests are marked with: what detects each, and its
+    effect.
+    """
     marks: dict[str, tuple[str, str]] = {}
     shown: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -189,7 +216,10 @@ def faults() -> str:
     lines = [
         "# Faults",
         "",
-        "What is done about each fault, and the tests that show it. Made by `make reference` from the tests'",
+        (
+            "What is done about each fault, and the tests that show it. Made by `make reference`"
+            " from the tests'"
+        ),
         "`fault` marks.",
         "",
         "| fault | detected by | effect | shown by |",

@@ -2,9 +2,9 @@
 
     make screenshots
 
-The script runs ``holdfast demo`` (a master, three contributors, a spare, their trainers, a kill in the
-middle), takes screenshots with chromium, and stops the run. It takes about two minutes on two free
-cores. The pictures are not edited.
+The script runs ``holdfast demo`` (a master, three contributors, a spare, their trainers, a kill in
+the middle), takes screenshots with chromium, and stops the run. It takes about two minutes on two
+free cores. The pictures are not edited.
 """
 
 from __future__ import annotations

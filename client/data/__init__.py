@@ -1,1 +1,3 @@
-"""The samples that a training script draws: leased ones, shares of them, and whether peers draw the same."""
+"""The samples that a training script draws: leased ones, shares of them, and whether peers draw the
+same.
+"""

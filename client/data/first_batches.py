@@ -1,7 +1,8 @@
 """The digest of a trainer's first batches: peers that have the same one train on the same samples.
 
-A batch is what the attached model is called with, so scripts report nothing. There is no digest of a model that is
-compiled inside the attached one, nor of batches that are all equal (a dummy, a whole data set).
+A batch is what the attached model is called with, so scripts report nothing. There is no digest of
+a model that is compiled inside the attached one, nor of batches that are all equal (a dummy, a
+whole data set).
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class LeasedData:
         elif (self.stream.length, self.stream.rule) != (length, rule):
             kind = "samples" if self.stream.rule is OF_SAMPLES else "shards"
             raise ValueError(
-                f"this trainer draws from {self.stream.length} {kind} already; run.{name} got {length}"
+                f"this trainer draws from {self.stream.length} {kind} already; run.{name} got"
+                f" {length}"
             )
         return self.stream
 
@@ -57,7 +58,8 @@ class LeasedData:
           samples: as ``run.step`` was told.
 
         Raises:
-          MisuseError: it was not told of samples, or of more than were drawn, or of samples of shards.
+          MisuseError: it was not told of samples, or of more than were drawn, or of samples of
+            shards.
         """
         stream = self.stream
         if stream is None:
@@ -66,7 +68,9 @@ class LeasedData:
             if samples is not None:
                 raise MisuseError(
                     "run.step was told of samples, and run.shards shares out whole shards",
-                    hint="call run.step without samples: shards that are used up count by themselves",
+                    hint=(
+                        "call run.step without samples: shards that are used up count by themselves"
+                    ),
                 )
             return stream.train_used()
         if samples is None:

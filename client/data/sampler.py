@@ -1,12 +1,12 @@
 """Leased samples of the run's data set, and ``run.sampler``, which gives them to a ``DataLoader``.
 
-    DataLoader --next--> Sampler --> SampleStream --Draw--> daemon --Drawn--> positions, permuted to samples
-    run.step(samples=n) ------------> the first n that were drawn are trained
+    DataLoader --next--> Sampler --> SampleStream --Draw--> daemon --Drawn--> positions, permuted to
+    samples run.step(samples=n) ------------> the first n that were drawn are trained
 
-A loader draws ahead of training. What it drew and the script has not trained yet stays in the stream: a new
-iteration begins with it. Positions come over a connection of the stream's own, so drawing never touches the
-messages that ``run.step`` handles, and may happen on another thread. Of ``run.shards`` (``shards``) a sample is
-a whole shard.
+A loader draws ahead of training. What it drew and the script has not trained yet stays in the
+stream: a new iteration begins with it. Positions come over a connection of the stream's own, so
+drawing never touches the messages that ``run.step`` handles, and may happen on another thread. Of
+``run.shards`` (``shards``) a sample is a whole shard.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ..daemon_connection import DaemonConnection
 
 DRAW_FIRST = 32  # samples of the first draw; each one doubles it
 DRAW_MAX = 512  # what is drawn and not trained when a trainer has to start afresh is lost time
-# Samples that were drawn and are not trained, beyond which ``run.step`` must have been told too few. Loaders
-# with many workers and large batches hold a quarter of it.
+# Samples that were drawn and are not trained, beyond which ``run.step`` must have been told too
+# few. Loaders with many workers and large batches hold a quarter of it.
 UNTRAINED_MAX = 65_536
 
 
@@ -190,7 +190,8 @@ class SampleStream:
         """Return the next sample; wait for it if necessary.
 
         Raises:
-          MisuseError: another iteration has begun since, or too many samples are not reported as trained.
+          MisuseError: another iteration has begun since, or too many samples are not reported as
+            trained.
           AttachRefused: the run has another data set.
         """
         with self._lock:
@@ -210,7 +211,9 @@ class SampleStream:
         if len(self._kept) > UNTRAINED_MAX:
             raise MisuseError(
                 f"{len(self._kept)} samples were drawn and not reported as trained",
-                hint="give run.step the number of samples of each step: run.step(samples=len(batch))",
+                hint=(
+                    "give run.step the number of samples of each step: run.step(samples=len(batch))"
+                ),
             )
         self._receive()
 
@@ -223,8 +226,8 @@ class SampleStream:
     def _receive(self) -> None:
         """Take the positions that were asked for, and ask for the next ones.
 
-        Without a daemon any samples will do: the next ``run.step`` finds that the run is over or the daemon
-        gone, and what is trained until then counts nowhere.
+        Without a daemon any samples will do: the next ``run.step`` finds that the run is over or
+        the daemon gone, and what is trained until then counts nowhere.
         """
         if not self.rule.early:
             self._request()
@@ -251,11 +254,14 @@ class SampleStream:
             return list(islice(self._kept, min(count, self._next)))
 
     def train(self, count: int) -> None:
-        """Note that the first ``count`` samples are trained; raises MisuseError if fewer were drawn."""
+        """Note that the first ``count`` samples are trained; raises MisuseError if fewer were
+        drawn.
+        """
         with self._lock:
             if count > self._next:
                 raise MisuseError(
-                    f"run.step was told of {count} samples, and {self._next} were drawn and not trained",
+                    f"run.step was told of {count} samples, and {self._next} were drawn and not"
+                    " trained",
                     hint="give run.step the number of samples that run.sampler gave for this step",
                 )
             for _ in range(count):
@@ -265,7 +271,9 @@ class SampleStream:
             self._trained_count += count
 
     def use_up(self, iteration: int) -> None:
-        """Note that what an iteration has drawn will not be read again; ``train_used`` counts it as trained."""
+        """Note that what an iteration has drawn will not be read again; ``train_used`` counts it as
+        trained.
+        """
         with self._lock:
             if iteration == self._iteration:
                 self._used_count = self._next
@@ -280,11 +288,13 @@ class SampleStream:
 class LeasedSampler(torch.utils.data.Sampler[int]):
     """Samples that are leased to this trainer: give it to a ``DataLoader`` as its ``sampler``.
 
-    Each sample of the data set is used once an epoch in the run's committed work, whatever joins, leaves or
-    dies. An iteration begins with what was drawn before and not trained. It has no length.
+    Each sample of the data set is used once an epoch in the run's committed work, whatever joins,
+    leaves or dies. An iteration begins with what was drawn before and not trained. It has no
+    length.
 
     Args:
-      endless: one iteration goes on over all epochs, so every batch is whole; False: it ends with the epoch.
+      endless: one iteration goes on over all epochs, so every batch is whole; False: it ends with
+        the epoch.
     """
 
     def __init__(self, stream: SampleStream, *, endless: bool) -> None:
@@ -293,7 +303,9 @@ class LeasedSampler(torch.utils.data.Sampler[int]):
         self._epoch = -1  # of the last iteration, if it is not endless
 
     def untrained(self, count: int) -> list[tuple[int, int]]:
-        """Return the first ``count`` samples that were drawn and are not trained, each with its epoch."""
+        """Return the first ``count`` samples that were drawn and are not trained, each with its
+        epoch.
+        """
         return self._stream.untrained(count)
 
     def __iter__(self) -> Iterator[int]:

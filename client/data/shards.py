@@ -1,12 +1,13 @@
-"""``run.shards``: leased shards of iterable data, such as files, for a training script that reads them one by one.
+"""``run.shards``: leased shards of iterable data, such as files, for a training script that reads
+them one by one.
 
     for shard in run.shards(names):      the next leased one; the one before is used up
         for batch in read(shard):
             ...
             run.step(...)                what is used up counts as trained
 
-A shard is what a sample is to ``run.sampler``: leased, in committed work once an epoch, and, if its trainer
-dies in the middle, given out again as a whole.
+A shard is what a sample is to ``run.sampler``: leased, in committed work once an epoch, and, if its
+trainer dies in the middle, given out again as a whole.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ OF_SHARDS = DrawRule(first=1, most=1, early=False, ahead=1)
 
 
 class LeasedShards(Generic[ShardT]):
-    """Shards that are leased to this trainer, one after the other: iterate over it in the training process.
+    """Shards that are leased to this trainer, one after the other: iterate over it in the training
+    process.
 
-    Each shard is used once an epoch in the run's committed work. A shard is used up when the next one is asked
-    for, and counts with the next ``run.step``. A new iteration begins with the shard that was not used up.
+    Each shard is used once an epoch in the run's committed work. A shard is used up when the next
+    one is asked for, and counts with the next ``run.step``. A new iteration begins with the shard
+    that was not used up.
 
     Args:
       endless: one iteration goes on over all epochs; False: it ends with the epoch.
@@ -49,7 +52,10 @@ class LeasedShards(Generic[ShardT]):
         if torch.utils.data.get_worker_info() is not None:
             raise MisuseError(
                 "run.shards was used in a worker process of a DataLoader",
-                hint="go over run.shards in the training process, and make a DataLoader with workers of each shard",
+                hint=(
+                    "go over run.shards in the training process, and make a DataLoader with workers"
+                    " of each shard"
+                ),
             )
         return self._iterate()
 

@@ -1,1 +1,3 @@
-"""Adapters for training frameworks; each imports its framework, and nothing imports it unless used."""
+"""Adapters for training frameworks; each imports its framework, and nothing imports it unless
+used.
+"""

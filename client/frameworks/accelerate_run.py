@@ -32,10 +32,11 @@ class AccelerateRun:
     Make it after ``accelerator.load_state``: the run's weights replace the checkpoint's.
 
     Args:
-      model, optimizer, schedule, loader: as ``accelerator.prepare`` returned them. The schedule follows the
-        run's step, the loader draws other samples than those of other peers; leave out what there is none of.
-      leased: the run shares out the samples of the loader's data set, see ``Run.sampler``. ``for batch in
-        loader`` then has no end of its own.
+      model, optimizer, schedule, loader: as ``accelerator.prepare`` returned them. The schedule
+        follows the run's step, the loader draws other samples than those of other peers; leave out
+        what there is none of.
+      leased: the run shares out the samples of the loader's data set, see ``Run.sampler``. ``for
+        batch in loader`` then has no end of its own.
       trained_only: share the parameters that require a gradient and nothing else, as for LoRA.
       callbacks, total_steps: as ``attach`` takes them.
     """

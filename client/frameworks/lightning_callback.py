@@ -4,7 +4,8 @@ Trainer                                        run
 on_fit_start         -                         attach: weights, before data are loaded
 on_train_start       no end of its own         step, schedule
 on_train_epoch_start leased samples            Run.sampler
-on_train_batch_end   after an optimizer step   Run.step; validation and saving by the leader; the end
+on_train_batch_end   after an optimizer step   Run.step; validation and saving by the leader; the
+                     end
 on_validation_end    figures                   Run.log
 teardown             -                         close
 """
@@ -39,15 +40,16 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         trainer = Trainer(max_steps=8000, callbacks=[LightningCallback()])
         trainer.fit(module, loader)
 
-    The run decides how long it trains, whatever ``max_steps`` and ``max_epochs`` are. ``trainer.global_step``
-    and schedules with ``interval="step"`` follow the run's steps, and the leader alone validates and writes
-    checkpoints. Weights of a checkpoint given as ``ckpt_path`` are replaced by the run's.
+    The run decides how long it trains, whatever ``max_steps`` and ``max_epochs`` are.
+    ``trainer.global_step`` and schedules with ``interval="step"`` follow the run's steps, and the
+    leader alone validates and writes checkpoints. Weights of a checkpoint given as ``ckpt_path``
+    are replaced by the run's.
 
     Args:
       leased: the run shares out the samples of the training loader's data set, see ``Run.sampler``.
       trained_only: share the parameters that require a gradient and nothing else, as for LoRA.
-      tokens: counts what the loss of a batch averages over; by default labels or tokens of a mapping as
-        Transformers names them, else samples.
+      tokens: counts what the loss of a batch averages over; by default labels or tokens of a
+        mapping as Transformers names them, else samples.
       callbacks: of the run, as ``attach`` takes them.
     """
 
@@ -79,7 +81,9 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         return require_run(self._run, "trainer.fit()")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach, with the weights of a checkpoint of the trainer's loaded, before there are data."""
+        """Attach, with the weights of a checkpoint of the trainer's loaded, before there are
+        data.
+        """
         if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
             raise MisuseError(
                 "LightningCallback needs automatic optimization with one optimizer",
@@ -96,7 +100,9 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         self._steps = OptimizerSteps(self._run, optimizer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go to the run's step, whatever a checkpoint said, and take the end out of the trainer's hands."""
+        """Go to the run's step, whatever a checkpoint said, and take the end out of the trainer's
+        hands.
+        """
         loop = trainer.fit_loop
         loop.min_epochs, loop.max_epochs = 0, -1
         loop.epoch_loop.min_steps, loop.epoch_loop.max_steps = None, -1
@@ -160,7 +166,9 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         trainer.limit_val_batches = self._validated if self.run.is_leader else 0
 
     def _save_as_leader(self, trainer: Trainer) -> None:
-        """Make the trainer write checkpoints, which other callbacks ask it for, only while this peer leads."""
+        """Make the trainer write checkpoints, which other callbacks ask it for, only while this
+        peer leads.
+        """
         save = trainer.save_checkpoint
 
         def save_if_leader(*arguments: Any, **options: Any) -> None:

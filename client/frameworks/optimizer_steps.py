@@ -1,5 +1,5 @@
-"""Parts of all adapters: one ``Run.step`` for an optimizer step of several micro-batches, and schedules that
-follow the run's step.
+"""Parts of all adapters: one ``Run.step`` for an optimizer step of several micro-batches, and
+schedules that follow the run's step.
 
     framework, for each micro-batch --> OptimizerSteps.add(loss, tokens)
     framework, after optimizer.step --> OptimizerSteps.finish() --> Run.step, once
@@ -23,8 +23,9 @@ from ..standalone import steps_from_environment
 
 IGNORED_LABEL = -100  # of a token that the loss leaves out; Transformers and torch agree on it
 
-# The steps that a framework is told to train for: it must not end before the run does. Small enough for
-# Transformers' Trainer, which counts the steps that an iterable data set does not have one by one.
+# The steps that a framework is told to train for: it must not end before the run does. Small enough
+# for Transformers' Trainer, which counts the steps that an iterable data set does not have one by
+# one.
 STEPS_MAX = 10_000_000
 
 
@@ -131,8 +132,8 @@ def join_run(
         callbacks=callbacks,
         total_steps=steps_from_environment() or alone_steps,
     )
-    # Shuffling without a generator, workers and dropout draw from the global one. Scripts seed it for
-    # equal first weights, and would train all peers on the same samples.
+    # Shuffling without a generator, workers and dropout draw from the global one. Scripts seed it
+    # for equal first weights, and would train all peers on the same samples.
     torch.manual_seed(run.generator().initial_seed())
     return run
 

@@ -1,4 +1,5 @@
-"""A callback of Transformers' ``Trainer``, and of trainers made of it, such as TRL's ``SFTTrainer``.
+"""A callback of Transformers' ``Trainer``, and of trainers made of it, such as TRL's
+``SFTTrainer``.
 
 Trainer                                     run
 on_init_end    no end of its own            -
@@ -42,18 +43,19 @@ from .peer_data import draw_apart, draw_leased
 class TransformersCallback(TrainerCallback):  # type: ignore[misc]
     """Makes a ``Trainer`` take part in a run::
 
-        trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[TransformersCallback()])
-        trainer.train()
+        trainer = Trainer(model=model, args=args, train_dataset=data,
+        callbacks=[TransformersCallback()]) trainer.train()
 
-    The run decides how long it trains: ``max_steps`` and ``num_train_epochs`` only tell the schedule how long
-    a run without an end is. Steps, evaluation, saving and the schedule follow the run's steps, and the leader
-    alone evaluates and saves. Weights of a checkpoint that the ``Trainer`` resumes are replaced by the run's.
+    The run decides how long it trains: ``max_steps`` and ``num_train_epochs`` only tell the
+    schedule how long a run without an end is. Steps, evaluation, saving and the schedule follow the
+    run's steps, and the leader alone evaluates and saves. Weights of a checkpoint that the
+    ``Trainer`` resumes are replaced by the run's.
 
     Args:
       leased: the run shares out the samples of ``train_dataset``, see ``Run.sampler``.
       trained_only: share the parameters that require a gradient and nothing else, as for LoRA.
-      tokens: counts what the loss of a model's keyword arguments averages over; by default the labels that
-        are not -100, else the input's tokens, else samples.
+      tokens: counts what the loss of a model's keyword arguments averages over; by default the
+        labels that are not -100, else the input's tokens, else samples.
       callbacks: of the run, as ``attach`` takes them.
     """
 
@@ -164,7 +166,9 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
     ) -> None:
-        """Report figures to the run, with means over this process's steps: the trainer divides by the run's."""
+        """Report figures to the run, with means over this process's steps: the trainer divides by
+        the run's.
+        """
         logs = parts["logs"]
         if not self._open or self._steps is None:
             return
@@ -244,7 +248,9 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         follow_step(schedule, run.global_step)
 
     def _correct_summary(self, args: TrainingArguments, logs: dict[str, float]) -> None:
-        """Replace means over the run's steps, and over the most that there might be, by this process's."""
+        """Replace means over the run's steps, and over the most that there might be, by this
+        process's.
+        """
         steps = self.run.global_step - self._first_step
         samples = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         logs["train_steps_per_second"] = round(steps / logs["train_runtime"], 3)

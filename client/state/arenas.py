@@ -72,16 +72,22 @@ class Arenas:
 
     @property
     def under_way(self) -> bool:
-        """A copy between a GPU and the host is under way, or work on the host's memory that belongs to it."""
+        """A copy between a GPU and the host is under way, or work on the host's memory that belongs
+        to it.
+        """
         return any(replica.under_way for replica in self.replicas)
 
     @property
     def lost(self) -> bool:
-        """A merge was given up, as its fragment is being fetched: the daemon's ``Load`` must follow."""
+        """A merge was given up, as its fragment is being fetched: the daemon's ``Load`` must
+        follow.
+        """
         return any(replica.lost for replica in self.replicas)
 
     def advance(self, *, wait: bool) -> None:
-        """Continue operations whose copy between GPU and host has finished; with ``wait``, finish all."""
+        """Continue operations whose copy between GPU and host has finished; with ``wait``, finish
+        all.
+        """
         for replica in self.replicas:
             if wait:
                 replica.finish()

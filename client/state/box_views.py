@@ -1,4 +1,6 @@
-"""Views of one process's parts of a whole fragment, when the model is sharded over several processes."""
+"""Views of one process's parts of a whole fragment, when the model is sharded over several
+processes.
+"""
 
 from __future__ import annotations
 

@@ -6,9 +6,10 @@ memory on a side stream, beside the stream that computes, and an event marks its
     down    side stream: wait for the work queued so far, device -> pinned, event
     up      pageable -> pinned, side stream: pinned -> device, event
 
-So a transfer is begun at one step and ended at a later one, and the trainer's steps go on in between. Work on
-the host's memory that belongs to such a transfer (a hundred milliseconds for 50 million values) is done by a
-thread, so that the trainer's own thread can queue work for the GPU meanwhile: *work beside*.
+So a transfer is begun at one step and ended at a later one, and the trainer's steps go on in
+between. Work on the host's memory that belongs to such a transfer (a hundred milliseconds for 50
+million values) is done by a thread, so that the trainer's own thread can queue work for the GPU
+meanwhile: *work beside*.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class CudaCopier:
         return tensor.device.type == "cuda"
 
     def down(self, parts: Sequence[torch.Tensor]) -> Transfer:
-        """Begin to copy tensors to the host. Tensors that it ``defers`` must not change meanwhile."""
+        """Begin to copy tensors to the host. Tensors that it ``defers`` must not change
+        meanwhile.
+        """
         hosts: list[torch.Tensor] = []
         streams: dict[torch.device, torch.cuda.Stream] = {}
         for part in parts:
@@ -67,7 +70,9 @@ class CudaCopier:
         return Transfer(sent, streams, to_host=False)
 
     def beside(self, work: Callable[[], Result]) -> WorkBeside[Result]:
-        """Begin to do work in the thread, in the order of the calls. It must not touch the model."""
+        """Begin to do work in the thread, in the order of the calls. It must not touch the
+        model.
+        """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-copier")
         return WorkBeside(self._thread.submit(work))
@@ -141,5 +146,7 @@ class WorkBeside(Generic[Result]):
         wait([self._future])
 
     def drop(self) -> None:
-        """Wait until the memory that the work uses is free; its outcome does not matter any more."""
+        """Wait until the memory that the work uses is free; its outcome does not matter any
+        more.
+        """
         wait([self._future])

@@ -8,17 +8,18 @@ pseudo-gradient is the anchor minus the local tensors, and every operation here 
     merge     local <- theta + (local - base)          anchor <- theta
     withdraw  nothing moves                            the posted delta is not counted
 
-The base of a merge is the snapshot when the round contains this trainer's contribution, else the anchor.
-So training that the run has not counted yet stays in the local tensors and in the next pseudo-gradient.
-Tensors in 16 bits are rounded when they are written. Their anchor moves by the same rounding, so that the
-rounding does not count as training.
+The base of a merge is the snapshot when the round contains this trainer's contribution, else the
+anchor. So training that the run has not counted yet stays in the local tensors and in the next
+pseudo-gradient. Tensors in 16 bits are rounded when they are written. Their anchor moves by the
+same rounding, so that the rounding does not count as training.
 
-A post and a merge copy between the model's device and the host, which may take some training steps (see
-``copier``). Such an *operation* is a generator that yields the transfer that it waits for. ``advance``
-continues it if the transfer has arrived, ``finish`` waits; the next operation finishes it first. A post
-copies the tensors at once, a merge applies to the tensors as they are at its end. Between transfers an operation
-also yields its work on the host's memory, which a thread does; the tensors are changed by the trainer's thread
-only. With all tensors in the host's memory everything is done at once.
+A post and a merge copy between the model's device and the host, which may take some training steps
+(see ``copier``). Such an *operation* is a generator that yields the transfer that it waits for.
+``advance`` continues it if the transfer has arrived, ``finish`` waits; the next operation finishes
+it first. A post copies the tensors at once, a merge applies to the tensors as they are at its end.
+Between transfers an operation also yields its work on the host's memory, which a thread does; the
+tensors are changed by the trainer's thread only. With all tensors in the host's memory everything
+is done at once.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ class FragmentReplica:
       overlap: training goes on while a round runs; takes memory for a snapshot.
       copier: copies between the tensors' devices and the host.
       wait: waits while the daemon writes to the shared arena; see ``Arena.read``.
-      writes: the tensors that this process writes into the posted arena, if it is one of several; None:
-        all. It keeps and reads its parts of all of them.
+      writes: the tensors that this process writes into the posted arena, if it is one of several;
+        None: all. It keeps and reads its parts of all of them.
 
     Attributes:
       version: the version of the shared state that the local tensors are based on.
       written: the data of the last ``post`` is in the posted arena.
-      lost: a merge found the fragment being fetched when it came to read it, and was given up; ``load`` must
-        follow.
+      lost: a merge found the fragment being fetched when it came to read it, and was given up;
+        ``load`` must follow.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class FragmentReplica:
         integer = [tensor for tensor in tensors if tensor.spec.kind == COUNTER]
         self._floating = _slices(floating)
         self._integer = _slices(integer)
-        # One process with whole tensors copies fragments as they are; of several each has its own boxes.
+        # One process with whole tensors copies fragments as they are; of several each has its own
+        # boxes.
         self._boxes = None if writes is None else BoxViews(floating, integer, writes)
         self._shared = shared
         self._posted = posted
@@ -148,7 +150,8 @@ class FragmentReplica:
     def release(self) -> None:
         """Give back the posted arena's memory of a round that is over; several processes keep it.
 
-        They come to the same step at different moments: one may have posted again before another's call.
+        They come to the same step at different moments: one may have posted again before another's
+        call.
         """
         if self._boxes is None:
             self._posted.release(self._index)
@@ -259,7 +262,9 @@ class FragmentReplica:
                     count[...] = counters_here.reshape(count.shape)
 
     def _merge_here(self, *, contributed: bool) -> None:
-        """Merge as ``_merge`` does, at once and piece by piece, as all tensors are in the host's memory."""
+        """Merge as ``_merge`` does, at once and piece by piece, as all tensors are in the host's
+        memory.
+        """
         theta = self._shared.values(self._index)
         sources = (
             [theta[place] for _, place in self._floating]
@@ -315,11 +320,12 @@ class FragmentReplica:
         yield from self._move_anchor(roundings)
 
     def _fetch(self, *, with_anchor: bool) -> tuple[Values, Transfer, int] | None:
-        """Read the shared state and begin to copy it to the tensors' devices, with the anchor if wanted.
+        """Read the shared state and begin to copy it to the tensors' devices, with the anchor if
+        wanted.
 
         Returns:
-          The values, the transfer of them, of the anchor and of the counters, and their version. None if the
-          daemon wrote meanwhile.
+          The values, the transfer of them, of the anchor and of the counters, and their version.
+          None if the daemon wrote meanwhile.
         """
         theta = np.empty_like(self._anchor)
         counters: Counters = np.empty(sum(tensor.count for tensor, _ in self._integer), np.int64)
@@ -343,7 +349,9 @@ class FragmentReplica:
         return theta, sent, found
 
     def _beside(self, work: Callable[[], Result]) -> Generator[Awaited, None, Result]:
-        """Have the copier's thread do work on the host's memory; at once, if no tensor is on a device."""
+        """Have the copier's thread do work on the host's memory; at once, if no tensor is on a
+        device.
+        """
         if not self._defers:
             return work()
         pending = self._copier.beside(work)
@@ -356,8 +364,8 @@ class FragmentReplica:
         Returns:
           For each tensor in 16 bits its rounding, for the others None.
         """
-        # ``merged`` uses operators only, so it works on tensors as on arrays. A float64 tensor keeps
-        # its precision.
+        # ``merged`` uses operators only, so it works on tensors as on arrays. A float64 tensor
+        # keeps its precision.
         rule = cast("TensorMerge", merged)
         roundings: list[torch.Tensor | None] = []
         for (tensor, _), target, base in zip(self._floating, targets, bases, strict=True):
@@ -410,7 +418,9 @@ class FragmentReplica:
         return self._posted.writing(self._index, version)
 
     def _posted_values(self) -> Iterable[Values | None]:
-        """Yield the posted arena's part for each floating tensor, or None if another process writes it."""
+        """Yield the posted arena's part for each floating tensor, or None if another process writes
+        it.
+        """
         posted = self._posted.values(self._index)
         if self._boxes is None:
             return [posted[place] for _, place in self._floating]

@@ -1,11 +1,13 @@
-"""The script's optimizer, as far as the run touches it: its state after a load or a merge, and its rate ramp.
+"""The script's optimizer, as far as the run touches it: its state after a load or a merge, and its
+rate ramp.
 
-An optimizer's first steps are too large: Adam's first one moves every weight by the whole learning rate,
-whatever the gradient. At the start of a run the schedule's warm-up prevents that. A joiner finds the
-schedule at its height, so its rate is scaled up from nearly zero again.
+An optimizer's first steps are too large: Adam's first one moves every weight by the whole learning
+rate, whatever the gradient. At the start of a run the schedule's warm-up prevents that. A joiner
+finds the schedule at its height, so its rate is scaled up from nearly zero again.
 
-An optimizer that computes its next step from a copy of the weights (the z of Schedule-Free) would go on from
-where they were before a merge. So known copies take over what is written into the weights; others are named.
+An optimizer that computes its next step from a copy of the weights (the z of Schedule-Free) would
+go on from where they were before a merge. So known copies take over what is written into the
+weights; others are named.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from .tensors import SharedTensor, local_part
 
 RAMP_STEPS = 50  # own steps; Adam's second moments at 0.95 have forgotten their start by then
 
-# By a part of the name of the optimizer's class, in lower case: what its state calls copies of weights.
+# By a part of the name of the optimizer's class, in lower case: what its state calls copies of
+# weights.
 KNOWN_COPIES = {
     "asgd": ("ax",),
     "lookahead": ("slow_buffer", "slow_params"),
@@ -33,19 +36,24 @@ SAMPLE_COUNT = 1024  # elements of each tensor that are compared
 
 
 def local_optimizer(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
-    """Return the optimizer that holds the state: ``ZeroRedundancyOptimizer`` has one for this rank's part."""
+    """Return the optimizer that holds the state: ``ZeroRedundancyOptimizer`` has one for this
+    rank's part.
+    """
     inner = getattr(optimizer, "optim", None)
     return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def has_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer has taken steps; Adagrad's state is there before the first one."""
+    """Return whether an optimizer has taken steps; Adagrad's state is there before the first
+    one.
+    """
     states = optimizer.state.values()
     return any(not isinstance(each, dict) or each.get("step", 1) > 0 for each in states)
 
 
 class InnerOptimizer:
-    """Clears the optimizer's state when the steps behind it are dropped, and renews copies of weights in it.
+    """Clears the optimizer's state when the steps behind it are dropped, and renews copies of
+    weights in it.
 
     Args:
       optimizer: the script's; None: the script did not pass it to ``attach``.
@@ -62,7 +70,9 @@ class InnerOptimizer:
         self._compared = False
 
     def rate_scale(self, own_step: int) -> float:
-        """Return the factor on the learning rate: from ``1 / RAMP_STEPS`` at a ramp's first step to 1."""
+        """Return the factor on the learning rate: from ``1 / RAMP_STEPS`` at a ramp's first step to
+        1.
+        """
         if self._ramp_from is None:
             return 1.0
         return min(1.0, (own_step - self._ramp_from + 1) / RAMP_STEPS)
@@ -87,7 +97,8 @@ class InnerOptimizer:
 
         Args:
           own_step: of the trainer; None at the run's own start, which needs no ramp.
-          first: the trainer was not loaded before; an unknown optimizer is then taken for a new one.
+          first: the trainer was not loaded before; an unknown optimizer is then taken for a new
+            one.
         """
         if self._optimizer is None:
             if not (first or self._spoilt):
@@ -119,8 +130,8 @@ class InnerOptimizer:
                 excess[key] += float(apart - ALIKE**2 * weights.square().sum())
         for key in [each for each in excess if excess[each] < 0.0 and each not in self._known]:
             warnings.warn(
-                f"the optimizer's state {key!r} looks like a copy of the weights; a round changes the "
-                "weights and not this copy (see Optimizers in docs/script.md)",
+                f"the optimizer's state {key!r} looks like a copy of the weights; a round changes"
+                " the weights and not this copy (see Optimizers in docs/script.md)",
                 stacklevel=2,
             )
 

@@ -4,8 +4,8 @@
                            the rest, the step, and the shapes of the parameters
 
 Written when the daemon asks for it, with each checkpoint: copied at the step boundary, then written
-by a thread under a temporary name, and renamed at the end. The optimizer's settings (above all its rate)
-are not stored: the script sets them. Nothing is unpickled.
+by a thread under a temporary name, and renamed at the end. The optimizer's settings (above all its
+rate) are not stored: the script sets them. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 def rank_path(path: Path, part: RankPart) -> Path:
-    """Return where one of several ranks keeps its state: another number of ranks has other parts."""
+    """Return where one of several ranks keeps its state: another number of ranks has other
+    parts.
+    """
     if part.world_size == 1:
         return path
     return path.with_name(f"{path.stem}-{part.rank}-of-{part.world_size}{path.suffix}")
@@ -55,7 +57,8 @@ class LocalCheckpoint:
     """Writes and restores the local state.
 
     Args:
-      optimizer: the script's; None: not known, and only the generators are stored. This is said, once.
+      optimizer: the script's; None: not known, and only the generators are stored. This is said,
+        once.
     """
 
     def __init__(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
@@ -70,7 +73,9 @@ class LocalCheckpoint:
     # ------------------------------------------------------------ keeping
 
     def keep(self, step: int) -> None:
-        """Copy the state now and write it in a thread; does nothing while an earlier one is written."""
+        """Copy the state now and write it in a thread; does nothing while an earlier one is
+        written.
+        """
         if self._writer is not None and self._writer.is_alive():
             return
         try:
@@ -128,11 +133,12 @@ class LocalCheckpoint:
     # ------------------------------------------------------------ restoring
 
     def restore(self, step_limit: int) -> bool:
-        """Restore the optimizer and the generators, and return whether the optimizer has a state now.
+        """Restore the optimizer and the generators, and return whether the optimizer has a state
+        now.
 
-        A state that the script has loaded itself stays. A file that is damaged, of another optimizer,
-        or of a later step than the run's limit is ignored with a warning: up to there the trainer goes
-        while a checkpoint is written, so that this one was kept with another.
+        A state that the script has loaded itself stays. A file that is damaged, of another
+        optimizer, or of a later step than the run's limit is ignored with a warning: up to there
+        the trainer goes while a checkpoint is written, so that this one was kept with another.
         """
         if not self._path.exists() or (self._optimizer is not None and has_state(self._optimizer)):
             return False
@@ -168,7 +174,8 @@ class LocalCheckpoint:
             for index, flat in state.items()
         }
         self._optimizer.load_state_dict({"state": entries, "param_groups": groups})
-        # Torch gives tensors the parameter's dtype, which loses digits of those that have another one.
+        # Torch gives tensors the parameter's dtype, which loses digits of those that have another
+        # one.
         for index, values in entries.items():
             loaded = self._optimizer.state[parameters[index]]
             for name, value in loaded.items():
@@ -177,13 +184,17 @@ class LocalCheckpoint:
 
 
 def _place(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return a parameter's shape, or of one that is sharded the start and the shape of the part here."""
+    """Return a parameter's shape, or of one that is sharded the start and the shape of the part
+    here.
+    """
     box = box_of("", parameter)
     return tuple(parameter.shape) if box is None else (*box.start, *box.shape)
 
 
 def _as_part(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a state's tensor sharded as its parameter is, if it is of the shape of this process's part."""
+    """Return a state's tensor sharded as its parameter is, if it is of the shape of this process's
+    part.
+    """
     if not is_sharded(parameter) or value.shape != local_part(parameter.detach()).shape:
         return value
     from torch.distributed.tensor import DTensor  # only scripts that have made one need it

@@ -1,4 +1,6 @@
-"""Finds what a run does not share because the script added, tied or replaced it after ``attach``."""
+"""Finds what a run does not share because the script added, tied or replaced it after
+``attach``.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,17 @@ from ..attach_errors import ModelError
 from .tensors import entries_of, find_shared, identities_of
 
 _BEFORE = (
-    "build the model and its optimizer before holdfast.attach, and write new values into a parameter "
-    "(`with torch.no_grad(): parameter.copy_(values)`)"
+    "build the model and its optimizer before holdfast.attach, and write new values into a"
+    " parameter (`with torch.no_grad(): parameter.copy_(values)`)"
 )
 
 
 class TrainedParameters:
     """The tensors of the model and the optimizer at ``attach``.
 
-    A tensor may be replaced in its place, since its present one is shared; a parameter together with the
-    optimizer's. What the optimizer trained beside the model at ``attach`` stays the script's own.
+    A tensor may be replaced in its place, since its present one is shared; a parameter together
+    with the optimizer's. What the optimizer trained beside the model at ``attach`` stays the
+    script's own.
 
     Raises:
       ModelError: a tensor cannot be shared, or the optimizer trains none of the model's.
@@ -35,8 +38,9 @@ class TrainedParameters:
         self._own = [each for each in trained if not _is_in(shared, each)]
         if trained and len(self._own) == len(trained):
             raise ModelError(
-                "the optimizer trains none of this model's parameters: it was made for another model, "
-                "or it keeps copies of the parameters, which would overwrite what the run merges",
+                "the optimizer trains none of this model's parameters: it was made for another"
+                " model, or it keeps copies of the parameters, which would overwrite what the run"
+                " merges",
                 hint="make the optimizer from model.parameters() of the model that is attached",
             )
 
@@ -55,7 +59,9 @@ class TrainedParameters:
         return shared
 
     def check(self) -> None:
-        """Raise ModelError if the model has, or the optimizer trains, what the run does not share."""
+        """Raise ModelError if the model has, or the optimizer trains, what the run does not
+        share.
+        """
         shared = self._shared()
         for name, _, _, tensor in entries_of(self._model):
             if not _is_in(shared, tensor):

@@ -62,8 +62,8 @@ class Codec(Protocol):
     def decode(self, data: Bytes, out: Values) -> None:
         """Decode ``data``, one whole encoding and no more, into ``out``, shape ``(n,)``.
 
-        Any bytes give values or a ValueError, in memory of the order of ``out``. The values are finite
-        if the codec is lossy.
+        Any bytes give values or a ValueError, in memory of the order of ``out``. The values are
+        finite if the codec is lossy.
 
         Raises:
           ValueError: wrong length, or bytes that no encoder writes; ``out`` may be partly written.
@@ -131,8 +131,9 @@ def make_scales(name: str, values: Values, block: int, level_max: int) -> NDArra
 def _largest_magnitudes(values: Values, block: int) -> Values:
     """Return the largest magnitude of each block; not finite if a value of the block is not.
 
-    Without their sign, bits of float32 are ordered as the numbers are, and bits of infinities and NaNs
-    come last. numpy finds the largest of integers in a third of the time that it takes for floats.
+    Without their sign, bits of float32 are ordered as the numbers are, and bits of infinities and
+    NaNs come last. numpy finds the largest of integers in a third of the time that it takes for
+    floats.
     """
     starts = np.arange(0, values.size, block)
     largest = np.empty(starts.size, np.uint32)

@@ -13,9 +13,9 @@ in ``error_feedback``, compression of encodings in ``compression``.
     topk   about 0.15     the largest 64th part of the values; sign and one of two levels
     topk16, topk8, topk4  the same with the 16th part (0.47), the 8th (0.8), the 4th (1.3)
 
-Signal-to-noise in dB on independent values (normal; Laplace; Student's t with 3 degrees of freedom):
-int8 43.1, 40.0, 35; nf4 20.7, 19.7, 18. topk leaves out much of the signal, so it needs error feedback,
-which only contributions have.
+Signal-to-noise in dB on independent values (normal; Laplace; Student's t with 3 degrees of
+freedom): int8 43.1, 40.0, 35; nf4 20.7, 19.7, 18. topk leaves out much of the signal, so it needs
+error feedback, which only contributions have.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Fp32Codec(FixedLength):
 class Bf16Codec(FixedLength):
     """The upper half of a float32, little-endian, rounded to nearest, ties to even.
 
-    No float32 underflows: subnormals are rounded like the rest. Values that are not finite, or would
-    be rounded to infinity (3.3961775e38 and above), are refused.
+    No float32 underflows: subnormals are rounded like the rest. Values that are not finite, or
+    would be rounded to infinity (3.3961775e38 and above), are refused.
     """
 
     name: Final = "bf16"
@@ -130,8 +130,8 @@ class Int8Codec(FixedLength):
 
     Rounding the scale up keeps every byte within -127..127. The error of a value is at most half a
     scale: ``m / 254`` or little more, as long as ``m / 127`` is a normal fp16 number. Scales below
-    6.1e-5 (``m`` below 0.0078) are fp16 subnormals, spaced 6.0e-8 apart; values below 3.0e-8 vanish.
-    A block of zeros has scale 0. Decoding multiplies byte and scale in float32.
+    6.1e-5 (``m`` below 0.0078) are fp16 subnormals, spaced 6.0e-8 apart; values below 3.0e-8
+    vanish. A block of zeros has scale 0. Decoding multiplies byte and scale in float32.
     """
 
     name: Final = "int8"

@@ -35,8 +35,8 @@ def parse_codec(name: str) -> tuple[Codec, bool]:
 class FrameCompressor:
     """Compressor of one node's frames of one direction of one round. Thread-safe.
 
-    The first chunk of at least ``SAMPLE_BYTES_MIN`` is the sample: if compressing it saves less than
-    ``SAVING_MIN``, the rest of the round is not compressed.
+    The first chunk of at least ``SAMPLE_BYTES_MIN`` is the sample: if compressing it saves less
+    than ``SAVING_MIN``, the rest of the round is not compressed.
 
     Attributes:
       pays: whether it is worth calling ``compress``.

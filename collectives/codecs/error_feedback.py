@@ -1,7 +1,7 @@
 """Error feedback: the error of a lossy codec in one contribution is added to the next.
 
-With ``e`` the residual (0 at first), ``delta`` a round's pseudo-gradient, ``Q`` the codec and ``beta``
-the decay, all in float32, every operation rounded by itself:
+With ``e`` the residual (0 at first), ``delta`` a round's pseudo-gradient, ``Q`` the codec and
+``beta`` the decay, all in float32, every operation rounded by itself:
 
     a = beta * e + delta   what is encoded instead of delta
     s = decode(Q(a))       what owners add up
@@ -10,14 +10,14 @@ the decay, all in float32, every operation rounded by itself:
 A round that does not commit, or commits without this peer, leaves ``e`` as it was: the delta is
 still in the trainer's weights and comes again with the next round, and the residual with it. So
 without decay (``beta`` is 1) the sent values and the residual add up to what was trained:
-``sum of s + e = sum of delta``, exactly where these sums are exact in float32, and otherwise up to one
-rounding of ``a`` and ``e`` a round. With decay the residual counts less the longer it waits, as in
-SparseLoCo (arXiv 2508.15706), where it stands in for outer momentum.
+``sum of s + e = sum of delta``, exactly where these sums are exact in float32, and otherwise up to
+one rounding of ``a`` and ``e`` a round. With decay the residual counts less the longer it waits, as
+in SparseLoCo (arXiv 2508.15706), where it stands in for outer momentum.
 
-Memory: one vector as long as the fragment. While a round of it is in flight its encodings are kept, too:
-the residual is made of them and of ``delta`` when the round commits, chunk by chunk, in place. Nothing
-is stored on disk: a peer that restarts begins with a residual of 0, and so loses the error of its last
-encoding.
+Memory: one vector as long as the fragment. While a round of it is in flight its encodings are kept,
+too: the residual is made of them and of ``delta`` when the round commits, chunk by chunk, in place.
+Nothing is stored on disk: a peer that restarts begins with a residual of 0, and so loses the error
+of its last encoding.
 """
 
 from __future__ import annotations

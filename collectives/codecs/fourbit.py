@@ -9,8 +9,8 @@ With ``m`` the largest magnitude of a block,
     code  = that of the level nearest to ratio; of two equally near, the one closer to 0
 
 and decoding multiplies level and scale in float32. Levels, as multiples of the scale, are the 16
-quantiles of a normal distribution of QLoRA (arXiv 2305.14314, appendix E), in ascending order; code 7
-is 0.
+quantiles of a normal distribution of QLoRA (arXiv 2305.14314, appendix E), in ascending order; code
+7 is 0.
 
 The error of a value is at most half the widest gap between levels times the scale: 0.152. Scales
 below 6.1e-5 are fp16 subnormals, so blocks of smaller values have coarser scales. Magnitudes above

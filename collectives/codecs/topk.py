@@ -1,10 +1,11 @@
-"""The top-k codecs: the largest 64th part of a chunk's values, as position, sign and one of two levels.
+"""The top-k codecs: the largest 64th part of a chunk's values, as position, sign and one of two
+levels.
 
 Of ``n`` values the ``k = ceil(n / 64)`` of largest magnitude survive (among equals the earlier
-ones; zeros never); of ``topk16``, ``topk8`` and ``topk4`` the 16th, 8th and 4th part. Their magnitudes
-are split in two groups with the least squared error; the two levels are the groups' means
-(sparsification with 2-bit values and error feedback is SparseLoCo's, arXiv 2508.15706). The rest
-decodes to 0.
+ones; zeros never); of ``topk16``, ``topk8`` and ``topk4`` the 16th, 8th and 4th part. Their
+magnitudes are split in two groups with the least squared error; the two levels are the groups'
+means (sparsification with 2-bit values and error feedback is SparseLoCo's, arXiv 2508.15706). The
+rest decodes to 0.
 
     length     u32  bytes of this whole encoding
     count      u32  survivors, at most k
@@ -15,11 +16,11 @@ decodes to 0.
                p a survivor   its gap's lower p bits, most significant first
                then           its gap >> p in unary: that number of zeros, then a one
 
-A *gap* counts the dropped values since the survivor before. p is the parameter that gives the fewest
-bits, the smallest of several. With independent values gaps are geometric, and a survivor costs
-about 2 + 7.5 bits, 0.15 bits a value (0.47, 0.8 and 1.3 where more survive). It never costs more than
-10, 4 more than the logarithm of the share, because with p = 6 it does not.
-Numbers are little-endian. No values are encoded as no bytes.
+A *gap* counts the dropped values since the survivor before. p is the parameter that gives the
+fewest bits, the smallest of several. With independent values gaps are geometric, and a survivor
+costs about 2 + 7.5 bits, 0.15 bits a value (0.47, 0.8 and 1.3 where more survive). It never costs
+more than 10, 4 more than the logarithm of the share, because with p = 6 it does not. Numbers are
+little-endian. No values are encoded as no bytes.
 
 Coding works on whole arrays of bits, one byte each before they are packed: 10 bytes a survivor.
 """
@@ -109,8 +110,8 @@ class TopKCodec:
         length = int(_HEADER.unpack_from(data)[0])
         if length != len(data) or length > self.encoded_bytes(count):
             raise ValueError(
-                f"{self.name}: {len(data)} bytes for {count} values, {length} wanted by the first of them "
-                f"and {self.encoded_bytes(count)} at most"
+                f"{self.name}: {len(data)} bytes for {count} values, {length} wanted by the first"
+                f" of them and {self.encoded_bytes(count)} at most"
             )
 
 

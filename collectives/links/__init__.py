@@ -1,4 +1,5 @@
-"""Links: all bulk bytes between two members, over lanes that are opened, measured and shared fairly.
+"""Links: all bulk bytes between two members, over lanes that are opened, measured and shared
+fairly.
 
 Each object is made and owned by the one above it:
 

@@ -1,7 +1,7 @@
 """Acknowledgements: a link tells the other side which frames have come on its lanes.
 
-The sender keeps a frame in memory until it is acknowledged. So that not every frame costs a message,
-what comes within ``ACKNOWLEDGE_S`` is acknowledged together; ``send_now`` cuts that short.
+The sender keeps a frame in memory until it is acknowledged. So that not every frame costs a
+message, what comes within ``ACKNOWLEDGE_S`` is acknowledged together; ``send_now`` cuts that short.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ...protocol.messages import LanesWanted, Message
 from .event_loop import Loop
 from .lane_pool import LanePool
 
-# How long an acknowledgement waits for what comes meanwhile. The sender keeps what it sent in memory
-# for this long and one trip.
+# How long an acknowledgement waits for what comes meanwhile. The sender keeps what it sent in
+# memory for this long and one trip.
 ACKNOWLEDGE_S = 0.1
 PROGRESS_S = 0.25  # how often progress of frames under way is told: see ``LaneReceived.bytes``
 

@@ -1,8 +1,9 @@
-"""Buffers of chunks that are used again, for the first touch of fresh memory costs more than its use.
+"""Buffers of chunks that are used again, for the first touch of fresh memory costs more than its
+use.
 
-A round writes a whole encoded result, and other peers' contributions, chunk by chunk. Memory that the
-kernel has to find, clear and map first takes longer to write than the network takes to fill it, so a
-buffer without references is kept for the next chunk, or for the next round.
+A round writes a whole encoded result, and other peers' contributions, chunk by chunk. Memory that
+the kernel has to find, clear and map first takes longer to write than the network takes to fill it,
+so a buffer without references is kept for the next chunk, or for the next round.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-# Between two times at which nothing is lent. Fragments follow each other and may differ in size; memory
-# that this many rounds did not need is free again.
+# Between two times at which nothing is lent. Fragments follow each other and may differ in size;
+# memory that this many rounds did not need is free again.
 PERIODS_KEPT = 8
-# Linux gives memory in pages of this size if asked to: the first touch of a chunk then takes two faults
-# instead of a thousand, a third of the time. Memory that such pages take beyond the chunk is wasted.
+# Linux gives memory in pages of this size if asked to: the first touch of a chunk then takes two
+# faults instead of a thousand, a third of the time. Memory that such pages take beyond the chunk is
+# wasted.
 HUGE_PAGE_BYTES = 2**21
 WASTED_SHARE_MAX = 1 / 16
 MAPPED_BYTES_MIN = 64 * 2**10  # a buffer of at least so many bytes is a mapping of its own
@@ -29,12 +31,13 @@ MAPPED_BYTES_MIN = 64 * 2**10  # a buffer of at least so many bytes is a mapping
 class BufferPool:
     """A pool that lends buffers, and gets each back when nothing refers to it. Thread-safe.
 
-    Only a buffer of exactly the requested size is used again: the same fragments come every few rounds,
-    and their chunks are all alike.
+    Only a buffer of exactly the requested size is used again: the same fragments come every few
+    rounds, and their chunks are all alike.
 
     The pool never has more memory, lent or spare, than was lent at one time in this period, which
-    began when all of it was back, or in one of the ``PERIODS_KEPT`` before. So a round uses the memory
-    of the rounds before it, and the memory of an unusual round is free again some rounds later.
+    began when all of it was back, or in one of the ``PERIODS_KEPT`` before. So a round uses the
+    memory of the rounds before it, and the memory of an unusual round is free again some rounds
+    later.
 
     Attributes:
       lent_bytes: the bytes of all buffers that are lent now.
@@ -51,7 +54,9 @@ class BufferPool:
         self._lock = threading.RLock()
 
     def take(self, size_bytes: int) -> memoryview:
-        """Lend a buffer with any content. It comes back when nothing refers to it, or to part of it."""
+        """Lend a buffer with any content. It comes back when nothing refers to it, or to part of
+        it.
+        """
         with self._lock:
             self.lent_bytes += size_bytes
             self._most_bytes = max(self._most_bytes, self.lent_bytes)
@@ -81,7 +86,9 @@ class BufferPool:
                 self._free()
 
     def _free(self) -> None:
-        """Free spare buffers that are too many, those of a size that was not used for long first."""
+        """Free spare buffers that are too many, those of a size that was not used for long
+        first.
+        """
         most_bytes = max(self._most_bytes, *self._most_before_bytes)
         while self._spare and self.lent_bytes + self._spare_bytes > most_bytes:
             size_bytes, alike = next(iter(self._spare.items()))
@@ -93,10 +100,11 @@ class BufferPool:
 
 
 def _new_memory(size_bytes: int) -> NDArray[np.uint8]:
-    """Return fresh memory, which goes back to the system as soon as it is freed; in huge pages if they fit.
+    """Return fresh memory, which goes back to the system as soon as it is freed; in huge pages if
+    they fit.
 
-    Chunks of one round may be longer than those of the next one. ``malloc`` keeps what is freed for the
-    thread that had taken it, so rounds of changing chunks took twice their memory.
+    Chunks of one round may be longer than those of the next one. ``malloc`` keeps what is freed for
+    the thread that had taken it, so rounds of changing chunks took twice their memory.
     """
     if size_bytes < MAPPED_BYTES_MIN:
         return np.empty(size_bytes, np.uint8)

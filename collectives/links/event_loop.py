@@ -27,7 +27,9 @@ class Loop:
             self._token.run_sync_soon(function)
 
     def now_s(self) -> float:
-        """Return trio's time, also in a thread: the clocks differ by a constant if time is not virtual."""
+        """Return trio's time, also in a thread: the clocks differ by a constant if time is not
+        virtual.
+        """
         if threading.get_ident() == self._thread:
             return trio.current_time()
         return time.perf_counter() + self._clock_offset_s

@@ -1,8 +1,8 @@
 """A limit on the number of peers that a node sends bulk bytes to at once.
 
-Each lane asks before every frame. A few destinations at a time get the uplink; while other lanes wait,
-the turn passes on frame by frame. No lane waits for long: a destination that takes its bytes slowly
-keeps its place meanwhile, and must not hold up fast destinations.
+Each lane asks before every frame. A few destinations at a time get the uplink; while other lanes
+wait, the turn passes on frame by frame. No lane waits for long: a destination that takes its bytes
+slowly keeps its place meanwhile, and must not hold up fast destinations.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A *sink* registers for a key while it wants frames. Frames may arrive before the order that makes
 this node register (the order comes from the master, the frames from peers): the lane that carries
-such a frame waits a while. Frames of a finished transfer or attempt are read and dropped at once, so
-that they hold up no lane.
+such a frame waits a while. Frames of a finished transfer or attempt are read and dropped at once,
+so that they hold up no lane.
 
 This file knows no links and no lanes; it never sends anything.
 """
@@ -39,8 +39,8 @@ class Sink(Protocol):
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """Return memory for the payload (exactly ``payload_bytes``), or None to drop it.
 
-        The header is not authenticated yet, so the peer must not be accused for it here: the header may
-        have been changed on the way, and then the link is lost a moment later.
+        The header is not authenticated yet, so the peer must not be accused for it here: the header
+        may have been changed on the way, and then the link is lost a moment later.
         """
         ...
 
@@ -51,8 +51,8 @@ class Sink(Protocol):
     def abandon(self, peer: str, header: FrameHeader, view: memoryview) -> None:
         """Give up a frame whose lane broke before its payload was whole.
 
-        Nothing is written to ``view``, which ``place`` returned, any more. The same frame may be placed again, from another lane. The
-        header may never have been authentic.
+        Nothing is written to ``view``, which ``place`` returned, any more. The same frame may be
+        placed again, from another lane. The header may never have been authentic.
         """
         ...
 
@@ -75,8 +75,8 @@ class FrameRouter:
         self.dropped_frames = 0
         self._early_wait_s = early_wait_s
         self._sinks: dict[Key, Sink] = {}
-        # The sinks that threads may call. Threads only look up keys in these two tables, each time in one
-        # operation of the interpreter; everything else here belongs to the event loop.
+        # The sinks that threads may call. Threads only look up keys in these two tables, each time
+        # in one operation of the interpreter; everything else here belongs to the event loop.
         self._sinks_in_threads: dict[Key, Sink] = {}
         self._changed = trio.Event()
         # Round -> last attempt that is over.
@@ -160,7 +160,9 @@ class FrameRouter:
             self._wake()
 
     def place_in_thread(self, peer: str, header: FrameHeader) -> tuple[Sink, memoryview] | None:
-        """Find the frame's sink and its memory, in a thread; return None to ask ``place`` instead."""
+        """Find the frame's sink and its memory, in a thread; return None to ask ``place``
+        instead.
+        """
         sink = self._sinks_in_threads.get(frame_key(header))
         view = None if sink is None else sink.place(peer, header)
         return None if sink is None or view is None else (sink, view)
@@ -178,7 +180,9 @@ class FrameRouter:
             sink.deliver(peer, header, payload)
 
     def abandon(self, sink: Sink, peer: str, header: FrameHeader, view: memoryview) -> None:
-        """Tell the sink that placed a frame that its payload will not come; called as ``deliver`` is."""
+        """Tell the sink that placed a frame that its payload will not come; called as ``deliver``
+        is.
+        """
         if self._sinks.get(frame_key(header)) is sink:
             sink.abandon(peer, header, view)
 

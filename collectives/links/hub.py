@@ -1,10 +1,10 @@
 """The links of a node: one to each other member of the view, kept up as long as both are in it.
 
-Of two members one dials, again and again (``peer_link``). The other accepts, but only a peer that its
-own view, or the route that the master has arranged, lets it expect. The view may be a moment late, so
-a peer that is not expected waits a little before it is refused. A link that was replaced at the other
-side (the old one broke and this side did not notice) is replaced here. A link to a peer that leaves
-the view is closed at once.
+Of two members one dials, again and again (``peer_link``). The other accepts, but only a peer that
+its own view, or the route that the master has arranged, lets it expect. The view may be a moment
+late, so a peer that is not expected waits a little before it is refused. A link that was replaced
+at the other side (the old one broke and this side did not notice) is replaced here. A link to a
+peer that leaves the view is closed at once.
 
     run                     one nursery; the node's
      ├── keep_watch         calls ``Link.watch`` of all links at regular intervals
@@ -64,7 +64,8 @@ class LinkHub:
       rules: rules for the lanes of links made from now on.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. A RemoteProtocolError that it raises ends the link.
-      tell_master: called with messages to the master about routes and links. The default drops them.
+      tell_master: called with messages to the master about routes and links. The default drops
+        them.
 
     Args:
       upload, download: caps on what all lanes together carry; None: no cap.
@@ -106,8 +107,9 @@ class LinkHub:
         self._peer_links: dict[str, PeerLink] = {}
         self._links: dict[str, Link] = {}  # the newest of each peer
         self._running: dict[Link, None] = {}  # those, and replaced ones that still close
-        # Peers to which the master does not know of a link: it is told when there is one. An entry lasts
-        # beyond a session: a link may break when the next one has begun and its first view is on its way.
+        # Peers to which the master does not know of a link: it is told when there is one. An entry
+        # lasts beyond a session: a link may break when the next one has begun and its first view is
+        # on its way.
         self._unconfirmed: set[str] = set()
         self._lane_acceptor = LaneAcceptor(network)
         self._handshakes: dict[str, trio.CancelScope] = {}  # of accepted streams, by peer
@@ -148,11 +150,12 @@ class LinkHub:
         """Take over a view: close the links to peers that left, dial those that came.
 
         Args:
-          back: this is the first view of a new session with the same master. For the other members this
-            node has left and come back, though no view told it: the routes that the master had arranged
-            for it are void at both ends, and the others have ended their links to it.
-          new_master: this is the first view of this master. It knows of no route that an earlier master
-            had arranged; links that follow from the view stay, and with them what is being reduced.
+          back: this is the first view of a new session with the same master. For the other members
+            this node has left and come back, though no view told it: the routes that the master had
+            arranged for it are void at both ends, and the others have ended their links to it.
+          new_master: this is the first view of this master. It knows of no route that an earlier
+            master had arranged; links that follow from the view stay, and with them what is being
+            reduced.
         """
         before, self._members = self._members, {member.peer: member for member in members}
         if self.me not in self._members:
@@ -246,7 +249,8 @@ class LinkHub:
 
         Args:
           silence_s: a link without a byte for so long is given up.
-          donor_share: the least of the line for copies of the state while a round runs; None leaves it.
+          donor_share: the least of the line for copies of the state while a round runs; None leaves
+            it.
         """
         self._rules, self._silence_s = rules, silence_s
         if donor_share is not None:
@@ -273,7 +277,9 @@ class LinkHub:
         return self._closed_received_bytes + sum(link.received_bytes for link in self._running)
 
     def count_retransmitted(self) -> int:
-        """Return how many bytes of frames the kernel has sent again over all links, past ones too."""
+        """Return how many bytes of frames the kernel has sent again over all links, past ones
+        too.
+        """
         now_bytes = sum(link.count_retransmitted() for link in self._running)
         return self._closed_retransmitted_bytes + now_bytes
 
@@ -335,7 +341,9 @@ class LinkHub:
             raise RemoteProtocolError(f"peer {link.peer[:8]} hung up on its link") from None
 
     async def _check_expected(self, peer: str) -> Refused | None:
-        """Wait for the view or the route that lets the peer dial; return a refusal if none comes."""
+        """Wait for the view or the route that lets the peer dial; return a refusal if none
+        comes.
+        """
         with trio.move_on_after(UNEXPECTED_WAIT_S):
             while True:
                 peer_link = self._peer_links.get(peer)
@@ -349,8 +357,8 @@ class LinkHub:
         """Give an accepted lane to its link and hold it until the lane's end.
 
         Raises:
-          RemoteProtocolError: it belongs to no link, its dialer does not have the keys, or it was not
-            opened in time.
+          RemoteProtocolError: it belongs to no link, its dialer does not have the keys, or it was
+            not opened in time.
         """
         lane = None
         with trio.move_on_after(HANDSHAKE_S):

@@ -1,19 +1,20 @@
 """The number of lanes of a link: more, as long as the lanes are the limit and not the line.
 
 A congestion control that slows down for every lost packet (CUBIC, what programs may use everywhere)
-carries the less over a connection the longer and the more lossy its path is (RFC 9438, section 5). There
-a line is filled by several connections:
+carries the less over a connection the longer and the more lossy its path is (RFC 9438, section 5).
+There a line is filled by several connections:
 
     measure a window of busy time -> the line has room left -> half as many lanes again
         they carry no more: do not try for a while
 
-The line has room if every lane of the link had something to send all the time, and no queue formed in
-front of the line nor was the node paced (``line_watch``). So lanes are not added to a full line, where
-they would only crowd out its other users. There are never fewer again: an idle lane costs nothing.
+The line has room if every lane of the link had something to send all the time, and no queue formed
+in front of the line nor was the node paced (``line_watch``). So lanes are not added to a full line,
+where they would only crowd out its other users. There are never fewer again: an idle lane costs
+nothing.
 
-A link begins with more lanes over longer paths, divided by the links that share the node's line, so that
-its first round need not wait for the search. Over short paths, and under a congestion control that does
-not slow down for losses (``lane_pool.STEADY``), it has as many as the spec says.
+A link begins with more lanes over longer paths, divided by the links that share the node's line, so
+that its first round need not wait for the search. Over short paths, and under a congestion control
+that does not slow down for losses (``lane_pool.STEADY``), it has as many as the spec says.
 
 No clock, no I/O: the owner calls ``sample`` whenever it learns what has arrived.
 """
@@ -26,7 +27,8 @@ from attrs import define, frozen
 
 COUNT_FIRST = 2  # while one pauses for a loss, the other sends
 COUNT_MAX = 32
-# Of all links of a node that begin over a path as long as this one, or longer; of one at most the second.
+# Of all links of a node that begin over a path as long as this one, or longer; of one at most the
+# second.
 FIRST_BY_ROUND_TRIP = ((0.05, 24), (0.015, 12), (0.005, 6))
 SHARED_MAX = 48  # of all links of a node, as far as each has more than it began with
 GROWTH = 1.5

@@ -1,8 +1,8 @@
 """The frames of one lane: taken from the send queue, under way, acknowledged, received.
 
-``LinkLane`` owns this record; ``LaneTasks`` or ``LaneThreads`` carry the frames and update it, perhaps
-in a thread per direction. The writer appends to the deques at one end, the event loop removes at the
-other: a deque's own locking is enough for that.
+``LinkLane`` owns this record; ``LaneTasks`` or ``LaneThreads`` carry the frames and update it,
+perhaps in a thread per direction. The writer appends to the deques at one end, the event loop
+removes at the other: a deque's own locking is enough for that.
 """
 
 from __future__ import annotations

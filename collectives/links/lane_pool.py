@@ -9,8 +9,8 @@ A lane in the pool:
      ├── keep_count   opens and retires lanes; only at the side that dialled the link
      └── carry        one per lane: ``LinkLane.run``, then other lanes send what did not arrive
 
-The number of lanes follows what they carry (``lane_count``). Each side decides for what it sends; the
-side that accepted the link tells the dialer how many it wants.
+The number of lanes follows what they carry (``lane_count``). Each side decides for what it sends;
+the side that accepted the link tells the dialer how many it wants.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ REFUSED_S = (
 CONGESTION_AGAIN_S = 60.0  # after which lanes ask again for the congestion control of the rules
 FIRST_LANE = 0  # the number of the lane with which a link comes up; the link's dialer dials it
 
-# This congestion control does not slow down for single losses: two of its lanes fill a line, and more
-# only crowd each other out of its queue.
+# This congestion control does not slow down for single losses: two of its lanes fill a line, and
+# more only crowd each other out of its queue.
 STEADY = "bbr"
 
 DialLane = Callable[["LanePool", int], Awaitable[LinkLane]]
@@ -143,7 +143,9 @@ class LanePool:
         return self._removed.received_bytes + sum(lane.received_bytes for lane in lanes)
 
     def count_retransmitted(self) -> int:
-        """Return how many bytes the kernel has sent again on all lanes; asks it about each open one."""
+        """Return how many bytes the kernel has sent again on all lanes; asks it about each open
+        one.
+        """
         lanes = self._lanes.values()
         return self._removed.retransmitted_bytes + sum(lane.count_retransmitted() for lane in lanes)
 
@@ -326,7 +328,9 @@ class LanePool:
 
     @property
     def _slows_on_loss(self) -> bool:
-        """Return whether losses are known to slow lanes down, so that more of them may carry more."""
+        """Return whether losses are known to slow lanes down, so that more of them may carry
+        more.
+        """
         return any(lane.facts.congestion not in ("", STEADY) for lane in self._working.values())
 
     @property

@@ -1,9 +1,9 @@
 """The two directions of a lane in threads: for lanes over sockets.
 
-Each direction hands the lane to a thread whenever there is something to do. The thread works without
-the event loop as long as frames follow each other: it takes them from the send queue, or gives them to
-sinks that may be called from threads. The event loop is asked about frames whose sink has not
-registered yet. So an idle lane costs no thread, and a busy lane no events.
+Each direction hands the lane to a thread whenever there is something to do. The thread works
+without the event loop as long as frames follow each other: it takes them from the send queue, or
+gives them to sinks that may be called from threads. The event loop is asked about frames whose sink
+has not registered yet. So an idle lane costs no thread, and a busy lane no events.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from .rates.rate_limiter import RateLimiter
 from .rates.send_priority import SendRank
 from .send_queue import TakenFrame
 
-# How long a lane's thread that has nothing to do waits before it ends: longer than the gaps within a
-# round, so that threads come and go by round, not by frame.
+# How long a lane's thread that has nothing to do waits before it ends: longer than the gaps within
+# a round, so that threads come and go by round, not by frame.
 LINGER_S = 0.1
 # A frame that a round's frames may overtake is sent in pieces of this size.
 TURN_BYTES = 64 * 1024
-# Lanes' threads have a limiter of their own: they must not wait for other work, nor other work for them.
+# Lanes' threads have a limiter of their own: they must not wait for other work, nor other work for
+# them.
 _LANE_THREADS = trio.CapacityLimiter(math.inf)
 
 T = TypeVar("T")
@@ -160,7 +161,9 @@ class LaneThreads:
         self.socket_lane.send_eof()
 
     def _write_frames(self, first: list[TakenFrame]) -> None:
-        """Send ``first`` (taken out of the list) and the frames after it, until the queue is empty."""
+        """Send ``first`` (taken out of the list) and the frames after it, until the queue is
+        empty.
+        """
         fan_out, peer = self._shared.node.fan_out, self._shared.peer
         taken: TakenFrame | None = first.pop()
         while taken is not None:

@@ -1,10 +1,11 @@
 """A link: everything between this node and one other member.
 
-One control stream (messages, inside TLS) and some lanes (frames of bulk bytes; see ``lane_pool``). The
-lanes have no static split: a frame goes to the lane that is idle first. The link is lost when its
-control stream breaks or is silent for ``silence_s`` (both sides send a ``Heartbeat`` several times in
-that span), when no lane has worked for a while, or when the other side breaks the protocol. Then all
-of its streams are closed, ``lost`` is set, and every task that waits for the link is told.
+One control stream (messages, inside TLS) and some lanes (frames of bulk bytes; see ``lane_pool``).
+The lanes have no static split: a frame goes to the lane that is idle first. The link is lost when
+its control stream breaks or is silent for ``silence_s`` (both sides send a ``Heartbeat`` several
+times in that span), when no lane has worked for a while, or when the other side breaks the
+protocol. Then all of its streams are closed, ``lost`` is set, and every task that waits for the
+link is told.
 
     run                    until the link is lost; closes all its streams
      ├── read_messages     control stream -> on_message
@@ -15,8 +16,8 @@ of its streams are closed, ``lost`` is set, and every task that waits for the li
 The hub calls ``watch`` at regular intervals; it measures silence, and how long nothing moves.
 
 Nothing is ever sent from the caller's task: a caller that is cancelled in the middle of a frame
-would tear the lane. A cancelled caller withdraws frames that are still queued; a frame on its way is
-finished.
+would tear the lane. A cancelled caller withdraws frames that are still queued; a frame on its way
+is finished.
 """
 
 from __future__ import annotations
@@ -127,13 +128,14 @@ class Link:
     async def send_from(
         self, source: FrameSource, rank: SendRank = SendRank.ROUND, age: int = 0
     ) -> None:
-        """Send all frames of a source, over any idle lane, in turn with sources of its rank and age.
+        """Send all frames of a source, over any idle lane, in turn with sources of its rank and
+        age.
 
-        Frames leave in order, but need not arrive in order. Each arrives once, or the link is lost: what
-        did not arrive on a lane that breaks is sent over other lanes.
+        Frames leave in order, but need not arrive in order. Each arrives once, or the link is lost:
+        what did not arrive on a lane that breaks is sent over other lanes.
 
-        Returns when the network took the last one; see ``send_queue.Load`` for how long a frame's bytes
-        must not change.
+        Returns when the network took the last one; see ``send_queue.Load`` for how long a frame's
+        bytes must not change.
 
         Raises:
           PeerLostError: the link is lost; the last frames may or may not have arrived.
@@ -162,7 +164,9 @@ class Link:
         return self.lane_pool.received_bytes
 
     def count_retransmitted(self) -> int:
-        """Return how many bytes of frames the kernel has sent again, on all lanes, past ones too."""
+        """Return how many bytes of frames the kernel has sent again, on all lanes, past ones
+        too.
+        """
         return self.lane_pool.count_retransmitted()
 
     @property
@@ -261,8 +265,9 @@ class Link:
         """Send a heartbeat when one is due; give up what does not move, or is silent.
 
         Args:
-          elapsed_s: time since the last call in which this process was awake. Only that counts: after
-            the process was stopped, or the machine slept, what came meanwhile is still to be read.
+          elapsed_s: time since the last call in which this process was awake. Only that counts:
+            after the process was stopped, or the machine slept, what came meanwhile is still to be
+            read.
         """
         self._unbeaten_s += elapsed_s
         if self._unbeaten_s > self._silence_s / BEATS_PER_SILENCE - elapsed_s / 2:

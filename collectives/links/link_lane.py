@@ -5,13 +5,14 @@
      ├── write             send queue -> lane           likewise
      └── hang_up           wakes the threads when the lane is cancelled
 
-A lane keeps what it has sent (``LaneFrames``) until the other side has acknowledged it: what TCP has
-sent may not arrive. When the lane has ended, frames that did not arrive go back to the send queue, for
-other lanes.
+A lane keeps what it has sent (``LaneFrames``) until the other side has acknowledged it: what TCP
+has sent may not arrive. When the lane has ended, frames that did not arrive go back to the send
+queue, for other lanes.
 
-A lane ends in one of two ways. It *retires* when it is not needed: each side finishes the frame under
-way, sends no more, and reads to the end of what the other side sends. Or it *breaks*. In both cases
-each side then tells the other how many frames arrived, and no frame that arrived is sent again.
+A lane ends in one of two ways. It *retires* when it is not needed: each side finishes the frame
+under way, sends no more, and reads to the end of what the other side sends. Or it *breaks*. In both
+cases each side then tells the other how many frames arrived, and no frame that arrived is sent
+again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class LinkLane:
     Attributes:
       number: used once in a link's life, like the keys that belong to it.
       records: the frames of both directions, until ``run`` carries them.
-      facts: what the kernel says about the path, when the lane was opened; its congestion control now.
+      facts: what the kernel says about the path, when the lane was opened; its congestion control
+        now.
       reason: why it ended.
       finished: set when its stream is closed.
       arrived_bytes: bytes that arrived at the other side, as far as it has acknowledged them.
@@ -186,7 +188,9 @@ class LinkLane:
             self.facts = evolve(self.facts, congestion=congestion_of(self.stream.socket))
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a direction; end the lane for a fault of the network, the link for one of the peer."""
+        """Run a direction; end the lane for a fault of the network, the link for one of the
+        peer.
+        """
         try:
             await task()
         except trio.EndOfChannel:

@@ -43,7 +43,9 @@ class MessageQueue:
             self._idle.unpark()
 
     async def put(self, message: Message) -> bool:
-        """Queue a message and wait for it. Returns whether it was sent; False if the queue was closed."""
+        """Queue a message and wait for it. Returns whether it was sent; False if the queue was
+        closed.
+        """
         if self._closed:
             await trio.lowlevel.checkpoint()
             return False

@@ -1,8 +1,8 @@
 """A relay: forwards bytes between two members that cannot reach each other.
 
-It forwards only for connections that show a ticket of which the master has told it; what it forwards
-is ciphertext to it. One end of each pair parks connections, the other end calls. A call is joined to a
-parked connection, and from then on both are one stream.
+It forwards only for connections that show a ticket of which the master has told it; what it
+forwards is ciphertext to it. One end of each pair parks connections, the other end calls. A call is
+joined to a parked connection, and from then on both are one stream.
 
     handle           one per connection, in the tasks of ``Network.serve``
      ├── park        waits until a call takes it, then for that call's end
@@ -95,8 +95,8 @@ class RelayForwarder:
     def carry(self, order: RelayPair) -> None:
         """Forward for a ticket, unless as many as were offered are in use.
 
-        A ticket of an earlier master, which the present one cannot withdraw, makes way once no connection
-        uses it.
+        A ticket of an earlier master, which the present one cannot withdraw, makes way once no
+        connection uses it.
         """
         if len(self._routes) >= self.offer.pairs and order.ticket not in self._routes:
             unused = (ticket for ticket, route in self._routes.items() if not route.used)

@@ -1,14 +1,14 @@
 """The send queue of a link: sources of frames, served in turn by any lane that is idle.
 
 A *source* makes a frame when a lane asks for one, so nothing is queued, encoded or woken up before
-it can be sent. Of sources of one rank those of the oldest round go first: if concurrent rounds shared
-the line, the older one would be late and the newer one no earlier. Sources of one round take turns
-frame by frame. Sources of a lower rank are asked when no other has a frame, and only as far as the
-node's ``SendPriority`` lets them, because all its links share one line.
+it can be sent. Of sources of one rank those of the oldest round go first: if concurrent rounds
+shared the line, the older one would be late and the newer one no earlier. Sources of one round take
+turns frame by frame. Sources of a lower rank are asked when no other has a frame, and only as far
+as the node's ``SendPriority`` lets them, because all its links share one line.
 
 Lanes are tasks of the event loop, or threads. One lock guards the table of sources and the calls to
-them, for some microseconds; a frame's payload is made outside of it. Tasks of the event loop are woken
-through ``Loop``.
+them, for some microseconds; a frame's payload is made outside of it. Tasks of the event loop are
+woken through ``Loop``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .rates.send_priority import WAIT_S_MAX, SendPriority, SendRank
 
 Frame = tuple[FrameHeader, Buffer]
 # Makes a frame, perhaps in a thread; returns None if there will be none after all. Called again, it
-# must make the same frame: a lane may break when the frame was sent but has not arrived. The frame's
-# bytes must not change until it is acknowledged or the link is lost; until then a lane or the queue
-# holds a reference to the load.
+# must make the same frame: a lane may break when the frame was sent but has not arrived. The
+# frame's bytes must not change until it is acknowledged or the link is lost; until then a lane or
+# the queue holds a reference to the load.
 Load = Callable[[], Frame | None]
 
 
@@ -147,7 +147,8 @@ class SendQueue:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Have one idle lane look for a frame, under the lock; if it finds one, it wakes the next one.
+        """Have one idle lane look for a frame, under the lock; if it finds one, it wakes the next
+        one.
 
         If all were woken, dozens of lanes would look for each frame that becomes ready.
         """
@@ -168,7 +169,8 @@ class SendQueue:
                 taken = self._take()
                 if taken is not None:
                     return taken
-                # Under the lock, so that a thread that calls ``wake`` now sees that this task parks.
+                # Under the lock, so that a thread that calls ``wake`` now sees that this task
+                # parks.
                 self._parked_count += 1
                 wait_s = self._wait_s
             try:
@@ -185,7 +187,9 @@ class SendQueue:
             await self._lot.park()
 
     def take_in_thread(self, wait_s: float) -> TakenFrame | None:
-        """Wait for the next frame, in a lane's thread; return None if there is none within ``wait_s``."""
+        """Wait for the next frame, in a lane's thread; return None if there is none within
+        ``wait_s``.
+        """
         with self._changed:
             while not self._closed:
                 taken = self._take()
@@ -236,8 +240,9 @@ class SendQueue:
     def turn_wait_s(self, taken: TakenFrame, count: int) -> float:
         """Return the seconds until ``count`` more bytes of a frame may go; 0.0 if they may now.
 
-        A round that begins does not wait for the rest of a frame of a lower rank, but for frames of its own
-        on this link the lane must become free. From a lane's thread, before each piece of a frame.
+        A round that begins does not wait for the rest of a frame of a lower rank, but for frames of
+        its own on this link the lane must become free. From a lane's thread, before each piece of a
+        frame.
         """
         if taken.rank is SendRank.ROUND:
             return 0.0
@@ -264,7 +269,9 @@ class SendQueue:
             self._loop.soon(feed.ended.set)
 
     def _settle(self, frames: Iterable[TakenFrame], sent_bytes: int = 0) -> None:
-        """End the frames' being under way. Not under the lock, for other links' queues may be woken."""
+        """End the frames' being under way. Not under the lock, for other links' queues may be
+        woken.
+        """
         with self._changed:
             settled = [taken for taken in frames if taken in self._under_way]
             self._under_way.difference_update(settled)

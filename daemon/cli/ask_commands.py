@@ -15,8 +15,8 @@ from .daemon_client import call
 from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
 
 ONLY_HERE = (
-    "note: this invite works only on the master's own machine; for other machines restart the master with "
-    "--advertise HOST and make a new invite"
+    "note: this invite works only on the master's own machine; for other machines restart the"
+    " master with --advertise HOST and make a new invite"
 )
 
 
@@ -55,7 +55,8 @@ def invite(
     withdraw: str | None,
     as_json: bool,
 ) -> None:
-    """Make an invite: a string that admits a machine to the run. Or list the invites, or withdraw one.
+    """Make an invite: a string that admits a machine to the run. Or list the invites, or withdraw
+    one.
 
     \b
     Examples:
@@ -138,10 +139,11 @@ def leave(state: Path | None, as_json: bool) -> None:
 @click.option("--reason", default="", show_default=False, help="Shown to the refused machine.")
 @json_option
 def approve(peer: str | None, state: Path | None, refuse: bool, reason: str, as_json: bool) -> None:
-    """Admit the waiting machine PEER (name, or first digits of its id); without PEER, list those waiting.
+    """Admit the waiting machine PEER (name, or first digits of its id); without PEER, list those
+    waiting.
 
-    A machine waits if its invite was made with --approve, or if `membership.approve` is set. Only an
-    approved machine uses up one use of the invite.
+    A machine waits if its invite was made with --approve, or if `membership.approve` is set. Only
+    an approved machine uses up one use of the invite.
 
     \b
     Examples:
@@ -249,7 +251,8 @@ def resume(state: Path | None, rounds: int | None, epochs: int | None, as_json: 
 def finish(state: Path | None, as_json: bool) -> None:
     """End the run early: with the round that comes next, or at once while none can come.
 
-    Its peers save the final weights and leave, as at any run's end. `holdfast resume --rounds N` lets it go on.
+    Its peers save the final weights and leave, as at any run's end. `holdfast resume --rounds N`
+    lets it go on.
 
     \b
     Example:
@@ -257,7 +260,10 @@ def finish(state: Path | None, as_json: bool) -> None:
     """
     answer = call(find_control(state, "master"), "finish", {})
     rounds = answer["rounds"]
-    text = f"the run ends with its round {rounds}\nwrite rounds = {rounds} into run.toml, too: the master's next start reads it"
+    text = (
+        f"the run ends with its round {rounds}\nwrite rounds = {rounds} into run.toml, too: the"
+        " master's next start reads it"
+    )
     click.echo(json.dumps(answer) if as_json else text)
 
 
@@ -274,8 +280,8 @@ def finish(state: Path | None, as_json: bool) -> None:
 def backup(target: Path, state: Path | None, every: float | None, as_json: bool) -> None:
     """Copy the run's journal and keys to TARGET while the master runs.
 
-    The copy is all that another machine needs to take the run over: `holdfast master --journal`. Keep
-    it as secret as the state directory: it contains the private key of the run's authority.
+    The copy is all that another machine needs to take the run over: `holdfast master --journal`.
+    Keep it as secret as the state directory: it contains the private key of the run's authority.
 
     \b
     Examples:

@@ -44,7 +44,8 @@ from .relay_command import relay
 P = ParamSpec("P")
 
 ENVIRONMENT_PREFIX = "HOLDFAST_"
-# Set by the daemon for its trainer, or read elsewhere. Every other variable should belong to an option.
+# Set by the daemon for its trainer, or read elsewhere. Every other variable should belong to an
+# option.
 OTHER_VARIABLES = {
     "HOLDFAST_GPUS",
     "HOLDFAST_HOME",
@@ -59,10 +60,16 @@ MISSPELT = 0.93  # at this likeness to a known variable (difflib) an unknown one
 
 # What earlier versions had, and what stands in its place.
 GONE = {
-    "bench": "`python -m benchmarks.allreduce` or `.transfer` in a clone; `holdfast doctor` measures a line",
+    "bench": (
+        "`python -m benchmarks.allreduce` or `.transfer` in a clone; `holdfast doctor` measures a"
+        " line"
+    ),
     "checkpoint now": "set `checkpoint.every_rounds`; a peer that ends writes a last one",
     "clear": "checks remove a peer for good; it joins again with a new state folder",
-    "completion": "`_HOLDFAST_COMPLETE=bash_source holdfast` prints it, `zsh_source` and `fish_source` the others'",
+    "completion": (
+        "`_HOLDFAST_COMPLETE=bash_source holdfast` prints it, `zsh_source` and `fish_source` the"
+        " others'"
+    ),
     "invites": "`holdfast invite --list` and `holdfast invite --withdraw ID`",
     "join --ionice": "`ionice -c 3 holdfast join ...`, or IOSchedulingClass=idle in its unit",
     "join --nice": "`nice -n 19 holdfast join ...`, or Nice=19 in its unit",
@@ -70,10 +77,15 @@ GONE = {
     "join --site": "leave it out; machines behind one uplink will be one peer of several hosts",
     "master --lease": "leave it out: the lease is a third of `membership.deadline_s`",
     "master --standby": "`holdfast standby RUN_TOML`",
-    "master --standby-of": "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "
-    "`holdfast master --journal DIR` once the master is lost",
+    "master --standby-of": (
+        "`holdfast standby RUN_TOML` with a database; or `holdfast backup DIR --every 10`, and "
+        "`holdfast master --journal DIR` once the master is lost"
+    ),
     "plan": "`holdfast config plan RUN_TOML`",
-    "retry": "mend the cause, then start the peer again, or its trainer on its page (`holdfast dashboard`)",
+    "retry": (
+        "mend the cause, then start the peer again, or its trainer on its page (`holdfast"
+        " dashboard`)"
+    ),
     "service": "docs/lending.md has a unit file for systemd",
     "simulate": "`make simulate` in a clone",
     "verify": "`holdfast status` says whether all copies are equal, and at which version",
@@ -142,7 +154,9 @@ class Commands(click.Group):
 
 
 def check_variables(environment: Mapping[str, str], group: click.Group) -> None:
-    """Warn of HOLDFAST_* variables that are no options (Kubernetes sets some); refuse misspelt ones."""
+    """Warn of HOLDFAST_* variables that are no options (Kubernetes sets some); refuse misspelt
+    ones.
+    """
     own = {f"{ENVIRONMENT_PREFIX}{option.name}".upper() for option in group.params}
     known = OTHER_VARIABLES | own | _variables(ENVIRONMENT_PREFIX, group)
     given = {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
@@ -160,7 +174,9 @@ def check_variables(environment: Mapping[str, str], group: click.Group) -> None:
 
 
 def _variables(prefix: str, group: click.Group) -> set[str]:
-    """Return the names of the variables from which click reads the options of a group's commands."""
+    """Return the names of the variables from which click reads the options of a group's
+    commands.
+    """
     found: set[str] = set()
     for name, command in group.commands.items():
         inner = f"{prefix}{name}_".upper().replace("-", "_")

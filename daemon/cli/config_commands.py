@@ -27,8 +27,8 @@ wrote {spec} and {script}; next, each line in a terminal of its own:
   {alder}
   {birch}
   holdfast dashboard
-holdfast1.... is what the master prints. Two peers on one machine need a --state each; on a machine of its
-own a peer needs neither --state nor --name.
+holdfast1.... is what the master prints. Two peers on one machine need a --state each; on a machine
+of its own a peer needs neither --state nor --name.
 Alone, without a run: HOLDFAST_STANDALONE=1 HOLDFAST_STANDALONE_STEPS=2000 python {script}"""
 
 
@@ -85,8 +85,8 @@ def check(run_toml: Path, as_json: bool) -> None:
 def init(folder: Path, force: bool, preset: str | None) -> None:
     """Write a sample run.toml and training script into FOLDER (default: the current folder).
 
-    Both work unchanged: two peers on one small machine finish in about five minutes. Comments in them say
-    what to adapt. The run gets the folder's name.
+    Both work unchanged: two peers on one small machine finish in about five minutes. Comments in
+    them say what to adapt. The run gets the folder's name.
 
     \b
     Examples:
@@ -129,7 +129,9 @@ def _named(toml_text: str, name: str) -> str:
 
 
 def _with_preset(toml_text: str, preset: str | None) -> str:
-    """Return the sample with a preset, whose settings stand behind a # as all others that are not changed."""
+    """Return the sample with a preset, whose settings stand behind a # as all others that are not
+    changed.
+    """
     if preset is None:
         return toml_text
     text = toml_text.replace('# preset = ""', f'preset = "{preset}"', 1)

@@ -1,6 +1,7 @@
 """The commands' client of the HTTP API of a daemon on this machine.
 
-Answers are plain JSON here, which every command can afford to import; ``run_client`` reads them as records.
+Answers are plain JSON here, which every command can afford to import; ``run_client`` reads them as
+records.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def _client() -> httpx.Client:
 
 
 def _escaped(value: Any) -> Any:
-    """Escape all texts of an answer for printing: an older version's journal may hold any characters."""
+    """Escape all texts of an answer for printing: an older version's journal may hold any
+    characters.
+    """
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, list):

@@ -50,10 +50,10 @@ def doctor(
 ) -> None:
     """Check whether this machine can take part in a run, and say how to fix what prevents it.
 
-    With an INVITE the master checks this machine too: whether it can reach it, the clock offset, the
-    line's speed, and the memory and disk that the run needs. The check does not use up the invite and
-    sends at most eleven megabytes. Give the same options as to `join`. The exit status is 14 if
-    something must be fixed first.
+    With an INVITE the master checks this machine too: whether it can reach it, the clock offset,
+    the line's speed, and the memory and disk that the run needs. The check does not use up the
+    invite and sends at most eleven megabytes. Give the same options as to `join`. The exit status
+    is 14 if something must be fixed first.
 
     \b
     Examples:

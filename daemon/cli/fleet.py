@@ -1,7 +1,7 @@
 """A run on this machine: a master and its peers as processes, each with its folder and its log.
 
-It uses only the ``holdfast`` commands and what daemons say over HTTP, as any operator would. ``holdfast
-demo`` is such a run; tests and benchmarks start theirs in the same way.
+It uses only the ``holdfast`` commands and what daemons say over HTTP, as any operator would.
+``holdfast demo`` is such a run; tests and benchmarks start theirs in the same way.
 """
 
 from __future__ import annotations
@@ -323,13 +323,16 @@ class Fleet:
         for node in self.nodes.values():
             if node.ended_badly():
                 raise FleetError(
-                    f"{node.name} ended with exit status {node.process.returncode}, waiting for: {what}",
+                    f"{node.name} ended with exit status {node.process.returncode}, waiting for:"
+                    f" {what}",
                     hint=node.log_tail,
                 )
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without what configures holdfast, for one of many daemons here."""
+    """Return this process's environment without what configures holdfast, for one of many daemons
+    here.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     kept.pop("COLUMNS", None)  # the width of this terminal
     return {**kept, **ONE_THREAD, **(extra or {})}

@@ -45,7 +45,8 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")  # variables of a desktop's terminal
 @click.option("--follow", "-f", is_flag=True, help="Keep printing new lines, until Ctrl+C.")
 @json_option
 def logs(state: Path | None, lines: int, follow: bool, as_json: bool) -> None:
-    """Print the newest lines of the peer on this machine: its notices, its training command's output.
+    """Print the newest lines of the peer on this machine: its notices, its training command's
+    output.
 
     With --follow, --json prints one object per line.
 
@@ -137,8 +138,9 @@ def _how_to_forward(control: DaemonAddress) -> str:
 def forget(run: str | None) -> None:
     """Remove what this machine keeps of RUN: its peer's key, checkpoints and unfinished copies.
 
-    RUN is the run's id or its first digits, or a folder given as --state. Without RUN, list what is kept.
-    The peer must have ended. To come back, this machine needs an invite and copies the state again.
+    RUN is the run's id or its first digits, or a folder given as --state. Without RUN, list what is
+    kept. The peer must have ended. To come back, this machine needs an invite and copies the state
+    again.
 
     \b
     Examples:
@@ -153,7 +155,8 @@ def forget(run: str | None) -> None:
             tell(f"{folder.name[:8]}  {format_bytes(_size_bytes(folder))} in {folder}")
         if not kept:
             tell(
-                "no peer has left anything here; of one with a --state DIR of its own give that folder"
+                "no peer has left anything here; of one with a --state DIR of its own give that"
+                " folder"
             )
         return
     found = [folder for folder in kept if folder.name.startswith(run)]

@@ -108,7 +108,8 @@ def events(
 ) -> None:
     """List the run's events, the newest last (at the master).
 
-    With --follow, --json prints one object per line. --follow continues after a restart of the master.
+    With --follow, --json prints one object per line. --follow continues after a restart of the
+    master.
 
     \b
     Examples:

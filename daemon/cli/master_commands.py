@@ -38,8 +38,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 key_file_option = click.option(
     "--key-file",
     type=FILE,
-    help="With a journal in PostgreSQL: the file whose content seals the run's key there, the same for all "
-    "masters; made if the run is new. Instead: a passphrase in the variable HOLDFAST_PASSPHRASE.",
+    help=(
+        "With a journal in PostgreSQL: the file whose content seals the run's key there, the same"
+        " for all masters; made if the run is new. Instead: a passphrase in the variable"
+        " HOLDFAST_PASSPHRASE."
+    ),
 )
 
 
@@ -76,8 +79,10 @@ def serving_options(command: F) -> F:
 @click.option(
     "--journal",
     metavar="DIR|URL",
-    help="Take a run over by hand from a backup of its journal: a directory (see `backup`), or a database "
-    "that was put back, postgresql://USER@HOST/DATABASE.",
+    help=(
+        "Take a run over by hand from a backup of its journal: a directory (see `backup`), or a"
+        " database that was put back, postgresql://USER@HOST/DATABASE."
+    ),
 )
 @key_file_option
 @click.option(
@@ -102,12 +107,12 @@ def master(
 ) -> None:
     """Coordinate a run: admit peers, open rounds, commit them.
 
-    The master carries no tensor bytes, so any small machine will do. A master that is restarted with
-    the same state directory continues the run; RUN_TOML may then be omitted.
+    The master carries no tensor bytes, so any small machine will do. A master that is restarted
+    with the same state directory continues the run; RUN_TOML may then be omitted.
 
-    With --journal another machine takes the run over by hand, from a backup. The new master opens no round
-    before more than half of the contributors have connected to it. The old master stops as soon as it
-    learns of the new one. For a takeover that needs nobody see `holdfast standby`.
+    With --journal another machine takes the run over by hand, from a backup. The new master opens
+    no round before more than half of the contributors have connected to it. The old master stops as
+    soon as it learns of the new one. For a takeover that needs nobody see `holdfast standby`.
 
     \b
     Examples:
@@ -178,13 +183,13 @@ def standby(
     """Wait while another master leads the run, and lead it once that one is gone.
 
     The masters of a run keep its journal in one PostgreSQL database. Start this command on several
-    machines: one of them leads at once, and begins the run if it is new. When it is gone another one
-    leads, within seconds and without losing a round.
+    machines: one of them leads at once, and begins the run if it is new. When it is gone another
+    one leads, within seconds and without losing a round.
 
     \b
     Examples:
-      holdfast standby run.toml --journal postgresql://holdfast@db.example.org/runs --key-file run.key
-      holdfast standby run.toml --advertise train.example.org:29700
+      holdfast standby run.toml --journal postgresql://holdfast@db.example.org/runs --key-file
+      run.key holdfast standby run.toml --advertise train.example.org:29700
     """
     from ..master.run_master import MasterOptions
 
@@ -192,8 +197,9 @@ def standby(
     url = journal or spec.run.journal
     if not url.startswith(DATABASE_SCHEMES):
         raise click.UsageError(
-            "masters that follow each other share a database: give --journal postgresql://USER@HOST/DATABASE, "
-            "or `journal` under [run]; without one, take over by hand with `holdfast master --journal DIR`"
+            "masters that follow each other share a database: give --journal"
+            " postgresql://USER@HOST/DATABASE, or `journal` under [run]; without one, take over by"
+            " hand with `holdfast master --journal DIR`"
         )
     options = MasterOptions(
         run_toml,
@@ -239,13 +245,15 @@ def _ready(folder: Path, *, quiet: bool) -> Iterator[Screen]:
 def _shared(
     options: MasterOptions, spec: RunSpec, url: str, key_file: Path | None, shown: Screen
 ) -> Callable[[], Any]:
-    """Return the work of a master whose journal is in a database; raise UserError if it cannot be used."""
+    """Return the work of a master whose journal is in a database; raise UserError if it cannot be
+    used.
+    """
     from ...membership.spec.spec import has_password
 
     if has_password(url):
         raise click.UsageError(
-            "--journal must not contain the password, which the list of processes would show: put it into "
-            "~/.pgpass or the variable PGPASSWORD"
+            "--journal must not contain the password, which the list of processes would show: put"
+            " it into ~/.pgpass or the variable PGPASSWORD"
         )
     try:
         from ..master.journal.shared_journal import SharedOptions

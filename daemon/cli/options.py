@@ -91,7 +91,9 @@ class HoursType(click.ParamType[Hours]):
 def parse_invite_option(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> str | None:
-    """Return the invite, given as it is or as @FILE, and hide it from other users' process lists."""
+    """Return the invite, given as it is or as @FILE, and hide it from other users' process
+    lists.
+    """
     from ..process.process_title import mask
 
     if value is None or not value.startswith("@"):
@@ -114,8 +116,8 @@ def entering(
         ``state``.
 
     Raises:
-      UserError: the directory is a master's; or the invite is malformed, or has expired and there is
-        no identity yet. A peer that was in the run needs no valid invite.
+      UserError: the directory is a master's; or the invite is malformed, or has expired and there
+        is no identity yet. A peer that was in the run needs no valid invite.
     """
     from ...protocol.trust.invite import Invite
 
@@ -162,7 +164,10 @@ http_host_option = click.option(
     metavar="NAME",
     multiple=True,
     type=HostType(),
-    help="Also answer HTTP requests for this host name, e.g. a proxy's or a container host's; repeatable.",
+    help=(
+        "Also answer HTTP requests for this host name, e.g. a proxy's or a container host's;"
+        " repeatable."
+    ),
 )
 patience_option = click.option(
     "--patience",

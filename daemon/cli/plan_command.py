@@ -22,8 +22,8 @@ PARAMETERS_MAX = 1e15
 STEP_S_MAX = 86_400.0
 LATENCY_S_MAX = 60.0
 BYTES_PER_S_MIN, BYTES_PER_S_MAX = 1e2, 1e12
-# Of a line's rate, what is left for tensor bytes: IP and TCP headers take 3.5 %, acknowledgements of
-# what comes the other way 2 %.
+# Of a line's rate, what is left for tensor bytes: IP and TCP headers take 3.5 %, acknowledgements
+# of what comes the other way 2 %.
 PAYLOAD_SHARE = 0.94
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+)\s*([a-z/]*)", re.IGNORECASE)
@@ -187,7 +187,9 @@ def plan(
 
 
 def _on_the_line(found: Prediction) -> Prediction:
-    """Return the prediction with rates of lines, headers included, instead of those of tensor bytes."""
+    """Return the prediction with rates of lines, headers included, instead of those of tensor
+    bytes.
+    """
     return evolve(
         found,
         peak_bits_per_s=found.peak_bits_per_s / PAYLOAD_SHARE,

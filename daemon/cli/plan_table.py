@@ -62,8 +62,9 @@ def sentence(spec: RunSpec, found: Prediction, conditions: Conditions) -> str:
     diloco, overlap = spec.diloco, spec.diloco.overlap_steps
     what = "the model" if diloco.fragments == 1 else f"one of {diloco.fragments} fragments"
     rounds = (
-        f"every {found.steps_per_round:g} steps ({seconds(found.steps_per_round * conditions.step_s)}) "
-        f"{what} is averaged, which takes {seconds(found.round_s)}."
+        f"every {found.steps_per_round:g} steps"
+        f" ({seconds(found.steps_per_round * conditions.step_s)}) {what} is averaged, which takes"
+        f" {seconds(found.round_s)}."
     )
     if overlap == 0:
         return f"{rounds} Trainers stop meanwhile, {part(1 - found.utilisation)} of their time."

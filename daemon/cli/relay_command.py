@@ -1,4 +1,6 @@
-"""``holdfast relay``: a small process that forwards between machines that cannot reach each other."""
+"""``holdfast relay``: a small process that forwards between machines that cannot reach each
+other.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +81,11 @@ def relay(
     quota: float | None,
     patience: float,
 ) -> None:
-    """Forward between machines of a run that cannot reach each other, on a machine that all can dial.
+    """Forward between machines of a run that cannot reach each other, on a machine that all can
+    dial.
 
-    A relay trains nothing and holds no state; a cheap host with bandwidth will do. The forwarded bytes
-    are encrypted end to end. The master decides which pairs use the relay.
+    A relay trains nothing and holds no state; a cheap host with bandwidth will do. The forwarded
+    bytes are encrypted end to end. The master decides which pairs use the relay.
 
     \b
     Examples:

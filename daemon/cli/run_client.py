@@ -1,7 +1,8 @@
 """What commands ask about a run, as records.
 
-The current state of a run comes from ``GET /api/status``, its past from the master's history. Apart from
-``daemon_client``, because records take time to import that only the commands which show a run need.
+The current state of a run comes from ``GET /api/status``, its past from the master's history. Apart
+from ``daemon_client``, because records take time to import that only the commands which show a run
+need.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def status_of_master(control: DaemonAddress) -> MasterStatus:
 
 
 def format_pending(row: PendingRow) -> str:
-    """Return a line about a newcomer that waits for approval: what is known of it before what it claims."""
+    """Return a line about a newcomer that waits for approval: what is known of it before what it
+    claims.
+    """
     role = f"{row.role} and founder" if row.founder else row.role
     return (
         f"{row.peer[:8]} at {row.host} asks to join as {role}, for {row.waits_s:.0f} s "

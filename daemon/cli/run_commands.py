@@ -37,7 +37,9 @@ LIMITS = (*UNITS, "hours", "pause_on_battery")  # set by the owner of a machine 
 
 
 class Join(TakesCommand):
-    """``holdfast join``: its help shows the limits of a lent machine apart from the other options."""
+    """``holdfast join``: its help shows the limits of a lent machine apart from the other
+    options.
+    """
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in two sections."""
@@ -105,15 +107,19 @@ class Join(TakesCommand):
 @click.option(
     "--checkpoints",
     metavar="DIR|URL",
-    help="Location of this peer's checkpoints; a peer with this option always writes them "
-    "(default: the state directory, if run.toml selects this peer as a writer).",
+    help=(
+        "Location of this peer's checkpoints; a peer with this option always writes them "
+        "(default: the state directory, if run.toml selects this peer as a writer)."
+    ),
 )
 @click.option(
     "--require-gpus",
     type=click.IntRange(1),
     metavar="N",
-    help="Train only while N GPUs are healthy; with fewer this peer is a spare. `{gpus}` in the command is "
-    "the number of healthy ones.",
+    help=(
+        "Train only while N GPUs are healthy; with fewer this peer is a spare. `{gpus}` in the"
+        " command is the number of healthy ones."
+    ),
 )
 @quiet_option
 def join(
@@ -140,12 +146,12 @@ def join(
 ) -> None:
     """Take part in a run with this machine.
 
-    INVITE is the string that the run operator gave you, or @FILE to read it from a file. The training
-    COMMAND follows `--`; without a command this peer keeps a copy of the state but does not train.
-    Ctrl+C finishes the round and leaves; a second Ctrl+C stops at once.
+    INVITE is the string that the run operator gave you, or @FILE to read it from a file. The
+    training COMMAND follows `--`; without a command this peer keeps a copy of the state but does
+    not train. Ctrl+C finishes the round and leaves; a second Ctrl+C stops at once.
 
-    The command's output is printed here and kept for `holdfast logs`. A command that fails before it
-    has attached ends this peer; later it is started again.
+    The command's output is printed here and kept for `holdfast logs`. A command that fails before
+    it has attached ends this peer; later it is started again.
 
     \b
     Examples:
@@ -203,7 +209,8 @@ def demo(json_path: Path | None, rounds: int, keep: Path | None) -> None:
     """Train a small GPT with four peers on this machine and kill one of them.
 
     The demo starts a master, three contributors and a spare, each in its own process. It kills one
-    contributor in the middle of a reduction, the spare takes its place, and the killed peer returns.
+    contributor in the middle of a reduction, the spare takes its place, and the killed peer
+    returns.
 
     \b
     Examples:

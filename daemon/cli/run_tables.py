@@ -23,7 +23,8 @@ FIGURE_MEMBERS_SHOWN = 8  # with more, a figure's lowest and highest value stand
 def plain_console() -> Console:
     """Return a console as wide as the terminal; in a pipe as wide as the text and without colours.
 
-    The console interprets no markup, so a name with brackets prints as it is. ``Text`` carries styles.
+    The console interprets no markup, so a name with brackets prints as it is. ``Text`` carries
+    styles.
     """
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return Console(highlight=False, markup=False, emoji=False)

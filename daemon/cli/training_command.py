@@ -1,4 +1,5 @@
-"""A look at a training command before it is started: is it where it belongs, is there such a program and script?
+"""A look at a training command before it is started: is it where it belongs, is there such a
+program and script?
 
 Nothing is run. What only the program itself can tell (a missing import) shows when it starts.
 """
@@ -43,12 +44,16 @@ def check_command(command: Sequence[str]) -> None:
     if script is None or script.is_file() or (script / "__main__.py").is_file():
         return
     raise UserError(
-        f"{script} is a folder without a __main__.py"
-        if script.is_dir()
-        else f"there is no script {script}",
+        (
+            f"{script} is a folder without a __main__.py"
+            if script.is_dir()
+            else f"there is no script {script}"
+        ),
         exit_code=ExitCode.TRAINER,
-        hint=f"the training command `{shlex.join(command)}` runs in {Path.cwd()}; give the script's path "
-        "from there",
+        hint=(
+            f"the training command `{shlex.join(command)}` runs in {Path.cwd()}; give the script's"
+            " path from there"
+        ),
     )
 
 
@@ -80,7 +85,9 @@ class TakesCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; raise UserError without an invite, or if options follow a command without ``--``."""
+        """Parse the arguments; raise UserError without an invite, or if options follow a command
+        without ``--``.
+        """
         words = self._words(args)
         if "--" in args:
             if not words:
@@ -100,7 +107,9 @@ class TakesCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def _words(self, args: Sequence[str]) -> list[int]:
-        """Return the indices of the words before ``--`` that are no options, nor an option's value."""
+        """Return the indices of the words before ``--`` that are no options, nor an option's
+        value.
+        """
         options = [each for each in self.params if isinstance(each, click.Option)]
         with_value = {name for each in options if not each.is_flag for name in each.opts}
         words = enumerate(args[: args.index("--")] if "--" in args else args)

@@ -1,1 +1,3 @@
-"""``holdfast doctor``: what would keep this machine from taking part, found before anything is copied."""
+"""``holdfast doctor``: what would keep this machine from taking part, found before anything is
+copied.
+"""

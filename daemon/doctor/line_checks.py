@@ -101,7 +101,8 @@ async def _ask_routers(bound: Sequence[Address]) -> Finding:
     return warning(
         "router",
         f"no router maps a port to this machine: {mapper.why_not}",
-        "switch on UPnP, NAT-PMP or PCP in the router's settings, and `holdfast join` will ask for a port",
+        "switch on UPnP, NAT-PMP or PCP in the router's settings, and `holdfast join` will ask for"
+        " a port",
     )
 
 
@@ -109,7 +110,9 @@ async def _ask_routers(bound: Sequence[Address]) -> Finding:
 async def _serve_nonce(
     listen: Sequence[Address], nonce: bytes
 ) -> AsyncIterator[list[Address] | UserError]:
-    """Serve the nonce at a peer's addresses; yield the bound addresses, or the error of binding them."""
+    """Serve the nonce at a peer's addresses; yield the bound addresses, or the error of binding
+    them.
+    """
     try:
         listeners = await bind_all(listen)
     except UserError as error:
@@ -139,7 +142,10 @@ async def _ask_masters(
             unreached.append(_unreachable(address, error, await _largest_packets(ask)))
         except RemoteProtocolError as error:
             text = f"{address} is not the run's master, or runs another version: {error}"
-            fix = "ask the run operator for a new invite, and install the same version of holdfast on both"
+            fix = (
+                "ask the run operator for a new invite, and install the same version of holdfast on"
+                " both"
+            )
             unreached.append(fault("master", text, fix))
         except EvictedError as error:
             line.findings.append(_refused(error))
@@ -163,8 +169,10 @@ def check_version(masters: str) -> Finding:
         return ok("versions", f"the master runs holdfast {masters} as well")
     return warning(
         "versions",
-        f"the master runs holdfast {masters or 'of an unknown version'}, this machine {__version__}",
-        f"install the same version on all machines of a run: `pip install holdfast=={masters or '...'}`",
+        f"the master runs holdfast {masters or 'of an unknown version'}, this machine"
+        f" {__version__}",
+        "install the same version on all machines of a run: `pip install"
+        f" holdfast=={masters or '...'}`",
     )
 
 
@@ -182,11 +190,11 @@ def _report_findings(seen: MachineCheckReport, advertised: Sequence[str]) -> Ite
             continue
         yield warning(
             "reachable",
-            f"the master cannot reach this machine at {address}: {reason}; it can still take part and "
-            "dial other peers, but owns fewer chunks",
-            f"open TCP port {port} in this machine's firewall and forward it at the router; if other "
-            "machines must dial another address, give it with --advertise HOST:PORT (the master sees "
-            f"this machine as {seen.answer.host})",
+            f"the master cannot reach this machine at {address}: {reason}; it can still take part"
+            " and dial other peers, but owns fewer chunks",
+            f"open TCP port {port} in this machine's firewall and forward it at the router; if"
+            " other machines must dial another address, give it with --advertise HOST:PORT (the"
+            f" master sees this machine as {seen.answer.host})",
         )
     if not advertised:
         yield skipped("reachable", "this machine listens on no port")
@@ -219,8 +227,8 @@ def _bandwidth(seen: MachineCheckReport) -> Finding:
         return warning(
             "bandwidth",
             text,
-            "check with `holdfast config plan --bandwidth ...` whether the run's settings suit this line; "
-            "stop other traffic on it",
+            "check with `holdfast config plan --bandwidth ...` whether the run's settings suit this"
+            " line; stop other traffic on it",
         )
     return ok("bandwidth", text)
 
@@ -243,7 +251,9 @@ def _mbit(bytes_per_s: float) -> str:
 
 
 def _unreachable(address: Address, error: OSError | trio.TooSlowError, fits: int) -> Finding:
-    """Return the fault of a master that does not answer; ``fits``: unless packets have so many bytes at most."""
+    """Return the fault of a master that does not answer; ``fits``: unless packets have so many
+    bytes at most.
+    """
     cause = cause_of(error)
     number = cause.errno if isinstance(cause, OSError) else None
     text = f"no master answers at {address}: {cause if str(cause) else 'no answer in time'}"
@@ -263,15 +273,18 @@ def _unreachable(address: Address, error: OSError | trio.TooSlowError, fits: int
         fix = f"check the network and the route to the master: `ip route get {address.host}`"
     else:
         fix = (
-            f"the master's machine is off, or a firewall drops the packets: ask the run operator to "
-            f"open TCP port {address.port}"
+            "the master's machine is off, or a firewall drops the packets: ask the run operator to"
+            f" open TCP port {address.port}"
         )
     return fault("master", text, fix)
 
 
 def _refused(error: EvictedError) -> Finding:
     if error.code == RefusalCode.VERSION.value:
-        fix = "install the run's version of holdfast here, or ask the run operator to upgrade the master"
+        fix = (
+            "install the run's version of holdfast here, or ask the run operator to upgrade the"
+            " master"
+        )
         return fault("versions", f"the master refuses this version: {error.reason}", fix)
     if error.code == RefusalCode.TOKEN.value:
         return fault("invite", error.reason, "ask the run operator for a new invite")

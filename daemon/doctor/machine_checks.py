@@ -79,7 +79,9 @@ def _torch() -> Finding:
 
 
 def check_clock_alone(missing: str) -> Finding:
-    """Check this machine's clock without the master's; ``missing`` says why there is none to compare with."""
+    """Check this machine's clock without the master's; ``missing`` says why there is none to
+    compare with.
+    """
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     if time.time() < EPOCH_S:
         return fault(
@@ -94,7 +96,9 @@ def check_clock_alone(missing: str) -> Finding:
 
 
 def check_memory(needs: CheckAnswer | None) -> Finding:
-    """Compare the memory available to this process with what the run's model needs, and a reserve."""
+    """Compare the memory available to this process with what the run's model needs, and a
+    reserve.
+    """
     most = machine_bytes()
     free = min(psutil.virtual_memory().available, most)
     reserve = format_gib(MEMORY_LEFT_BYTES)
@@ -102,8 +106,8 @@ def check_memory(needs: CheckAnswer | None) -> Finding:
     text = f"{format_gib(most)} for this process, {format_gib(free)} of it free"
     if model_bytes:
         text += (
-            f"; the run's model needs {format_gib(model_bytes)} beside the script's own memory, and "
-            f"{reserve} must stay free for the system"
+            f"; the run's model needs {format_gib(model_bytes)} beside the script's own memory, and"
+            f" {reserve} must stay free for the system"
         )
     if most < MEMORY_LEFT_BYTES + (model_bytes or MEMORY_LEFT_BYTES):
         return fault(
@@ -221,7 +225,8 @@ def check_disk(state: Path, needs: CheckAnswer | None) -> Finding:
         return warning(
             "disk",
             f"{text}, in memory ({kind}): lost at the next reboot",
-            "choose a folder on a disk with --state DIR, or accept the loss of checkpoints at a reboot",
+            "choose a folder on a disk with --state DIR, or accept the loss of checkpoints at a"
+            " reboot",
         )
     return ok("disk", text)
 

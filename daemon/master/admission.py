@@ -7,8 +7,8 @@
                                    '--> pending: told to ask again   --approve--> as above
                                                                      --refuse---> revoked
 
-Pending newcomers are not stored: after a restart of the master they ask again and are pending again.
-The token is checked each time and used up only on approval.
+Pending newcomers are not stored: after a restart of the master they ask again and are pending
+again. The token is checked each time and used up only on approval.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Admission:
             except JournalError as error:
                 raise Refusal(
                     RefusalCode.BUSY,
-                    f"the master cannot store new members ({error}): its operator must free some disk "
-                    "space, or see to its database; then try again",
+                    f"the master cannot store new members ({error}): its operator must free some"
+                    " disk space, or see to its database; then try again",
                 ) from error
             log.info("admitted %s (%s)", request.name, peer[:8])
 

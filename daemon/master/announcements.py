@@ -1,4 +1,6 @@
-"""What a master prints about its run: what it takes up, how the run ended, which invites are valid."""
+"""What a master prints about its run: what it takes up, how the run ended, which invites are
+valid.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ LOG_FILES_KEPT = 4  # full files
 
 
 class EventLog:
-    """Append events, which may wait for the disk. Events that cannot be written are dropped with a warning."""
+    """Append events, which may wait for the disk. Events that cannot be written are dropped with a
+    warning.
+    """
 
     def __init__(self, path: Path, warn: Callable[[str], None] = log.warning) -> None:
         self._path = path

@@ -1,14 +1,16 @@
-"""Which of several masters leads: the lease of a shared journal is waited for, taken, kept and lost.
+"""Which of several masters leads: the lease of a shared journal is waited for, taken, kept and
+lost.
 
     Leadership.take   waits until nobody holds the lease, and takes it
     Leadership.lead   begins a ``Leader`` and renews the lease until one of them ends
 
-A lease is good for ``lease_s`` from the moment *before* its renewal was sent, by this machine's clock, so it is over
-here before it is over in the database. From then on this master decides nothing. Clocks of different machines are
-never compared. That no two masters write to the journal depends on no clock: see ``postgres_journal``.
+A lease is good for ``lease_s`` from the moment *before* its renewal was sent, by this machine's
+clock, so it is over here before it is over in the database. From then on this master decides
+nothing. Clocks of different machines are never compared. That no two masters write to the journal
+depends on no clock: see ``postgres_journal``.
 
-A leader that hears of no member for a while gives the lease up if another master is there: it may be the only one
-that is cut off.
+A leader that hears of no member for a while gives the lease up if another master is there: it may
+be the only one that is cut off.
 
 This module touches no thread, network or database: ``call`` does, and the simulator has its own.
 """
@@ -47,7 +49,9 @@ T = TypeVar("T")
 
 
 class LeaseTable(Protocol):
-    """Where the lease is kept. Each call may wait long, and raises JournalAwayError if there is no answer."""
+    """Where the lease is kept. Each call may wait long, and raises JournalAwayError if there is no
+    answer.
+    """
 
     def take_lease(self, holder: str, lease_s: float, free_s: float) -> Lease | None:
         """Take the lease if nobody has held it for ``free_s``; else return None."""
@@ -71,7 +75,9 @@ class LeaseTable(Protocol):
 
 
 class Call(Protocol):
-    """Does what may wait long, beside other tasks. If it is cancelled, what it does may go on unseen."""
+    """Does what may wait long, beside other tasks. If it is cancelled, what it does may go on
+    unseen.
+    """
 
     async def __call__(self, work: Callable[[], T], /) -> T: ...
 
@@ -83,7 +89,9 @@ class Leader(Protocol):
     def service(self) -> MasterService: ...
 
     async def run(self) -> None:
-        """Serve until told to end; raises UserError with SUPERSEDED after ``service.stand_down``."""
+        """Serve until told to end; raises UserError with SUPERSEDED after
+        ``service.stand_down``.
+        """
         ...
 
     def know_others(self, addresses: Sequence[str]) -> None:
@@ -262,7 +270,8 @@ class Leadership:
                 self._good_until_s = 0.0
                 lose("another master has taken the journal's lease")
                 return
-            # It must not have run out before this renewal, or this master could decide again after it did not.
+            # It must not have run out before this renewal, or this master could decide again after
+            # it did not.
             if not self.is_held():
                 lose(f"it could not be renewed for {self._lease_s:g} s: {why or 'no answer'}")
                 return

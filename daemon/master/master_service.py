@@ -1,4 +1,5 @@
-"""The master service: it carries out the decisions of ``membership.Coordinator``. It handles no tensor bytes.
+"""The master service: it carries out the decisions of ``membership.Coordinator``. It handles no
+tensor bytes.
 
     run                        one nursery; a bug in any task ends the process
      ├── network.serve
@@ -14,10 +15,10 @@
      ├── other_masters.run     asks other masters of the run for their terms
      └── _end_if_superseded    ends the service when another master is obeyed
 
-Decisions are made synchronously when a message arrives; their effects are queued. A ``RecordDurably``
-is fsynced before the effects behind it in the queue, so nothing leaves this process that a restart
-could forget. While a record cannot be written (the disk is full), nothing behind it goes out.
-Heartbeats do, so the members stay and train on.
+Decisions are made synchronously when a message arrives; their effects are queued. A
+``RecordDurably`` is fsynced before the effects behind it in the queue, so nothing leaves this
+process that a restart could forget. While a record cannot be written (the disk is full), nothing
+behind it goes out. Heartbeats do, so the members stay and train on.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ log = logging.getLogger("holdfast.master")
 
 TICK_S_MIN = 0.005  # the shortest wait for the coordinator's next deadline
 RECORDED_S = 5.0  # for an operator's command; after that the answer is that it is not on disk yet
-# Of a crowd, per peer, from the first message to the conclusions: a quarter of a second for 500. Conclusions
-# look at every member, so this bounds what they take of the processor.
+# Of a crowd, per peer, from the first message to the conclusions: a quarter of a second for 500.
+# Conclusions look at every member, so this bounds what they take of the processor.
 CROWD_WAIT_S = 500e-6
 LEASE_OVER = "this master's lease of the journal is over"
 SIGNS_OF_LIFE = (Heartbeat, Progress, Measured)  # no decision follows from these
@@ -82,7 +83,8 @@ class MasterService:
       probe: dial peers back; otherwise all of them count as reachable.
       clock: the time of decisions, before the waits for the journal are subtracted. It may run
         ahead of trio's clock.
-      may_decide: says whether this master still holds a journal that others share; None: it is its own.
+      may_decide: says whether this master still holds a journal that others share; None: it is its
+        own.
     """
 
     def __init__(
@@ -194,7 +196,9 @@ class MasterService:
         return self._clock() - self._journal.waited_s
 
     def cut_off_s(self) -> float:
-        """Return for how long no member at all was heard of, at most since this master began; 0 if none is due."""
+        """Return for how long no member at all was heard of, at most since this master began; 0 if
+        none is due.
+        """
         context = self.coordinator.context
         history, began_s = context.history, self._began_s
         if began_s is None or history.finished or all(map(history.is_out, history.admitted)):
@@ -353,7 +357,9 @@ class MasterService:
 
 
 def _needs_of(context: Context) -> CheckAnswer:
-    """Return what a member of this run needs on its machine, with its hook, beside the script's own."""
+    """Return what a member of this run needs on its machine, with its hook, beside the script's
+    own.
+    """
     sizes, spec = context.history.sizes, context.spec
     needed = memory_bytes(spec, sum(size.value_count for size in sizes))
     return CheckAnswer(

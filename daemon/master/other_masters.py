@@ -1,7 +1,8 @@
-"""Detection of other masters of the same run: of two, the one with the lower term gives way (``Succession``).
+"""Detection of other masters of the same run: of two, the one with the lower term gives way
+(``Succession``).
 
-Masters tell each other their terms. That happens now and then at the run's other addresses, and whenever
-another master connects here.
+Masters tell each other their terms. That happens now and then at the run's other addresses, and
+whenever another master connects here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sessions of peers: one each, over one connection after the other.
 
-    serve ── greet ── attach, or resume ── _hold ── read until the connection ends ──► detach, or wait
+    serve ── greet ── attach, or resume ── _hold ── read until its end ──► detach, or wait
                                             └── _write: message queue ──► stream
 
 A session outlives its connection if the peer's links to other members still stand: it may come back

@@ -1,12 +1,12 @@
 """Reachability of peers: the master dials back the addresses that they give.
 
-A peer that can be dialled is known to be so after a round trip. For any other peer the check takes until
-the timeout; a peer that comes back with the same addresses does not wait for that again.
+A peer that can be dialled is known to be so after a round trip. For any other peer the check takes
+until the timeout; a peer that comes back with the same addresses does not wait for that again.
 
-A peer may name other hosts than the one that it connects from: its host name, or an address in one of
-the master's networks. It must not use this to scan those hosts. It learns only whether it is there itself,
-because the dialled host must show its certificate, and a failure takes the full timeout whether the host
-refused or is absent.
+A peer may name other hosts than the one that it connects from: its host name, or an address in one
+of the master's networks. It must not use this to scan those hosts. It learns only whether it is
+there itself, because the dialled host must show its certificate, and a failure takes the full
+timeout whether the host refused or is absent.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ from .run_recorder import RunRecorder
 if TYPE_CHECKING:
     from .journal.shared_journal import HeldJournal
 
-# For the invite that a starting master prints: a few machines of the operator's. A person who finds it
-# cannot add enough machines to outvote a larger run.
+# For the invite that a starting master prints: a few machines of the operator's. A person who finds
+# it cannot add enough machines to outvote a larger run.
 INVITE_USES_DEFAULT = 8
 INVITE_HOURS_DEFAULT = 24.0
 SHOWN_S = 1.0  # between two states of the living line
@@ -142,7 +142,9 @@ class Master:
         self.service.subscribe(self._tell_end)
 
     def _check_state(self) -> None:
-        """Raise UserError if the journal or its authority's key is missing, before anything is written."""
+        """Raise UserError if the journal or its authority's key is missing, before anything is
+        written.
+        """
         options = self.options
         exists = (options.state / JOURNAL_FILE).exists()
         place = options.state / PLACE_FILE
@@ -199,7 +201,9 @@ class Master:
         return authority, spec, coordinator
 
     def _check_sizes(self, coordinator: Coordinator) -> None:
-        """Raise UserError for impossible fragment sizes, which older versions recorded unchecked."""
+        """Raise UserError for impossible fragment sizes, which older versions recorded
+        unchecked.
+        """
         context = coordinator.context
         layout, sizes = context.history.layout, context.history.sizes
         if layout is not None and (fault := sizes_fault(layout, sizes, context.spec)) is not None:
@@ -224,11 +228,13 @@ class Master:
     def _check_same_run(self, before: RunSpec, now: RunSpec) -> None:
         if before.run.name != now.run.name:
             raise UserError(
-                f"{self.options.state} has the run {before.run.name!r}, and {self.options.spec_path} "
-                f"is of {now.run.name!r}",
+                f"{self.options.state} has the run {before.run.name!r}, and"
+                f" {self.options.spec_path} is of {now.run.name!r}",
                 exit_code=ExitCode.CONFIG,
-                hint="a new run needs its own --state DIR; to go on with that one, write "
-                f"name = {json.dumps(before.run.name, ensure_ascii=False)} into the file",
+                hint=(
+                    "a new run needs its own --state DIR; to go on with that one, write "
+                    f"name = {json.dumps(before.run.name, ensure_ascii=False)} into the file"
+                ),
             )
         for key in ("fragments", "groups"):
             recorded, given = getattr(before.diloco, key), getattr(now.diloco, key)
@@ -292,7 +298,9 @@ class Master:
                 nursery.start_soon(self._show_progress)
 
     def _note_start(self) -> None:
-        """Have the members told this run's master addresses; note a cut of the journal as an event."""
+        """Have the members told this run's master addresses; note a cut of the journal as an
+        event.
+        """
         masters = tuple(map(str, self._masters()))[:MASTERS_MAX]
         self._moved = not set(masters) <= set(self.coordinator.context.history.masters)
         self.service.decide(partial(self.coordinator.know_masters, masters))
@@ -349,7 +357,9 @@ class Master:
             self._tell_invite()
 
     def _tell_invite(self) -> None:
-        """Print a new invite, unless an earlier one still admits machines at this master's addresses."""
+        """Print a new invite, unless an earlier one still admits machines at this master's
+        addresses.
+        """
         founder = not self.coordinator.context.history.founded
         usable = self.store.usable_invites(Role.CONTRIBUTOR, founder=founder)
         if usable and not self._moved:
@@ -433,7 +443,9 @@ class Master:
         return dialable(self.service.bound, self.options.advertise)
 
     def _masters(self) -> tuple[Address, ...]:
-        """Return the addresses for invites: this master's, then those of masters that may take over."""
+        """Return the addresses for invites: this master's, then those of masters that may take
+        over.
+        """
         ours = [Address.parse(text) for text in self.addresses()]
         others = map(Address.parse, (*self._others, *self.coordinator.context.history.masters))
         return tuple(dict.fromkeys([*ours, *self.options.also, *others]))[:ADDRESSES_MAX]
@@ -472,7 +484,9 @@ class Master:
 
 
 def _certify(authority: Authority, state: Path) -> Credentials:
-    """Return what this master shows to others: its key, and a certificate of the run's authority."""
+    """Return what this master shows to others: its key, and a certificate of the run's
+    authority.
+    """
     folder = state / "master"
     identity = Identity.load_or_create(make_private(folder) / "identity.key")
     certificate = authority.issue(identity.request_pem("master"), "master", Party.MASTER)

@@ -4,9 +4,10 @@
                              >-- look, every s --+--> EventLog      events as lines of JSON
     Coordinator --state-----'                     '--> LiveStream    open pages
 
-Once a second it checks whether the run has changed. If so, a thread writes the rounds that have ended,
-the events, and a point of the run's curve and of each member's if one is due. Rounds that the journal has and the history lacks
-are copied from the journal at the start, and after a failed write.
+Once a second it checks whether the run has changed. If so, a thread writes the rounds that have
+ended, the events, and a point of the run's curve and of each member's if one is due. Rounds that
+the journal has and the history lacks are copied from the journal at the start, and after a failed
+write.
 """
 
 from __future__ import annotations
@@ -175,7 +176,9 @@ class RunRecorder:
             await trio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Write the pending rows and close the files. Call ``look`` before; this waits for the disk."""
+        """Write the pending rows and close the files. Call ``look`` before; this waits for the
+        disk.
+        """
         self._take()()
         self._history.close()
         self._event_log.close()
@@ -192,7 +195,8 @@ class RunRecorder:
         self._take_rounds()
         now = self._wall_clock()
         if self._last is not None and now - self._last.at < POINT_S:
-            return  # the count stays unseen: the next look records this change, perhaps the last for long
+            # The count stays unseen: the next look records this change, perhaps the last for long.
+            return
         self._seen_count = count
         self._take_point(now)
         every_s = max(POINT_S, len(self._context.roster) / MEMBER_POINTS_PER_S)
@@ -205,7 +209,9 @@ class RunRecorder:
         return self._history
 
     def _take(self) -> Callable[[], None]:
-        """Return the next write, for a thread. One runs at a time, and only it touches ``_late``."""
+        """Return the next write, for a thread. One runs at a time, and only it touches
+        ``_late``.
+        """
         new, self._new = self._new, PendingRows()
         return partial(self._write, new)
 
@@ -222,8 +228,8 @@ class RunRecorder:
     def rebuild(self) -> None:
         """Copy the rounds that the history lacks from the journal. This waits for the disk.
 
-        A master that was killed, or whose disk was full, has ended rounds without recording them here.
-        The journal has only a part of each row.
+        A master that was killed, or whose disk was full, has ended rounds without recording them
+        here. The journal has only a part of each row.
         """
         known = self._history.round_numbers()
         try:

@@ -1,4 +1,5 @@
-"""``holdfast standby``: wait for the lease of a journal that several masters share, lead, and wait again.
+"""``holdfast standby``: wait for the lease of a journal that several masters share, lead, and wait
+again.
 
     waiting --lease taken--> leading (``run_master.Master``) --lease lost--> waiting
        '--signal--> end                '--signal, command stop--> lease released, end
@@ -208,10 +209,13 @@ class SharedMaster:
             held.journal.adopt(own, authority.certificate_pem, sealed)
         elif held.journal.records()[: len(records)] != records:  # else it was moved before a crash
             raise UserError(
-                f"{state} has a journal of its own, and {held.journal.place} has a run of this name, too",
+                f"{state} has a journal of its own, and {held.journal.place} has a run of this"
+                " name, too",
                 exit_code=ExitCode.CONFIG,
-                hint="give this master another folder with --state DIR; or remove the folder, if its journal "
-                "is not needed any more",
+                hint=(
+                    "give this master another folder with --state DIR; or remove the folder, if its"
+                    " journal is not needed any more"
+                ),
             )
         own.close()
         moved, key = state / f"{JOURNAL_FILE}.moved", state / "authority.moved"

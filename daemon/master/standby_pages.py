@@ -1,4 +1,6 @@
-"""HTTP of a master that does not lead: it says why, and sends readers and actions to the one that does."""
+"""HTTP of a master that does not lead: it says why, and sends readers and actions to the one that
+does.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def standby_routes(
     Args:
       why: says what this master waits for.
       facts: what else its status has.
-      page_elsewhere: returns the leader's URL for a request; None if it cannot be reached from there.
+      page_elsewhere: returns the leader's URL for a request; None if it cannot be reached from
+        there.
     """
 
     async def front(request: Request) -> Response:
@@ -33,7 +36,8 @@ def standby_routes(
             return RedirectResponse(url)
         text = html.escape(why())
         return HTMLResponse(
-            f"<!doctype html><meta charset=utf-8><title>standby</title><h1>Standby</h1><p>{text}</p>"
+            "<!doctype html><meta"
+            f" charset=utf-8><title>standby</title><h1>Standby</h1><p>{text}</p>"
         )
 
     async def status(_request: Request) -> Response:

@@ -4,8 +4,8 @@
             ^                                                 |  not available: it drains
             '-------------------------------------------------'
 
-Each stay is a new peer, as if it had been started again. Between stays the state is on disk only; memory
-and accelerator are free for the machine's owner.
+Each stay is a new peer, as if it had been started again. Between stays the state is on disk only;
+memory and accelerator are free for the machine's owner.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Volunteer:
         self._screen = screen or Screen(None)
 
     async def run(self) -> None:
-        """Take part whenever the machine is available, until the run is over or the operator ends it.
+        """Take part whenever the machine is available, until the run is over or the operator ends
+        it.
 
         Raises:
           UserError: as ``Peer.run``.

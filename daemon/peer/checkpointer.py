@@ -3,8 +3,8 @@
     applied --check()--> due? settled? --pin--> write, piece by piece, in threads --> prune
 
 The state changes by rounds only, so the checkpointer checks after each applied round. It pins the
-state of that instant: every fragment at the version that a commit led to. A commit during the writing
-costs a copy of the fragment, as with any reader (see ``checkpoint.shared_state``).
+state of that instant: every fragment at the version that a commit led to. A commit during the
+writing costs a copy of the fragment, as with any reader (see ``checkpoint.shared_state``).
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class Checkpointer:
     def _due(self, rounds: int, now_s: float) -> bool:
         """Return whether it is time for a checkpoint.
 
-        That is at multiples of ``every_rounds``, so that peers write the same states, unless rounds are so
-        short that a disk would always be written to; and after a rewind: the newest checkpoint must not
-        hold a discarded state for long.
+        That is at multiples of ``every_rounds``, so that peers write the same states, unless rounds
+        are so short that a disk would always be written to; and after a rewind: the newest
+        checkpoint must not hold a discarded state for long.
         """
         assert self._since is not None
         if self._branch != self._replica.branch:

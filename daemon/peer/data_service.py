@@ -21,11 +21,11 @@ from .peer_config import CurrentSpec
 from .trainer.port import TrainerPort
 
 LOOK_S = 0.25  # between two looks at how far the trainer is
-# The trainer goes on for this many deadlines without a master: it does so for one by itself, and then for
-# the steps of a round.
+# The trainer goes on for this many deadlines without a master: it does so for one by itself, and
+# then for the steps of a round.
 AHEAD_DEADLINES = 2.0
-# A trainer that is no contributor gets samples without a lease after this time. One that has just attached
-# becomes a contributor in less.
+# A trainer that is no contributor gets samples without a lease after this time. One that has just
+# attached becomes a contributor in less.
 PRACTICE_S = 2.0
 
 

@@ -10,7 +10,8 @@ from ...collectives.links.rates.rate_meter import Reading
 from ...protocol.messages import LinkLoad, Measured
 
 LINKS_REPORTED_MAX = 64  # links in a report; those that carried most
-LINKS_OF_ALL = 8_192  # about, in the reports of all members: what the master reads does not grow with their square
+# About, in the reports of all members: what the master reads does not grow with their square.
+LINKS_OF_ALL = 8_192
 
 
 def measured(hub: LinkHub) -> Measured:

@@ -7,9 +7,9 @@
           ├── renew     the certificate, in time
           └── read      stream -> ``handle``; its end is the session's
 
-A broken connection is dialled again at once, and the session is resumed where it stopped. If that does
-not succeed within ``RESUME_S``, the session is over: queued messages are dropped, and the next ``Hello``
-reports what the peer holds.
+A broken connection is dialled again at once, and the session is resumed where it stopped. If that
+does not succeed within ``RESUME_S``, the session is over: queued messages are dropped, and the next
+``Hello`` reports what the peer holds.
 """
 
 from __future__ import annotations
@@ -68,13 +68,14 @@ DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
 BACKOFF_FIRST_S = 0.2
 RENEW_EVERY_S = 6 * 3600.0  # a certificate lasts a day
 RESUME_PAUSE_S = 0.05  # between two connections of a session
-# The master dials us back before it answers. One that was silent is not dialled for as long again while there
-# are others: they may give the lease to each other only because all members wait here.
+# The master dials us back before it answers. One that was silent is not dialled for as long again
+# while there are others: they may give the lease to each other only because all members wait here.
 WELCOME_S = 3 * DIAL_S
 RESUME_S = 3.0  # to reach the master again and resume; then the trainer is told that it is away
 STAGGER_S = 1.0  # from dialling a master that does not answer to dialling the next one beside it
-# Share of the deadline: a master that is silent for longer is dialled again, since this machine's address
-# may have changed. The rest of the deadline is left for that, before the master declares this peer dead.
+# Share of the deadline: a master that is silent for longer is dialled again, since this machine's
+# address may have changed. The rest of the deadline is left for that, before the master declares
+# this peer dead.
 SILENCE_SHARE = 0.6
 # Two heartbeats: of several masters another one may lead the run by now.
 SILENCE_SHARE_OF_SEVERAL = 0.4
@@ -186,7 +187,9 @@ class MasterSession:
             self._message_queue = None
 
     def tell_addresses(self) -> None:
-        """Tell the master where this peer can be dialled now: the session goes on over a new connection."""
+        """Tell the master where this peer can be dialled now: the session goes on over a new
+        connection.
+        """
         if self._message_queue is not None:
             self._message_queue.close()
             self._message_queue = None
@@ -219,7 +222,8 @@ class MasterSession:
                 elif hint == IS_IT_THERE:  # else another address gave a better reason
                     failure = why_not(error)
 
-            # The master of the last session comes last: it may be frozen, and another one lead the run.
+            # The master of the last session comes last: it may be frozen, and another one lead the
+            # run.
             untried = sorted(self._answering(), key=lambda each: each == self._last)
             while untried:
                 reached = await self._dial_first(untried, failed)
@@ -251,9 +255,10 @@ class MasterSession:
     ) -> tuple[Address, Channel] | None:
         """Dial masters in turn, and return the first that answers; None if none does.
 
-        A master whose process is frozen is reached by the kernel and never answers: after ``STAGGER_S`` the next
-        one is dialled beside it. While one does not answer, those that refused are dialled again: one of them
-        may take the run over meanwhile. Those that were dialled are taken from ``untried``.
+        A master whose process is frozen is reached by the kernel and never answers: after
+        ``STAGGER_S`` the next one is dialled beside it. While one does not answer, those that
+        refused are dialled again: one of them may take the run over meanwhile. Those that were
+        dialled are taken from ``untried``.
         """
         found: list[tuple[Address, Channel]] = []
         refused: list[Address] = []
@@ -308,7 +313,8 @@ class MasterSession:
             raise
 
     async def _go_on(self, address: Address) -> Address:
-        """Resume the session over a new connection, or end it; return the address that is used from now on.
+        """Resume the session over a new connection, or end it; return the address that is used from
+        now on.
 
         Another master that answers before this one leads the run by now: a session with it begins.
         """
@@ -327,7 +333,9 @@ class MasterSession:
         return where
 
     async def _reach(self, masters: Sequence[Address]) -> tuple[Address, Channel] | None:
-        """Dial for as long as this machine is offline; return None if it is online and no master answers."""
+        """Dial for as long as this machine is offline; return None if it is online and no master
+        answers.
+        """
         while True:
             errors: list[Exception] = []
             reached = await self._dial_first(list(masters), errors.append)
@@ -436,10 +444,12 @@ class MasterSession:
         conversation: Conversation,
         queue: trio.MemoryReceiveChannel[Message] | None = None,
     ) -> None:
-        """Exchange messages until the connection ends; after a mere break the session can be resumed.
+        """Exchange messages until the connection ends; after a mere break the session can be
+        resumed.
 
         Args:
-          queue: of messages to the master; None: a new one, which begins with the unconfirmed messages.
+          queue: of messages to the master; None: a new one, which begins with the unconfirmed
+            messages.
         """
         spec = self._spec.value
         if queue is None:
@@ -475,7 +485,9 @@ class MasterSession:
     async def _read(
         self, stream: MessageStream, conversation: Conversation, deadline_s: float
     ) -> Exception:
-        """Handle the master's messages until the connection ends and return the error that ended it."""
+        """Handle the master's messages until the connection ends and return the error that ended
+        it.
+        """
         try:
             silence_s = self._silence_share * deadline_s
             with trio.fail_after(silence_s) as silence:

@@ -20,7 +20,8 @@ SAMPLE_S = 2.0  # between two points
 class OwnHistory:
     """The recorder of a peer's points: loss, speed, utilisation, bytes and figures of ``run.log``.
 
-    They are thinned as a member's at the master are, so they take little memory however long it runs.
+    They are thinned as a member's at the master are, so they take little memory however long it
+    runs.
 
     Args:
       progress: returns the trainer's progress.

@@ -56,7 +56,9 @@ class PeerReport:
 
 @define(eq=False)
 class CurrentSpec:
-    """The run's spec: None until the first ``Welcome``. The session sets it, everything else reads it."""
+    """The run's spec: None until the first ``Welcome``. The session sets it, everything else reads
+    it.
+    """
 
     known: RunSpec | None = None
 

@@ -1,4 +1,6 @@
-"""A machine's identity and its certificate for the run: stored by an earlier process, or requested."""
+"""A machine's identity and its certificate for the run: stored by an earlier process, or
+requested.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ async def obtain_credentials(
 
 
 def stored_credentials(folder: Path, invite: Invite) -> Credentials | None:
-    """Return the credentials of an earlier process, or None if there are none that last for a while.
+    """Return the credentials of an earlier process, or None if there are none that last for a
+    while.
 
     Raises:
       UserError: they belong to another run, and would be lost.
@@ -110,9 +113,14 @@ def as_user_error(error: EvictedError) -> UserError:
         RefusalCode.VERSION.value: "install the run's version of holdfast",
         RefusalCode.TOKEN.value: "ask the run's operator for another invite",
         RefusalCode.RUN.value: "this invite is for another run than the master serves",
-        RefusalCode.COPY.value: "give this one another folder (--state DIR) and an invite of its own",
+        RefusalCode.COPY.value: (
+            "give this one another folder (--state DIR) and an invite of its own"
+        ),
         RefusalCode.LAYOUT.value: "use the same model in the training script as the others",
-        RefusalCode.FINISHED.value: "the run's operator can let it go on: `holdfast resume --rounds N` (or --epochs N) at the master",
+        RefusalCode.FINISHED.value: (
+            "the run's operator can let it go on: `holdfast resume --rounds N` (or --epochs N) at"
+            " the master"
+        ),
     }
     return UserError(
         error.reason,

@@ -1,7 +1,7 @@
 """The peer service: one machine's part in the run.
 
-``membership.peer.replica.Replica`` decides what happens when; this service carries out its effects. Its
-parts do the work:
+``membership.peer.replica.Replica`` decides what happens when; this service carries out its effects.
+Its parts do the work:
 
     MasterSession   the connection to the master (``master_session``)
     LinkHub         the links to the other members (``collectives.links.hub``)
@@ -24,8 +24,9 @@ parts do the work:
      ├── await_last_weights          at the run's end, if its last weights are not here
      └── write        (if due)       a checkpoint, in pieces
 
-A part tells the replica what happened, the replica decides, ``_perform`` carries out. All of this is plain
-(not async) code on one event loop, so each event is handled completely before the next one.
+A part tells the replica what happened, the replica decides, ``_perform`` carries out. All of this
+is plain (not async) code on one event loop, so each event is handled completely before the next
+one.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ from .trainer_service import TrainerService
 log = logging.getLogger("holdfast.peer")
 
 PROGRESS_S = 1.0
-# From one report of progress to the next, per member of the run: with 500 members each reports every five
-# seconds, so that the master hears no more than some hundred reports a second.
+# From one report of progress to the next, per member of the run: with 500 members each reports
+# every five seconds, so that the master hears no more than some hundred reports a second.
 PROGRESS_PER_MEMBER_S = 0.01
 # After the run's end, for the master to order a copy of weights that are not here.
 LAST_WEIGHTS_S = 10.0
@@ -234,7 +235,9 @@ class PeerService:
 
     @property
     def rounds_wanted(self) -> int:
-        """The rounds after which the run is finished; 0: it has no end, or that is not known yet."""
+        """The rounds after which the run is finished; 0: it has no end, or that is not known
+        yet.
+        """
         return 0 if self._spec.known is None else self._spec.known.run.rounds
 
     # ------------------------------------------------------------ life
@@ -288,7 +291,9 @@ class PeerService:
         self.stop()
 
     async def drain(self, reason: str) -> None:
-        """Finish the round in flight and wait for the master's release; the trainer stays attached."""
+        """Finish the round in flight and wait for the master's release; the trainer stays
+        attached.
+        """
         session, spec = self.session, self._spec.known
         session.leaving = True
         deadline_s = spec.membership.deadline_s if spec is not None else 15.0
@@ -326,7 +331,9 @@ class PeerService:
     # ------------------------------------------------------------ the master's messages
 
     def _addresses(self, master_host: str) -> tuple[str, ...]:
-        """Return where other machines may dial this one: neighbours first, who need not go by the router."""
+        """Return where other machines may dial this one: neighbours first, who need not go by the
+        router.
+        """
         own = dialable(self._bound, self.config.advertise, master_host)
         mapped = tuple(str(each) for each in self.ports.addresses if str(each) not in own)
         return (own[: DIALABLE_MAX - len(mapped)] + mapped)[:DIALABLE_MAX]
@@ -494,7 +501,9 @@ class PeerService:
             self._start(self._await_last_weights)
 
     async def _await_last_weights(self) -> None:
-        """Let the master bring this peer in sync, which has no result of the last round or was still copying."""
+        """Let the master bring this peer in sync, which has no result of the last round or was
+        still copying.
+        """
         await trio.sleep(LAST_WEIGHTS_S)
         while self.replica.fetching:
             await trio.sleep(PROGRESS_S)

@@ -1,7 +1,8 @@
 """A peer's part in rounds: it reduces, repairs and applies. ``Replica`` decides when.
 
-    serve     one task per ``Reduce`` order: the reduction, until the round is over. A lost member does
-              not end it: the loss is reported, and the master's ``Flush`` and ``Repair`` continue it
+    serve     one task per ``Reduce`` order: the reduction, until the round is over. A lost member
+              does not end it: the loss is reported, and the master's ``Flush`` and ``Repair``
+              continue it
     apply     one task per commit: the outer step, in a thread; never cancelled half-way
 
 The input of a round is kept for a repeated order until the round is over, its result until it is
@@ -57,7 +58,8 @@ class _Running:
     """The reduction of a round's current order.
 
     Attributes:
-      diloco: the settings of the master that ordered it; the next one may have others before it commits.
+      diloco: the settings of the master that ordered it; the next one may have others before it
+        commits.
     """
 
     reduction: Reduction
@@ -118,7 +120,8 @@ class Reducer:
                 residual=self.residual_of(fragment) if contribute and known_input is None else None,
                 # The momentum changes only when the round is over.
                 momentum=self._state_service.state.momentum(fragment) if contribute else None,
-                # A member that cannot be reached is named before the master finds an unexplained stall.
+                # A member that cannot be reached is named before the master finds an unexplained
+                # stall.
                 link_wait_s=self._spec.value.link_deadline_s,
                 audited=self._spec.value.reduce.audit > 0,
                 on_lost=lost,
@@ -277,7 +280,9 @@ class Reducer:
             encoded.settle()
 
     def forget_residual(self, fragment: int) -> None:
-        """Drop a residual: the fragment is fetched again, or some chunk left the contribution out."""
+        """Drop a residual: the fragment is fetched again, or some chunk left the contribution
+        out.
+        """
         self._residuals.pop(fragment, None)
 
     def forget_residuals(self) -> None:

@@ -1,4 +1,5 @@
-"""The relay service: forwards for pairs that cannot connect directly, and does nothing else in the run.
+"""The relay service: forwards for pairs that cannot connect directly, and does nothing else in the
+run.
 
     run                     one nursery; a bug in any task ends the process
      ├── network.serve      connections of a pair, and the master's reachability test

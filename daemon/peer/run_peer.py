@@ -1,4 +1,6 @@
-"""``holdfast join`` as a process: credentials, the peer service, its bridge, trainer and HTTP API."""
+"""``holdfast join`` as a process: credentials, the peer service, its bridge, trainer and HTTP
+API.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,9 @@ class PeerOptions:
         )
 
     def known_invite(self) -> Invite:
-        """Return the invite with the addresses that the master told an earlier process of this peer."""
+        """Return the invite with the addresses that the master told an earlier process of this
+        peer.
+        """
         told: list[str] = []
         with contextlib.suppress(OSError, UnicodeDecodeError):
             told = (self.state / MASTERS_FILE).read_text(encoding="utf-8").splitlines()
@@ -154,7 +158,9 @@ class PeerOptions:
         return evolve(self.invite, addresses=tuple(addresses))
 
     def away(self, phase: str, why: str, ring: LogRing) -> AwayPeer:
-        """Return what serves this peer's status while it is not a member: its name and the reason."""
+        """Return what serves this peer's status while it is not a member: its name and the
+        reason.
+        """
 
         def status(why: str) -> PeerStatus:
             identity = Identity.load_or_create(make_private(self.state) / IDENTITY_FILE)
@@ -182,7 +188,8 @@ class Peer:
 
     Attributes:
       service, bridge: exist from the beginning of ``run``.
-      away_reason: the volunteer limit that made this peer leave; empty if it left for another reason.
+      away_reason: the volunteer limit that made this peer leave; empty if it left for another
+        reason.
     """
 
     def __init__(
@@ -417,10 +424,13 @@ class Peer:
             await self._leave(ENDED_EARLY)
         else:
             self._error = UserError(
-                "the training command ended without holdfast.attach: nothing of it came into the run",
+                "the training command ended without holdfast.attach: nothing of it came into"
+                " the run",
                 exit_code=ExitCode.TRAINER,
-                hint="the script has to call holdfast.attach(model, optimizer) and, after each step, "
-                "run.step()",
+                hint=(
+                    "the script has to call holdfast.attach(model, optimizer) and, after each step,"
+                    " run.step()"
+                ),
             )
             await self._leave(str(self._error))
 
@@ -486,7 +496,9 @@ class Peer:
     # ------------------------------------------------------------ what is shown
 
     async def _show_progress(self) -> None:
-        """Tell what changes, and keep the living line of a terminal or print a line from time to time."""
+        """Tell what changes, and keep the living line of a terminal or print a line from time to
+        time.
+        """
         changes, clock = PeerChanges(), ProgressClock()
         while True:
             status, now_s = self.status(), trio.current_time()

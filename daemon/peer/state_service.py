@@ -1,4 +1,5 @@
-"""The shared state in a peer's memory: created or restored, fetched from other peers and served to them.
+"""The shared state in a peer's memory: created or restored, fetched from other peers and served to
+them.
 
     donate    serves blocks of pinned versions, as long as the layout is the run's
     fetch     copies one version of a fragment from donors; one task per fragment
@@ -71,7 +72,8 @@ class StateService:
       known_state, known_posted: the shared state and the posting arena; None without a layout.
       received_bytes: bytes of received blocks since the service began.
       restored: the checkpoint that this process started from; None if none was used.
-      kept: up to ``KEPT_STATES_MAX`` checkpoints of the same state, the newest first; empty once in sync.
+      kept: up to ``KEPT_STATES_MAX`` checkpoints of the same state, the newest first; empty once in
+        sync.
     """
 
     _config: PeerConfig
@@ -186,7 +188,9 @@ class StateService:
         )
 
     def _on_disk(self, head: FragmentHead) -> tuple[FragmentArrays, bytes] | None:
-        """Return a version from a checkpoint on disk, for ``Joiner``; blocks, so call it in a thread."""
+        """Return a version from a checkpoint on disk, for ``Joiner``; blocks, so call it in a
+        thread.
+        """
         for each in self.kept:
             if each.manifest.fragment_heads()[head.fragment] == head:
                 try:

@@ -1,4 +1,5 @@
-"""A peer's connection to its local trainer: it attaches, posts and leaves, and its progress is measured.
+"""A peer's connection to its local trainer: it attaches, posts and leaves, and its progress is
+measured.
 
 The port carries the messages; ``Replica`` decides when a trainer may begin and which posts count.
 """
@@ -62,9 +63,9 @@ from .trainer.step_watch import StepSample, StepWatch
 log = logging.getLogger("holdfast.peer")
 
 PACE_S = 10.0  # tokens/s is the mean over this time
-# A trainer whose weights are not finite gets the shared state again this often in RELOADS_S, or without
-# a finite update in between; after that it is restarted. Weights that fail again at once have their
-# cause in the data or the code, and restarts are counted.
+# A trainer whose weights are not finite gets the shared state again this often in RELOADS_S, or
+# without a finite update in between; after that it is restarted. Weights that fail again at once
+# have their cause in the data or the code, and restarts are counted.
 RELOADS_MAX = 2
 RELOADS_S = 600.0
 STILL_SHOWN_S = 60.0  # without a step; a first one that compiles may take longer, and is shown, too
@@ -207,7 +208,9 @@ class TrainerService:
         self._perform(self._replica.trainer_spoilt())
 
     async def _check_posted(self, message: Posted) -> None:
-        """Measure a pseudo-gradient's norm; replace weights that are not finite, which do not heal."""
+        """Measure a pseudo-gradient's norm; replace weights that are not finite, which do not
+        heal.
+        """
         posted = self._state_service.known_posted
         if posted is None or not 0 <= message.fragment < len(posted.sizes):
             return
@@ -226,7 +229,9 @@ class TrainerService:
             self._not_finite(f"round {message.round}: {reason}")
 
     def _log(self, figures: Mapping[str, float]) -> None:
-        """Take figures of ``run.log``; those that were logged the longest ago make way for new ones."""
+        """Take figures of ``run.log``; those that were logged the longest ago make way for new
+        ones.
+        """
         for name, value in figures.items():
             self._metrics.pop(name, None)
             self._metrics[name] = value

@@ -112,8 +112,8 @@ class DiskQuota:
         if 2 * checkpoint_bytes <= self.disk_bytes:
             return ""
         return (
-            f"two checkpoints of {checkpoint_bytes / 1e9:.2f} GB (the last one stays until the next "
-            f"is whole) do not fit into --max-disk {self.disk_bytes / 1e9:g}"
+            f"two checkpoints of {checkpoint_bytes / 1e9:.2f} GB (the last one stays until the next"
+            f" is whole) do not fit into --max-disk {self.disk_bytes / 1e9:g}"
         )
 
     def keep_count(self, wanted: int, checkpoint_bytes: int) -> int:

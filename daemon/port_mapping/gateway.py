@@ -48,6 +48,6 @@ def check_public(host: str) -> None:
     """Raise MappingError if nobody outside can dial a router at this address."""
     if not is_public(host):
         raise MappingError(
-            f"the router's own address {host} is not public: another router, perhaps the carrier's, "
-            "is between it and the internet"
+            f"the router's own address {host} is not public: another router, perhaps the carrier's,"
+            " is between it and the internet"
         )

@@ -1,8 +1,8 @@
 """Messages of PCP (RFC 6887) and of NAT-PMP (RFC 6886), which routers answer on one UDP port. Pure.
 
-Both map one TCP port of this machine to a port of the router's public address, for a lifetime. For an IPv6
-address PCP opens the router's firewall instead, and address and port stay as they are. A router that knows
-NAT-PMP only answers a PCP request with version 0.
+Both map one TCP port of this machine to a port of the router's public address, for a lifetime. For
+an IPv6 address PCP opens the router's firewall instead, and address and port stay as they are. A
+router that knows NAT-PMP only answers a PCP request with version 0.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class MapAnswer:
     """What the router gave.
 
     Attributes:
-      address: at which other machines dial this one; NAT-PMP tells the host in an answer of its own.
+      address: at which other machines dial this one; NAT-PMP tells the host in an answer of its
+        own.
       epoch: seconds since the router lost its mappings.
     """
 

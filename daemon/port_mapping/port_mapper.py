@@ -1,11 +1,12 @@
 """A port of the router for this machine, asked for when it is needed, renewed, and given back.
 
-    idle --other machines cannot dial this one--> asking --PortMapping--> mapped --half its life--> asking
+    idle --other machines cannot dial this one--> asking --PortMapping--> mapped --half its life-->
+    asking
                                                     |  ^
                                                     '--'  no router maps the port: again, later
 
-It is needed when the master cannot dial this machine, or when this machine and another member need a relay
-or hole punching. Mappings stay until this machine leaves.
+It is needed when the master cannot dial this machine, or when this machine and another member need
+a relay or hole punching. Mappings stay until this machine leaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A router that speaks UPnP IGD, which most do: a search over UDP, its description and calls over HTTP.
+"""A router that speaks UPnP IGD, which most do: a search over UDP, its description and calls over
+HTTP.
 
-Any machine of the network may answer the search, and with anything. So only the router is heard and asked,
-and its answers are limited in size and time.
+Any machine of the network may answer the search, and with anything. So only the router is heard and
+asked, and its answers are limited in size and time.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from ...protocol.errors import UserError
 from ...protocol.messages import FragmentSize
 from .exit_codes import ExitCode
 
-# Memory that the state must leave for the system, the training command and rounds. With less, the kernel
-# begins to kill processes.
+# Memory that the state must leave for the system, the training command and rounds. With less, the
+# kernel begins to kill processes.
 MEMORY_LEFT_BYTES = 2**30
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -56,8 +56,8 @@ def limit_files() -> Iterator[Path]:
 def state_bytes(sizes: Sequence[FragmentSize]) -> int:
     """Return the most bytes that a daemon holds, apart from rounds.
 
-    These are the state, the arena that the trainer writes to, and the fragments that are being fetched,
-    or kept unchanged while another peer copies them.
+    These are the state, the arena that the trainer writes to, and the fragments that are being
+    fetched, or kept unchanged while another peer copies them.
     """
     fragments = sorted(map(fragment_bytes, sizes))
     return sum(fragments) + arena_bytes(sizes) + sum(fragments[-FETCHES_MAX:])
@@ -80,8 +80,8 @@ def check_room(sizes: Sequence[FragmentSize], memory_bytes: int | None) -> None:
     if memory_bytes is None or needed + MEMORY_LEFT_BYTES <= memory_bytes:
         return
     raise UserError(
-        f"the run's state does not fit into this machine's memory: it takes {format_gib(needed)} here, "
-        f"and of {format_gib(memory_bytes)} {format_gib(MEMORY_LEFT_BYTES)} must stay free",
+        f"the run's state does not fit into this machine's memory: it takes {format_gib(needed)}"
+        f" here, and of {format_gib(memory_bytes)} {format_gib(MEMORY_LEFT_BYTES)} must stay free",
         exit_code=ExitCode.MEMORY,
         hint="nothing was fetched; use a machine, or a container with a limit, of at least "
         + format_gib(needed + MEMORY_LEFT_BYTES),

@@ -1,12 +1,13 @@
-"""A program's output as lines that are safe to show: what a terminal would leave of them, without its orders.
+"""A program's output as lines that are safe to show: what a terminal would leave of them, without
+its orders.
 
     bytes --> LineReader --> lines as written --> shown        for a terminal: colours stay
                                               '-> plain_line   for logs, files and other machines
 
-A program may write anything: halves of characters, binary data, escape sequences that clear the screen or
-set the window's title. Of escape sequences only colours are kept, and these only for this machine's own
-terminal. Sequences that move the cursor are dropped, and every other control character is escaped.
-A carriage return begins the line again, as progress bars want it.
+A program may write anything: halves of characters, binary data, escape sequences that clear the
+screen or set the window's title. Of escape sequences only colours are kept, and these only for this
+machine's own terminal. Sequences that move the cursor are dropped, and every other control
+character is escaped. A carriage return begins the line again, as progress bars want it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ LINE_CHARS_MAX = 16_384  # of a line as written; a longer one goes on in the nex
 PLAIN_CHARS_MAX = TEXT_CHARS_MAX  # of a line that is kept or sent; the rest is cut
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
-# Sequences as ECMA-48 has them: CSI, the strings (OSC, DCS, ...) up to their end, and the short ones.
+# Sequences as ECMA-48 has them: CSI, the strings (OSC, DCS, ...) up to their end, and the short
+# ones.
 _SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]+[0-~]|[0-OQ-WYZ\\`-~])"
 )

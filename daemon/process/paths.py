@@ -77,13 +77,15 @@ def master_state(run_name: str) -> Path:
 def peer_state(run_id: str, fingerprint: str) -> Path:
     """Return the folder below ``peers`` for a run of an authority.
 
-    The maker of an invite can choose the run id of another run, but not its authority's fingerprint.
+    The maker of an invite can choose the run id of another run, but not its authority's
+    fingerprint.
     """
     return data_home() / "peers" / f"{run_id[:16]}-{fingerprint[:16]}"
 
 
 def make_private(directory: Path) -> Path:
-    """Make a directory that only this user can enter, and its missing parents; or check an existing one.
+    """Make a directory that only this user can enter, and its missing parents; or check an existing
+    one.
 
     Raises:
       UserError: it cannot be made, or other users can write into it. They could plant keys and
@@ -109,7 +111,9 @@ def make_private(directory: Path) -> Path:
 
 
 def check_kind(directory: Path, kind: str) -> None:
-    """Raise UserError if a state directory is the other kind of daemon's, ``kind`` being "master" or "peer"."""
+    """Raise UserError if a state directory is the other kind of daemon's, ``kind`` being "master"
+    or "peer".
+    """
     foreign, other = ((IDENTITY_FILE,), "peer") if kind == "master" else (MASTER_FILES, "master")
     if any((directory / name).exists() for name in foreign):
         raise UserError(
@@ -122,8 +126,8 @@ def check_kind(directory: Path, kind: str) -> None:
 def check_source(state: Path, run_toml: Path) -> None:
     """Raise UserError if the run in a master's state was started with another run.toml.
 
-    The folder follows from the run's name. A file of that name elsewhere may be another run, or the same
-    one moved: only the operator knows.
+    The folder follows from the run's name. A file of that name elsewhere may be another run, or the
+    same one moved: only the operator knows.
     """
     try:
         known = (state / SOURCE_FILE).read_text(encoding="utf-8").strip()
@@ -133,8 +137,10 @@ def check_source(state: Path, run_toml: Path) -> None:
         raise UserError(
             f"the run in {state} was started with {known}, not with {run_toml.resolve()}",
             exit_code=ExitCode.CONFIG,
-            hint="if this is another run, give it another name in its run.toml, or a folder of its own "
-            f"with --state DIR; if the file was moved, go on with --state {state}",
+            hint=(
+                "if this is another run, give it another name in its run.toml, or a folder of its"
+                f" own with --state DIR; if the file was moved, go on with --state {state}"
+            ),
         )
 
 
@@ -183,7 +189,8 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Make a temporary folder, because a socket's path must be short; remove those of killed daemons.
+    """Make a temporary folder, because a socket's path must be short; remove those of killed
+    daemons.
 
     Raises:
       UserError: there is no place for it.
@@ -269,7 +276,9 @@ def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
 
 
 def _none_in(state: Path, kind: str | None) -> UserError:
-    """Return the error of a command that finds no daemon of the kind it is for in a state directory."""
+    """Return the error of a command that finds no daemon of the kind it is for in a state
+    directory.
+    """
     files = {"master": MASTER_FILES, "peer": (IDENTITY_FILE,)}
     here = next(
         (each for each, names in files.items() if any((state / name).exists() for name in names)),
@@ -291,7 +300,9 @@ def _none_in(state: Path, kind: str | None) -> UserError:
 
 
 def join_line(invite: str, script: Path, state: Path | None = None) -> str:
-    """Return the command with which a machine joins, as a shell takes it; with ``state`` of a second peer here."""
+    """Return the command with which a machine joins, as a shell takes it; with ``state`` of a
+    second peer here.
+    """
     own = () if state is None else ("--name", state.name, "--state", str(state))
     return f"holdfast join {invite} {shlex.join([*own, '--', 'python', str(script)])}"
 

@@ -1,7 +1,8 @@
 """Hiding of secrets in this process's command line.
 
-All users of a machine can read the arguments of every process (``ps``, ``/proc/PID/cmdline``), and an
-invite is a secret. Linux reads them from the process's own memory, where they can be overwritten.
+All users of a machine can read the arguments of every process (``ps``, ``/proc/PID/cmdline``), and
+an invite is a secret. Linux reads them from the process's own memory, where they can be
+overwritten.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ SHOWN_BYTES = 10  # of its beginning, which stay readable
 
 
 def mask(secret: str) -> bool:
-    """Overwrite an argument of this process; return False if it is not found or the system is not Linux."""
+    """Overwrite an argument of this process; return False if it is not found or the system is not
+    Linux.
+    """
     word = secret.encode()
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

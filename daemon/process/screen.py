@@ -1,4 +1,5 @@
-"""A daemon's standard output: notices, the trainer's output, and in a terminal a living line below them.
+"""A daemon's standard output: notices, the trainer's output, and in a terminal a living line below
+them.
 
     tell, output, show --> queue --> a thread --> the terminal, file or pipe
 
@@ -6,9 +7,10 @@
      42%|████▏     | 210/500 [00:12<00:17]       the trainer's unfinished line
     round 12/20  loss 2.87  8,120 tokens/s       the living line
 
-The event loop never waits for a terminal: a thread of its own writes. A trainer waits for a slow reader as
-it would without a daemon between them, but not for a reader that takes nothing: after ``STUCK_S`` its lines
-are skipped and counted. Without a terminal there is no living line, and a line appears when it is whole.
+The event loop never waits for a terminal: a thread of its own writes. A trainer waits for a slow
+reader as it would without a daemon between them, but not for a reader that takes nothing: after
+``STUCK_S`` its lines are skipped and counted. Without a terminal there is no living line, and a
+line appears when it is whole.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ class Screen:
                 self._append(text)
 
     def show(self, line: str) -> None:
-        """Replace the living line; an empty one takes it away. Nothing happens without a terminal."""
+        """Replace the living line; an empty one takes it away. Nothing happens without a
+        terminal.
+        """
         if self.live:
             with self._changed:
                 self._line = escaped(line)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-# File descriptors of a daemon: enough for links to a thousand peers. A million would slow down programs
-# that close all possible descriptors before they start another program.
+# File descriptors of a daemon: enough for links to a thousand peers. A million would slow down
+# programs that close all possible descriptors before they start another program.
 DESCRIPTORS_WANTED = 65_536
 
 POWER = Path("/sys/class/power_supply")
@@ -33,7 +33,9 @@ def _read(path: Path) -> str:
 
 
 def descriptor_limit() -> int:
-    """Return the number of file descriptors that a daemon may open after it has raised its limit."""
+    """Return the number of file descriptors that a daemon may open after it has raised its
+    limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return DESCRIPTORS_WANTED

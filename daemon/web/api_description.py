@@ -1,4 +1,6 @@
-"""The OpenAPI document of a daemon's HTTP API: paths written by hand, and schemas made from the records."""
+"""The OpenAPI document of a daemon's HTTP API: paths written by hand, and schemas made from the
+records.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ RECORDS = (MasterStatus, PeerStatus, RecordedRound, PastEvent, PeerLog)
 
 @functools.cache
 def api_description() -> dict[str, Any]:
-    """Return the document; made at the first request, because most daemons are never asked for it."""
+    """Return the document; made at the first request, because most daemons are never asked for
+    it.
+    """
     document: dict[str, Any] = json.loads(WRITTEN.read_text(encoding="utf-8"))
     _kinds, made = msgspec.json.schema_components(
         RECORDS, ref_template="#/components/schemas/{name}"

@@ -1,7 +1,8 @@
 """The HTTP application of a daemon: JSON, the page, and the operator's actions.
 
-Reading needs no token: by default the daemon listens on loopback, and it answers to no foreign host name.
-An action needs the bearer token from the state directory, and so does what a training script has printed.
+Reading needs no token: by default the daemon listens on loopback, and it answers to no foreign host
+name. An action needs the bearer token from the state directory, and so does what a training script
+has printed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .page_files import PAGES, PageFiles
 
 BODY_BYTES_MAX = 65_536  # of a request; actions have a few fields
 
-# The page loads nothing from other hosts and runs no inline scripts, so a machine's name cannot inject one.
+# The page loads nothing from other hosts and runs no inline scripts, so a machine's name cannot
+# inject one.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'",

@@ -3,10 +3,10 @@
     serve              one nursery, until cancelled
     └── _serve_one     one per connection: Hypercorn's ``TCPServer`` over a ``_Connection``
 
-The run's port is in the same process, so a descriptor that a browser holds is not available to a peer.
-Hypercorn parses HTTP and speaks ASGI; this module manages the connections. Hypercorn's own trio worker
-keeps the descriptor of a closed idle client until ``keep_alive_timeout``, takes any number of clients,
-and waits forever for a client that does not read.
+The run's port is in the same process, so a descriptor that a browser holds is not available to a
+peer. Hypercorn parses HTTP and speaks ASGI; this module manages the connections. Hypercorn's own
+trio worker keeps the descriptor of a closed idle client until ``keep_alive_timeout``, takes any
+number of clients, and waits forever for a client that does not read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class _Connection:
     """One client's connection, with the interface that Hypercorn expects of a stream.
 
     Attributes:
-      context: Hypercorn's context for this connection; it stops the idle timer when the client is gone.
+      context: Hypercorn's context for this connection; it stops the idle timer when the client is
+        gone.
       requests: the requests that are being answered now; at 0 the connection may be closed.
       idle_since: seconds on trio's clock.
     """

@@ -1,8 +1,8 @@
 """The host names that a daemon's HTTP API answers to, as a defence against DNS rebinding.
 
 A foreign page can have its own domain name resolve to this machine. The visitor's browser then lets
-that page read a daemon's answers as its own. The browser sends the name in ``Host``, so requests are
-answered only for names that a foreigner cannot give to this machine (RFC 9110, 15.5.20).
+that page read a daemon's answers as its own. The browser sends the name in ``Host``, so requests
+are answered only for names that a foreigner cannot give to this machine (RFC 9110, 15.5.20).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     publish, publish_status --> Listener (a bounded queue each) --> GET /api/live
 
 A slow listener delays no other one: only the newest status waits for it, and when too many other
-frames wait, it is disconnected. Its browser reconnects and fetches what it has missed. Without listeners
-nothing is encoded.
+frames wait, it is disconnected. Its browser reconnects and fetches what it has missed. Without
+listeners nothing is encoded.
 """
 
 from __future__ import annotations

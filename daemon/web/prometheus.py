@@ -1,7 +1,7 @@
 """Metrics for Prometheus, made from the status at each request.
 
-A master exports the run and all members as they report themselves, a peer exports itself. Names follow
-Prometheus' conventions: seconds and bytes, ``_total`` for counters.
+A master exports the run and all members as they report themselves, a peer exports itself. Names
+follow Prometheus' conventions: seconds and bytes, ``_total`` for counters.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Train a small Llama of the Transformers library on Python's own sources, together with other machines.
+"""Train a small Llama of the Transformers library on Python's own sources, together with other
+machines.
 
     holdfast join INVITE -- python examples/llama/train.py --folder FOLDER
 
-``run.py`` beside it does all of it on one machine, from the tokenizer to a text that the model writes. The lines for
-holdfast are marked with (*). Shapes in comments: B batch, T context.
+``run.py`` beside it does all of it on one machine, from the tokenizer to a text that the model
+writes. The lines for holdfast are marked with (*). Shapes in comments: B batch, T context.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ WEIGHT_DECAY = 0.1
 GRADIENT_NORM_MAX = 1.0
 VALIDATION_BATCHES = 8
 
-# ``text_bytes``: of the training text, of which the tokenizer sees the beginning, and validation a tenth.
+# ``text_bytes``: of the training text, of which the tokenizer sees the beginning, and validation a
+# tenth.
 SIZES: dict[str, dict[str, int]] = {
     "toy": {
         "text_bytes": 400_000,
@@ -83,7 +85,9 @@ def first_files(paths: Iterable[Path], bytes_max: int) -> list[Path]:
 
 
 def shards_of(paths: list[Path], bytes_max: int) -> list[list[str]]:
-    """Deal pieces of the files out to shards of about ``SHARD_BYTES``, the same ones at every peer."""
+    """Deal pieces of the files out to shards of about ``SHARD_BYTES``, the same ones at every
+    peer.
+    """
     pieces = [
         text[start : start + PIECE_CHARS]
         for text in texts(first_files(paths, bytes_max))
@@ -231,7 +235,9 @@ def main() -> None:
         return (0.55 + 0.45 * math.cos(math.pi * done)) * run.rate_scale  # (*)
 
     def batches() -> Iterator[torch.Tensor]:
-        """Windows (B, T) of this peer's shards, without an end; the last ones of a shard may be fewer."""
+        """Windows (B, T) of this peer's shards, without an end; the last ones of a shard may be
+        fewer.
+        """
         for shard in shards:
             windows = windows_of(tokenizer, shard, size["context"])
             order = torch.randperm(len(windows), generator=run.generator())

@@ -3,8 +3,8 @@
     holdfast join INVITE -- python train.py                                   as a part of a run
     HOLDFAST_STANDALONE=1 HOLDFAST_STANDALONE_STEPS=2000 python train.py      alone, to try it
 
-The lines with `holdfast` and `run` make it part of a run. It learns to predict the next byte of a text. The
-text is Python's own standard library, so the script runs as it is, without a download.
+The lines with `holdfast` and `run` make it part of a run. It learns to predict the next byte of a
+text. The text is Python's own standard library, so the script runs as it is, without a download.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ TOLD_EVERY = 200  # steps between two lines in the terminal
 
 
 def load_text() -> torch.Tensor:
-    """Read some megabytes. Whether machines have the same data or parts of it is up to your script."""
+    """Read some megabytes. Whether machines have the same data or parts of it is up to your
+    script.
+    """
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = b"".join(file.read_bytes() for file in files)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
 def windows_at(text: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the bytes from each start on: ``CONTEXT`` that the model sees, and the one that follows."""
+    """Return the bytes from each start on: ``CONTEXT`` that the model sees, and the one that
+    follows.
+    """
     return text[starts[:, None] + torch.arange(CONTEXT + 1, device=text.device)]
 
 
@@ -56,7 +60,9 @@ def main() -> None:
     run = holdfast.attach(model, optimizer)  # from here on the model holds the run's weights
 
     def rate(_step: int) -> float:
-        """Lower the rate over the run's steps; a joiner's begins low, while its optimizer has no state."""
+        """Lower the rate over the run's steps; a joiner's begins low, while its optimizer has no
+        state.
+        """
         done = run.global_step / run.total_steps if run.total_steps else 0.0
         return run.rate_scale * (1.0 - 0.9 * min(1.0, done))
 
@@ -76,7 +82,8 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        # The only call that waits for other machines or changes the weights. Tokens are the update's weight.
+        # The only call that waits for other machines or changes the weights. Tokens are the
+        # update's weight.
         run.step(loss=loss.item(), tokens=BATCH)
         rates.step()
         if run.global_step % TOLD_EVERY == 0:

@@ -1,7 +1,8 @@
 """The rules of the master. Pure.
 
 status        the state as plain JSON, and the invariants
-coordinator   entry of every event of a run; beside it the rules for members that come, leave and contribute
+coordinator   entry of every event of a run; beside it the rules for members that come, leave and
+              contribute
 rounds        rounds and their reductions
 sync          copies of the state
 routes        routes between two members

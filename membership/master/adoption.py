@@ -3,15 +3,15 @@
     order in the journal --all contributors return with it-----------> the round goes on
                           '--one returns without it, or not in time--> Abort
 
-Peers do not stop a reduction because the master is away. So a master that restarts looks for orders in
-its journal that have no commit. No view is published until all contributors from before are back, or their
-time is over: a view that names only some of them would close their links.
+Peers do not stop a reduction because the master is away. So a master that restarts looks for orders
+in its journal that have no commit. No view is published until all contributors from before are
+back, or their time is over: a view that names only some of them would close their links.
 
-A contributor must return as the same process; its reports are kept meanwhile. An attempt that was repaired
-or run again after the recorded order has another number, and is not continued.
+A contributor must return as the same process; its reports are kept meanwhile. An attempt that was
+repaired or run again after the recorded order has another number, and is not continued.
 
-Listeners of the order (spares) get ``LISTENERS_WAIT_S`` more: one that returned after the view would have
-lost its links, and with them the result, and would copy the whole state instead.
+Listeners of the order (spares) get ``LISTENERS_WAIT_S`` more: one that returned after the view
+would have lost its links, and with them the result, and would copy the whole state instead.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Adoption:
     # ------------------------------------------------------------ facts
 
     def came(self, member: Member, hello: Hello) -> tuple[int, ...]:
-        """Note which reductions an attaching member still runs. Returns the rounds that it is to go on with."""
+        """Note which reductions an attaching member still runs. Returns the rounds that it is to go
+        on with.
+        """
         self._heard.add(member.peer)
         held = {(reduced.round, reduced.attempt) for reduced in hello.undecided}
         going_on = []
@@ -83,7 +85,9 @@ class Adoption:
                 self._missed(number, peer)
 
     def hears(self, member: Member, message: Reduced | ReduceFailed) -> bool:
-        """Keep a report about a round that may go on. Returns False for reports about other rounds."""
+        """Keep a report about a round that may go on. Returns False for reports about other
+        rounds.
+        """
         if message.round not in self._orders:
             return False
         self._reports.append((member, message))

@@ -3,9 +3,9 @@
 A peer has at most one connection. When it attaches again, the newer connection wins: the effects
 begin with ``DropPeer(peer, DUPLICATE, previous=True)`` for the older one, whose end the daemon must
 not report by ``detach``. The same incarnation is a reconnect and keeps its member number and its
-place. Another incarnation is a new process and gets a new number; should the older process come back,
-the newer one runs with a copy of its state folder, and is dropped for good (``COPY``). A refused peer gets
-``DropPeer(previous=False)``; its older connection, if there is one, stays.
+place. Another incarnation is a new process and gets a new number; should the older process come
+back, the newer one runs with a copy of its state folder, and is dropped for good (``COPY``). A
+refused peer gets ``DropPeer(previous=False)``; its older connection, if there is one, stays.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class Attachment:
         return admitted.number
 
     def outcomes(self, hello: Hello) -> tuple[Commit, ...]:
-        """Return the commits of the rounds whose results the peer holds without knowing the decision."""
+        """Return the commits of the rounds whose results the peer holds without knowing the
+        decision.
+        """
         held = {(reduced.round, reduced.digest) for reduced in hello.undecided}
         return tuple(
             commit

@@ -1,7 +1,7 @@
 """The master's rules: every decision of a run is made here, and nothing is carried out here.
 
-The daemon calls one method per event and carries out the effects that it returns, in order. There is
-no I/O, no clock and no randomness: the same calls return the same effects.
+The daemon calls one method per event and carries out the effects that it returns, in order. There
+is no I/O, no clock and no randomness: the same calls return the same effects.
 
     Hello --attach----.                                    .--> SendMessage    to a peer
     message --receive-|   handler      settle              |--> RecordDurably  before what follows
@@ -15,9 +15,9 @@ transfers, run the rounds, measure idle lines, release leaving members, finish. 
 before any message that names a member of it, and a transfer is started before any commit that would
 outdate it.
 
-*Lasting state* changes only through journal records. A restarted master is the replayed history, plus
-the peers that attach again. A reduction continues after a restart if all its contributors still run it
-(see ``adoption``); any other round that was not committed is void.
+*Lasting state* changes only through journal records. A restarted master is the replayed history,
+plus the peers that attach again. A reduction continues after a restart if all its contributors
+still run it (see ``adoption``); any other round that was not committed is void.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ class Coordinator:
     def receive(
         self, peer: str, message: Message, now_s: float, *, settle: bool = True
     ) -> list[Effect]:
-        """Handle a member's message. A message that was overtaken by its sender's removal is ignored.
+        """Handle a member's message. A message that was overtaken by its sender's removal is
+        ignored.
 
         Args:
           settle: draw conclusions now; otherwise the caller calls ``settle`` soon, once for many.
@@ -343,7 +344,8 @@ class Coordinator:
         return True
 
     def change_end(self, spec: RunSpec, now_s: float) -> list[Effect]:
-        """Give the run another number of rounds or epochs, on the operator's word; a finished run goes on.
+        """Give the run another number of rounds or epochs, on the operator's word; a finished run
+        goes on.
 
         Args:
           spec: differs from the run's in these numbers only.
@@ -425,7 +427,9 @@ class Coordinator:
         self.scheduler.removed(member.peer, f"{format_member(member)} is gone: {quoted(why)}")
 
     def _receiving(self) -> set[str]:
-        """Return the members that receive something over their links, which must stay as they are."""
+        """Return the members that receive something over their links, which must stay as they
+        are.
+        """
         roster = self.context.roster
         busy = {m.peer for m in roster if any(copy.fetch is not None for copy in m.copies)}
         for round_ in self.scheduler.round_table.reducing():

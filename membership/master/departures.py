@@ -16,7 +16,8 @@ from .state.roster import Member
 from .state.succession import Succession
 from .sync.state_sync import StateSync
 
-# Deadlines after which a member that wants to leave is released, unless a running reduction needs it.
+# Deadlines after which a member that wants to leave is released, unless a running reduction needs
+# it.
 DRAIN_DEADLINES_MAX = 1.5
 
 
@@ -70,7 +71,7 @@ class Departures:
     def _release_s(self, draining_s: float) -> float:
         return draining_s + DRAIN_DEADLINES_MAX * self.context.spec.membership.deadline_s
 
-    # ------------------------------------------------------------ contributors from before a restart
+    # --------------------------------------------------- contributors from before a restart
 
     def expect_return(self, *, again: bool = False) -> None:
         """Start the deadline for the return of contributors from before the restart.

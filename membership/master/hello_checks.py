@@ -1,4 +1,6 @@
-"""Checks of a ``Hello``: all reasons to refuse a peer, each with a sentence that says what to do."""
+"""Checks of a ``Hello``: all reasons to refuse a peer, each with a sentence that says what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from .state.context import Context, quoted
 from .state.journal import RunHistory
 from .state.roster import Member
 
-# New processes of one key. Each costs a journal record, so their rate is limited: a burst, then one per
-# interval. A service manager restarts a failing daemon more slowly than that.
+# New processes of one key. Each costs a journal record, so their rate is limited: a burst, then one
+# per interval. A service manager restarts a failing daemon more slowly than that.
 PROCESSES_MAX = 16
 PROCESS_S = 10.0
 
@@ -70,9 +72,12 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
             f"the run has committed all its rounds (the last was round {history.last_round})"
         )
     if peer not in context.roster and len(context.roster) >= MEMBERS_MAX:
-        return RefusalCode.FULL, (
-            f"this run has {MEMBERS_MAX} members, the most there are: join again when one has left, "
-            "or let its operator start a second run"
+        return (
+            RefusalCode.FULL,
+            (
+                f"this run has {MEMBERS_MAX} members, the most there are: join again when one has"
+                " left, or let its operator start a second run"
+            ),
         )
     return layout_refusal(context, hello.layout)
 

@@ -5,25 +5,29 @@
       |                  '--the peer is gone--> kept for it --it does not come back--.
       '------------------------------------------------------------------------------'
 
-Positions (see ``lease_ranges``) are given out lowest first, and the order of samples has no end: the next
-epoch's leases are given while the last ones of this epoch are held, and nobody waits for a lease.
+Positions (see ``lease_ranges``) are given out lowest first, and the order of samples has no end:
+the next epoch's leases are given while the last ones of this epoch are held, and nobody waits for a
+lease.
 
-*What a commit spends.* A contributor's ``Ready`` names the positions whose samples are in its update. They are
-spent by the commit, if that update is in any chunk of the mean. With several fragments a sample is in the next
-update of each of them, and the first commit spends it. From ``Ready`` until the round is over these positions
-are given to nobody else, even if the contributor dies meanwhile.
+*What a commit spends.* A contributor's ``Ready`` names the positions whose samples are in its
+update. They are spent by the commit, if that update is in any chunk of the mean. With several
+fragments a sample is in the next update of each of them, and the first commit spends it. From
+``Ready`` until the round is over these positions are given to nobody else, even if the contributor
+dies meanwhile.
 
-*Who left while a reduction adds up its update* has dropped that round, and if it is back it does not hear of
-the commit: it is told what it holds then, or it would draw those samples again.
+*Who left while a reduction adds up its update* has dropped that round, and if it is back it does
+not hear of the commit: it is told what it holds then, or it would draw those samples again.
 
-*Who is believed.* A peer spends only positions that it holds. An update that was trained on any others is not
-taken: ``Leased`` tells the peer what it holds, and it drops that update.
+*Who is believed.* A peer spends only positions that it holds. An update that was trained on any
+others is not taken: ``Leased`` tells the peer what it holds, and it drops that update.
 
-*Old leases* are taken back, or a peer that leases and does not train would keep an epoch from its end. What is
-held at one look and still at the next is old. Until a third one, its peer does not get it again.
+*Old leases* are taken back, or a peer that leases and does not train would keep an epoch from its
+end. What is held at one look and still at the next is old. Until a third one, its peer does not get
+it again.
 
-*After a restart* nobody holds anything. What may have been leased and is not spent is free, but not given out
-until the members from before are back, or given up; each tells what it holds (``LeasesHeld``).
+*After a restart* nobody holds anything. What may have been leased and is not spent is free, but not
+given out until the members from before are back, or given up; each tells what it holds
+(``LeasesHeld``).
 """
 
 from __future__ import annotations
@@ -47,17 +51,18 @@ from .state.context import Context, format_member
 from .state.journal import DataKnown, LeasesReserved, RoundOrdered
 from .state.roster import Member
 
-# A journal record reserves positions for so many grants of the present size; a master that restarts leases
-# those again that were not given out.
+# A journal record reserves positions for so many grants of the present size; a master that restarts
+# leases those again that were not given out.
 GRANTS_RESERVED = 64
-# Of a peer: what its last commits spent. Updates of other fragments that were on their way name them again;
-# more rounds than this are never in flight.
+# Of a peer: what its last commits spent. Updates of other fragments that were on their way name
+# them again; more rounds than this are never in flight.
 RECENT_COMMITS = 8
-# Of one peer. A trainer that has trained on all that its peer holds while there was no master posts that after
-# its next step only, for which it needs samples: one epoch would be too few.
+# Of one peer. A trainer that has trained on all that its peer holds while there was no master posts
+# that after its next step only, for which it needs samples: one epoch would be too few.
 HELD_EPOCHS_MAX = 8
-# A lease is old if its peer has held it for so many deadlines of the run, and while the run went on by so many
-# steps and turns. A peer leases ahead for four deadlines; the rest is for loaders that are far ahead of a slow trainer.
+# A lease is old if its peer has held it for so many deadlines of the run, and while the run went on
+# by so many steps and turns. A peer leases ahead for four deadlines; the rest is for loaders that
+# are far ahead of a slow trainer.
 OLD_DEADLINES = 32
 OLD_STEPS = 1_000
 OLD_TURNS = 8
@@ -299,7 +304,9 @@ class Leases:
         self.context.send(member.peer, self._leased(granted))
 
     def _know(self, member: Member, length: int) -> None:
-        """Take the length of the data set from the first member that wants leases, or from the spec."""
+        """Take the length of the data set from the first member that wants leases, or from the
+        spec.
+        """
         wanted = self.context.spec.data.samples
         self.context.record(DataKnown(wanted or length))
         self.context.announce(
@@ -358,7 +365,9 @@ class Leases:
         return min((each for each in due if each > self.context.settled_s), default=math.inf)
 
     def check(self) -> None:
-        """Raise AssertionError unless each position below the cursor has exactly one state. For tests."""
+        """Raise AssertionError unless each position below the cursor has exactly one state. For
+        tests.
+        """
         parts = [self._data.spent, self.free, *self.held.values()]
         parts += [kept.ranges for kept in self.kept.values()]
         reached = 0

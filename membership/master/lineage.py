@@ -2,17 +2,19 @@
 
 Two things can happen to the newest version:
 
-    the journal lacks it   The journal was cut, or is a copy (see ``succession``). More than half of its
-                           contributors hold one version beyond it, with one root; or no member holds
-                           the journal's, all came, and this is what most hold      --> adopted
-    no member holds it     All holders are gone, and a member has an older complete state of the run,
-                           with the journal's roots, in memory or in a checkpoint: after ``rewind_s``, or
-                           at once if all that were ever in the run have begun again --> rewound
+    the journal lacks it   The journal was cut, or is a copy (see ``succession``). More than half of
+                           its contributors hold one version beyond it, with one root; or no member
+                           holds the journal's, all came, and this is what most hold      -->
+                           adopted
+    no member holds it     All holders are gone, and a member has an older complete state of the
+                           run, with the journal's roots, in memory or in a checkpoint: after
+                           ``rewind_s``, or at once if all that were ever in the run have begun
+                           again --> rewound
 
-Both are recorded. Weights that the run never had are never taken: a version counts only if the journal
-knows its root, or if its contributors confirm it. A member that returns with a newer version of what was
-rewound holds what the run has given up, and is synced like any other; the *branch* in ``Welcome`` tells it
-not to apply results that it still has of those rounds.
+Both are recorded. Weights that the run never had are never taken: a version counts only if the
+journal knows its root, or if its contributors confirm it. A member that returns with a newer
+version of what was rewound holds what the run has given up, and is synced like any other; the
+*branch* in ``Welcome`` tells it not to apply results that it still has of those rounds.
 """
 
 from __future__ import annotations
@@ -64,10 +66,12 @@ class Lineage:
         self.useless_since_s: float | None = None
         self._announced_lost = False
 
-    # ------------------------------------------------------------ versions that the journal has lost
+    # --------------------------------------------------- versions that the journal has lost
 
     def adopt(self) -> bool:
-        """Adopt a version beyond the journal's that was the run's. Returns True if there was one."""
+        """Adopt a version beyond the journal's that was the run's. Returns True if there was
+        one.
+        """
         history = self.context.history
         if not history.founded or not history.behind:
             return False
@@ -115,7 +119,9 @@ class Lineage:
         return voices_of(self.context.roster, electorate)
 
     def _everybody_came(self) -> bool:
-        """Return whether all members that may know the missing records have had the time to attach."""
+        """Return whether all members that may know the missing records have had the time to
+        attach.
+        """
         if self.succession.electorate <= self.succession.attached:
             return True
         return self.useless_since_s is not None and self.context.now_s >= self._until_s(
@@ -126,11 +132,12 @@ class Lineage:
         return since_s + (self.context.spec.membership.rewind_s or math.inf)
 
     def _back_s(self, since_s: float) -> float:
-        """Return when the run goes back: at once if no holder of the lost versions can return any more.
+        """Return when the run goes back: at once if no holder of the lost versions can return any
+        more.
 
-        That is so if all peers that were ever in the run are attached, each in a process that began after
-        the last commit: then no other copies exist. A journal that may lack its end does not know all
-        peers.
+        That is so if all peers that were ever in the run are attached, each in a process that began
+        after the last commit: then no other copies exist. A journal that may lack its end does not
+        know all peers.
         """
         history, roster = self.context.history, self.context.roster
         admitted = [a for peer, a in history.admitted.items() if not history.is_out(peer)]
@@ -155,7 +162,7 @@ class Lineage:
         )
         self.state_sync.compare_again(head.fragment)
 
-    # ------------------------------------------------------------ versions that no member holds any more
+    # --------------------------------------------------- versions that no member holds any more
 
     def lost(self) -> list[int]:
         """Return the fragments whose newest version no member holds, or is about to hold."""
@@ -172,7 +179,8 @@ class Lineage:
         ]
 
     def fallback(self) -> Fallback | None:
-        """Return the newest earlier state that a member holds completely, if enough members are attached.
+        """Return the newest earlier state that a member holds completely, if enough members are
+        attached.
 
         One holder is enough: its roots are the journal's, and members that copy from it check them.
         """
@@ -215,8 +223,8 @@ class Lineage:
     def call_back(self) -> bool:
         """Evict members that may be about to apply a lost version, before the run goes back.
 
-        Each attaches again, and its ``Hello`` says what it holds. No copy may get newer while it is the
-        run's only one.
+        Each attaches again, and its ``Hello`` says what it holds. No copy may get newer while it is
+        the run's only one.
 
         Returns:
           True if a member was evicted.
@@ -268,8 +276,8 @@ class Lineage:
         self.context.announce(
             EventKind.RUN,
             None,
-            f"REWOUND by {plural(found.undone, 'round')}, which no connected peer holds; "
-            f"the run goes on from versions {history.versions} (it was at {before}), which {names} hold",
+            f"REWOUND by {plural(found.undone, 'round')}, which no connected peer holds; the run"
+            f" goes on from versions {history.versions} (it was at {before}), which {names} hold",
         )
         for fragment, version in enumerate(before):
             if version != history.versions[fragment]:
@@ -299,7 +307,9 @@ class Lineage:
     # ------------------------------------------------------------ for people
 
     def why_waiting(self, now_s: float) -> str:
-        """Return a sentence about lost versions and their last holders; empty if nothing is lost."""
+        """Return a sentence about lost versions and their last holders; empty if nothing is
+        lost.
+        """
         lost = self.lost()
         if not lost:
             return ""

@@ -154,7 +154,9 @@ class MessageHandlers:
             self.state_sync.synced(member, message)
 
     def _known_head(self, member: Member, head: FragmentHead) -> bool:
-        """Return whether the run has had this version; if not, evict the member or note its claim."""
+        """Return whether the run has had this version; if not, evict the member or note its
+        claim.
+        """
         history = self.context.history
         valid = head.fragment < history.fragment_count and len(head.root) == ROOT_BYTES
         if valid and head.version <= history.versions[head.fragment]:

@@ -1,4 +1,6 @@
-"""Removal of members: by a rule of the master, by the operator, or because their connection ended."""
+"""Removal of members: by a rule of the master, by the operator, or because their connection
+ended.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Members' trainers: whether one runs, why not, and when a member without one gives up its place.
 
-A place holder that loses its trainer keeps the place while no other member could fill it. A spare with a
-running trainer takes over after ``settle_s``: it contributes at once and moves no state, while a process
-takes seconds to start. The former holder comes back as a spare. A member that does not restart its
-trainer any more gives up the place in any case.
+A place holder that loses its trainer keeps the place while no other member could fill it. A spare
+with a running trainer takes over after ``settle_s``: it contributes at once and moves no state,
+while a process takes seconds to start. The former holder comes back as a spare. A member that does
+not restart its trainer any more gives up the place in any case.
 
-A contributor that was late for ``LATE_MAX`` rounds in a row rests: it gives up its place and may take one
-again after a time, which doubles with each rest.
+A contributor that was late for ``LATE_MAX`` rounds in a row rests: it gives up its place and may
+take one again after a time, which doubles with each rest.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
-"""A peer's leases: what the master gave, what its trainer draws, and what its updates are made of. Pure.
+"""A peer's leases: what the master gave, what its trainer draws, and what its updates are made of.
+Pure.
 
-    master --Leased--> pool --draw--> stream of a data rank --trained, posted--> contribution --> spent
+    master --Leased--> pool --draw--> stream of a data rank --trained, posted--> contribution -->
+    spent
                         ^                |                                            |
                         '----------------'<---trainer gone, delta dropped-------------'
 
-A *stream* is the order in which one data rank of the trainer was given samples; it draws and trains them in
-this order, so a count tells which ones it has trained. Samples that were trained and then lost, because the
-trainer ended or loaded the shared state, go back into the pool and are trained again.
+A *stream* is the order in which one data rank of the trainer was given samples; it draws and trains
+them in this order, so a count tells which ones it has trained. Samples that were trained and then
+lost, because the trainer ended or loaded the shared state, go back into the pool and are trained
+again.
 
-*Void samples.* A trainer may hold samples in its loader that are not leased to this peer: the master has given
-the leases to others while this peer was away, or this peer was a spare, whose trainer draws samples only to be
-warm. It trains through them, and contributes again once it has loaded the shared state after that. Until then
-the book is *barred*.
+*Void samples.* A trainer may hold samples in its loader that are not leased to this peer: the
+master has given the leases to others while this peer was away, or this peer was a spare, whose
+trainer draws samples only to be warm. It trains through them, and contributes again once it has
+loaded the shared state after that. Until then the book is *barred*.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from ...protocol.messages import (
 )
 from ..shared.lease_ranges import RangeSet
 
-# The pool holds so many times what the trainer draws in the time for which it goes on without a master. Half
-# of that is the limit below which more are wanted.
+# The pool holds so many times what the trainer draws in the time for which it goes on without a
+# master. Half of that is the limit below which more are wanted.
 AHEAD = 2.0
 DRAW_RANGES_MAX = 64  # of one draw
 MARKS = 16  # counts that are kept to tell how much was drawn in a time

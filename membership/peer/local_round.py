@@ -9,8 +9,8 @@ from attrs import define
 from ...protocol.messages import Commit, Open, Posted, Reduce, Reduced, ReduceFailed
 
 # Rounds of a fragment that may be ordered after a committed one that still lacks frames. By then no
-# peer sends that one any more: a broken link may have lost its frames, and a sender drops what a slow
-# receiver has not got after fewer rounds than that.
+# peer sends that one any more: a broken link may have lost its frames, and a sender drops what a
+# slow receiver has not got after fewer rounds than that.
 OVERTAKEN_MAX = 8
 
 
@@ -66,7 +66,9 @@ class LocalRound:
 
 
 def void_rounds(rounds: dict[int, LocalRound], new: Open | Reduce) -> list[LocalRound]:
-    """Return the earlier uncommitted rounds of a new round's fragment: they will not be committed."""
+    """Return the earlier uncommitted rounds of a new round's fragment: they will not be
+    committed.
+    """
     return [
         each
         for each in rounds.values()

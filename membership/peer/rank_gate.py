@@ -1,8 +1,9 @@
 """The step at which all ranks of one trainer handle the daemon's messages: the same one for all.
 
-A trainer of several ranks (``torchrun``) holds one model in parts. A merge at step 7 of one part and at step
-8 of another would break it. So the daemon *names* a step that no rank has passed. Every rank that comes to a
-named step waits for the word, and messages are handed out only while all ranks wait at one step:
+A trainer of several ranks (``torchrun``) holds one model in parts. A merge at step 7 of one part
+and at step 8 of another would break it. So the daemon *names* a step that no rank has passed. Every
+rank that comes to a named step waits for the word, and messages are handed out only while all ranks
+wait at one step:
 
     running ──a message──> named ──all wait at one step──> handling ──all have said what they do──┐
        ^                   │  ^                               ^                                   │
@@ -10,14 +11,16 @@ named step waits for the word, and messages are handed out only while all ranks 
        │                        name a later one              more messages                       │
        '────────────────────────────────────────────────────────they train on────────────────────-'
 
-Ranks take ordinary steps without a message: they write the step that they have reached into shared memory
-and then read the name there; the daemon writes the name and then reads the steps. Memory keeps no order
-between a write and a later read of another word, so a rank can miss a name that is written at the same
-moment. It is found by its step (``look``). Nothing is broken by then, since nothing is handed out before
-*all* have said that they wait: the daemon names a later step and passes the others on.
+Ranks take ordinary steps without a message: they write the step that they have reached into shared
+memory and then read the name there; the daemon writes the name and then reads the steps. Memory
+keeps no order between a write and a later read of another word, so a rank can miss a name that is
+written at the same moment. It is found by its step (``look``). Nothing is broken by then, since
+nothing is handed out before *all* have said that they wait: the daemon names a later step and
+passes the others on.
 
-What a rank does with messages depends on these and on its step only. So ranks that were given the same
-messages at the same steps also agree, without a word, on the steps at which they must wait for more.
+What a rank does with messages depends on these and on its step only. So ranks that were given the
+same messages at the same steps also agree, without a word, on the steps at which they must wait for
+more.
 
 The daemon's side is ``daemon.peer.trainer_group``, a rank's is ``client.ranks``.
 No clock, no I/O. The owner calls ``look`` every few milliseconds while a step is named.

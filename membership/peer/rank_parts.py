@@ -1,4 +1,6 @@
-"""The parts of a model that a trainer's ranks hold: whether they make it whole, and who writes what."""
+"""The parts of a model that a trainer's ranks hold: whether they make it whole, and who writes
+what.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ VALUES_NAMED_MAX = 4  # parts that an error lists
 
 
 class RankPartsError(Exception):
-    """The ranks do not hold the model exactly; the text names the tensor and what is missing or doubled."""
+    """The ranks do not hold the model exactly; the text names the tensor and what is missing or
+    doubled.
+    """
 
 
 def box_of(part: RankPart, layout: ModelLayout, index: int) -> TensorBox:
@@ -23,14 +27,15 @@ def box_of(part: RankPart, layout: ModelLayout, index: int) -> TensorBox:
 
 
 def writers(layout: ModelLayout, parts: Sequence[RankPart]) -> list[list[int]]:
-    """Return for each rank the tensors that it writes; of equal parts one rank writes, the least loaded.
+    """Return for each rank the tensors that it writes; of equal parts one rank writes, the least
+    loaded.
 
     Args:
       parts: of all ranks, in their order.
 
     Raises:
-      RankPartsError: a part is outside of its tensor, two parts overlap without being equal, or a part of a
-        tensor is held by no rank.
+      RankPartsError: a part is outside of its tensor, two parts overlap without being equal, or a
+        part of a tensor is held by no rank.
     """
     for part in parts:
         if part.boxes and len(part.boxes) != len(layout.tensors):
@@ -62,15 +67,16 @@ def _require_exact(spec: TensorSpec, holders: dict[TensorBox, list[int]]) -> Non
         )
         if not fits:
             raise RankPartsError(
-                f"rank {ranks[0]} holds {_text(box)} of tensor {spec.name!r}, whose shape is {spec.shape}"
+                f"rank {ranks[0]} holds {_text(box)} of tensor {spec.name!r}, whose shape is"
+                f" {spec.shape}"
             )
     boxes = [box for box in holders if math.prod(box.shape)]
     for number, box in enumerate(boxes):
         for other in boxes[:number]:
             if _overlap(box, other):
                 raise RankPartsError(
-                    f"ranks {holders[other][0]} and {holders[box][0]} hold parts of tensor {spec.name!r} "
-                    f"that overlap: {_text(other)} and {_text(box)}"
+                    f"ranks {holders[other][0]} and {holders[box][0]} hold parts of tensor"
+                    f" {spec.name!r} that overlap: {_text(other)} and {_text(box)}"
                 )
     held, whole = sum(math.prod(box.shape) for box in boxes), math.prod(spec.shape)
     if held != whole:
@@ -79,8 +85,8 @@ def _require_exact(spec: TensorSpec, holders: dict[TensorBox, list[int]]) -> Non
         )
         more = ", ..." if len(boxes) > VALUES_NAMED_MAX else ""
         raise RankPartsError(
-            f"{whole - held} of the {whole} values of tensor {spec.name!r} {spec.shape} are held by no "
-            f"rank: {named or 'nothing is held'}{more}"
+            f"{whole - held} of the {whole} values of tensor {spec.name!r} {spec.shape} are held by"
+            f" no rank: {named or 'nothing is held'}{more}"
         )
 
 

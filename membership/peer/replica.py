@@ -2,7 +2,8 @@
 
 Messages of the master and reports of the peer's own tasks come in, effects go out; there is no
 I/O, no clock and no tensor here. The master decides. This machine ensures that, in any order of
-messages, a fragment moves from a version to the next one only by the result that was committed for it.
+messages, a fragment moves from a version to the next one only by the result that was committed for
+it.
 
 A round at a peer:
 
@@ -123,7 +124,8 @@ class Replica:
         return any(each.behind for each in self.fragments)
 
     def keeps_checkpoints(self, peers: int | str) -> bool:
-        """Return whether this peer writes checkpoints: all in sync do, or the ``peers`` oldest members.
+        """Return whether this peer writes checkpoints: all in sync do, or the ``peers`` oldest
+        members.
 
         All peers read the same view, so all come to the same answer.
         """
@@ -211,7 +213,8 @@ class Replica:
         """End the rounds that the master does not know any more, or does not continue."""
         effects: list[PeerEffect] = []
         if message.branch != self.branch:
-            # Commits of the other branch are void. One that is applied already is the master's to undo.
+            # Commits of the other branch are void. One that is applied already is the master's to
+            # undo.
             self.branch = message.branch
             for fragment in self.fragments:
                 fragment.committed_version = 0
@@ -470,7 +473,9 @@ class Replica:
     def reduction_failed(
         self, round_id: int, attempt: int, accused: Iterable[str], bad: bool, reason: str
     ) -> list[PeerEffect]:
-        """Report a reduction that ended, or (``accused`` and not ``bad``) awaits a repair or an abort."""
+        """Report a reduction that ended, or (``accused`` and not ``bad``) awaits a repair or an
+        abort.
+        """
         failed = self._reducing(round_id, attempt)
         if failed is None:
             return []

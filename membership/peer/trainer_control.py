@@ -21,15 +21,17 @@ from .local_fragment import LocalFragment
 from .local_round import LocalRound, RoundState
 from .peer_effects import PeerEffect, ReloadTrainer, TellTrainer
 
-# A trainer posts for its next round no earlier than after this share of the steps between two rounds
-# of a fragment. This matters only to a trainer that is past the next round's step: it went on while
-# the master was away, or the run was rewound. Its rounds then come at most twice as often, until the
-# steps agree.
+# A trainer posts for its next round no earlier than after this share of the steps between two
+# rounds of a fragment. This matters only to a trainer that is past the next round's step: it went
+# on while the master was away, or the run was rewound. Its rounds then come at most twice as often,
+# until the steps agree.
 WORTH_SHARE = 0.5
 
 
 def next_boundary(step: int, sync_every: int, fragment_count: int) -> int:
-    """Return the first step after ``step`` at which a fragment is due: a multiple of H / P, floored."""
+    """Return the first step after ``step`` at which a fragment is due: a multiple of H / P,
+    floored.
+    """
     turn = step * fragment_count // sync_every + 1
     while turn * sync_every // fragment_count <= step:
         turn += 1
@@ -55,8 +57,8 @@ class TrainerControl:
       total_steps: the step at which the run's last round is due; 0 for a run without an end.
       told_role: the trainer's last ``SetRole``.
       away: there is no session with the master.
-      extended_limit: the step limit since the master was lost; None again as soon as the trainer was
-        told of a round.
+      extended_limit: the step limit since the master was lost; None again as soon as the trainer
+        was told of a round.
       extension_count: extensions so far.
       barred: what the trainer trains on now must not be contributed (see ``lease_book``).
       unbounded: while barred, the trainer was told to go on without rounds.
@@ -131,7 +133,9 @@ class TrainerControl:
         return [TellTrainer(ExtendStepLimit(self.extended_limit))]
 
     def _end_extension(self) -> list[PeerEffect]:
-        """End an extension, as the trainer was told of a round; it lasts while the master is away."""
+        """End an extension, as the trainer was told of a round; it lasts while the master is
+        away.
+        """
         if self.away:
             return self._tell_extension()
         self.extended_limit = None
@@ -156,7 +160,9 @@ class TrainerControl:
         self.told_role = None
 
     def bar(self, *, barred: bool) -> list[PeerEffect]:
-        """Let a trainer that must not contribute train on without rounds; afterwards it starts afresh."""
+        """Let a trainer that must not contribute train on without rounds; afterwards it starts
+        afresh.
+        """
         if not barred or not (self.loaded and self.training) or self.finished:
             was_barred, self.barred = self.barred, False
             return self.reload() if was_barred and self.loaded and not self.finished else []
@@ -180,8 +186,8 @@ class TrainerControl:
             each.offered = False  # this may be another trainer than before
         load = ReloadTrainer(self.run_step, self.step_limit(), self.spoilt)
         self.spoilt = False
-        # ``attach`` returns at the first load, and the script may ask at once who leads. Later a spare
-        # that becomes a contributor must not train on before it has loaded.
+        # ``attach`` returns at the first load, and the script may ask at once who leads. Later a
+        # spare that becomes a contributor must not train on before it has loaded.
         first = self.told_role is None
         effects: list[PeerEffect] = (
             [self._tell_role(), load] if first else [load, self._tell_role()]
@@ -235,7 +241,9 @@ class TrainerControl:
         return [TellTrainer(message), *self._end_extension()]
 
     def nudge(self, opened: LocalRound) -> list[PeerEffect]:
-        """Ask for what the trainer has by now: the master told an open round with an earlier step."""
+        """Ask for what the trainer has by now: the master told an open round with an earlier
+        step.
+        """
         opened.nudged = True
         return self.offer(opened) if opened.unposted and opened.offered else []
 

@@ -1,31 +1,35 @@
 """Bandwidths of the members' lines, estimated from what the lines carried.
 
-After every reduction a peer reports bytes and busy seconds (``Measured``), each way. The mean of these
-rates, in which a report counts half after ``REPORTS_HALF_LIFE`` further ones, is the line's rate, and
-their spread says how far it may be off. Three things follow from how it is measured:
+After every reduction a peer reports bytes and busy seconds (``Measured``), each way. The mean of
+these rates, in which a report counts half after ``REPORTS_HALF_LIFE`` further ones, is the line's
+rate, and their spread says how far it may be off. Three things follow from how it is measured:
 
 - A rate is what went through, so it is a lower bound. For the uplink it is a good one: a sender
   offers frames to all receivers at once. Bytes may arrive slowly because the senders are slow. So a
   peer counts as able to receive at least as fast as it sends, as nearly every line can. Otherwise a
   fast peer among slow ones would look slow for ever, and own little for ever.
 - A line that was hardly busy says nothing. Sent bytes count as under way until the receiver has
-  acknowledged them, some tenths of a second later at most; this is the same for all peers. Whoever serves
-  a copy of few bytes has waited for requests most of the time: a report counts for its bytes.
-- A peer that was not measured yet counts as the median of the measured peers, or by the cap that its
-  owner has set if that is lower. While half of the contributors' lines or more are only assumed in this
-  way, all count as equal: a plan that knows half of the lines loads the wrong ones. Fewer new ones count
-  as the slowest that is known: they own little in their first round, and it is not the slower for it.
+  acknowledged them, some tenths of a second later at most; this is the same for all peers. Whoever
+  serves a copy of few bytes has waited for requests most of the time: a report counts for its
+  bytes.
+- A peer that was not measured yet counts as the median of the measured peers, or by the cap that
+  its owner has set if that is lower. While half of the contributors' lines or more are only assumed
+  in this way, all count as equal: a plan that knows half of the lines loads the wrong ones. Fewer
+  new ones count as the slowest that is known: they own little in their first round, and it is not
+  the slower for it.
 
-*Doubt.* The rates of equal lines differ by what happened to be measured. So beside its rate each peer
-has a *cautious* one: moved towards the median of the others by as much as it may be off. What unequal
-shares gain is judged by the cautious rates; if it is enough, shares follow the rates themselves, which
-are right on average (``shares.chosen_shares``). A line that has changed is doubtful at once, since its
-reports differ, so shares go back to equal a few rounds after a difference has gone.
+*Doubt.* The rates of equal lines differ by what happened to be measured. So beside its rate each
+peer has a *cautious* one: moved towards the median of the others by as much as it may be off. What
+unequal shares gain is judged by the cautious rates; if it is enough, shares follow the rates
+themselves, which are right on average (``shares.chosen_shares``). A line that has changed is
+doubtful at once, since its reports differ, so shares go back to equal a few rounds after a
+difference has gone.
 
-*Waiting.* In a round among unequal lines everybody waits for the slowest one, so on average all look as
-slow. But a fast line does not send evenly then: what it has is gone at once, and more comes later. So a
-peer also reports at which rate it sent in its best second (``collectives.links.line_rate``). If that is
-``WAITED`` times the average and more, it waited for others, and its best second says what its line carries.
+*Waiting.* In a round among unequal lines everybody waits for the slowest one, so on average all
+look as slow. But a fast line does not send evenly then: what it has is gone at once, and more comes
+later. So a peer also reports at which rate it sent in its best second
+(``collectives.links.line_rate``). If that is ``WAITED`` times the average and more, it waited for
+others, and its best second says what its line carries.
 """
 
 from __future__ import annotations
@@ -94,8 +98,9 @@ class _Carried:
 
     Attributes:
       busy_s: of all reports, added up.
-      weight: the reports' weights, busy seconds at most, added up; ``weights_square``: their squares.
-      rates, rates_square: the reports' rates and the squares of these, by weight, added up.
+      weight: the reports' weights, busy seconds at most, added up; ``weights_square``: their
+      squares. rates, rates_square: the reports' rates and the squares of these, by weight, added
+      up.
     """
 
     busy_s: float = 0.0
@@ -134,7 +139,9 @@ class _Carried:
         return math.sqrt(variance / count)
 
     def cautious(self, usual: float) -> float:
-        """Return the rate, moved towards the usual one by as much as it may be off; 0.0: not known."""
+        """Return the rate, moved towards the usual one by as much as it may be off; 0.0: not
+        known.
+        """
         if (rate := self.rate()) is None:
             return 0.0
         doubt = DOUBTS * self.error()
@@ -176,7 +183,9 @@ class Bandwidths:
         }
 
     def _line(self, peer: str) -> _Line:
-        """Return a peer's line, as the most recently used; of too many the least recent is dropped."""
+        """Return a peer's line, as the most recently used; of too many the least recent is
+        dropped.
+        """
         line = self._lines[peer] = self._lines.pop(peer, _Line())
         if len(self._lines) > MEMBERS_MAX:
             oldest = next(iter(self._lines))
@@ -204,7 +213,8 @@ class Bandwidths:
         Args:
           caps: the bandwidth limit that a machine's owner has set, infinite where there is none.
             Peers without limits are left out.
-          sending: the peers that contribute. What is usual is the median of these, if any of them is known.
+          sending: the peers that contribute. What is usual is the median of these, if any of them
+            is known.
         """
         known = {peer: rate for peer in peers if (rate := self.known(peer)) is not None}
         judged = [known[peer] for peer in sending if peer in known] or list(known.values())

@@ -15,7 +15,8 @@ from ..spec.spec import RunSpec
 from .plan import COUNTER_BYTES, VALUE_BYTES, chunk_elements_of
 
 BLOCK_BYTES = 2**20  # as ``checkpoint.blocks`` cuts state
-# Limit of a fragment's state, by the size of its index of blocks. A larger model needs more fragments.
+# Limit of a fragment's state, by the size of its index of blocks. A larger model needs more
+# fragments.
 FRAGMENT_BYTES_MAX = BLOCKS_MAX * BLOCK_BYTES
 CHUNKS_MAX = 8 * CHUNK_BITS_BYTES_MAX  # of a fragment: ``Held`` has a bit for each
 
@@ -56,7 +57,8 @@ def _size_fault(size: FragmentSize, spec: RunSpec) -> str | None:
     state_bytes += COUNTER_BYTES * size.counter_count
     if state_bytes > FRAGMENT_BYTES_MAX:
         return f"takes {state_bytes} bytes, at most {FRAGMENT_BYTES_MAX}: use more fragments"
-    # Chunks are largest for one owner. More owners get smaller chunks, but a limited number of them.
+    # Chunks are largest for one owner. More owners get smaller chunks, but a limited number of
+    # them.
     chunk_count = -(-size.value_count // chunk_elements_of(size, 1, spec.reduce.chunk_bytes))
     if chunk_count >= CHUNKS_MAX:
         return f"has {chunk_count} chunks, fewer than {CHUNKS_MAX} are allowed: use larger ones"

@@ -1,7 +1,7 @@
 """The plan of a reduction: a fragment's chunks, their owners, and the expected time.
 
-``shares`` computes how much each contributor should own; here that becomes whole chunks. The estimate is
-made from the chunks as they are, so it contains the cost of rounding.
+``shares`` computes how much each contributor should own; here that becomes whole chunks. The
+estimate is made from the chunks as they are, so it contains the cost of rounding.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ COUNTER_BYTES = 8  # int64, sent verbatim
 CHUNK_ALIGNMENT = 256  # elements; blocks of a codec do not straddle chunks
 CHUNK_ELEMENTS_MIN = 4_096  # smaller chunks cost more in headers than they gain in balance
 CHUNKS_PER_OWNER = 4  # a small fragment is cut finer, so that shares can be unequal
-# A chunk takes the slowest contributor's line about this long. Every lane has one under way when a round
-# ends, and a sum waits for the slowest of them; but each chunk costs the processor some calls, which is what
-# many lanes over a line of 300 Mbit/s are short of (chunks of 2 ms: rounds took an eighth longer).
+# A chunk takes the slowest contributor's line about this long. Every lane has one under way when a
+# round ends, and a sum waits for the slowest of them; but each chunk costs the processor some
+# calls, which is what many lanes over a line of 300 Mbit/s are short of (chunks of 2 ms: rounds
+# took an eighth longer).
 CHUNK_LINE_S = 0.007
 CHUNK_WIRE_BYTES_MIN = 65_536  # ... but is not cut finer than this for it,
-# ... and over lines as fast as this not at all: there the processor is the limit, which spends as long on the
-# calls for a chunk of 1 MiB as on encrypting it.
+# ... and over lines as fast as this not at all: there the processor is the limit, which spends as
+# long on the calls for a chunk of 1 MiB as on encrypting it.
 FAST_BYTES_PER_S = 1e9
-# An owner buffers four chunks of each contributor that is ahead, at least. Chunks are no larger than keeps these
-# within a quarter of what it may buffer (``collectives.chunk_sender``), or than 1 MiB. Nor are chunks that must be
-# encoded larger than that: their values stay in a core's cache, and each thread decodes one at a time.
+# An owner buffers four chunks of each contributor that is ahead, at least. Chunks are no larger
+# than keeps these within a quarter of what it may buffer (``collectives.chunk_sender``), or than 1
+# MiB. Nor are chunks that must be encoded larger than that: their values stay in a core's cache,
+# and each thread decodes one at a time.
 OWNER_CHUNK_BYTES = 16 * 2**20
 CHUNK_BYTES_ALWAYS = 2**20
 UNKNOWN_BYTES_PER_S = 36e6  # for this, a line that is not known: 300 Mbit/s, fibre to a home
@@ -185,7 +187,9 @@ def _needed_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
 
 
 def wire_bytes_per_value(codec: str) -> float:
-    """Return a codec's bytes per value, without what zstd behind it saves: that is not known before."""
+    """Return a codec's bytes per value, without what zstd behind it saves: that is not known
+    before.
+    """
     return WIRE_BYTES_PER_VALUE.get(codec.partition("+")[0], VALUE_BYTES)
 
 

@@ -18,20 +18,20 @@ Each of the ``k`` chunks has a header and a tag, 48 bytes. Chunks are whole, so 
 busiest owner has ``ceil(k/n)`` of them.
 
 ``R``: Ready, Reduce, the last result, Reduced and Commit travel one after the other, a delay each.
-Contributions travel before results, but add no sixth delay while the line has others to send: all of
-them take ``C``, and the first of an owner's ``m`` chunks is complete a delay after ``C/m``.
+Contributions travel before results, but add no sixth delay while the line has others to send: all
+of them take ``C``, and the first of an owner's ``m`` chunks is complete a delay after ``C/m``.
 
 ``T``: a fragment is due every ``K`` steps. Steps take ``K s``; the line is free again after ``X``.
-One round is open at a time: the next one opens when the master receives the last Ready, ``2 d`` from
-post to post. At most ``F`` rounds are in flight, of one fragment each, and each takes ``R``. A trainer
-that waits ``tau`` steps after a post does so once per round: ``q + 1`` rounds then take ``R`` and the
-steps from that point to the next boundary. Without overlap this is ``K s + R``, with ``tau <= K`` it
-is ``K s + max(0, R - tau s)``; with more overlap, ``q + 1`` rounds are in flight.
+One round is open at a time: the next one opens when the master receives the last Ready, ``2 d``
+from post to post. At most ``F`` rounds are in flight, of one fragment each, and each takes ``R``. A
+trainer that waits ``tau`` steps after a post does so once per round: ``q + 1`` rounds then take
+``R`` and the steps from that point to the next boundary. Without overlap this is ``K s + R``, with
+``tau <= K`` it is ``K s + max(0, R - tau s)``; with more overlap, ``q + 1`` rounds are in flight.
 
 Sources: DiLoCo, arXiv 2311.08105 (a round every ``H`` steps); Streaming DiLoCo, arXiv 2501.18512
-(fragments, and an overlap of ``tau`` steps: sections 2.2 and 2.3; there ``tau <= K``). Left out: the
-time of encoding, adding up and the outer step, differences between peers, what zstd saves, and the
-bytes of control messages.
+(fragments, and an overlap of ``tau`` steps: sections 2.2 and 2.3; there ``tau <= K``). Left out:
+the time of encoding, adding up and the outer step, differences between peers, what zstd saves, and
+the bytes of control messages.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class RoundCost:
       in_flight: ``F``: a fragment has one round at a time.
       moved_bytes: ``B``.
       transfer_s: ``X``.
-      ahead_s: ``C (1 - 1/m)``: time for the remaining contributions when an owner sends its first chunk.
+      ahead_s: ``C (1 - 1/m)``: time for the remaining contributions when an owner sends its first
+        chunk.
     """
 
     step_s: float
@@ -243,10 +244,11 @@ def predict(spec: RunSpec, conditions: Conditions) -> Prediction:
 def memory_bytes(spec: RunSpec, value_count: int) -> float:
     """Return the most memory that a peer's daemon and hook take together, beside the script's own.
 
-    In float32 models: the shared values, their momentum and the trainer's anchor; with error feedback what
-    codecs have left out. And in fragments: the posted one, the encoded mean, and the contributions that wait;
-    with overlap the snapshot, with error feedback the encoded contribution. A model on GPUs needs up to three
-    fragments more, pinned, for copies. docs/large-models.md has measurements.
+    In float32 models: the shared values, their momentum and the trainer's anchor; with error
+    feedback what codecs have left out. And in fragments: the posted one, the encoded mean, and the
+    contributions that wait; with overlap the snapshot, with error feedback the encoded
+    contribution. A model on GPUs needs up to three fragments more, pinned, for copies.
+    docs/large-models.md has measurements.
     """
     fragments, diloco = spec.diloco.fragments, spec.diloco
     ups, downs = zip(*(spec.reduce.codecs(fragment) for fragment in range(fragments)), strict=True)
@@ -260,10 +262,12 @@ def memory_bytes(spec: RunSpec, value_count: int) -> float:
 
 
 def _needed_bits_per_s(spec: RunSpec, conditions: Conditions) -> float:
-    """Return the line, each way, on which no trainer waits: ``R <= min(tau, F K) s`` and ``X <= K s``.
+    """Return the line, each way, on which no trainer waits: ``R <= min(tau, F K) s`` and ``X <= K
+    s``.
 
     ``R`` is the larger of two terms, so ``b`` is the larger of ``B/(tau s - 5 d)`` and
-    ``(B - A)/(tau s - 6 d)``, where ``A`` is the part of ``B`` that is sent before the first result.
+    ``(B - A)/(tau s - 6 d)``, where ``A`` is the part of ``B`` that is sent before the first
+    result.
     """
     # On a line of a byte a second, bytes are seconds.
     cost = RoundCost.of(spec, evolve(conditions, line=Bandwidth(1.0, 1.0)))

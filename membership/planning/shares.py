@@ -9,9 +9,9 @@ receiver. With ``n`` contributors, ``r`` receivers, contributions of ``S_up`` by
 
 and a member that only receives takes ``S_down``. All is linear in the shares, and the least time T
 in which every line moves what it must is a linear program. Where only the members' own lines are
-limits, each owner's load depends on its own share alone, so T is found by bisection: the shares that
-fit into T must add up to 1 (*filling*). For ``S_up = S_down = S``, equal up and down rates b, and
-contributors only (n > 2), that is the weighted butterfly
+limits, each owner's load depends on its own share alone, so T is found by bisection: the shares
+that fit into T must add up to 1 (*filling*). For ``S_up = S_down = S``, equal up and down rates b,
+and contributors only (n > 2), that is the weighted butterfly
 
     T* = S * max(1 / min b, 2 (n - 1) / sum b),    w_i  proportional to  max(0, b_i T* / S - 1)
 
@@ -121,8 +121,8 @@ def bound_s(work: Workload) -> float:
     """Return a lower bound on the time of any plan in which every chunk has one owner.
 
     Each line must carry at least what its member sends and receives with any shares, and all lines
-    together every contribution that is not its owner's, and every result. With ``S_up = S_down = S``
-    and contributors only, for n > 2:
+    together every contribution that is not its owner's, and every result. With ``S_up = S_down =
+    S`` and contributors only, for n > 2:
 
         S * max(max 1/u_i, max 1/d_i, 2 (n - 1) / sum u_i, 2 (n - 1) / sum d_i) + 2 delays
     """
@@ -148,7 +148,9 @@ def bound_s(work: Workload) -> float:
 
 
 def ring_s(work: Workload) -> float:
-    """Return the time of a ring of the contributors: the slowest line carries nearly all bytes twice."""
+    """Return the time of a ring of the contributors: the slowest line carries nearly all bytes
+    twice.
+    """
     count = work.contributor_count
     slowest = min(
         min(rate.up_bytes_per_s, rate.down_bytes_per_s) for rate in work.contributor_rates
@@ -176,8 +178,8 @@ def best_shares(work: Workload) -> list[float]:
 def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -> list[float]:
     """Return equal shares, unless the best ones promise a reduction that is shorter by far.
 
-    Rates are estimates. A plan that follows their errors is slower than equal shares are. Delays count: in
-    a small round they are most of the time, whatever the shares.
+    Rates are estimates. A plan that follows their errors is slower than equal shares are. Delays
+    count: in a small round they are most of the time, whatever the shares.
 
     Args:
       cautious: the members' rates by which the promise is judged; None: those of ``work``.
@@ -231,7 +233,9 @@ def filled_shares(work: Workload) -> list[float]:
 
 
 def _single_owner_s(work: Workload, barred: set[int]) -> float:
-    """Return the time in which the best single owner of everything is done, without delays and pairs' limits."""
+    """Return the time in which the best single owner of everything is done, without delays and
+    pairs' limits.
+    """
     count, receivers = work.contributor_count, len(work.rates)
     others = [
         max(
@@ -266,7 +270,9 @@ def _directions(work: Workload, rate: Bandwidth) -> tuple[Direction, Direction]:
 def _fitting(
     lines: Sequence[Sequence[Direction]], barred: set[int], seconds: float
 ) -> tuple[list[float], list[float]] | None:
-    """Return each member's least and greatest share in that time, or None if no shares add up to 1."""
+    """Return each member's least and greatest share in that time, or None if no shares add up to
+    1.
+    """
     least, most = [], []
     for member, directions in enumerate(lines):
         low, high = 0.0, math.inf
@@ -291,10 +297,11 @@ def _fitting(
 
 
 def program_shares(work: Workload) -> list[float]:
-    """Return the best shares in general, by a linear program, and of equally fast ones the most even.
+    """Return the best shares in general, by a linear program, and of equally fast ones the most
+    even.
 
-    *Even*: the largest part that a member owns, of what its line could own in that time, is as small
-    as possible. A solver's own choice would fill one line completely and leave others idle.
+    *Even*: the largest part that a member owns, of what its line could own in that time, is as
+    small as possible. A solver's own choice would fill one line completely and leave others idle.
     """
     count = work.contributor_count
     if count == 1:

@@ -1,17 +1,19 @@
 """Orders that name members by number: what every member must hear of a round is short.
 
-``Reduce`` and ``Commit`` name contributors, receivers and owners by their ids, which makes 150 and 65 bytes for each
-member, to each member. On a connection both sides know the same view, and the same last ``Reduce`` of a fragment. So a
-``BriefReduce`` names members by their numbers in that view, as runs and differences, and a ``BriefCommit`` has the
-contributors of that ``Reduce``: some 5 bytes, and none. Master and peer use whole orders everywhere else; they are made
-brief just before they are sent, and whole just after they came.
+``Reduce`` and ``Commit`` name contributors, receivers and owners by their ids, which makes 150 and
+65 bytes for each member, to each member. On a connection both sides know the same view, and the
+same last ``Reduce`` of a fragment. So a ``BriefReduce`` names members by their numbers in that
+view, as runs and differences, and a ``BriefCommit`` has the contributors of that ``Reduce``: some 5
+bytes, and none. Master and peer use whole orders everywhere else; they are made brief just before
+they are sent, and whole just after they came.
 
-    runs       pairs of a gap and a length, of ascending numbers; a gap is counted from the end of the run before
+    runs       pairs of a gap and a length, of ascending numbers; a gap is counted from the end of
+               the run before
     weights    differences from the one before, zigzag
     owners     pairs of the difference to the owner before, zigzag, and a count of chunks
 
-All are unsigned LEB128 integers. An order that does not fit (a member that is not in the view, numbers that do not
-ascend) is sent as it is.
+All are unsigned LEB128 integers. An order that does not fit (a member that is not in the view,
+numbers that do not ascend) is sent as it is.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ Known = TypeVar("Known", bound=Message)
 
 
 class OrderWriter:
-    """Makes orders brief, for all connections of a master. Most need the same ones, so the last are kept."""
+    """Makes orders brief, for all connections of a master. Most need the same ones, so the last are
+    kept.
+    """
 
     def __init__(self) -> None:
         # What was made brief, and with which view or order; None: it does not fit.
@@ -67,7 +71,9 @@ class OrderWriter:
     def _kept(
         self, message: Order, known: Known | None, make: Callable[[Order, Known], Message | None]
     ) -> Message:
-        """Return what ``make`` makes of the message and what the other side knows, or else the message."""
+        """Return what ``make`` makes of the message and what the other side knows, or else the
+        message.
+        """
         if known is None:
             return message
         for given, beside, made in self._made:

@@ -1,7 +1,8 @@
 """Sets of positions, kept as ranges: what is leased, spent or free of a run's data.
 
-A position is a place in the run's endless order of samples: position ``epoch * length + place`` is the
-``place``-th sample of that epoch (see ``diloco.permutation``). Sets of millions of positions are a few ranges.
+A position is a place in the run's endless order of samples: position ``epoch * length + place`` is
+the ``place``-th sample of that epoch (see ``diloco.permutation``). Sets of millions of positions
+are a few ranges.
 """
 
 from __future__ import annotations

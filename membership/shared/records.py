@@ -1,8 +1,10 @@
-"""The status of a run as frozen records: what the HTTP API answers, and what commands and metrics read.
+"""The status of a run as frozen records: what the HTTP API answers, and what commands and metrics
+read.
 
-``msgspec`` writes them as JSON, reads them back, and makes the schemas of ``daemon/web/api_description`` of them:
-the docstrings and ``Meta`` descriptions stand there. Times with ``_s`` are the master's clock or durations in
-seconds, times with ``_at`` are Unix seconds. A figure that is not known is None.
+``msgspec`` writes them as JSON, reads them back, and makes the schemas of
+``daemon/web/api_description`` of them: the docstrings and ``Meta`` descriptions stand there. Times
+with ``_s`` are the master's clock or durations in seconds, times with ``_at`` are Unix seconds. A
+figure that is not known is None.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ class Headline:
     saved_bytes: Annotated[
         int,
         about(
-            "Bytes that a ring all-reduce of bfloat16 gradients at every step would have sent, 2 (n - 1) "
-            "times 2 bytes a value, minus the bytes that were sent."
+            "Bytes that a ring all-reduce of bfloat16 gradients at every step would have sent, 2 (n"
+            " - 1) times 2 bytes a value, minus the bytes that were sent."
         ),
     ]
     epoch: Annotated[
@@ -336,8 +338,8 @@ class PastRoundRow:
     contributors: Annotated[
         tuple[ContributionRow, ...],
         about(
-            "Committed: the contributors of the mean, or of a part of its chunks. Aborted: those of the "
-            "order, with shares of 0."
+            "Committed: the contributors of the mean, or of a part of its chunks. Aborted: those of"
+            " the order, with shares of 0."
         ),
     ]
     chunk_count: Annotated[int | None, about("Of the fragment; null: not known.")]

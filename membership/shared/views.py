@@ -1,9 +1,9 @@
 """Views as differences, for members that know an earlier view.
 
-A view names all members, and every join sends a view to all members; as whole views a thousand joins
-would be gigabytes. The coordinator and the replica use whole views. Between them, after one whole view on
-a connection, each further view is sent as its difference from the one before: streams keep order, so both
-ends know which one that is.
+A view names all members, and every join sends a view to all members; as whole views a thousand
+joins would be gigabytes. The coordinator and the replica use whole views. Between them, after one
+whole view on a connection, each further view is sent as its difference from the one before: streams
+keep order, so both ends know which one that is.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Presets: named sets of settings, measured but for ``delayed``, which ``run.toml`` may override key by key.
+"""Presets: named sets of settings, measured but for ``delayed``, which ``run.toml`` may override
+key by key.
 
     [run]
     preset = "streaming"
     [diloco]
     fragments = 8         # every other setting of the preset holds
 
-A preset is resolved once, when the file is read: ``with_preset`` fills in what the file leaves out. All that
-comes later (journal, peers, checkpoints) has the values themselves, so a later holdfast with other values in
-this table changes no run under way.
+A preset is resolved once, when the file is read: ``with_preset`` fills in what the file leaves out.
+All that comes later (journal, peers, checkpoints) has the values themselves, so a later holdfast
+with other values in this table changes no run under way.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Preset:
     inner: str = "AdamW"
 
 
-# Rates and momenta are those of runs of tens of rounds, as in ``benchmarks/RESULTS.md``; docs/choosing.md has
-# the loss of each.
+# Rates and momenta are those of runs of tens of rounds, as in ``benchmarks/RESULTS.md``;
+# docs/choosing.md has the loss of each.
 _SHORT: Final = {"diloco.outer_lr": 0.7, "diloco.outer_momentum": 0.7}
 
 # Updates of replicas that use Muon agree more, so the run may follow their mean the whole way.
@@ -56,7 +57,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "diloco.outer_momentum": 0.0,
         },
     ),
-    # A fifth of the model every 4 steps, with 4 bits a value, while training goes on (arXiv 2501.18512).
+    # A fifth of the model every 4 steps, with 4 bits a value, while training goes on (arXiv
+    # 2501.18512).
     "streaming": Preset(
         {
             "diloco.sync_every": 20,
@@ -90,7 +92,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
         },
         inner="Muon",
     ),
-    # Every step is averaged; with plain SGD inside this is data parallel training: the baseline of all others.
+    # Every step is averaged; with plain SGD inside this is data parallel training: the baseline of
+    # all others.
     "allreduce": Preset(
         {
             "diloco.sync_every": 1,
@@ -106,7 +109,8 @@ PRESETS: Final[Mapping[str, Preset]] = {
 def preset_settings(document: Document) -> dict[str, bool | int | float | str]:
     """Return what the document's preset sets beyond the document itself, by ``table.key``.
 
-    Empty without a preset, with an unknown one (which the spec's validator names) and where a table is no table.
+    Empty without a preset, with an unknown one (which the spec's validator names) and where a table
+    is no table.
     """
     run = document.get("run")
     preset = run.get("preset") if isinstance(run, dict) else None

@@ -2,15 +2,18 @@
 
 Every other timeout of the system is derived from ``membership.deadline_s``:
 
-    deadline_s        a member silent for this long is removed; nothing waits longer for a dead member
+    deadline_s        a member silent for this long is removed; nothing waits longer for a dead
+                      member
     heartbeat_s       deadline / 5: four may be lost before a member is taken for dead
     link_deadline_s   deadline / 2: a peer waits this long for a link that is not up
-    link_silence_s    a second more: peers notice a stalled link and report it before the master, which
-                      sees only that nothing moves, has to ask; after a gap of half the deadline a line
-                      has time to carry something again
-    journal_lease_s   deadline / 3: of several masters one leads; silent for this long, another one does
-    settle_s          deadline / 10: when a peer reports that it lost B, the master waits this long for
-                      B's own connection to break before it removes a member that still looks alive
+    link_silence_s    a second more: peers notice a stalled link and report it before the master,
+                      which sees only that nothing moves, has to ask; after a gap of half the
+                      deadline a line has time to carry something again
+    journal_lease_s   deadline / 3: of several masters one leads; silent for this long, another one
+                      does
+    settle_s          deadline / 10: when a peer reports that it lost B, the master waits this long
+                      for B's own connection to break before it removes a member that still looks
+                      alive
 """
 
 from __future__ import annotations
@@ -41,11 +44,12 @@ SYNC_EVERY = 100  # DiLoCo's own is 500; Streaming DiLoCo's are between 30 and 1
 CHUNK_BYTES_MIN = 4_096
 CHUNK_BYTES_MAX = 4 * 1024 * 1024  # half of what one frame may carry
 STEPS_MAX = 10**9
-# Steps of an automatic overlap. A result is merged as soon as it arrives, so a longer overlap would cost
-# nothing in a run that keeps up. In a run that does not, results arrive this many steps late.
+# Steps of an automatic overlap. A result is merged as soon as it arrives, so a longer overlap would
+# cost nothing in a run that keeps up. In a run that does not, results arrive this many steps late.
 OVERLAP_AUTO_MAX = 10
 SECONDS_MAX = 86_400.0
-# After a gap the kernel retransmits within this time at the latest (see ``socket_options.retry_soon``).
+# After a gap the kernel retransmits within this time at the latest (see
+# ``socket_options.retry_soon``).
 RETRANSMIT_S = 1.0
 SILENCE_SHARE_MAX = 0.75  # of the deadline
 CHECKPOINT_S_MAX = 366 * 86_400.0
@@ -109,8 +113,8 @@ def _journal(_instance: object, attribute: attrs.Attribute[Any], value: object) 
         raise ValueError(f'{attribute.name} must be "" or "postgresql://...", got {value!r}')
     if has_password(value):
         raise ValueError(
-            f"{attribute.name} must not contain the password, since all members see it: put it into "
-            "~/.pgpass or the variable PGPASSWORD"
+            f"{attribute.name} must not contain the password, since all members see it: put it into"
+            " ~/.pgpass or the variable PGPASSWORD"
         )
 
 
@@ -191,16 +195,16 @@ class DilocoTable:
     outer_lr: float = field(default=0.7, validator=_number(0.0, 100.0))
     outer_momentum: float = field(default=0.9, validator=_number(0.0, 1.0))
     nesterov: bool = field(default=True, validator=_truth)
-    # "elastic": a round begins when the fastest contributor reaches its step; the others post what they
-    # have. "lockstep": it begins when all have reached its step; for comparisons.
+    # "elastic": a round begins when the fastest contributor reaches its step; the others post what
+    # they have. "lockstep": it begins when all have reached its step; for comparisons.
     pace: str = field(default="elastic", validator=_one_of("elastic", "lockstep"))
 
     @property
     def overlap_steps(self) -> int:
         """The steps that a trainer takes at most before it waits for a round's result.
 
-        ``auto`` is the number of steps until the next fragment's turn, ``OVERLAP_AUTO_MAX`` at most. A
-        result is merged as soon as it arrives, so the length of a round need not be known.
+        ``auto`` is the number of steps until the next fragment's turn, ``OVERLAP_AUTO_MAX`` at
+        most. A result is merged as soon as it arrives, so the length of a round need not be known.
         """
         if isinstance(self.overlap, int):
             return self.overlap
@@ -235,16 +239,18 @@ class ReduceTable:
     codec_down: str | tuple[str, ...] = field(
         default="fp32", converter=_as_tuples, validator=_codecs
     )
-    # What a lossy codec_up left out of a contribution is added to the peer's next one, times the decay.
+    # What a lossy codec_up left out of a contribution is added to the peer's next one, times the
+    # decay.
     feedback_decay: float = field(default=1.0, validator=_number(0.0, 1.0))
     # The rule by which chunk owners combine contributions; see ``collectives.combine``.
     combine: str = field(default=MEAN, validator=_rule)
     # The probability with which another contributor adds a chunk of a result up again before the
     # commit. See ``audits``.
     audit: float = field(default=0.0, validator=_number(0.0, 1.0))
+    # Of float32 values, before encoding, at most: the planner cuts finer for most lines.
     chunk_bytes: int = field(
         default=CHUNK_BYTES_MAX, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
-    )  # of float32 values, before encoding, at most: the planner cuts finer for all but the fastest lines
+    )
     lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a new link
     lanes_max: int = field(
         default=32, validator=_whole(1, LANES_OPEN_MAX)
@@ -267,7 +273,8 @@ class TrainerTable:
 
     # A trainer that takes longer for a step hangs; the first step has more time. 0: no deadline.
     step_deadline_s: float = field(default=300.0, validator=_number(0.0, SECONDS_MAX))
-    # Losses in a row that are not finite, after which its weights are replaced. 0: only an update tells.
+    # Losses in a row that are not finite, after which its weights are replaced. 0: only an update
+    # tells.
     nan_steps: int = field(default=10, validator=_whole(0, STEPS_MAX))
 
 
@@ -390,9 +397,11 @@ class RunSpec:
 
     @property
     def toml_text(self) -> str:
-        """Every setting in one canonical form, as ``run.toml``: what journal, peers and checkpoints keep.
+        """Every setting in one canonical form, as ``run.toml``: what journal, peers and checkpoints
+        keep.
 
-        With its values written out it is the same run for a holdfast with other presets and defaults.
+        With its values written out it is the same run for a holdfast with other presets and
+        defaults.
         """
         lines: list[str] = []
         for name, kind in TABLES.items():
@@ -459,7 +468,9 @@ class RunSpec:
 
     @property
     def link_silence_s(self) -> float:
-        """Seconds without a byte after which a link is lost: a line may fail for ``link_deadline_s``."""
+        """Seconds without a byte after which a link is lost: a line may fail for
+        ``link_deadline_s``.
+        """
         return min(
             self.link_deadline_s + RETRANSMIT_S, SILENCE_SHARE_MAX * self.membership.deadline_s
         )

@@ -1,7 +1,7 @@
 """The meaning of each key of ``run.toml``, in Markdown.
 
-For the reference in docs/ (links are relative to it) and for ``holdfast init``. ``spec`` has the keys'
-allowed values and checks; a test ensures that both have the same keys.
+For the reference in docs/ (links are relative to it) and for ``holdfast init``. ``spec`` has the
+keys' allowed values and checks; a test ensures that both have the same keys.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ MEANINGS = {
         "at the last step. 0: no end"
     ),
     "run.journal": (
-        '`"postgresql://USER@HOST/DATABASE"`: the journal is kept there, and several masters can lead the '
-        "run in turn, see [When the master's machine is lost](../lost-master.md). No password: all members "
-        'see this file. `""`: the state directory of the one master'
+        '`"postgresql://USER@HOST/DATABASE"`: the journal is kept there, and several masters can'
+        " lead the run in turn, see [When the master's machine is lost](../lost-master.md). No"
+        ' password: all members see this file. `""`: the state directory of the one master'
     ),
     "run.preset": (
         'measured settings that the file may override key by key: `"diloco"`, `"delayed"`, '
@@ -74,8 +74,8 @@ MEANINGS = {
     ),
     "data.seed": "seed of the order of the samples, which differs in each epoch",
     "data.epochs": (
-        "number of epochs after which the run is finished, if `run.rounds` has not ended it before. "
-        "0: no end"
+        "number of epochs after which the run is finished, if `run.rounds` has not ended it before."
+        " 0: no end"
     ),
     "trainer.step_deadline_s": (
         "a trainer that takes longer for a step hangs, and is started again; the first step "
@@ -116,15 +116,19 @@ MEANINGS = {
         "probability with which another contributor adds a chunk of a result up again before it is "
         "committed ([a spot check](../security.md#owners-that-lie)). 0: owners are trusted"
     ),
-    "reduce.chunk_bytes": "float32 bytes of a chunk at most, 4096 to 4194304; cut finer for small fragments and all but the fastest lines",
+    "reduce.chunk_bytes": (
+        "float32 bytes of a chunk at most, 4096 to 4194304; cut finer for small fragments and all"
+        " but the fastest lines"
+    ),
     "reduce.lanes": "initial number of TCP connections for bulk bytes between two peers",
     "reduce.lanes_max": (
-        "limit of that number; connections are added while the line has room. Equal to `lanes`: fixed"
+        "limit of that number; connections are added while the line has room. Equal to `lanes`:"
+        " fixed"
     ),
     "reduce.congestion": (
-        'TCP congestion control of these connections, where the kernel has it; `""`: the '
-        "kernel's default. `bbr` is used over round trips of 0.5 ms and more; over shorter ones it "
-        "would only cost processor time, and `cubic` or `reno` takes its place"
+        'TCP congestion control of these connections, where the kernel has it; `""`: the kernel\'s'
+        " default. `bbr` is used over round trips of 0.5 ms and more; over shorter ones it would"
+        " only cost processor time, and `cubic` or `reno` takes its place"
     ),
     "checkpoint.peers": (
         'peers that write [checkpoints](../checkpoints.md): `"every"` peer in sync, a number: '
@@ -132,12 +136,14 @@ MEANINGS = {
         "with `--checkpoints` always writes"
     ),
     "checkpoint.every_rounds": (
-        "write after this number of rounds, or after `every_s` if that is sooner; 0: not by rounds. Where rounds are "
-        "short, ten times as long as writing the last one took passes first"
+        "write after this number of rounds, or after `every_s` if that is sooner; 0: not by rounds."
+        " Where rounds are short, ten times as long as writing the last one took passes first"
     ),
-    "checkpoint.every_s": ("write at the first round after this number of seconds; 0: not by time"),
+    "checkpoint.every_s": "write at the first round after this number of seconds; 0: not by time",
     "checkpoint.keep_count": "number of checkpoints to keep",
-    "checkpoint.keep_s": "age in seconds after which a checkpoint is removed, except for the newest one; 0: no limit",
+    "checkpoint.keep_s": (
+        "age in seconds after which a checkpoint is removed, except for the newest one; 0: no limit"
+    ),
     "checkpoint.trainer": (
         "each trainer also writes its optimizer's state and random numbers "
         "(`trainer.safetensors` in its peer's state directory, for itself only)"

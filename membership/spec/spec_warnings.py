@@ -79,13 +79,18 @@ def _codec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     if reduce.combine != MEAN and 0 < spec.membership.contributors < OUTVOTED_MIN:
         yield (
             "reduce.combine",
-            f"{reduce.combine}: of {spec.membership.contributors} contributors none can be outvoted",
+            (
+                f"{reduce.combine}: of {spec.membership.contributors} contributors none can be"
+                " outvoted"
+            ),
         )
     if reduce.audit and 0 < spec.membership.contributors < CHECKED_MIN:
         yield (
             "reduce.audit",
-            f"{spec.membership.contributors} contributors: a check needs a third member, which can tell "
-            "which of the two is wrong",
+            (
+                f"{spec.membership.contributors} contributors: a check needs a third member, which"
+                " can tell which of the two is wrong"
+            ),
         )
     if spec.sync.donor_share == 0:
         yield ("sync.donor_share", "0: no peer gets a copy of the state while rounds go on")
@@ -106,7 +111,10 @@ def _time_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     if members.grace_s > members.deadline_s:
         yield (
             "membership.grace_s",
-            f"{members.grace_s:g} s for stragglers is more than deadline_s ({members.deadline_s:g} s)",
+            (
+                f"{members.grace_s:g} s for stragglers is more than deadline_s"
+                f" ({members.deadline_s:g} s)"
+            ),
         )
     if members.quorum < 0.5:
         yield ("membership.quorum", f"{members.quorum:g}: less than half of the peers make a round")
@@ -120,7 +128,10 @@ def _time_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
     elif trainer.step_deadline_s < STEP_DEADLINE_SHORT_S:
         yield (
             "trainer.step_deadline_s",
-            f"{trainer.step_deadline_s:g} s: an evaluation, or a first step that compiles, is ended",
+            (
+                f"{trainer.step_deadline_s:g} s: an evaluation, or a first step that compiles, is"
+                " ended"
+            ),
         )
 
 

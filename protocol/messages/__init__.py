@@ -1,11 +1,11 @@
 """Every message that crosses a control stream, as typed records; nothing else lives here.
 
-A message is an attrs class. Its fields' validators are its limits, so a record that exists keeps the
-limits, on the sending and on the receiving side. ``wire`` converts records to msgpack and back, and refuses
-bytes that do not fit. Tensor bytes never travel in messages: they are chunks on lanes.
+A message is an attrs class. Its fields' validators are its limits, so a record that exists keeps
+the limits, on the sending and on the receiving side. ``wire`` converts records to msgpack and back,
+and refuses bytes that do not fit. Tensor bytes never travel in messages: they are chunks on lanes.
 
-The first word of a docstring is the sender. Units are last in names. A peer is named by its peer id, 32 hex
-digits (see ``identity``).
+The first word of a docstring is the sender. Units are last in names. A peer is named by its peer
+id, 32 hex digits (see ``identity``).
 
     limits, fields      the largest counts and lengths, and the validators that hold them
     records             what messages share

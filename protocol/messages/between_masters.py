@@ -10,7 +10,9 @@ from .records import Message
 
 @frozen
 class TermClaim(Message):
-    """Both sides, once: a master's term. The lower one gives way, of one term the start less followed."""
+    """Both sides, once: a master's term. The lower one gives way, of one term the start less
+    followed.
+    """
 
     run_id: str = field(validator=fields.run_id)
     term: int = field(validator=fields.count)

@@ -1,4 +1,6 @@
-"""Records that messages share: tensors, fragments, members, plans; and the enumerations of all messages."""
+"""Records that messages share: tensors, fragments, members, plans; and the enumerations of all
+messages.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ class TensorSpec:
     shape: tuple[int, ...] = field(validator=fields.each(fields.count, DIMENSIONS_MAX))
     dtype: str = field(validator=fields.word)  # torch's name without "torch.": "float32"
     kind: str = field(validator=matches_re("parameter|buffer|counter"))
-    # parameter: with outer momentum; buffer: floating, plain mean; counter: integer or bool, maximum
+    # parameter: with outer momentum; buffer: floating, plain mean; counter: integer or bool,
+    # maximum
     aliases: tuple[str, ...] = field(  # the other names of a tied tensor
         default=(), validator=fields.each(fields.text, TENSORS_MAX)
     )
@@ -154,7 +157,9 @@ class LinkLoad:
 
 @frozen
 class OwnerRun:
-    """A run of ``chunk_count`` consecutive chunks that ``peer`` owns; the first run begins at chunk 0."""
+    """A run of ``chunk_count`` consecutive chunks that ``peer`` owns; the first run begins at chunk
+    0.
+    """
 
     peer: str = field(validator=fields.peer)
     chunk_count: int = field(validator=fields.count)
@@ -173,7 +178,9 @@ class ContributorRun:
 
 @frozen
 class LeaseRange:
-    """Positions of the run's order of samples, from ``start`` up to ``stop``, which is not included."""
+    """Positions of the run's order of samples, from ``start`` up to ``stop``, which is not
+    included.
+    """
 
     start: int = field(validator=fields.count)
     stop: int = field(validator=fields.count)
@@ -187,9 +194,10 @@ class LeaseRange:
 class Assignment:
     """Consecutive chunks of a lost owner, and their new owner.
 
-    ``from_scratch`` False: ``owner`` holds the results and sends them to the receivers whose bit in ``lacking``
-    is set (in the order of the receivers). True: no remaining peer holds the results; contributors send
-    these chunks again, ``owner`` adds them up, and a receiver drops any result that it has.
+    ``from_scratch`` False: ``owner`` holds the results and sends them to the receivers whose bit in
+    ``lacking`` is set (in the order of the receivers). True: no remaining peer holds the results;
+    contributors send these chunks again, ``owner`` adds them up, and a receiver drops any result
+    that it has.
     """
 
     first_chunk: int = field(validator=fields.count)

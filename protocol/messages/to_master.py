@@ -145,7 +145,8 @@ class Progress(Message):
     bulk_received_bytes: int = field(validator=fields.count)
     state_received_bytes: int = field(validator=fields.count)  # blocks of state
     metrics: dict[str, float] = field(validator=fields.metrics)
-    # Seconds since the daemon started, while contributing: waiting inside the hook, and outside of it.
+    # Seconds since the daemon started, while contributing: waiting inside the hook, and outside of
+    # it.
     waited_s: float = field(default=0.0, validator=fields.finite)
     stepped_s: float = field(default=0.0, validator=fields.finite)
     copies: tuple[CopyProgress, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
@@ -156,8 +157,8 @@ class Progress(Message):
 class Measured(Message):
     """Peer, after a reduction: the bytes that it sent and received, and the seconds that this took.
 
-    A second in which several links send counts once in ``sending_s``, so bytes divided by seconds is
-    the rate of the peer's own line, unless it waited for others. The same holds for receiving.
+    A second in which several links send counts once in ``sending_s``, so bytes divided by seconds
+    is the rate of the peer's own line, unless it waited for others. The same holds for receiving.
     ``best_bytes_per_s``: at which it sent in its best second; 0: not known.
     """
 
@@ -173,8 +174,8 @@ class Measured(Message):
 class RouteWanted(Message):
     """Peer: it has no link to this member, and the present route does not give one.
 
-    ``route``: the route's number; 0: the route that follows from the view. ``worked``: a link over this
-    route existed and is lost.
+    ``route``: the route's number; 0: the route that follows from the view. ``worked``: a link over
+    this route existed and is lost.
     """
 
     peer: str = field(validator=fields.peer)
@@ -249,7 +250,8 @@ class Ready(Message):
     state_root: bytes = field(validator=fields.digest)  # of the fragment before the round
     step: int = field(validator=fields.count)
     step_s: float = field(default=0.0, validator=fields.finite)  # of one trainer step; 0: not known
-    # Leased positions whose samples are in the pseudo-gradient and were spent by no commit known here.
+    # Leased positions whose samples are in the pseudo-gradient and were spent by no commit known
+    # here.
     trained: tuple[LeaseRange, ...] = field(default=(), validator=fields.leases)
     # Digest of those that its trainer began with; empty: not known (yet).
     first_batches: bytes = field(default=b"", validator=max_len(32))
@@ -257,7 +259,9 @@ class Ready(Message):
 
 @frozen
 class LeasesHeld(Message):
-    """Peer, at the begin of a session: the leases that it has from an earlier one. Answer ``Leased``."""
+    """Peer, at the begin of a session: the leases that it has from an earlier one. Answer
+    ``Leased``.
+    """
 
     length: int = field(validator=fields.samples)  # of the data set
     ranges: tuple[LeaseRange, ...] = field(validator=fields.leases)
@@ -283,10 +287,12 @@ class NotReady(Message):
 class Reduced(Message):
     """Peer: it holds the result of an attempt. ``digest``: BLAKE3 of the result's wire bytes.
 
-    ``manifest``: the contributors in each chunk; empty: all are in all chunks. The digest covers it.
-    ``norm_sums``: three sums for each contributor, in the order of ``Reduce``, over its unclipped values in
-    the chunks that this peer added up: the squares; over a sample of the values, the squares, and the
-    products with the outer momentum. Little-endian float32; empty: this peer added up nothing.
+    ``manifest``: the contributors in each chunk; empty: all are in all chunks. The digest covers
+    it.
+    ``norm_sums``: three sums for each contributor, in the order of ``Reduce``, over its unclipped
+    values in the chunks that this peer added up: the squares; over a sample of the values, the
+    squares, and the products with the outer momentum. Little-endian float32; empty: this peer added
+    up nothing.
     ``momentum_square``: the sum of squares of the outer momentum over that sample.
     """
 
@@ -312,7 +318,9 @@ class Held(Message):
 
 @frozen
 class MadeDigest(Message):
-    """A digest of all results that one member made: BLAKE3 of the chunks' digests and contributor sets."""
+    """A digest of all results that one member made: BLAKE3 of the chunks' digests and contributor
+    sets.
+    """
 
     maker: str = field(validator=fields.peer)
     digest: bytes = field(validator=fields.digest)
@@ -322,8 +330,9 @@ class MadeDigest(Message):
 class Diagnosis(Message):
     """Peer, after ``Diagnose``: the peers that its part of an attempt waits for, and its results.
 
-    ``contributions``: peers whose contributions to its own chunks it lacks. ``results``: owners whose
-    results it lacks. ``made``: the complete results that it holds, by the member that made them.
+    ``contributions``: peers whose contributions to its own chunks it lacks. ``results``: owners
+    whose results it lacks. ``made``: the complete results that it holds, by the member that made
+    them.
     """
 
     round: int = field(validator=fields.count)
@@ -351,9 +360,9 @@ class ReduceFailed(Message):
 class ChunkFinding:
     """A chunk that a checker did not find equal to its own sum.
 
-    ``differs``: the sums differ, and ``peer`` is the contributor that, by the owner's digests, has sent the
-    owner something else than the checker; empty if there is none, or more than one. Otherwise the
-    checker could not add the chunk up: ``peer`` sent it nothing.
+    ``differs``: the sums differ, and ``peer`` is the contributor that, by the owner's digests, has
+    sent the owner something else than the checker; empty if there is none, or more than one.
+    Otherwise the checker could not add the chunk up: ``peer`` sent it nothing.
     """
 
     chunk: int = field(validator=fields.u32)

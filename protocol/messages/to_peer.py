@@ -42,8 +42,8 @@ class Welcome(Message):
     masters: tuple[str, ...] = field(default=(), validator=fields.each(fields.text, MASTERS_MAX))
     # Different from the branch before: rounds that were committed and are not applied yet are void.
     branch: int = field(default=0, validator=fields.count)
-    # Rounds of the previous master whose reductions the peer runs or whose results it holds. They may
-    # yet be committed: the peer continues them, and reports its results again.
+    # Rounds of the previous master whose reductions the peer runs or whose results it holds. They
+    # may yet be committed: the peer continues them, and reports its results again.
     going_on: tuple[int, ...] = field(default=(), validator=max_len(FRAGMENTS_MAX))
     # The step at which the run's last round is due; 0: the run has no end.
     total_steps: int = field(default=0, validator=fields.count)
@@ -97,7 +97,8 @@ class SupplyWeights(Message):
 class Open(Message):
     """Master: contribute to this round at the first step boundary at or after ``at_step``.
 
-    The same round again with an earlier step means: the other peers wait; post what is trained by now.
+    The same round again with an earlier step means: the other peers wait; post what is trained by
+    now.
     """
 
     round: int = field(validator=fields.count)
@@ -174,7 +175,9 @@ class BriefCommit(Message):
 
 @frozen
 class Flush(Message):
-    """Master: the round goes on without these peers. Accept nothing more from them, answer ``Held``."""
+    """Master: the round goes on without these peers. Accept nothing more from them, answer
+    ``Held``.
+    """
 
     round: int = field(validator=fields.count)
     attempt: int = field(validator=fields.count)  # of the ``Repair`` that is being prepared
@@ -213,7 +216,8 @@ class CheckerChunks:
 class AuditOrder(Message):
     """Master, to the contributors of a result: send these checkers these chunks again.
 
-    They come as BLOCK frames of this transfer. A checker adds its chunks up, and answers ``Audited``.
+    They come as BLOCK frames of this transfer. A checker adds its chunks up, and answers
+    ``Audited``.
     """
 
     round: int = field(validator=fields.count)
@@ -234,8 +238,8 @@ class Abort(Message):
 class SyncFragment(Message):
     """Master: fetch this version of a fragment from these donors, which have pinned it.
 
-    ``replaces_newer``: replace a held fragment even if its version is higher; that version belongs to
-    an abandoned branch of the run's history.
+    ``replaces_newer``: replace a held fragment even if its version is higher; that version belongs
+    to an abandoned branch of the run's history.
     """
 
     head: FragmentHead
@@ -245,10 +249,11 @@ class SyncFragment(Message):
 
 @frozen
 class Route(Message):
-    """Master: use this route to the member from now on, instead of the route that follows from the view.
+    """Master: use this route to the member from now on, instead of the route that follows from the
+    view.
 
-    ``number``: grows with each route of a pair. ``dials``: this end is the dialler; the other end gets
-    the opposite.
+    ``number``: grows with each route of a pair. ``dials``: this end is the dialler; the other end
+    gets the opposite.
     """
 
     peer: str = field(validator=fields.peer)
@@ -264,7 +269,9 @@ class Route(Message):
 
 @frozen
 class RelayPair(Message):
-    """Master, to a relay: forward between streams that show this ticket, which these two peers have."""
+    """Master, to a relay: forward between streams that show this ticket, which these two peers
+    have.
+    """
 
     ticket: bytes = field(validator=fields.ticket)
     peers: tuple[str, ...] = field(validator=fields.peers)

@@ -20,7 +20,9 @@ from .records import FailureKind, FragmentSize, LeaseRange, Message, ModelLayout
 
 @frozen
 class TensorBox:
-    """The part of a tensor that a rank holds: ``shape`` elements from ``start`` on, in each dimension."""
+    """The part of a tensor that a rank holds: ``shape`` elements from ``start`` on, in each
+    dimension.
+    """
 
     start: tuple[int, ...] = field(validator=fields.each(fields.count, DIMENSIONS_MAX))
     shape: tuple[int, ...] = field(validator=fields.each(fields.count, DIMENSIONS_MAX))
@@ -30,8 +32,8 @@ class TensorBox:
 class RankPart:
     """One process of a trainer, and what it holds of the model.
 
-    Ranks with the same ``data_rank`` train on the same samples (tensor parallel): their tokens count once.
-    ``boxes``: one for each tensor of the layout; empty: the whole model.
+    Ranks with the same ``data_rank`` train on the same samples (tensor parallel): their tokens
+    count once. ``boxes``: one for each tensor of the layout; empty: the whole model.
     """
 
     rank: int = field(default=0, validator=and_(ge(0), lt(RANKS_MAX)))
@@ -65,7 +67,9 @@ class DrawHello(Message):
 
 @frozen
 class Draw(Message):
-    """Sampler: the next samples, from the ``index``-th one of this data rank on, ``count`` at most."""
+    """Sampler: the next samples, from the ``index``-th one of this data rank on, ``count`` at
+    most.
+    """
 
     index: int = field(validator=fields.count)
     count: int = field(validator=and_(ge(1), le(LEASED_MAX)))
@@ -73,7 +77,9 @@ class Draw(Message):
 
 @frozen
 class Drawn(Message):
-    """Daemon: the positions of those samples. The answer to ``DrawHello`` has the key of the order."""
+    """Daemon: the positions of those samples. The answer to ``DrawHello`` has the key of the
+    order.
+    """
 
     ranges: tuple[LeaseRange, ...] = field(validator=fields.leases)
     key: bytes = field(default=b"", validator=max_len(ORDER_KEY_BYTES))
@@ -132,12 +138,16 @@ class ArenaOpened(Message):
 
 @frozen
 class KeepState(Message):
-    """Daemon: write the trainer's local state to disk (optimizer state, random number generators)."""
+    """Daemon: write the trainer's local state to disk (optimizer state, random number
+    generators).
+    """
 
 
 @frozen
 class PostInitial(Message):
-    """Daemon: write the model's present tensors into the posted arena, as the run's initial weights."""
+    """Daemon: write the model's present tensors into the posted arena, as the run's initial
+    weights.
+    """
 
 
 @frozen
@@ -164,8 +174,8 @@ class Load(Message):
 class SetRole(Message):
     """Daemon: train, or (not ``contributing``: as a spare) wait at the step boundary.
 
-    One member of a view leads: it evaluates and saves for the run. ``total_steps`` is the step at which
-    the last round is due; 0 if the run has no end.
+    One member of a view leads: it evaluates and saves for the run. ``total_steps`` is the step at
+    which the last round is due; 0 if the run has no end.
     """
 
     contributing: bool
@@ -186,7 +196,9 @@ class ExtendStepLimit(Message):
 
 @frozen
 class RoundOpened(Message):
-    """Daemon: post the fragment's pseudo-gradient at the first step boundary at or after ``at_step``."""
+    """Daemon: post the fragment's pseudo-gradient at the first step boundary at or after
+    ``at_step``.
+    """
 
     round: int = field(validator=fields.count)
     fragment: int = field(validator=fields.count)

@@ -1,18 +1,18 @@
 """Limits on accepted connections whose other end is not identified yet.
 
-Each such connection holds a *slot*, until it has shown a certificate or a lane's keys. Slots are limited in
-all and per address. Lanes have slots of their own, because a member opens many at once, and so have
-newcomers, which stay longer. When no slot is free, the oldest connection that is silent or slow is closed
-for the next one. Some slots are reserved for networks from which a member has come before, so that an
-attacker who fills all others keeps no member out.
+Each such connection holds a *slot*, until it has shown a certificate or a lane's keys. Slots are
+limited in all and per address. Lanes have slots of their own, because a member opens many at once,
+and so have newcomers, which stay longer. When no slot is free, the oldest connection that is silent
+or slow is closed for the next one. Some slots are reserved for networks from which a member has
+come before, so that an attacker who fills all others keeps no member out.
 
-A connection that fails (invalid bytes, silence) costs its address some *credit*, which grows back with
-time; so does every newcomer. A connection from an address without credit is closed before a byte is read.
-So the handshakes that an address can cause each second are bounded, and so is the memory: two numbers for
-each of ``ADDRESSES_KNOWN_MAX`` addresses.
+A connection that fails (invalid bytes, silence) costs its address some *credit*, which grows back
+with time; so does every newcomer. A connection from an address without credit is closed before a
+byte is read. So the handshakes that an address can cause each second are bounded, and so is the
+memory: two numbers for each of ``ADDRESSES_KNOWN_MAX`` addresses.
 
-An IPv6 customer has 2**64 addresses or more, so the first 64 bits count as one address. A customer often
-has 65,536 such networks, so the first 48 bits count together, too, as a *site*.
+An IPv6 customer has 2**64 addresses or more, so the first 64 bits count as one address. A customer
+often has 65,536 such networks, so the first 48 bits count together, too, as a *site*.
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ class AcceptSlots:
         return SLOTS_PER_SITE * self._per_group_max
 
     def _clear(self, may_yield: Callable[[AcceptSlot], bool]) -> bool:
-        """Close the oldest silent or slow connection among these, and return whether there was one."""
+        """Close the oldest silent or slow connection among these, and return whether there was
+        one.
+        """
         due_s = self._now() - self._slow_s
         for slot in self._held:
             if (slot.silent or slot.since_s <= due_s) and may_yield(slot):

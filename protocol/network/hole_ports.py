@@ -1,8 +1,9 @@
 """Holes: local TCP ports from which both ends of a stream dial at once.
 
-A router lets in packets that answer outgoing ones. When both ends dial each other from ports that both
-know, each router takes the other end's first packet for an answer, and TCP makes one connection of the two
-(simultaneous open, RFC 9293, 3.5). This needs routers that keep a connection's inner port number.
+A router lets in packets that answer outgoing ones. When both ends dial each other from ports that
+both know, each router takes the other end's first packet for an answer, and TCP makes one
+connection of the two (simultaneous open, RFC 9293, 3.5). This needs routers that keep a
+connection's inner port number.
 """
 
 from __future__ import annotations

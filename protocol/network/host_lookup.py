@@ -1,9 +1,9 @@
 """Lookup of host names that members gave, in threads that nothing else uses.
 
-A name server that does not answer blocks a thread for half a minute, even after the lookup was cancelled.
-Trio's 40 threads write the journal and digest the state, and a member that gives bad names must not occupy
-them. So names from members are looked up in threads of a few *groups*, and all of one member's in the same
-group: a member with bad names delays mostly itself.
+A name server that does not answer blocks a thread for half a minute, even after the lookup was
+cancelled. Trio's 40 threads write the journal and digest the state, and a member that gives bad
+names must not occupy them. So names from members are looked up in threads of a few *groups*, and
+all of one member's in the same group: a member with bad names delays mostly itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``Network``: every wait for another machine, or for a thread, goes through this interface.
 
 It has two implementations: ``sockets.SocketNetwork`` (TCP, TLS 1.3, threads) and the simulation's
-``MemoryNetwork`` (virtual links on trio's virtual clock, no threads). The production master and peers run
-unchanged in both. Time is trio's: ``trio.current_time()``.
+``MemoryNetwork`` (virtual links on trio's virtual clock, no threads). The production master and
+peers run unchanged in both. Time is trio's: ``trio.current_time()``.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ class Network(Protocol):
         ...
 
     async def dial_relay(self, address: Address) -> trio.abc.Stream:
-        """Open a plain byte stream to a relay; ``relay_ticket`` has its first bytes. Raises OSError."""
+        """Open a plain byte stream to a relay; ``relay_ticket`` has its first bytes. Raises
+        OSError.
+        """
         ...
 
     async def open_hole(self, towards: Address, port: int = 0) -> Hole:
@@ -145,10 +147,11 @@ class Network(Protocol):
         ...
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
-        """Make the stream of a lane, dialled or accepted, use this congestion control if the kernel has it.
+        """Make the stream of a lane, dialled or accepted, use this congestion control if the kernel
+        has it.
 
-        Also for a stream to be relayed. Call it once an accepted one has shown its link's keys or its
-        ticket: until then it is unidentified, and holds a slot of ``accept_limits``.
+        Also for a stream to be relayed. Call it once an accepted one has shown its link's keys or
+        its ticket: until then it is unidentified, and holds a slot of ``accept_limits``.
         """
         ...
 

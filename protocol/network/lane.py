@@ -1,8 +1,8 @@
 """Lanes: bulk bytes between two peers, one TCP connection each, AES-256-GCM records.
 
 A lane has no handshake of its own. Both sides know its two keys before it exists, from secrets that
-they exchanged inside their link's TLS control stream. Only the preamble (link id and lane number) and
-the frames' headers travel in clear:
+they exchanged inside their link's TLS control stream. Only the preamble (link id and lane number)
+and the frames' headers travel in clear:
 
     dialer -> acceptor    magic 'H', version, kind of preamble, lane number, link id     24 bytes
     then, both ways       frames: header (32 bytes, in clear) + records
@@ -10,13 +10,13 @@ the frames' headers travel in clear:
 
 A frame's payload is cut into records that stay in a core's cache between the cipher and the socket;
 an empty payload is one record with nothing but its tag. The frame's header is the associated data
-of each of its records. Each direction has its own key and counts its records. The count is the nonce
-and never travels, so a record that was replayed, reordered, dropped, moved to another frame or sent
-back to its sender fails authentication. The first frame of each side is ``OPEN``, without payload: it
-proves that the other end has the keys.
+of each of its records. Each direction has its own key and counts its records. The count is the
+nonce and never travels, so a record that was replayed, reordered, dropped, moved to another frame
+or sent back to its sender fails authentication. The first frame of each side is ``OPEN``, without
+payload: it proves that the other end has the keys.
 
-``RecordSealer`` and ``RecordOpener`` implement the format without any I/O. ``Lane`` uses them over any
-stream of trio, ``socket_lane.SocketLane`` in threads over a real socket.
+``RecordSealer`` and ``RecordOpener`` implement the format without any I/O. ``Lane`` uses them over
+any stream of trio, ``socket_lane.SocketLane`` in threads over a real socket.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class FrameHeader:
     payload_bytes: int
 
     def __attrs_post_init__(self) -> None:
-        # One expression, for a validator a field takes longer than all else that is done to a header.
+        # One expression, for a validator a field takes longer than all else that is done to a
+        # header.
         if not (
             0 <= self.round < 2**64
             and 0 <= self.attempt < 2**32
@@ -124,7 +125,9 @@ OPEN = FrameHeader(FrameKind.OPEN, 0, 0, 0, 0, 0)
 
 @frozen
 class LanePreamble:
-    """The first bytes of a lane, from its dialer: the link whose keys to use, and the lane's number."""
+    """The first bytes of a lane, from its dialer: the link whose keys to use, and the lane's
+    number.
+    """
 
     link_id: bytes = field(validator=and_(min_len(LINK_ID_BYTES), max_len(LINK_ID_BYTES)))
     lane: int = field(validator=and_(ge(0), le(LANES_MAX - 1)))
@@ -194,10 +197,11 @@ class RecordSealer:
         self._buffer = bytearray(HEADER_BYTES + TAG_BYTES)
 
     def seal(self, header: FrameHeader, payload: Buffer) -> Iterator[memoryview]:
-        """Return an iterator over the frame's bytes: the header with the first record, then each record.
+        """Return an iterator over the frame's bytes: the header with the first record, then each
+        record.
 
-        Each record is sealed when it is asked for and overwritten by the next one. The iterator must be
-        exhausted, because the records are counted.
+        Each record is sealed when it is asked for and overwritten by the next one. The iterator
+        must be exhausted, because the records are counted.
 
         Raises:
           LocalProtocolError: at once: the header does not fit the payload, or the lane is not open.
@@ -260,7 +264,8 @@ class RecordOpener:
         """Iterate over the frame's records.
 
         Args:
-          target: buffer for the payload, of exactly its size; None: the payload is checked and dropped.
+          target: buffer for the payload, of exactly its size; None: the payload is checked and
+            dropped.
 
         Returns:
           For each record the buffer to read it into, and the buffer for ``open`` to decrypt it to.
@@ -305,7 +310,8 @@ class Lane:
     Cancelling a receive that still waits for a frame loses nothing.
 
     Attributes:
-      sealer: the sending direction's records, for code that continues in another way (``SocketLane``).
+      sealer: the sending direction's records, for code that continues in another way
+        (``SocketLane``).
       opener: the same for the receiving direction.
 
     Args:
@@ -354,8 +360,8 @@ class Lane:
 
         Args:
           place: called with the header, *before it is authenticated*. Returns the buffer for the
-            payload (a writable view of ``payload_bytes`` bytes), or None to check and drop the payload.
-            Neither the header nor the view's bytes may be used before this method returns.
+            payload (a writable view of ``payload_bytes`` bytes), or None to check and drop the
+            payload. Neither the header nor the view's bytes may be used before this method returns.
 
         Returns:
           The header and the view that ``place`` returned; an empty buffer if it returned None.

@@ -1,9 +1,9 @@
 """The first bytes on a connection to a relay: a ticket, then one byte back.
 
-The ticket is a secret that the master made, and that both ends and the relay have. One end *parks* and
-waits for the answer. The other end *calls* whenever it needs a stream, and the relay joins it with the
-parked one and answers both. All bytes after the answer are the other end's: a TLS connection or a lane of
-the two ends, so the relay sees ciphertext only.
+The ticket is a secret that the master made, and that both ends and the relay have. One end *parks*
+and waits for the answer. The other end *calls* whenever it needs a stream, and the relay joins it
+with the parked one and answers both. All bytes after the answer are the other end's: a TLS
+connection or a lane of the two ends, so the relay sees ciphertext only.
 """
 
 from __future__ import annotations

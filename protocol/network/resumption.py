@@ -1,8 +1,8 @@
 """Sessions that outlive their connections: each side keeps the messages that may not have arrived.
 
-Both sides count the messages received, without heartbeats, and send the count in every heartbeat. Over a
-new connection each side sends its count, and the other continues from there: no message is lost, and none
-comes twice.
+Both sides count the messages received, without heartbeats, and send the count in every heartbeat.
+Over a new connection each side sends its count, and the other continues from there: no message is
+lost, and none comes twice.
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ class Conversation:
         return not self.broken
 
     def hears(self, message: Message) -> None:
-        """Record a received message; raises RemoteProtocolError if it confirms an impossible count."""
+        """Record a received message; raises RemoteProtocolError if it confirms an impossible
+        count.
+        """
         if isinstance(message, Heartbeat):
             self.confirm(message.received)
         else:
             self.received += 1
 
     def confirm(self, count: int) -> None:
-        """Drop the messages that the other side has; raises RemoteProtocolError for a wrong count."""
+        """Drop the messages that the other side has; raises RemoteProtocolError for a wrong
+        count.
+        """
         if not self._confirmed <= count <= self._confirmed + len(self._kept):
             raise RemoteProtocolError(f"it confirms {count} messages of this session")
         for _ in range(count - self._confirmed):

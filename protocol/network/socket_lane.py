@@ -1,9 +1,9 @@
 """A lane over a real socket, driven by threads with blocking calls.
 
-The event loop moves a chunk at about half the rate of a blocking call, and does one thing at a time. So
-the two directions of an open lane are handed to two threads. They wait in the kernel, and the
-interpreter's lock is free meanwhile (also while they encrypt). Each direction's methods are for one thread
-at a time; ``close``, from any thread, ends their waiting.
+The event loop moves a chunk at about half the rate of a blocking call, and does one thing at a
+time. So the two directions of an open lane are handed to two threads. They wait in the kernel, and
+the interpreter's lock is free meanwhile (also while they encrypt). Each direction's methods are for
+one thread at a time; ``close``, from any thread, ends their waiting.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from attrs import Factory, frozen
 from .lane import HEADER_BYTES, Buffer, FrameHeader, Lane
 from .socket_options import PathNow, path_now, shortest_round_trip_s
 
-# A call that blocks this long returns with the bytes done so far, so that the byte counts show that the
-# lane moves, however slowly.
+# A call that blocks this long returns with the bytes done so far, so that the byte counts show that
+# the lane moves, however slowly.
 LOOK_UP_S = 1.0
 
-# Limit on the unsent bytes in the kernel's buffer. By default it takes megabytes: seconds on a slow line,
-# for which a round would wait behind a copy of the state. Over a short path more bytes save wake-ups.
+# Limit on the unsent bytes in the kernel's buffer. By default it takes megabytes: seconds on a slow
+# line, for which a round would wait behind a copy of the state. Over a short path more bytes save
+# wake-ups.
 UNSENT_BYTES, SHORT_PATH_UNSENT_BYTES = 64 * 1024, 256 * 1024
 SHORT_PATH_S = 0.002  # of a round trip
 
@@ -53,8 +54,8 @@ class LanePace:
 class SocketLane:
     """Both directions of an open lane. It owns a duplicate of the stream's descriptor.
 
-    The socket blocks from here on: the stream's owner must not send or receive on it any more, only wait
-    for it to be readable, and close it.
+    The socket blocks from here on: the stream's owner must not send or receive on it any more, only
+    wait for it to be readable, and close it.
 
     Args:
       lane: the lane whose frames have passed over the stream so far; its records are counted on.
@@ -82,7 +83,8 @@ class SocketLane:
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._socket = socket.socket(fileno=os.dup(stream.socket.fileno()))
         self._socket.setblocking(True)
-        # Python's own timeout would make the socket non-blocking again, and take many calls a piece.
+        # Python's own timeout would make the socket non-blocking again, and take many calls a
+        # piece.
         limit = struct.pack("@ll", int(LOOK_UP_S), int(LOOK_UP_S % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -15,22 +15,22 @@ from attrs import frozen
 KEEPALIVE_S = 20
 KEEPALIVE = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEEPCNT": 6}
 
-# Limit on the growing retransmission timeout: after an outage of seconds, a connection would else stand
-# still for seconds more. The option's number on Linux (6.15 or later; Python has no name for it), and its
-# value in milliseconds, the lowest that the kernel takes.
+# Limit on the growing retransmission timeout: after an outage of seconds, a connection would else
+# stand still for seconds more. The option's number on Linux (6.15 or later; Python has no name for
+# it), and its value in milliseconds, the lowest that the kernel takes.
 TCP_RTO_MAX_MS, RETRANSMIT_MS_MAX = 44, 1_000
 
 CONGESTION_NAME_BYTES = 16  # the kernel's limit
-# Places in Linux's struct tcp_info: tcpi_rtt and tcpi_min_rtt (32 bits, microseconds), tcpi_bytes_acked and
-# tcpi_bytes_retrans (64 bits; the latter since Linux 4.19).
+# Places in Linux's struct tcp_info: tcpi_rtt and tcpi_min_rtt (32 bits, microseconds),
+# tcpi_bytes_acked and tcpi_bytes_retrans (64 bits; the latter since Linux 4.19).
 RTT_OFFSET, MIN_RTT_OFFSET, ACKED_OFFSET, RETRANSMITTED_OFFSET = 68, 148, 120, 208
 SEGMENT_OFFSET, SELECTIVE_OFFSET = 16, 28
 UNKNOWN_RTT = 2**32 - 1
 
 AnySocket = trio.socket.SocketType | socket.socket
-# BBR sends each packet by a timer. Over a path with a shorter round trip than this (one machine, one switch)
-# nothing is gained by that, and the timers take more of a processor than all else that sending does: 2 GiB over
-# loopback cost 0.41 s with BBR, 0.14 s without.
+# BBR sends each packet by a timer. Over a path with a shorter round trip than this (one machine,
+# one switch) nothing is gained by that, and the timers take more of a processor than all else that
+# sending does: 2 GiB over loopback cost 0.41 s with BBR, 0.14 s without.
 PACED_ROUND_TRIP_S_MIN = 0.000_5
 PACED = "bbr"
 UNPACED = (
@@ -42,8 +42,8 @@ UNPACED = (
 def keep_alive(sock: trio.socket.SocketType) -> None:
     """Make the kernel send probes on an idle connection.
 
-    Routers forget idle connections, some after a minute. Dead connections are not found by this: their
-    messages fail long before the kernel gives up.
+    Routers forget idle connections, some after a minute. Dead connections are not found by this:
+    their messages fail long before the kernel gives up.
     """
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -86,7 +86,9 @@ class SmallSegments(trio.abc.SocketFactory):
 
 
 def congestion_of(sock: AnySocket) -> str:
-    """Return the congestion control of a connection, or an empty text if the kernel does not tell it."""
+    """Return the congestion control of a connection, or an empty text if the kernel does not tell
+    it.
+    """
     if not hasattr(socket, "TCP_CONGESTION"):
         return ""
     try:
@@ -99,8 +101,8 @@ def congestion_of(sock: AnySocket) -> str:
 def obtainable_congestion(name: str) -> str:
     """Return the congestion control that a connection of this process gets if it asks for ``name``.
 
-    An empty text: the kernel does not tell, or lets no program choose. A kernel whose module for ``name``
-    is not loaded loads it for a process with CAP_NET_ADMIN.
+    An empty text: the kernel does not tell, or lets no program choose. A kernel whose module for
+    ``name`` is not loaded loads it for a process with CAP_NET_ADMIN.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         choose_congestion(sock, name)
@@ -115,7 +117,9 @@ def shortest_round_trip_s(sock: AnySocket) -> float:
 
 
 def retransmitted_bytes(sock: AnySocket) -> int:
-    """Return how many bytes the kernel sent again; 0 on a closed socket, or if it does not tell it."""
+    """Return how many bytes the kernel sent again; 0 on a closed socket, or if it does not tell
+    it.
+    """
     info = _tcp_info(sock, RETRANSMITTED_OFFSET + 8)
     return 0 if info is None else _number(info, RETRANSMITTED_OFFSET, 8)
 
@@ -134,8 +138,8 @@ class PathNow:
     Attributes:
       round_trip_s: smoothed, over the last round trips.
       shortest_s: the shortest round trip of the last minutes.
-      delivered_bytes: that the other side has acknowledged since the connection began; in whole packets
-        those after a lost one, which it has, too (RFC 2018).
+      delivered_bytes: that the other side has acknowledged since the connection began; in whole
+        packets those after a lost one, which it has, too (RFC 2018).
     """
 
     round_trip_s: float
@@ -144,7 +148,9 @@ class PathNow:
 
 
 def path_now(sock: AnySocket) -> PathNow | None:
-    """Return what the kernel says of a connection's path; None if it tells nothing, or does not know yet."""
+    """Return what the kernel says of a connection's path; None if it tells nothing, or does not
+    know yet.
+    """
     info = _tcp_info(sock, MIN_RTT_OFFSET + 4)
     if info is None:
         return None
@@ -157,7 +163,9 @@ def path_now(sock: AnySocket) -> PathNow | None:
 
 
 def _tcp_info(sock: AnySocket, size_bytes: int) -> bytes | None:
-    """Return the kernel's report of a connection up to a place; None if it is shorter, or there is none."""
+    """Return the kernel's report of a connection up to a place; None if it is shorter, or there is
+    none.
+    """
     if sys.platform != "linux" or not hasattr(socket, "TCP_INFO"):
         return None
     try:

@@ -5,9 +5,9 @@
     └── _greet           one per connection: reads the first byte within a deadline, then runs
         └── handler      on_channel (after the TLS handshake), on_lane or on_relay
 
-Until a connection is identified as part of the run it holds one of a limited number of slots, and only for
-some seconds; a newcomer holds a slot of another kind for as long as it stays. Connections from an address
-with many failed ones are closed unread: see ``accept_limits``.
+Until a connection is identified as part of the run it holds one of a limited number of slots, and
+only for some seconds; a newcomer holds a slot of another kind for as long as it stays. Connections
+from an address with many failed ones are closed unread: see ``accept_limits``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ T = TypeVar("T")
 TLS_FIRST_BYTE = 0x16  # a handshake record; a ClientHello cannot start otherwise
 FIRST_BYTE_S = 2.0  # the dialer speaks first: a round trip and a lost packet
 GREETING_S = 10.0  # for the first byte and the TLS handshake: three round trips and slow hashing
-# trio.SSLStream is part of a reference cycle of some 48 KiB, of which the garbage collector counts only a
-# dozen small objects. So it is run after this many TLS connections.
+# trio.SSLStream is part of a reference cycle of some 48 KiB, of which the garbage collector counts
+# only a dozen small objects. So it is run after this many TLS connections.
 TLS_UNCOLLECTED_MAX = 64
 BACKLOG_COUNT_MAX = 1_024  # connections that the kernel queues
 CAPACITY_PAUSE_S = 0.1  # when the process has no file descriptor left for another connection

@@ -1,8 +1,9 @@
 """The run's certificate authority: issuing certificates and checking them.
 
-Every run has an authority of its own, and the master holds its key. A certificate lasts about a day, so a
-removed peer is locked out soon even by members that have not heard of the removal. It is valid from a day
-back, so that a clock that is a little wrong locks no peer out. A certificate's content is one URI:
+Every run has an authority of its own, and the master holds its key. A certificate lasts about a
+day, so a removed peer is locked out soon even by members that have not heard of the removal. It is
+valid from a day back, so that a clock that is a little wrong locks no peer out. A certificate's
+content is one URI:
 
     holdfast://RUN_ID/master/PEER_ID        or        holdfast://RUN_ID/peer/PEER_ID
 """
@@ -104,7 +105,9 @@ def holder_of(certificate: x509.Certificate) -> Holder:
 
 
 def check_issued(certificate: x509.Certificate, authority: x509.Certificate) -> None:
-    """Check a certificate's signature; raises RemoteProtocolError if the authority did not sign it."""
+    """Check a certificate's signature; raises RemoteProtocolError if the authority did not sign
+    it.
+    """
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -234,9 +237,9 @@ class Authority:
     def begin_term(self, term: int) -> bytes:
         """Make the nonce of a master's term: random bytes and their signature.
 
-        Nothing but this authority can make one, so a master can check a term that a peer reports and
-        that it does not know itself: see ``vouches``. The signature is Ed25519 over run, term and the
-        random bytes, and follows these.
+        Nothing but this authority can make one, so a master can check a term that a peer reports
+        and that it does not know itself: see ``vouches``. The signature is Ed25519 over run, term
+        and the random bytes, and follows these.
         """
         drawn = secrets.token_bytes(TERM_RANDOM_BYTES)
         return drawn + self._key.sign(self._term_text(term, drawn))
@@ -271,7 +274,8 @@ class Authority:
           The certificate in PEM.
 
         Raises:
-          RemoteProtocolError: the request is invalid, over-long, not Ed25519 or not signed by its key.
+          RemoteProtocolError: the request is invalid, over-long, not Ed25519 or not signed by its
+            key.
         """
         if party is Party.NEWCOMER:
             raise LocalProtocolError("a newcomer has no certificate")
@@ -305,7 +309,9 @@ class Authority:
 
 
 def open_key(sealed_key: bytes, secret: bytes) -> PrivateKeyTypes:
-    """Open what ``Authority.sealed`` returned; raises UserError if it was sealed with another secret."""
+    """Open what ``Authority.sealed`` returned; raises UserError if it was sealed with another
+    secret.
+    """
     try:
         return serialization.load_pem_private_key(sealed_key, secret)
     except (ValueError, TypeError) as error:

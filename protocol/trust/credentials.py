@@ -1,7 +1,7 @@
 """A member's credentials: its key, its certificate and the run's authority.
 
-``ssl`` reads keys from files only, so credentials live in a directory of their own. Every new connection
-asks for a context, so a renewed certificate is used from the next connection on.
+``ssl`` reads keys from files only, so credentials live in a directory of their own. Every new
+connection asks for a context, so a renewed certificate is used from the next connection on.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class Credentials:
         return self.holder.run_id
 
     def expires_in_s(self) -> float:
-        """Return the seconds until the certificate ends by the wall clock; negative after its end."""
+        """Return the seconds until the certificate ends by the wall clock; negative after its
+        end.
+        """
         return (self.expires_at - datetime.datetime.now(datetime.UTC)).total_seconds()
 
     def replace_certificate(self, certificate_pem: bytes) -> None:
@@ -106,7 +108,8 @@ class Credentials:
         return context
 
     def ssl_client_context(self) -> ssl.SSLContext:
-        """Return the context to dial with: TLS 1.3 only, the server shows a certificate of this run.
+        """Return the context to dial with: TLS 1.3 only, the server shows a certificate of this
+        run.
 
         Names in certificates are peer ids, not hosts: the caller compares them.
         """

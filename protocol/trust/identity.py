@@ -32,7 +32,9 @@ NOT_X509 = (
 
 
 def peer_id_of_public_key(key: Ed25519PublicKey) -> str:
-    """Return a key's peer id: 32 hex digits, the first half of SHA-256 of its SubjectPublicKeyInfo."""
+    """Return a key's peer id: 32 hex digits, the first half of SHA-256 of its
+    SubjectPublicKeyInfo.
+    """
     der = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )

@@ -1,4 +1,6 @@
-"""What the page does to a run, and what it shows of what happens to one: each test has a run of its own."""
+"""What the page does to a run, and what it shows of what happens to one: each test has a run of its
+own.
+"""
 
 from __future__ import annotations
 

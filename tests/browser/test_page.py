@@ -140,7 +140,8 @@ def test_the_mean_of_a_figure_is_that_of_its_members(page: Page) -> None:
     page.wait_for_function("""() => {
         const rows = [...document.querySelectorAll("#logged [data-figure='rank'] .u-series")];
         const read = (row, part) => row.querySelector(part).textContent;
-        const told = new Map(rows.slice(1).map((row) => [read(row, ".u-label"), Number(read(row, ".u-value"))]));
+        const valued = (row) => [read(row, ".u-label"), Number(read(row, ".u-value"))];
+        const told = new Map(rows.slice(1).map(valued));
         const mean = told.get("Mean");
         told.delete("Mean");
         const ranks = [...told.values()];
@@ -172,9 +173,11 @@ def test_a_member_that_was_away_leaves_a_gap_in_its_line(page: Page) -> None:
     line = page.evaluate("""async () => {
         const { Lines } = await import("/static/history.js");
         const lines = new Lines({ column: "loss" });
-        for (const at of [100, 102, 104, 164, 166]) lines.add({ peer: "1", name: "alder", at, step: at }, at);
+        for (const at of [100, 102, 104, 164, 166])
+            lines.add({ peer: "1", name: "alder", at, step: at }, at);
         lines.add({ peer: "1", name: "alder", at: 150, step: 150 }, 1);  // late
-        for (let at = 50; at < 1000; at += 50) lines.add({ peer: "2", name: "birch", at, step: at }, at);
+        for (let at = 50; at < 1000; at += 50)
+            lines.add({ peer: "2", name: "birch", at, step: at }, at);
         return [...lines.lines.values()].map((each) => each.value);
     }""")
     assert line == [[100, 102, 104, None, 164, 166], [*range(50, 1000, 50)]]
@@ -219,7 +222,8 @@ def test_a_smoothed_line_keeps_its_ends_and_its_gaps_and_begins_where_there_is_a
     expect(page.locator("#loss-chart canvas")).to_be_visible()
     values, times = page.evaluate("""async () => {
         const { joined, smoothed } = await import("/static/charts.js");
-        const values = Array.from({ length: 100 }, (_each, index) => (index === 50 ? null : index % 2));
+        const odd = (_each, index) => (index === 50 ? null : index % 2);
+        const values = Array.from({ length: 100 }, odd);
         const at = [1, 2, 3, 4];
         return [smoothed(values), joined(uPlot, [{ at, step: at, value: [null, null, 5, 6] }])[0]];
     }""")
@@ -238,7 +242,8 @@ def test_a_gap_lasts_until_the_members_next_point(page: Page) -> None:
             { at: [1, 2, 3, 4, 5], step: [10, 20, 30, 40, 50], value: [1, 1, 1, 1, 1] },
             { at: [1, 1.5, 4, 5], step: [10, null, 20, 15], value: [7, null, 8, 9] },
         ];
-        const show = () => joined(uPlot, lines).map((each) => [...each].map((value) => value ?? String(value)));
+        const told = (value) => value ?? String(value);
+        const show = () => joined(uPlot, lines).map((each) => [...each].map(told));
         const byTime = show();
         const { axis } = await import("/static/charts.js");
         axis.now = "step";
@@ -474,7 +479,9 @@ def test_a_peers_links_say_how_tcp_does(page: Page, fleet: Fleet) -> None:
 def test_a_peers_page_says_what_its_owner_can_do_for_its_connections(
     page: Page, fleet: Fleet
 ) -> None:
-    """Show the view with a made-up status: which congestion control a machine allows is not a test's choice."""
+    """Show the view with a made-up status: which congestion control a machine allows is not a
+    test's choice.
+    """
     page.goto(url(fleet, "alder"))
     expect(
         page.locator("#links tbody tr").first
@@ -482,15 +489,20 @@ def test_a_peers_page_says_what_its_owner_can_do_for_its_connections(
     page.evaluate("""async () => {
         const { Peer } = await import("/static/peer.js");
         const status = await (await fetch("/api/status")).json();
-        const link = { peer: "c".repeat(32), lanes: 5, congestion: ["", "bbr", "cubic"], round_trip_s: 0.1 };
+        const congestion = ["", "bbr", "cubic"];
+        const link = { peer: "c".repeat(32), lanes: 5, congestion, round_trip_s: 0.1 };
         window.made = new Peer();
         window.told = {
             ...status,
             bulk_sent_bytes: 990, bulk_retransmitted_bytes: 10,
             links: [{ ...link, sent_bytes: 750, retransmitted_bytes: 250 },
-                    { ...link, round_trip_s: null, congestion: [], sent_bytes: 0, retransmitted_bytes: null }],
+                    { ...link, round_trip_s: null, congestion: [], sent_bytes: 0,
+                      retransmitted_bytes: null }],
             limits: { max_upload: "2 MB/s", hours: "22-07" },
-            congestion: { wanted: "bbr", used: "cubic", text: "lanes use <b>cubic</b>", fix: "as root: `modprobe`" },
+            congestion: {
+                wanted: "bbr", used: "cubic", text: "lanes use <b>cubic</b>",
+                fix: "as root: `modprobe`",
+            },
         };
         window.made.show(window.told);
     }""")
@@ -568,7 +580,8 @@ def test_assisted_links_are_listed(page: Page) -> None:
     """Show the view with made-up rows, because this fleet's machines dial each other directly."""
     page.evaluate("""async () => {
         const { Routes } = await import("/static/routes.js");
-        const pair = { peers: ["1", "2"], names: ["alder", "birch"], tried: ["punched: <b>no</b> answer"] };
+        const tried = ["punched: <b>no</b> answer"];
+        const pair = { peers: ["1", "2"], names: ["alder", "birch"], tried };
         new Routes().show({
             members: [{ peer: "3", name: "hub" }],
             routes: [

@@ -1,4 +1,6 @@
-"""The page of a run from its beginning, with no machine, to its end, after its members have left."""
+"""The page of a run from its beginning, with no machine, to its end, after its members have
+left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The shared state: roots, old versions kept for readers, transfers installed whole or not at all."""
+"""The shared state: roots, old versions kept for readers, transfers installed whole or not at
+all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""State transfer over the links and lanes that the peers really use, and blocks of the real size."""
+"""State transfer over the links and lanes that the peers really use, and blocks of the real
+size.
+"""
 
 from __future__ import annotations
 

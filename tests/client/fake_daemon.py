@@ -7,9 +7,9 @@ What the script raises is raised again when the block ends.
 
 Both sides run freely between the messages, so a script must not count on who is faster. It says
 nothing that the trainer may not be there for: a trainer waits for what comes next at its
-``step_limit``, while a round without overlap that it posted is not over, as a spare, and in a loop of
-steps until something has happened. The real daemon gives a ``step_limit`` with everything it says for
-the same reason.
+``step_limit``, while a round without overlap that it posted is not over, as a spare, and in a loop
+of steps until something has happened. The real daemon gives a ``step_limit`` with everything it
+says for the same reason.
 """
 
 from __future__ import annotations
@@ -246,7 +246,9 @@ class FakeDaemon:
         fragment: int = 0,
         step_limit: int = COUNT_MAX,
     ) -> Posted:
-        """Run a round with this trainer's contribution, after which the shared values are ``- change``."""
+        """Run a round with this trainer's contribution, after which the shared values are ``-
+        change``.
+        """
         self.open_round(number, at_step, fragment)
         posted = self.hear(Posted)
         values = self.shared.values(fragment) - np.float32(change)

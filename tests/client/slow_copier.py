@@ -1,7 +1,7 @@
 """Copies between devices, and work beside them, that end when a test says so.
 
-This is the seam that production puts CUDA streams and a thread into: what a copier is given must stay as it is
-until the copy ends, and what it returns is not there before.
+This is the seam that production puts CUDA streams and a thread into: what a copier is given must
+stay as it is until the copy ends, and what it returns is not there before.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Slow(CudaCopier):
     """A copier whose transfers end when the test ends them, or when they are waited for.
 
     Args:
-      work: when work beside is done: "at once"; or "early" as it begins, but seen only when the test ends it;
-        or "late", as it is seen.
+      work: when work beside is done: "at once"; or "early" as it begins, but seen only when the
+        test ends it; or "late", as it is seen.
     """
 
     def __init__(self, work: Work = "at once") -> None:

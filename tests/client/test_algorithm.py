@@ -1,4 +1,5 @@
-"""The hook and an averaging daemon in numpy are DiLoCo, and data-parallel SGD, to the bit or nearly.
+"""The hook and an averaging daemon in numpy are DiLoCo, and data-parallel SGD, to the bit or
+nearly.
 
 Every trainer runs on its own thread with its own socket; a barrier stands for the network.
 """
@@ -307,7 +308,9 @@ def arrived(daemon: FakeDaemon, step: int) -> bool:
 
 
 def test_an_overlap_of_a_whole_phase_brings_each_result_one_phase_late() -> None:
-    """``delayed``: a phase's steps are posted at its end, and counted at the end of the next one."""
+    """``delayed``: a phase's steps are posted at its end, and counted at the end of the next
+    one.
+    """
     phase = 2
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1.0)

@@ -1,4 +1,6 @@
-"""The boundary machine: which rounds are posted, awaited and applied at which step; no tensors, no torch."""
+"""The boundary machine: which rounds are posted, awaited and applied at which step; no tensors, no
+torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ranks that hold boxes of a fragment do together what one process does that holds all of it, bit for bit."""
+"""Ranks that hold boxes of a fragment do together what one process does that holds all of it, bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def _without_gradients() -> Iterator[None]:
 
 @define(eq=False)
 class Part:
-    """What a ``DTensor`` is to this code: the whole's shape, and the part in this process's memory."""
+    """What a ``DTensor`` is to this code: the whole's shape, and the part in this process's
+    memory.
+    """
 
     shape: tuple[int, ...]
     local: torch.Tensor
@@ -53,7 +57,9 @@ class Model(nn.Module):
 
 
 def cut(tensor: SharedTensor, dimension: int, count: int) -> list[SharedTensor]:
-    """Return a tensor's parts for so many ranks, which FSDP2 would give: the last ones smaller, or empty."""
+    """Return a tensor's parts for so many ranks, which FSDP2 would give: the last ones smaller, or
+    empty.
+    """
     whole = tensor.tensor
     if whole.dim() <= dimension:
         return [own(tensor, whole.clone()) for _ in range(count)]

@@ -189,7 +189,8 @@ def test_tensorboard_gets_scalars_by_the_runs_step() -> None:
 class Experiment:
     """The object of ``wandb.init``, as wandb's reference describes it.
 
-    wandb itself brings a dozen packages along, so no test has it; 0.31 took what ``Wandb`` writes, offline.
+    wandb itself brings a dozen packages along, so no test has it; 0.31 took what ``Wandb`` writes,
+    offline.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""Copies that end some steps later, as from and to a GPU: nothing is lost, doubled or torn by that."""
+"""Copies that end some steps later, as from and to a GPU: nothing is lost, doubled or torn by
+that.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tests.client.slow_copier import Slow, Work
 
 
 class Bench:
-    """A model of one fragment with a counter and statistics, and the daemon's side of its arenas."""
+    """A model of one fragment with a counter and statistics, and the daemon's side of its
+    arenas.
+    """
 
     def __init__(
         self, copier: CudaCopier | None, dtype: torch.dtype = torch.float32, overlap: bool = True

@@ -106,7 +106,9 @@ def test_overlap_keeps_the_steps_taken_since_the_post_and_only_those() -> None:
 def test_a_version_that_comes_amid_a_merge_is_merged_everywhere(
     dtype: torch.dtype, contributed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A merge reads the shared values in pieces; the daemon may commit another version between two."""
+    """A merge reads the shared values in pieces; the daemon may commit another version between
+    two.
+    """
     monkeypatch.setattr(host_merge, "PIECE_COUNT", 2)
     model = vector([1.0, 2.0, 3.0, 4.0, 5.0], dtype)
     model.register_buffer("seen", torch.tensor(3))

@@ -1,4 +1,6 @@
-"""Leased samples in the real frameworks, without a daemon: what a trainer trains on, micro-batch by micro-batch."""
+"""Leased samples in the real frameworks, without a daemon: what a trainer trains on, micro-batch by
+micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(run: Run, seen: list[int]) -> None:
-    """Each sample was trained once before any was trained again, and the run was told of all of them."""
+    """Each sample was trained once before any was trained again, and the run was told of all of
+    them.
+    """
     assert len(seen) > 2 * LENGTH
     for start in range(0, len(seen) - LENGTH, LENGTH):
         assert sorted(seen[start : start + LENGTH]) == list(range(LENGTH))

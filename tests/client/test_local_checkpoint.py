@@ -93,7 +93,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.fault(
     "a trainer starts again",
     "its own file",
-    "with `checkpoint.trainer`, moments and random numbers as at the last checkpoint; what does not fit is not used",
+    "with `checkpoint.trainer`, moments and random numbers as at the last checkpoint; what does not"
+    " fit is not used",
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", list(MAKERS))

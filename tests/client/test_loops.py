@@ -173,7 +173,9 @@ def small_net() -> nn.Sequential:
 def loop(
     model: nn.Module, global_step: Callable[[], int], after_step: Callable[[], None]
 ) -> list[float]:
-    """Run a common training loop with ``after_step`` in the place of ``run.step``; return the losses."""
+    """Run a common training loop with ``after_step`` in the place of ``run.step``; return the
+    losses.
+    """
     optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: rate_at(global_step()))
     chance = torch.Generator().manual_seed(9)

@@ -190,7 +190,9 @@ def test_a_parameter_may_be_replaced_with_the_optimizers() -> None:
 
 
 class Tied(nn.Module):
-    """A layer, one that is frozen at first, a head tied to the first, and parameters beside the model."""
+    """A layer, one that is frozen at first, a head tied to the first, and parameters beside the
+    model.
+    """
 
     def __init__(self) -> None:
         super().__init__()

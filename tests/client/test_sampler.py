@@ -1,4 +1,6 @@
-"""Leased samples and shards in the training process: what is drawn, kept, trained, and drawn again."""
+"""Leased samples and shards in the training process: what is drawn, kept, trained, and drawn
+again.
+"""
 
 from __future__ import annotations
 

@@ -208,7 +208,9 @@ async def real_nodes(
     upload: RateLimiter | None = None,
     download: RateLimiter | None = None,
 ) -> AsyncIterator[list[RealNode]]:
-    """Linked nodes with loopback sockets: their lanes are worked by threads. The first one has the caps."""
+    """Linked nodes with loopback sockets: their lanes are worked by threads. The first one has the
+    caps.
+    """
     authority = Authority.load_or_create(directory, "run")
     found: list[RealNode] = []
     async with background() as nursery:

@@ -1,4 +1,6 @@
-"""The reduction over virtual links: same bits everywhere and exact divisors, whenever a peer dies."""
+"""The reduction over virtual links: same bits everywhere and exact divisors, whenever a peer
+dies.
+"""
 
 from __future__ import annotations
 

@@ -321,7 +321,8 @@ async def test_a_frame_of_a_copy_lets_a_round_pass_in_its_middle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(send_queue, "WAIT_S_MAX", math.inf)
-    # The path is short, also where a busy machine is slow to answer: nobody knows what rounds leave.
+    # The path is short, also where a busy machine is slow to answer: nobody knows what rounds
+    # leave.
     monkeypatch.setattr(line_rate, "ROUND_TRIP_S_MIN", math.inf)
     async with real_nodes(tmp_path, 3, rules=LaneRules(1, 1)) as (a, b, c):
         priority = a.hub.send_priority

@@ -1,4 +1,6 @@
-"""The rate that a node learns of its line: a pure rule, tried on a line with a queue in front of it."""
+"""The rate that a node learns of its line: a pure rule, tried on a line with a queue in front of
+it.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_the_slow_start_of_connections_is_not_taken_for_what_the_line_carries(rt
 
 
 def test_a_single_late_packet_is_no_queue() -> None:
-    """A machine that was busy elsewhere answers late once; a line that is full does so all the time."""
+    """A machine that was busy elsewhere answers late once; a line that is full does so all the
+    time.
+    """
     rule = PaceRule()
     for look in range(100):
         waits_s = 0.05 if look % 3 == 0 else 0.0
@@ -96,7 +100,9 @@ def test_a_single_late_packet_is_no_queue() -> None:
 
 
 def test_a_burst_after_a_rest_does_not_count_as_what_the_line_carries() -> None:
-    """Each round begins with what the line's router takes at once; then its queue must get short again."""
+    """Each round begins with what the line's router takes at once; then its queue must get short
+    again.
+    """
     line = Line(50 * MBIT)
     for _round in range(4):
         line.carries, line.offers = 100 * MBIT, 200 * MBIT

@@ -103,7 +103,8 @@ async def test_a_hub_measures_what_its_lines_carry() -> None:
     # As long as the longer of the two took, not their sum.
     assert seen.sent.busy_s == pytest.approx(to_one.busy_s, rel=0.1)
     assert heard.received.carried_bytes == 10 * FRAME_BYTES
-    # What comes in the same piece as a header comes before the meter starts: a sixth of a frame here.
+    # What comes in the same piece as a header comes before the meter starts: a sixth of a frame
+    # here.
     assert heard.received.carried_bytes / heard.received.busy_s == pytest.approx(1.2e6, rel=0.1)
     assert heard.sent_to == {}
 

@@ -55,7 +55,9 @@ class Serving:
 
 
 class Round:
-    """A reduction at all nodes, and a master for it. Nodes that are not contributors only listen."""
+    """A reduction at all nodes, and a master for it. Nodes that are not contributors only
+    listen.
+    """
 
     def __init__(self, swarm: Swarm, order: Reduce, size: FragmentSize = SIZE) -> None:
         self.swarm = swarm
@@ -132,7 +134,9 @@ class Round:
         return results
 
     def check(self, result: ReduceResult) -> None:
-        """Check that every chunk is the mean of exactly the contributors that the manifest names."""
+        """Check that every chunk is the mean of exactly the contributors that the manifest
+        names.
+        """
         names = [c.peer for c in self.order.contributors]
         sets: list[list[int]] = []
         for run in result.manifest:
@@ -488,7 +492,9 @@ async def test_a_chunk_that_threads_complete_while_a_reduction_begins_is_spread(
 
 
 class Completing(trio.abc.Instrument):
-    """Says that a thread has completed a reduction, as one may at any moment, when all its tasks have ended."""
+    """Says that a thread has completed a reduction, as one may at any moment, when all its tasks
+    have ended.
+    """
 
     def __init__(self, reductions: Sequence[Reduction]) -> None:
         self.reductions = reductions

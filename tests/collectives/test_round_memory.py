@@ -1,4 +1,6 @@
-"""A reduction holds one encoded result; what is encoded, sent, summed or read by chunk is never whole."""
+"""A reduction holds one encoded result; what is encoded, sent, summed or read by chunk is never
+whole.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ LARGE = bytes(50_000_000)  # more than the kernel takes for a client that does n
 
 
 class App:
-    """An application that answers at once; ``/wait`` on command; ``/large`` with an endless body."""
+    """An application that answers at once; ``/wait`` on command; ``/large`` with an endless
+    body.
+    """
 
     def __init__(self) -> None:
         self.go_on = trio.Event()

@@ -163,7 +163,9 @@ def test_lines_are_the_mean_and_the_members_seen_last(
 
 
 def test_a_figure_logged_now_and_then_is_one_line(kept: Kept) -> None:
-    """``run.log`` is called at some steps only; the peer keeps the last value, a restart begins without."""
+    """``run.log`` is called at some steps only; the peer keeps the last value, a restart begins
+    without.
+    """
     for at in range(10):
         figures = {"accuracy": at / 10} if at in (3, 7) else {}
         kept.history.write(members=[point(at, figures=figures)])

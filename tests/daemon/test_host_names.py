@@ -1,4 +1,6 @@
-"""Host names of the HTTP server: its own are answered, names that a foreigner could give it are not."""
+"""Host names of the HTTP server: its own are answered, names that a foreigner could give it are
+not.
+"""
 
 from __future__ import annotations
 

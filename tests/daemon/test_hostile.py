@@ -1,4 +1,6 @@
-"""Unidentified connections and broken members at the ports of a live run: real sockets, real TLS."""
+"""Unidentified connections and broken members at the ports of a live run: real sockets, real
+TLS.
+"""
 
 from __future__ import annotations
 

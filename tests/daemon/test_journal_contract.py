@@ -222,7 +222,9 @@ def test_a_lease_that_nobody_took_is_renewed_though_it_is_over(
 def test_a_record_being_written_comes_before_the_next_master_or_not_at_all(
     server: PostgresServer, database: Database
 ) -> None:
-    """A write holds the row of the lease until it is committed: who takes the lease waits for it."""
+    """A write holds the row of the lease until it is committed: who takes the lease waits for
+    it.
+    """
     journal, other = two_masters(database)
     with journal.database.connect() as slow, slow.transaction():
         slow.execute("select 1 from lease for share")  # as a write that is under way

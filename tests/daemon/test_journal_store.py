@@ -1,4 +1,6 @@
-"""The journal on disk: damaged files, and the tokens of invites. What all journals promise: ``test_journal_contract``."""
+"""The journal on disk: damaged files, and the tokens of invites. What all journals promise:
+``test_journal_contract``.
+"""
 
 from __future__ import annotations
 

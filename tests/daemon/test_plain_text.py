@@ -1,6 +1,8 @@
-"""Whatever a daemon answers, and whatever is logged, a terminal gets text: a property of every sink.
+"""Whatever a daemon answers, and whatever is logged, a terminal gets text: a property of every
+sink.
 
-Daemons refuse such texts today; a journal of an older version, or somebody else's daemon, may hold them.
+Daemons refuse such texts today; a journal of an older version, or somebody else's daemon, may hold
+them.
 """
 
 from __future__ import annotations

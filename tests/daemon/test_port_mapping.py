@@ -1,4 +1,6 @@
-"""Ports that routers map: messages, one router that answers over UDP, and the mapper in virtual time."""
+"""Ports that routers map: messages, one router that answers over UDP, and the mapper in virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,9 @@ def test_addresses_that_everybody_can_dial_are_told_apart() -> None:
 async def a_router(
     *answers: Callable[[bytes], bytes | None],
 ) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """Answer the n-th datagram by the n-th function, and later ones by the last; yield port and requests."""
+    """Answer the n-th datagram by the n-th function, and later ones by the last; yield port and
+    requests.
+    """
     heard: list[bytes] = []
     with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         await udp.bind(("127.0.0.1", 0))
@@ -258,7 +262,9 @@ async def test_a_silent_router_is_given_up() -> None:
 
 @frozen
 class Home:
-    """A router that has mapped the wanted port already, and maps others for ever; or what poses as one."""
+    """A router that has mapped the wanted port already, and maps others for ever; or what poses as
+    one.
+    """
 
     location: str = "http://127.0.0.1:{}/root.xml"
     control: str = "/control"

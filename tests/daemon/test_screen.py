@@ -1,4 +1,6 @@
-"""What a terminal shows while a peer runs, and what a log holds: real descriptors, and a slow or dead reader."""
+"""What a terminal shows while a peer runs, and what a log holds: real descriptors, and a slow or
+dead reader.
+"""
 
 from __future__ import annotations
 

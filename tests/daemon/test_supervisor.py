@@ -361,7 +361,10 @@ from holdfast.daemon.peer.trainer.supervisor import TrainerSupervisor
 async def main():
     async with trio.open_nursery() as nursery:
         supervisor = TrainerSupervisor(
-            ["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member="me", output=lambda lines, rest: None
+            ["sh", "-c", sys.argv[1]],
+            Path(sys.argv[2]),
+            member="me",
+            output=lambda lines, rest: None,
         )
         nursery.start_soon(supervisor.run)
         while not Path(sys.argv[3]).exists():
@@ -453,7 +456,8 @@ trio.run(TrainerSupervisor(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), member=
 
 @pytest.mark.fault(
     "a daemon is killed",
-    "the end of a pipe, at a small process beside the training command (`daemon/peer/trainer/watcher.py`)",
+    "the end of a pipe, at a small process beside the training command"
+    " (`daemon/peer/trainer/watcher.py`)",
     "the command ends, and all that it has started, whatever sessions these have",
 )
 async def test_all_that_a_command_started_ends_with_a_daemon_that_is_killed(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A machine whose clock is wrong by a day or more is told so, on its terminal and by its exit status."""
+"""A machine whose clock is wrong by a day or more is told so, on its terminal and by its exit
+status.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A textbook DiLoCo to measure against: one process, torch's optimizers, no fragments, no faults."""
+"""A textbook DiLoCo to measure against: one process, torch's optimizers, no fragments, no
+faults.
+"""
 
 from __future__ import annotations
 

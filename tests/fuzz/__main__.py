@@ -3,13 +3,16 @@
     python -m tests.fuzz                             every target for a while, two at a time
     python -m tests.fuzz --seconds 600 message lane  these, longer
     python -m tests.fuzz --runs 1000000 message      so many inputs
-    python -m tests.fuzz --show codec FILE           what one input does, without the fuzzer; or an archive's entry
+    python -m tests.fuzz --show codec FILE           what one input does, without the fuzzer; or an
+                                                     archive's entry
     python -m tests.fuzz --add codec FILE            put an input into the repository
-    python -m tests.fuzz --keep                      also put what reached new code there, as `make fuzz` does
+    python -m tests.fuzz --keep                      also put what reached new code there, as `make
+                                                     fuzz` does
 
-What it finds is kept in ``build/fuzz`` and is gone on from the next time. An input that a target does not
-survive is written there, too, and named together with the line that shows it again; ``--add`` it when it is
-mended. The exit status is 1 if there was one. What the repository has is in archives, see ``archive``.
+What it finds is kept in ``build/fuzz`` and is gone on from the next time. An input that a target
+does not survive is written there, too, and named together with the line that shows it again;
+``--add`` it when it is mended. The exit status is 1 if there was one. What the repository has is in
+archives, see ``archive``.
 """
 
 from __future__ import annotations
@@ -90,7 +93,9 @@ def fuzz(name: str, seconds: float, runs: int) -> dict[str, Any]:
 
 
 def keep(name: str) -> int:
-    """Put inputs that reached new code into the archive, the shortest first; return the number there."""
+    """Put inputs that reached new code into the archive, the shortest first; return the number
+    there.
+    """
     kept = archive.read(name)
     there = set(kept.values())
     found = [path.read_bytes() for path in found_before(name).iterdir()]

@@ -1,7 +1,9 @@
-"""The inputs that the repository keeps for each target, one archive per target, to keep the tree readable.
+"""The inputs that the repository keeps for each target, one archive per target, to keep the tree
+readable.
 
-An archive depends on its inputs and nothing else: entries are sorted and not compressed, and all have
-the same time. So the same inputs are the same bytes, whichever machine and whichever zlib wrote them.
+An archive depends on its inputs and nothing else: entries are sorted and not compressed, and all
+have the same time. So the same inputs are the same bytes, whichever machine and whichever zlib
+wrote them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Members that send arbitrary messages to the master: bytes become a conversation, the rules must hold.
+"""Members that send arbitrary messages to the master: bytes become a conversation, the rules must
+hold.
 
-Every message is a well-formed record (what is not never gets past ``wire``, which is a target of its own), but
-nothing in it need be true: rounds that are not open, roots that nobody has, peers that do not exist. The
-master may drop whoever said it. It must not raise, and after every call all that ``Coordinator.validate``
-promises must hold, for those who were honest, too.
+Every message is a well-formed record (what is not never gets past ``wire``, which is a target of
+its own), but nothing in it need be true: rounds that are not open, roots that nobody has, peers
+that do not exist. The master may drop whoever said it. It must not raise, and after every call all
+that ``Coordinator.validate`` promises must hold, for those who were honest, too.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def talk(data: bytes) -> None:
         for _turn in range(TURNS_MAX):
             _turn_of(table, source)
             if table.master.succession.superseded:
-                break  # its process ends; the daemon has checked that the run's authority signed the term
+                # Its process ends; the daemon has checked that the run's authority signed the term.
+                break
     except _ExhaustedError:
         pass
 

@@ -1,11 +1,11 @@
 """Fuzz targets: every parser of bytes from unidentified connections, members and disks.
 
-A target takes any bytes and raises nothing: what its parser is documented to raise is caught here, and
-everything else (another exception, a hang, a gigabyte for a short input) is a bug. Where what was read can
-be written again, it must come out the same.
+A target takes any bytes and raises nothing: what its parser is documented to raise is caught here,
+and everything else (another exception, a hang, a gigabyte for a short input) is a bug. Where what
+was read can be written again, it must come out the same.
 
-The same targets are run by libFuzzer, guided by coverage (``python -m tests.fuzz``), and by pytest over the
-corpus in this folder and over what hypothesis makes of it.
+The same targets are run by libFuzzer, guided by coverage (``python -m tests.fuzz``), and by pytest
+over the corpus in this folder and over what hypothesis makes of it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ from tests.membership.table import DIGEST, RUN_ID, A, B, C, hello_of
 
 VALUES = 300  # of a chunk: a whole block of every codec and a part of one
 KEY = bytes(32)
-RUN_TOML = '[run]\nname = "a"\nrounds = 3\n[diloco]\nsync_every = 20\noverlap = "auto"\n[reduce]\ncodec_up = "nf4"\n'
+RUN_TOML = (
+    '[run]\nname = "a"\nrounds = 3\n[diloco]\nsync_every = 20\noverlap = "auto"\n[reduce]\ncodec_up'
+    ' = "nf4"\n'
+)
 
 
 @frozen
@@ -128,7 +131,9 @@ def _read(data: bytes) -> Message | None:
 
 
 def long_message(data: bytes) -> None:
-    """Repeat the input as a layout's tensors, so often that items are counted while they are built."""
+    """Repeat the input as a layout's tensors, so often that items are counted while they are
+    built.
+    """
     if not data:
         return
     count = min(wire.UNCOUNTED_BYTES_MAX // len(data) + 1, TENSORS_MAX)
@@ -195,7 +200,9 @@ def _frames() -> bytes:
 
 
 def frames(data: bytes) -> None:
-    """Give frames of a reduction from two members with keys to an owner's tracker: six bytes each."""
+    """Give frames of a reduction from two members with keys to an owner's tracker: six bytes
+    each.
+    """
     tracker = a_tracker(A)
     for start in range(0, len(data) - 5, 6):
         who, kind, index, attempt, length, what = data[start : start + 6]

@@ -1,11 +1,12 @@
-"""``make`` on a bare machine: Debian with Python and make, and a copy of this tree in another folder.
+"""``make`` on a bare machine: Debian with Python and make, and a copy of this tree in another
+folder.
 
     python -m tests.images.bare                             make demo, as root
     python -m tests.images.bare --user person -- test ARGS=tests/protocol/test_invite.py
 
-The machine is a chroot with its own mounts and processes. It sees the package clients' settings of this one
-(see ``base``), and its network. What was printed stays in ``build/images``, each line with the seconds since
-the start.
+The machine is a chroot with its own mounts and processes. It sees the package clients' settings of
+this one (see ``base``), and its network. What was printed stays in ``build/images``, each line with
+the seconds since the start.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class Machine:
             base.end_namespace(process)
 
     def _inside(self, user: str, home: str, command: str) -> list[str]:
-        """Return a command that runs a shell's command as a user, in namespaces that end with it."""
+        """Return a command that runs a shell's command as a user, in namespaces that end with
+        it.
+        """
         become = "exec bash -c" if user == "root" else f"exec setpriv {_rights(user)} bash -c"
         variables = f"HOME={home} USER={user} LANG=C.UTF-8 PATH={_path(user)}"
         script = (

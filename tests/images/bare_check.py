@@ -1,7 +1,7 @@
 """The two commands of README on a bare machine, as root and as an ordinary user: ``make images``.
 
-pytest does not collect this file. ``make test`` takes as long there as here, so it runs one file's tests after
-all of its set-up; ``python -m tests.images.bare -- test`` runs all of them.
+pytest does not collect this file. ``make test`` takes as long there as here, so it runs one file's
+tests after all of its set-up; ``python -m tests.images.bare -- test`` runs all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A bare Debian of debootstrap, and this machine's settings of package clients for what runs in it.
 
 Both are found out, not written down here: pip's settings are those that ``pip config list`` tells,
-apt's are the folders of this machine. A container or a chroot sees them read-only, at the same paths.
+apt's are the folders of this machine. A container or a chroot sees them read-only, at the same
+paths.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def pip_settings() -> dict[str, str]:
 
 
 def mounts() -> dict[Path, Path]:
-    """Return what has to be seen for pip and apt to work as they do here: path inside to path here."""
+    """Return what has to be seen for pip and apt to work as they do here: path inside to path
+    here.
+    """
     settings = pip_settings()
     seen = {CERTIFICATES: CERTIFICATES, Path("/etc/pip.conf"): _pip_file(settings)}
     for word in (word for value in settings.values() for word in value.split()):
@@ -116,7 +119,9 @@ def _pip_file(settings: dict[str, str]) -> Path:
 
 
 def bind(root: Path, inside: str, here: Path, *, read_only: bool) -> list[str]:
-    """Return the commands that show a file or folder of this machine in a tree; make the place for it."""
+    """Return the commands that show a file or folder of this machine in a tree; make the place for
+    it.
+    """
     place = root / inside.removeprefix("/")
     if here.is_dir():
         place.mkdir(parents=True, exist_ok=True)
@@ -128,7 +133,9 @@ def bind(root: Path, inside: str, here: Path, *, read_only: bool) -> list[str]:
 
 
 def children(process: subprocess.Popen[bytes]) -> list[int]:
-    """Return the process ids of its children; of ``unshare`` the first process of the new namespace."""
+    """Return the process ids of its children; of ``unshare`` the first process of the new
+    namespace.
+    """
     with contextlib.suppress(OSError):
         path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         return [int(word) for word in path.read_text().split()]
@@ -136,7 +143,8 @@ def children(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def end_namespace(unshare: subprocess.Popen[bytes]) -> None:
-    """Kill all processes of the namespace that ``unshare`` has made: its first one takes the others with it.
+    """Kill all processes of the namespace that ``unshare`` has made: its first one takes the others
+    with it.
 
     The death of ``unshare`` alone ends no process that has become another user since.
     """

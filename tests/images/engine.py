@@ -4,8 +4,8 @@
     Network       one switch; each container has an address on it, and a name that others look up
     Container     a working copy of an image, with a command that runs in namespaces of its own
 
-Containers are chroots with their own processes, mounts and network. Not done here, but by an engine: limits of
-memory and processor, restarts, publishing of ports on the host.
+Containers are chroots with their own processes, mounts and network. Not done here, but by an
+engine: limits of memory and processor, restarts, publishing of ports on the host.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Builder:
 
 
 class Network(Switch):
-    """A host of a switch for each name, and one more, ``outside``, for whoever is in no container."""
+    """A host of a switch for each name, and one more, ``outside``, for whoever is in no
+    container.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(len(names) + 1)
@@ -111,10 +113,12 @@ class Network(Switch):
 
 
 class Container:
-    """A working copy of an image, and the process that runs in it: the first of its namespace, as in an engine.
+    """A working copy of an image, and the process that runs in it: the first of its namespace, as
+    in an engine.
 
     Args:
-      volumes: path inside to folder or file here, with ``:ro`` behind it where it may not be written.
+      volumes: path inside to folder or file here, with ``:ro`` behind it where it may not be
+        written.
     """
 
     def __init__(
@@ -180,7 +184,9 @@ class Container:
         return self._process.wait(seconds)
 
     def pid(self) -> int | None:
-        """Return its process id as seen here; none before the command is executed, and after its end."""
+        """Return its process id as seen here; none before the command is executed, and after its
+        end.
+        """
         assert self._process is not None
         with contextlib.suppress(OSError):
             for pid in base.children(self._process):
@@ -209,7 +215,9 @@ class Container:
         return self.wait()
 
     def kill(self) -> None:
-        """Kill all its processes at once, as a power cut does: its first one takes the others with it."""
+        """Kill all its processes at once, as a power cut does: its first one takes the others with
+        it.
+        """
         if self._process is not None:
             base.end_namespace(self._process)
 

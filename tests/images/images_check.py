@@ -51,7 +51,9 @@ def builder() -> Iterator[Builder]:
 
 
 class Composition:
-    """The services of compose.yaml as containers, each with an address, and its volumes as folders."""
+    """The services of compose.yaml as containers, each with an address, and its volumes as
+    folders.
+    """
 
     def __init__(self, builder: Builder, folder: Path, network: Network) -> None:
         self.folder = folder
@@ -62,7 +64,9 @@ class Composition:
         self._hosts.write_text(self.network.table())
 
     def create(self, name: str) -> Container:
-        """Make a container of a service; one that was there before is replaced, its volumes stay."""
+        """Make a container of a service; one that was there before is replaced, its volumes
+        stay.
+        """
         service = SERVICES[name]
         shared_with = service.get("network_mode", "").removeprefix("service:")
         volumes = {"/etc/hosts:ro": str(self._hosts)}
@@ -127,7 +131,9 @@ class Composition:
         return "\n".join(f"---- {name}\n{each.log()}" for name, each in self.containers.items())
 
     def get(self, url: str, host: str) -> int:
-        """Return the HTTP status that one outside the containers gets, who calls the server ``host``."""
+        """Return the HTTP status that one outside the containers gets, who calls the server
+        ``host``.
+        """
         code = (
             "import http.client, sys, urllib.parse; url = urllib.parse.urlsplit(sys.argv[1]);"
             "there = http.client.HTTPConnection(url.netloc, timeout=10);"

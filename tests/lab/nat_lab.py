@@ -1,13 +1,14 @@
-"""An internet with routers in it: hosts with public addresses, behind NAT, behind firewalls, of IPv6 only.
+"""An internet with routers in it: hosts with public addresses, behind NAT, behind firewalls, of
+IPv6 only.
 
-Every host and every router is a network namespace; a namespace called ``net`` is the internet between
-them, one bridge. Routers are nftables: they masquerade (and keep ports, or draw others), forward what
-they are told to, and drop whatever else comes from outside. Some map ports for those who ask, by the
-real miniupnpd. All addresses are of ranges reserved for benchmarks, tests and documentation; nothing
-leaves the machine.
+Every host and every router is a network namespace; a namespace called ``net`` is the internet
+between them, one bridge. Routers are nftables: they masquerade (and keep ports, or draw others),
+forward what they are told to, and drop whatever else comes from outside. Some map ports for those
+who ask, by the real miniupnpd. All addresses are of ranges reserved for benchmarks, tests and
+documentation; nothing leaves the machine.
 
-    with NatLab([Router(), Router(keeps_ports=False)], [Place(), Place(router=0), Place(router=1)]) as lab:
-        lab.popen(1, ["nc", lab.address(0), "29700"])
+    with NatLab([Router(), Router(keeps_ports=False)], [Place(), Place(router=0), Place(router=1)])
+        as lab: lab.popen(1, ["nc", lab.address(0), "29700"])
 
 Hosts are numbered as they are given; see ``Namespaces`` for how processes run on them.
 """
@@ -27,15 +28,15 @@ from attrs import Factory, frozen
 from benchmarks.namespaces import LabError, Namespaces, ip, missing_tool, try_bridge, why_none
 
 PUBLIC = "198.18.0"  # and the host's number, from 1 on
-# Of routers that map ports, which miniupnpd does only at an address that it takes for public: a range that
-# was once reserved for tests (TEST-B), and is used by nobody.
+# Of routers that map ports, which miniupnpd does only at an address that it takes for public: a
+# range that was once reserved for tests (TEST-B), and is used by nobody.
 PUBLIC_MAPPING = "128.66.0"
 PUBLIC_6 = "2001:db8:1:"
 ROUTER_FIRST = 200  # the last byte of the first router's public address
 HOSTS_MAX = 100
 ROUTERS_MAX = 50
-# Whoever finds a dead connection by sending gives it up after so many tries, not after a quarter of an
-# hour, so that tests need not wait.
+# Whoever finds a dead connection by sending gives it up after so many tries, not after a quarter of
+# an hour, so that tests need not wait.
 RETRIES = "5"
 
 
@@ -48,7 +49,8 @@ class Router:
       forwards: host number by public port: what comes there from outside goes to that host.
       idle_cut_s: it forgets connections that are idle for so long; None: as the kernel does.
       hairpin: what hosts behind it send to its public address is forwarded, too, and back.
-      maps: the protocols by which hosts behind it may have ports mapped: "pcp" (NAT-PMP, too), "upnp".
+      maps: the protocols by which hosts behind it may have ports mapped: "pcp" (NAT-PMP, too),
+        "upnp".
       shuts_6: no IPv6 connection comes in that it was not asked to let in.
     """
 
@@ -218,7 +220,8 @@ class NatLab(Namespaces):
         if router.idle_cut_s is not None:
             idle = "net.netfilter.nf_conntrack_tcp_timeout_established"
             self._set(name, idle, str(router.idle_cut_s))
-            # As many routers do, and this kernel does not unless told: what it has forgotten is dropped.
+            # As many routers do, and this kernel does not unless told: what it has forgotten is
+            # dropped.
             self._set(name, "net.netfilter.nf_conntrack_tcp_loose", "0")
         only = "" if router.hairpin else 'iifname "wan" '
         forwards = "\n".join(
@@ -317,7 +320,8 @@ table ip filter {{
 }}
 """
 
-# What miniupnpd changes, and what it does not let in. Its chains must be in one table of the family inet.
+# What miniupnpd changes, and what it does not let in. Its chains must be in one table of the family
+# inet.
 MAPPED = """
 table inet mapped {{
  chain miniupnpd {{

@@ -44,7 +44,9 @@ from holdfast.membership.master.state.journal import RoundCommitted, RoundNumber
 from holdfast.protocol.messages import Commit, Contributor, ContributorRun
 def head(version, root): return [{"fragment": 0, "version": version, "root": root}]
 parity = Parity()
-parity.saw("a", 1, head(3, "aa")); parity.saw("b", 2, head(3, "aa")); parity.saw("a", 1, head(4, "bb"))
+parity.saw("a", 1, head(3, "aa"))
+parity.saw("b", 2, head(3, "aa"))
+parity.saw("a", 1, head(4, "bb"))
 calm = (list(parity.violations), list(parity.rolled_back))
 parity.saw("b", 2, head(4, "cc"))  # planted: other bits
 parity.saw("a", 1, head(3, "aa"))  # planted: it goes back
@@ -57,7 +59,8 @@ good = ledger(RoundNumbered(1), commit(1, 0), RoundNumbered(2), RoundNumbered(3)
 half = (ContributorRun(b"\\x03", 1), ContributorRun(b"\\x01", 3))  # b is in one chunk of four
 entries = [Entry(commit(1, 0), 5.0), Entry(commit(2, 1, half), 6.0), Entry(commit(3, 2), 9.0)]
 live = LiveTime()
-for names, at_s in ((["a", "b"], 0.0), (["a", "b"], 1.0), (["a"], 2.0), (["a", "b"], 4.0)): live.saw(names, at_s)
+for names, at_s in ((["a", "b"], 0.0), (["a", "b"], 1.0), (["a"], 2.0), (["a", "b"], 4.0)):
+    live.saw(names, at_s)
 print(json.dumps({
     "calm": calm, "violations": parity.violations, "rolled_back": parity.rolled_back,
     "good": [good.committed, good.aborted, list(good.faults)],
@@ -107,7 +110,8 @@ def test_light_peers_go_through_whole_rounds() -> None:
 CUT = """
 import socket, subprocess, sys
 from benchmarks.grounds import Switch
-SERVE = "import socket; s = socket.create_server(('0.0.0.0', 9000)); print(flush=True); s.accept(); s.accept()"
+SERVE = "import socket; s = socket.create_server(('0.0.0.0', 9000)); print(flush=True)"
+SERVE += "; s.accept(); s.accept()"
 def reaches(lab):
     with lab.inside(0), socket.socket() as s:
         s.settimeout(1.5)

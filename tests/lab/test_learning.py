@@ -49,7 +49,9 @@ print(json.dumps({**asdict(outcome), "paces": sorted(paces)}))
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_four_real_models_learn_together_and_agree_though_one_is_killed() -> None:
-    """``run_arm`` itself compares copies, roots and the trainers' weights, and fails on a difference."""
+    """``run_arm`` itself compares copies, roots and the trainers' weights, and fails on a
+    difference.
+    """
     found = told(TINY, seconds=140)
 
     assert found["loss"] < 4.5, "who knows nothing of 256 bytes has ln 256, 5.5"

@@ -102,7 +102,9 @@ def test_an_idle_connection_outlives_a_routers_patience(
 @needs_lab
 @pytest.mark.parametrize("hairpin", [True, False])
 def test_a_machine_behind_the_masters_own_router_takes_part(tmp_path: Path, hairpin: bool) -> None:
-    """By the public address, if the router sends what comes from inside back inside; else by the other."""
+    """By the public address, if the router sends what comes from inside back inside; else by the
+    other.
+    """
     routers = [nat_lab.Router(forwards={MASTER_PORT: 0}, hairpin=hairpin)]
     places = [nat_lab.Place(router=0, ipv6=True), nat_lab.Place(router=0)]
     with (
@@ -120,7 +122,9 @@ def test_a_machine_behind_the_masters_own_router_takes_part(tmp_path: Path, hair
 
 @needs_lab
 def test_a_machine_whose_address_changes_carries_on(tmp_path: Path) -> None:
-    """A laptop that roams: the same member in the same session, and a link to the other peer again."""
+    """A laptop that roams: the same member in the same session, and a link to the other peer
+    again.
+    """
     with (
         nat_lab.NatLab([nat_lab.Router(forwards={MASTER_PORT: 0})], PUBLIC_PEERS) as lab,
         nat.NatRun(lab, tmp_path) as run,

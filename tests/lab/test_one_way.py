@@ -1,4 +1,6 @@
-"""A real line that carries nothing in one direction: two peers without a link, and with one again."""
+"""A real line that carries nothing in one direction: two peers without a link, and with one
+again.
+"""
 
 from __future__ import annotations
 

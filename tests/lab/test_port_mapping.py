@@ -1,4 +1,6 @@
-"""Routers that map ports, by the real miniupnpd: each protocol, and peers that no longer need a relay."""
+"""Routers that map ports, by the real miniupnpd: each protocol, and peers that no longer need a
+relay.
+"""
 
 from __future__ import annotations
 

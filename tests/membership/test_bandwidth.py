@@ -332,7 +332,9 @@ def test_a_round_remembers_what_it_should_have_taken() -> None:
 
 
 def test_predictions_do_not_count_twice_that_lines_were_taken_for_slower() -> None:
-    """By the rates of the first report a round took a tenth of what was predicted; by today's, what it took."""
+    """By the rates of the first report a round took a tenth of what was predicted; by today's, what
+    it took.
+    """
     table = started()
     for peer in (A, B, C):
         table.say(peer, report(1e3, 1e3, seconds=100.0))

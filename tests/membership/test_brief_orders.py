@@ -1,4 +1,6 @@
-"""Orders that name members by number: whatever the order, what comes out is what went in, or an error."""
+"""Orders that name members by number: whatever the order, what comes out is what went in, or an
+error.
+"""
 
 from __future__ import annotations
 

@@ -237,13 +237,17 @@ def test_rounds_that_trainers_are_ahead_of_say_nothing_of_the_pace() -> None:
 
 
 def test_a_prediction_that_nobody_kept_does_not_leave_the_fastest_out_of_further_rounds() -> None:
-    """A fast contributor that began late in a round reaches each further step as late as the first."""
+    """A fast contributor that began late in a round reaches each further step as late as the
+    first.
+    """
     table = table_of()
     table.start(A, B, C)
     slow_step_s = 4 * STEP_S
 
     def a_round(late_s: float, *, nudged: bool) -> bool:
-        """A reaches its step so late; B and C post when they are nudged. Returns whether A is in it."""
+        """A reaches its step so late; B and C post when they are nudged. Returns whether A is in
+        it.
+        """
         table.forget()
         reaches_s, posted = table.now_s + H * STEP_S + late_s, set[str]()
         while not any(isinstance(message, Reduce) for message in table.heard.get(B, [])):

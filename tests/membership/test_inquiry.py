@@ -1,4 +1,6 @@
-"""Members that withhold data from others or send them different data: inquiry, finding, exclusion."""
+"""Members that withhold data from others or send them different data: inquiry, finding,
+exclusion.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,8 @@ def test_who_holds_something_else_of_most_makers_says_it_of_itself() -> None:
 @pytest.mark.fault(
     "somebody alive keeps what it owes another one",
     "no byte for `deadline_s`, or the others have finished; then everybody is asked",
-    "the round goes on without one of the two, plans do without the pair; who fails several is left out",
+    "the round goes on without one of the two, plans do without the pair; who fails several is"
+    " left out",
 )
 def test_a_result_that_is_kept_from_one_costs_that_one_the_round_and_the_pair() -> None:
     table, order = five()

@@ -1,4 +1,6 @@
-"""The master's leases: rules one by one, and whole histories from a seed, in which bugs are planted."""
+"""The master's leases: rules one by one, and whole histories from a seed, in which bugs are
+planted.
+"""
 
 from __future__ import annotations
 

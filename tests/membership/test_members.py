@@ -464,7 +464,9 @@ def test_a_joiner_that_lost_a_result_while_it_fetched_fetches_again() -> None:
 
 
 def test_a_joiner_that_a_round_leaves_out_while_it_fetches_starts_from_scratch() -> None:
-    """The joiner has no link to the chunk owners, so it cannot get from the fetched version to the next."""
+    """The joiner has no link to the chunk owners, so it cannot get from the fetched version to the
+    next.
+    """
     table = Table()
     table.start(A, B)
     table.join(C)
@@ -613,7 +615,8 @@ def test_when_all_donors_die_the_transfer_starts_over_at_the_present_version() -
 @pytest.mark.fault(
     "all holders of the newest version are gone",
     "no donor",
-    "the run waits and says for whom; after `rewind_s` it goes back, at once if nobody else can come",
+    "the run waits and says for whom; after `rewind_s` it goes back, at once if nobody else can"
+    " come",
 )
 def test_without_a_holder_of_the_newest_version_the_run_waits_and_says_so() -> None:
     table = Table("[membership]\nrewind_s = 0\n")

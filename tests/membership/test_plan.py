@@ -155,7 +155,8 @@ def test_a_large_fragment_has_a_limited_number_of_chunks() -> None:
 def test_a_fragment_may_have_codecs_of_its_own() -> None:
     """The codecs decide the plan, its estimate, and whether a tree may carry them."""
     spec = RunSpec.parse(
-        "[diloco]\nfragments = 2\n[reduce]\ncodec_up = ['fp32', 'nf4']\ncodec_down = ['bf16', 'nf4']\n"
+        "[diloco]\nfragments = 2\n[reduce]\ncodec_up = ['fp32', 'nf4']\ncodec_down = ['bf16',"
+        " 'nf4']\n"
     )
     size, speed = FragmentSize(2**20, 0, 0), Bandwidth(1e6, 1e6)
     lines = LineCapacities(dict.fromkeys(PEERS[:2], speed))

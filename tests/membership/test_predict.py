@@ -1,4 +1,6 @@
-"""Predictions: the formulas against the planner, a plain queue, and the figures that papers give."""
+"""Predictions: the formulas against the planner, a plain queue, and the figures that papers
+give.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,9 @@ def test_the_time_is_that_of_the_masters_own_plan(
     names = [f"{number:032x}" for number in range(peers)]
     lines = LineCapacities(rates=dict.fromkeys(names, line))
     plan, estimate = make_plan(FragmentSize(values, values, 0), names, names, lines, spec)
-    # The plan's time leaves out headers, which count where chunks are small; and where shares are not
-    # whole chunks, somebody owns up to one more, which every other contributor sends and is sent.
+    # The plan's time leaves out headers, which count where chunks are small; and where shares are
+    # not whole chunks, somebody owns up to one more, which every other contributor sends and is
+    # sent.
     chunk_bytes = plan.chunk_elements * sum(map(wire_bytes_per_value, codecs))
     chunk_s = (peers - 1) * chunk_bytes / min(line.up_bytes_per_s, line.down_bytes_per_s)
     found = RoundCost.of(spec, conditions).transfer_s

@@ -1,4 +1,6 @@
-"""Presets: what they set, what overrides them, and that the run keeps their values and not their name alone."""
+"""Presets: what they set, what overrides them, and that the run keeps their values and not their
+name alone.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_groups_say_how_many_fragments_there_are() -> None:
 def test_what_the_run_keeps_does_not_depend_on_the_table(
     preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A journal, a peer and a checkpoint may be read by a holdfast whose presets have other values."""
+    """A journal, a peer and a checkpoint may be read by a holdfast whose presets have other
+    values.
+    """
     spec = RunSpec.parse(named(preset, "[diloco]\nnesterov = false\n"))
     assert RunSpec.parse(spec.toml_text) == spec
     other = {

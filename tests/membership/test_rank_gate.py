@@ -1,4 +1,6 @@
-"""All ranks of a trainer handle the same messages at the same steps, whenever memory shows what was written."""
+"""All ranks of a trainer handle the same messages at the same steps, whenever memory shows what was
+written.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ Message = tuple[int, str]
 
 @define(eq=False)
 class Rank:
-    """A rank of a trainer; ``shown`` and ``named`` are what the other side's memory shows of the writes.
+    """A rank of a trainer; ``shown`` and ``named`` are what the other side's memory shows of the
+    writes.
 
     Attributes:
       begun: steps that it has begun; with collectives, no rank ends one that another has not begun.

@@ -1,4 +1,6 @@
-"""Parts of a model that ranks declare: exactly the whole is taken, and each value has one writer."""
+"""Parts of a model that ranks declare: exactly the whole is taken, and each value has one
+writer.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def cuts(length: int) -> st.SearchStrategy[list[tuple[int, int]]]:
 
 @st.composite
 def grids(draw: st.DrawFn) -> tuple[ModelLayout, list[RankPart]]:
-    """Tensors of which each is divided by a grid of its own; some parts are held by several ranks."""
+    """Tensors of which each is divided by a grid of its own; some parts are held by several
+    ranks.
+    """
     shapes = draw(
         st.lists(st.lists(st.integers(1, 6), max_size=3).map(tuple), min_size=1, max_size=3)
     )

@@ -122,7 +122,9 @@ def test_a_trainer_whose_weights_are_not_finite_is_told_so_with_the_state_it_is_
 
 
 def test_an_update_of_samples_that_are_void_costs_what_was_trained_on_them() -> None:
-    """All that were handed out are trained, so that nothing bars the trainer until it is past them."""
+    """All that were handed out are trained, so that nothing bars the trainer until it is past
+    them.
+    """
     replica = a_contributor()
     replica.leases.begin(10)
     replica.leases.leased(Leased((LeaseRange(0, 4),), all=True, length=10))

@@ -354,7 +354,9 @@ def test_who_sends_what_must_not_be_added_is_left_out_and_in_the_end_removed() -
     "an update is far too small", "the median of the norms", "refused, in the end removed"
 )
 def test_an_update_far_shorter_than_the_others_is_refused() -> None:
-    """A peer that sends almost nothing gains without training; one that trained less may send less."""
+    """A peer that sends almost nothing gains without training; one that trained less may send
+    less.
+    """
     table = Table()
     table.start(A, B, C, D)
     table.ready(A, norm=1.0)

@@ -74,7 +74,9 @@ def test_symmetric_lines_have_the_closed_form(speeds: list[float]) -> None:
 
 
 def test_eight_residential_peers() -> None:
-    """Six at 20/300, two at 1000 Mbit/s: the slow uplinks are the bound; a ring needs 1.75 times."""
+    """Six at 20/300, two at 1000 Mbit/s: the slow uplinks are the bound; a ring needs 1.75
+    times.
+    """
     slow, fast = Bandwidth(20 * MBIT, 300 * MBIT), Bandwidth(1000 * MBIT, 1000 * MBIT)
     work = Workload((*[slow] * 6, *[fast] * 2), 8, SIZE, SIZE)
     shares = best_shares(work)

@@ -1,4 +1,6 @@
-"""Every error of a run.toml is named with its line, and nothing that a master accepts is an error."""
+"""Every error of a run.toml is named with its line, and nothing that a master accepts is an
+error.
+"""
 
 from __future__ import annotations
 

@@ -395,7 +395,9 @@ def test_a_state_whose_root_the_journal_does_not_know_is_none() -> None:
 
 
 def on_disk(peer: str, *heads: FragmentHead, holds: FragmentHead | None = None) -> Hello:
-    """Return the ``Hello`` of a peer whose state the run never had, with older states in its checkpoints."""
+    """Return the ``Hello`` of a peer whose state the run never had, with older states in its
+    checkpoints.
+    """
     hello = hello_of(
         peer, heads=[holds or head_of(0, 1, b"?" * 32)], lineage=LINEAGE, incarnation=2
     )

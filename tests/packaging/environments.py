@@ -27,7 +27,8 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def environment_with(folder: Path, *what: str | Path) -> Path:
-    """The ``bin`` of a fresh environment with what pip installs; dependencies are borrowed from this one.
+    """The ``bin`` of a fresh environment with what pip installs; dependencies are borrowed from
+    this one.
 
     A ``.pth`` file inside a folder that a ``.pth`` file names is not read, so the editable install
     of this checkout stays behind.

@@ -1,4 +1,5 @@
-"""What the Dockerfile and the compose files say: the linter's rules hold, and they name only what is there.
+"""What the Dockerfile and the compose files say: the linter's rules hold, and they name only what
+is there.
 
 ``make images`` builds the images and runs compose's services (``tests/images``).
 """

@@ -78,8 +78,8 @@ ALLOWED = [
 def broken_contracts(package: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return the names of the contracts that a copy of the package breaks.
 
-    The checker runs in this process: starting it takes longer than checking. It looks for packages on
-    the import path, where ``holdfast`` is the clone, so it is told where the copy is.
+    The checker runs in this process: starting it takes longer than checking. It looks for packages
+    on the import path, where ``holdfast`` is the clone, so it is told where the copy is.
     """
     reports: list[Report] = []
     monkeypatch.setattr(use_cases, "render_report", reports.append)

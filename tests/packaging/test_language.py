@@ -1,4 +1,6 @@
-"""Names and docstrings keep to the house's rules: one meaning a name, first lines that stand by themselves."""
+"""Names and docstrings keep to the house's rules: one meaning a name, first lines that stand by
+themselves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The papers say what the code says: keys and defaults, commands, exit statuses, limits, tests, links."""
+"""The papers say what the code says: keys and defaults, commands, exit statuses, limits, tests,
+links.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A trainer of one process, or of ranks that share one device, and call no collective that gloo lacks on GPUs.
+"""A trainer of one process, or of ranks that share one device, and call no collective that gloo
+lacks on GPUs.
 
-NCCL refuses two ranks on one GPU, and gloo has for tensors on GPUs only what DistributedDataParallel needs.
-So "rows" makes the parts that ``fully_shard`` would make by hand, and trains each of them where it is.
+NCCL refuses two ranks on one GPU, and gloo has for tensors on GPUs only what
+DistributedDataParallel needs. So "rows" makes the parts that ``fully_shard`` would make by hand,
+and trains each of them where it is.
 """
 
 from __future__ import annotations

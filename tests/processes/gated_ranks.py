@@ -1,6 +1,8 @@
-"""Ranks of a model under FSDP2 of which the second one reads the shared state only while no gate is shut.
+"""Ranks of a model under FSDP2 of which the second one reads the shared state only while no gate is
+shut.
 
-gated_ranks.py SOCKET GATE SAVED: the gate is a file; at the end the first rank writes the whole weights.
+gated_ranks.py SOCKET GATE SAVED: the gate is a file; at the end the first rank writes the whole
+weights.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A ``Fleet`` is one run: a master and its peers, each a process with its own log and state directory.
 It reads everything over HTTP, as an operator would, and stops by process id what it started.
 
-No time limit of a run here can bind on a busy machine: silence, leases, grace and lag are tested in virtual
-time. Processes die by signals, which their sockets tell at once.
+No time limit of a run here can bind on a busy machine: silence, leases, grace and lag are tested in
+virtual time. Processes die by signals, which their sockets tell at once.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ class Fleet(fleet.Fleet):
         self.stop_all()
 
     def stop_all(self) -> None:
-        """Kill all processes that still run, and print all logs: pytest shows them if the test failed."""
+        """Kill all processes that still run, and print all logs: pytest shows them if the test
+        failed.
+        """
         self.kill_all()
         for name, node in self.nodes.items():
             print(f"---------------- {name} ended with {node.process.returncode}; its log:")
@@ -181,7 +183,9 @@ class Fleet(fleet.Fleet):
         return self.until(lambda s: s["committed"] >= goal, f"{more} more rounds")
 
     def settle(self, *names: str) -> dict[str, str]:
-        """Pause the run, wait until these peers hold its last version, and return their digests by name."""
+        """Pause the run, wait until these peers hold its last version, and return their digests by
+        name.
+        """
         self.act("pause", {})
 
         def settled(status: Status) -> bool:
@@ -236,7 +240,9 @@ def contributing(status: Status, *names: str) -> bool:
 
 
 def spent_positions(fleet: Fleet) -> Counter[int]:
-    """Kill the master, and return how many times its journal's commits have spent each leased position."""
+    """Kill the master, and return how many times its journal's commits have spent each leased
+    position.
+    """
     fleet.nodes["master"].signal(signal.SIGKILL)
     fleet.nodes["master"].wait()
     store = JournalStore(fleet.folder / "master" / JOURNAL_FILE)

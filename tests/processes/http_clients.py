@@ -1,10 +1,10 @@
 """What HTTP clients cost the run's port, in a master with few descriptors.
 
 A master may open so many files. Fifty clients open connections to its HTTP side and leave: some
-ask and read, some reset, some leave in the middle of a request, some listen to the live stream, some stay
-idle for a while. Four ``holdfast events --follow`` look on. Once a second a stranger dials the run's port
-and must be shown the run's authority. The descriptors of the master are counted before, meanwhile, and
-when all have gone.
+ask and read, some reset, some leave in the middle of a request, some listen to the live stream,
+some stay idle for a while. Four ``holdfast events --follow`` look on. Once a second a stranger
+dials the run's port and must be shown the run's authority. The descriptors of the master are
+counted before, meanwhile, and when all have gone.
 """
 
 from __future__ import annotations

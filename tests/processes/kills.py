@@ -1,10 +1,10 @@
 """Kills in the middle of reductions: values are equal everywhere, and records tell the truth.
 
-A master and four peers on loopback, with trainers whose updates are powers of two (``kills_trainer``), so
-that a mean says who is in it. Peers, now and then two at once or the master, get SIGKILL at random moments
-of reductions and are started again. In the end all that every trainer has seen is compared: at equal
-versions all values must be equal bit for bit; and who is in each chunk of a mean must be what
-``holdfast rounds --json`` says of that round.
+A master and four peers on loopback, with trainers whose updates are powers of two
+(``kills_trainer``), so that a mean says who is in it. Peers, now and then two at once or the
+master, get SIGKILL at random moments of reductions and are started again. In the end all that every
+trainer has seen is compared: at equal versions all values must be equal bit for bit; and who is in
+each chunk of a mean must be what ``holdfast rounds --json`` says of that round.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Found:
     faults: list[str] = Factory(list)
 
 
-# ---------------------------------------------------------------- what was seen against what is recorded
+# --------------------------------------------------------- what was seen against what is recorded
 
 
 def check(
@@ -203,7 +203,9 @@ class Kills:
         )
 
     def one(self) -> None:
-        """Kill somebody in a reduction of all, or two; start them again, and wait until all are back."""
+        """Kill somebody in a reduction of all, or two; start them again, and wait until all are
+        back.
+        """
         self._fleet.until(self._reducing, "a reduction of all begins")
         time.sleep(self._chance.uniform(0.0, REDUCTION_S))
         if self._chance.random() < MASTER_SHARE:

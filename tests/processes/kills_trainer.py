@@ -2,10 +2,11 @@
 
     holdfast join INVITE -- python kills_trainer.py --place 2 --steps-s 0.02 --seen seen/c
 
-Its update is ``2 ** ((place + v) % PLACES)`` at value ``v``, and every update has the same weight and norm.
-So a mean is, wherever one looks, the sum of distinct powers of two by their number: it tells who is in it.
-After every version that it gets, the trainer appends a line of JSON to a file of its own: the digest of the
-shared values, and who is in the mean that led to them, run of values by run of values.
+Its update is ``2 ** ((place + v) % PLACES)`` at value ``v``, and every update has the same weight
+and norm. So a mean is, wherever one looks, the sum of distinct powers of two by their number: it
+tells who is in it. After every version that it gets, the trainer appends a line of JSON to a file
+of its own: the digest of the shared values, and who is in the mean that led to them, run of values
+by run of values.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def means() -> Values:
 
 
 def sets_in(mean: Values) -> list[tuple[int, int]]:
-    """Who is in a mean, as runs: a bit for each place (0: nobody's mean is like that), and values."""
+    """Who is in a mean, as runs: a bit for each place (0: nobody's mean is like that), and
+    values.
+    """
     groups = mean.reshape(-1, 1, PLACES)
     fits = (np.abs(groups - means()[np.newaxis]) < TOLERANCE).all(axis=2)
     bits = np.where(fits.any(axis=1), fits.argmax(axis=1), 0)

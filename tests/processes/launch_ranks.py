@@ -1,11 +1,12 @@
-"""launch_ranks.py COUNT SCRIPT ...: run a script as several ranks, as torchrun does, on the loopback alone.
+"""launch_ranks.py COUNT SCRIPT ...: run a script as several ranks, as torchrun does, on the
+loopback alone.
 
-torchrun's rendezvous listens on all addresses of the machine; here the ranks meet in a file, whose URL is in the
-environment and replaces "{meeting}" in the arguments. As with torchrun, all end when one has failed, and the
-status is its own.
+torchrun's rendezvous listens on all addresses of the machine; here the ranks meet in a file, whose
+URL is in the environment and replaces "{meeting}" in the arguments. As with torchrun, all end when
+one has failed, and the status is its own.
 
-The ranks are forks of a process that has imported torch: that takes three seconds of a core, which each rank
-would otherwise spend.
+The ranks are forks of a process that has imported torch: that takes three seconds of a core, which
+each rank would otherwise spend.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def be_rank(rank: int, command: list[str]) -> None:
 
 
 def status_of(ranks: set[int]) -> int:
-    """Wait for the first rank that fails, or for all; return the exit status. ``ranks`` are then those that run."""
+    """Wait for the first rank that fails, or for all; return the exit status. ``ranks`` are then
+    those that run.
+    """
     while ranks:
         pid, status = os.waitpid(-1, 0)
         ranks.discard(pid)

@@ -2,11 +2,12 @@
 
     holdfast join INVITE -- python leases_trainer.py --samples 10007 --row 2 --workers 2
 
-The model has a counter for each peer's row, epoch and sample. The run merges counters by their maximum, and a
-peer adds to its own row only, so after the run the sum over rows tells how often each sample is in committed
-work, also if two peers trained on it in the same round. ``--shard-steps`` leases shards (``run.shards``) of so
-many steps instead, and counts each when its last step is done. With ``--plain`` each peer draws its samples at
-random, without leases; with ``--uncounted`` there are no counters, so that the data set may be of any size.
+The model has a counter for each peer's row, epoch and sample. The run merges counters by their
+maximum, and a peer adds to its own row only, so after the run the sum over rows tells how often
+each sample is in committed work, also if two peers trained on it in the same round.
+``--shard-steps`` leases shards (``run.shards``) of so many steps instead, and counts each when its
+last step is done. With ``--plain`` each peer draws its samples at random, without leases; with
+``--uncounted`` there are no counters, so that the data set may be of any size.
 """
 
 from __future__ import annotations

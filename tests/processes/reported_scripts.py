@@ -1,6 +1,7 @@
 """Training scripts as people of other tools reported them: ``python reported_scripts.py NAME``.
 
-Each function is a model and what its script does besides training; its docstring names reports of it. ``test_reports.py`` says what becomes of it in a run of two peers.
+Each function is a model and what its script does besides training; its docstring names reports of
+it. ``test_reports.py`` says what becomes of it in a run of two peers.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def linear() -> nn.Sequential:
 
 
 def workers_at_the_end() -> Script:
-    """pytorch#43455, ultralytics#25024: workers of a loader die with the script, and that is its failure."""
+    """pytorch#43455, ultralytics#25024: workers of a loader die with the script, and that is its
+    failure.
+    """
 
     def loaded() -> Batches:
         loader = DataLoader(
@@ -81,14 +84,18 @@ def workers_at_the_end() -> Script:
 
 
 def a_helper_outlives_it() -> Script:
-    """wandb#919, wandb#5187, fairseq#4619: a background process holds the output, and the job never ends."""
+    """wandb#919, wandb#5187, fairseq#4619: a background process holds the output, and the job never
+    ends.
+    """
     return Script(
         linear(), at_start=lambda: subprocess.Popen(["sleep", str(IDLE_S)], start_new_session=True)
     )
 
 
 def a_forked_child_exits() -> Script:
-    """wandb#1927: a child of the script ends as Python does, with all that was registered for the end."""
+    """wandb#1927: a child of the script ends as Python does, with all that was registered for the
+    end.
+    """
 
     def child(_model: nn.Module) -> None:
         process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(3,))
@@ -99,7 +106,9 @@ def a_forked_child_exits() -> Script:
 
 
 def its_own_signals() -> Script:
-    """pytorch#67538, olmoearth_pretrain#604: libraries set handlers for SIGTERM, SIGINT and SIGCHLD."""
+    """pytorch#67538, olmoearth_pretrain#604: libraries set handlers for SIGTERM, SIGINT and
+    SIGCHLD.
+    """
 
     def handlers() -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
@@ -133,7 +142,9 @@ def transposed_weights() -> Script:
 
 
 def complex_weights() -> Script:
-    """pytorch#71613, pytorch#158753: complex weights, whose imaginary parts are lost without a word."""
+    """pytorch#71613, pytorch#158753: complex weights, whose imaginary parts are lost without a
+    word.
+    """
     model = linear()
     model.register_parameter("phase", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
     return Script(model)
@@ -147,7 +158,9 @@ def lazy_layers() -> Script:
 
 
 def parametrized() -> Script:
-    """pytorch#61470, pytorch-lightning#1550: weights that are computed of other parameters, with buffers that change in training."""
+    """pytorch#61470, pytorch-lightning#1550: weights that are computed of other parameters, with
+    buffers that change in training.
+    """
     model = nn.Sequential(nn.Linear(INPUTS, 8), nn.Linear(8, 1))
     nn.utils.parametrizations.weight_norm(model[0])
     nn.utils.parametrizations.spectral_norm(model[1])
@@ -207,7 +220,9 @@ def copied() -> Script:
 
 
 def moved_to_another_type() -> Script:
-    """pytorch#7844, plenoptic#404: the model is moved to another type after it was wrapped, and the optimizer with it."""
+    """pytorch#7844, plenoptic#404: the model is moved to another type after it was wrapped, and the
+    optimizer with it.
+    """
     return Script(linear(), at_step=lambda model: model.double().float())
 
 
@@ -221,7 +236,9 @@ def another_default_type() -> Script:
 
 
 def another_default_device() -> Script:
-    """deepmd-kit#3307: the script changes the device of all new tensors; here to one without memory."""
+    """deepmd-kit#3307: the script changes the device of all new tensors; here to one without
+    memory.
+    """
     return Script(
         linear(),
         at_start=lambda: torch.set_default_device("meta"),
@@ -248,7 +265,9 @@ def deterministic_and_strict() -> Script:
 
 
 def silent_logging() -> Script:
-    """textflint#55, DeepCAVE#38: logging is configured anew, and what others log is switched off."""
+    """textflint#55, DeepCAVE#38: logging is configured anew, and what others log is switched
+    off.
+    """
 
     def silence() -> None:
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": True})

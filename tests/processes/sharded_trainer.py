@@ -1,4 +1,5 @@
-"""A trainer of one process or of several, which holds the same model under the parallelism that it is asked for.
+"""A trainer of one process or of several, which holds the same model under the parallelism that it
+is asked for.
 
 Every peer trains on samples of its own, the same ones under every parallelism, by plain SGD.
 """
@@ -34,7 +35,9 @@ WIDE = 65  # uneven over 2, 3 and 4 ranks
 
 
 class Net(nn.Module):
-    """Tied, frozen, 0-dimensional, integer and float64 tensors; and one of fewer rows than ranks."""
+    """Tied, frozen, 0-dimensional, integer and float64 tensors; and one of fewer rows than
+    ranks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +114,8 @@ def save(model: nn.Module, path: str) -> None:
 
 
 class Fault:
-    """What one rank does wrong when the file says so: a loss that is reported as NaN, or weights that are.
+    """What one rank does wrong when the file says so: a loss that is reported as NaN, or weights
+    that are.
 
     A "loss" is reported so ``NAN_STEPS`` times.
     """

@@ -19,8 +19,8 @@ from tests.processes.harness import HOLDFAST, START_S, environment, run_command,
 from tests.processes.test_doctor import doctor, two_hosts
 
 CODE = (
-    "from holdfast.daemon.advertised_hosts import dialable; from holdfast.protocol.addresses import Address; "
-    "print(*dialable([Address(host, 5) for host in {bound!r}], [], {towards!r}))"
+    "from holdfast.daemon.advertised_hosts import dialable; from holdfast.protocol.addresses import"
+    " Address; print(*dialable([Address(host, 5) for host in {bound!r}], [], {towards!r}))"
 )
 POLL_S = 0.1
 

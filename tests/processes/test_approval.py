@@ -1,4 +1,6 @@
-"""A machine whose invite has to be approved by hand: it waits, is listed, and trains when it may."""
+"""A machine whose invite has to be approved by hand: it waits, is listed, and trains when it
+may.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ def losses(path: Path) -> list[tuple[int, float]]:
 
 
 def loss_of(weights: Path | None, rank: int, step: int) -> float:
-    """Return the loss of the plain model with these or its initial weights, on a rank's data for a step."""
+    """Return the loss of the plain model with these or its initial weights, on a rank's data for a
+    step.
+    """
     model = make_model(width=16)
     if weights is not None:
         model.load_state_dict(load_file(weights))
@@ -89,8 +91,9 @@ def test_after_a_kill_of_everything_the_run_goes_on_from_the_newest_checkpoint(
     assert status["committed"] > left.rounds
     assert not [e for e in status["events"] if "first weights" in e["text"]]
     assert all("loaded a checkpoint" in fleet.nodes[name].log for name in NAMES)
-    # The loss goes on where it was: who trains first begins with the weights of that checkpoint. (Who
-    # attaches while the next round is committed may be told the step before it, and load its weights.)
+    # The loss goes on where it was: who trains first begins with the weights of that checkpoint.
+    # (Who attaches while the next round is committed may be told the step before it, and load its
+    # weights.)
     curves = {rank: losses(fleet.folder / f"{name}.2") for rank, name in enumerate(NAMES)}
     step = min(curve[0][0] for curve in curves.values())
     assert step >= left.step

@@ -1,6 +1,7 @@
 """``holdfast doctor`` finds what was really planted, and says what to do about it.
 
-The master is a real one, the faults are the machine's: a full file system, a firewall, a control group.
+The master is a real one, the faults are the machine's: a full file system, a firewall, a control
+group.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ CHECKS = {
     "state folder", "disk", "memory", "open files", "TCP buffers", "congestion",
 }  # fmt: skip
 
-# A master whose clock is wrong, or that is of another version: its own code, with that one thing changed.
+# A master whose clock is wrong, or that is of another version: its own code, with that one thing
+# changed.
 SKEWED = """
 import time
 right = time.time
@@ -156,7 +158,8 @@ def changed(invite: str, **changes: Any) -> str:
 
 
 @pytest.mark.fault(
-    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite"
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors,"
+    " another version, a bad invite"
 )
 def test_a_machine_that_is_fine_is_told_so_and_uses_nothing_up(
     fleet: Fleet, invite: str, tmp_path: Path
@@ -232,7 +235,8 @@ def test_a_version_that_is_not_the_masters() -> None:
 
 
 @pytest.mark.fault(
-    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite"
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors,"
+    " another version, a bad invite"
 )
 def test_a_clock_that_is_not_the_masters(fleet: Fleet, tmp_path: Path) -> None:
     with other_master(fleet, "skewed", SKEWED.format(by=SKEW_S)) as invite:
@@ -248,7 +252,8 @@ def test_a_clock_that_is_not_the_masters(fleet: Fleet, tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(
-    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite"
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors,"
+    " another version, a bad invite"
 )
 @as_root
 def test_a_disk_that_is_full(invite: str, tmp_path: Path) -> None:
@@ -385,13 +390,16 @@ def test_a_key_that_others_can_read(invite: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(
-    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors, another version, a bad invite",
+    "a machine cannot take part: its port, its clock, a firewall, no memory, disk or descriptors,"
+    " another version, a bad invite",
     "`holdfast doctor`, before it joins",
     "named, with the fix; nothing is copied, no invite is used up",
 )
 @as_root
 def test_a_firewall_before_this_machine(fleet: Fleet, tmp_path: Path) -> None:
-    """Two hosts; the master's packets to the peer's port are dropped, as by a router or firewall."""
+    """Two hosts; the master's packets to the peer's port are dropped, as by a router or
+    firewall.
+    """
     with two_hosts() as (home, away):
         more = ["--state", str(tmp_path / "m"), "--http", "127.0.0.1:0"]
         master = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""Several masters on one real PostgreSQL database: one leads, and another one does when it is gone."""
+"""Several masters on one real PostgreSQL database: one leads, and another one does when it is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ class Masters:
         self.lead_any([name], lambda _: True)
 
     def lead_any(self, names: Sequence[str], holds: Callable[[Status], bool]) -> None:
-        """Wait until one of these masters leads and this holds of its status; the fleet asks it from now on.
+        """Wait until one of these masters leads and this holds of its status; the fleet asks it
+        from now on.
 
         A master may say that it leads while it still learns that it does not.
         """
@@ -210,7 +213,9 @@ def test_peers_train_on_while_the_database_is_away(fleet: Fleet, server: Postgre
 
 
 def wait_until_it_says(node: Node, words: str) -> None:
-    """Wait until a master that does not lead gives this reason to those who ask whether it is ready."""
+    """Wait until a master that does not lead gives this reason to those who ask whether it is
+    ready.
+    """
     polls = Polls(WAIT_S)
     while words not in httpx.get(f"{node.control().url}/readyz").json()["why"]:
         assert polls.wait(), node.log

@@ -96,8 +96,8 @@ def test_a_crash_of_the_trainer_and_one_of_the_master_move_no_state(
     start_three_and_a_spare(fleet, b=("--crash", str(crash)))
     before = {name: fleet.peer(name)["state_received_bytes"] for name in "abcd"}
 
-    # The trainer dies. Its daemon starts it again and gives it the state out of memory; it is back before
-    # the spare would take its place.
+    # The trainer dies. Its daemon starts it again and gives it the state out of memory; it is back
+    # before the spare would take its place.
     trainer = fleet.peer("b")["command_pid"]
     crash.touch()
     fleet.until(lambda _: fleet.peer("b")["trainer_restarts"] == 1, "b's daemon starts it again")

@@ -51,7 +51,8 @@ class Look(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model, optimizer, **parts):
         weight = sum(each.double().sum().item() for each in model.parameters())
-        print(f"began at step {state.global_step} with {weight} and {len(optimizer.state)} states", flush=True)
+        states = len(optimizer.state)
+        print(f"began at step {state.global_step} with {weight} and {states} states", flush=True)
 
     def on_train_end(self, args, state, control, optimizer, **parts):
         print(f"rate {optimizer.param_groups[0]['lr']!r} at step {state.global_step}", flush=True)
@@ -88,9 +89,10 @@ config = LlamaConfig(
 member = holdfast.TransformersCallback()
 trainer = SFTTrainer(
     model=LlamaForCausalLM(config),
-    args=SFTConfig("out", max_length=32, per_device_train_batch_size=4, gradient_accumulation_steps=2,
-        logging_steps=1, save_strategy="no", report_to="none", packing=True, bf16=False, use_cpu=True),
-    train_dataset=Dataset.from_dict({"text": [f"line {number} of a text" * 3 for number in range(500)]}),
+    args=SFTConfig("out", max_length=32, per_device_train_batch_size=4,
+        gradient_accumulation_steps=2, logging_steps=1, save_strategy="no", report_to="none",
+        packing=True, bf16=False, use_cpu=True),
+    train_dataset=Dataset.from_dict({"text": [f"line {n} of a text" * 3 for n in range(500)]}),
     processing_class=tokenizer,
     callbacks=[member],
 )

@@ -1,4 +1,6 @@
-"""A master with few descriptors, its HTTP side busy: the run's port answers, and nothing is left behind."""
+"""A master with few descriptors, its HTTP side busy: the run's port answers, and nothing is left
+behind.
+"""
 
 from __future__ import annotations
 

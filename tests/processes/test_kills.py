@@ -1,4 +1,6 @@
-"""SIGKILL in the middle of reductions: equal values everywhere, and records that tell what went in."""
+"""SIGKILL in the middle of reductions: equal values everywhere, and records that tell what went
+in.
+"""
 
 from __future__ import annotations
 

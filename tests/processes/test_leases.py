@@ -83,7 +83,8 @@ def test_every_sample_is_in_committed_work_once_an_epoch(fleet: Fleet) -> None:
 @pytest.mark.fault(
     "a peer is killed in the middle of a leased shard",
     "as any death",
-    "the shard is read again from its beginning by another peer; all others are in committed work once an epoch",
+    "the shard is read again from its beginning by another peer; all others are in committed work"
+    " once an epoch",
 )
 def test_every_shard_is_in_committed_work_once_an_epoch(fleet: Fleet) -> None:
     fleet.start_master(leased_spec())

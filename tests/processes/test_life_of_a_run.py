@@ -73,7 +73,8 @@ def test_a_finished_run_says_how_it_ended_and_goes_on(fleet: Fleet) -> None:
     assert fleet.master()["committed"] == 5
     assert fleet.nodes["master"].log.count("run test is finished: all ") == 2
 
-    # The run.toml still has 3 rounds: the master says what it reads there, and that there is no more to do.
+    # The run.toml still has 3 rounds: the master says what it reads there, and that there is no
+    # more to do.
     fleet.nodes["master"].signal(signal.SIGTERM)
     assert fleet.nodes["master"].wait() == 0
     fleet.restart_master()
@@ -119,7 +120,9 @@ def test_peers_follow_another_number_of_rounds_without_a_restart(fleet: Fleet) -
 
 
 def freeze_a_trainer_in_an_open_round(fleet: Fleet, name: str) -> int:
-    """Stop a peer's trainer before it posts, so that the round stays open; return its process id."""
+    """Stop a peer's trainer before it posts, so that the round stays open; return its process
+    id.
+    """
     trainer: int = fleet.peer(name)["command_pid"]
     while True:
         number = fleet.until(open_round, "an open round")["rounds"][0]["round"]

@@ -31,7 +31,9 @@ INVITE = re.compile(r"holdfast1\.\S+")
 
 
 class Shell:
-    """A folder, and who types ``holdfast`` there. Everything stays on loopback and in the folder."""
+    """A folder, and who types ``holdfast`` there. Everything stays on loopback and in the
+    folder.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -121,7 +123,9 @@ def test_the_first_run_as_it_is_written(fleet: Fleet) -> None:
 
 
 def test_a_runs_owner_types_what_the_pages_say(fleet: Fleet) -> None:
-    """On a live run with the longer script: whatever needs no other machine, nor a name of one's own."""
+    """On a live run with the longer script: whatever needs no other machine, nor a name of one's
+    own.
+    """
     (script,) = blocks(DOCS / "script.md", "python")
     folder = fleet.folder / "my-run"
     folder.mkdir()

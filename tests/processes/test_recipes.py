@@ -1,6 +1,8 @@
-"""The recipes of docs/recipes as a user runs them: a real master, real peers, Python's sources as data.
+"""The recipes of docs/recipes as a user runs them: a real master, real peers, Python's sources as
+data.
 
-Each page's script runs as it is printed. Where two peers show nothing that one does not, it has one.
+Each page's script runs as it is printed. Where two peers show nothing that one does not, it has
+one.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ def loaded(path: Path) -> dict[str, torch.Tensor]:
 
 
 def export(fleet: Fleet, name: str) -> dict[str, torch.Tensor]:
-    """Return the run's weights from a peer's newest checkpoint, as ``holdfast export`` writes them."""
+    """Return the run's weights from a peer's newest checkpoint, as ``holdfast export`` writes
+    them.
+    """
     out = fleet.folder / f"{name}.pt"
     done = run_command("export", "--format", "torch", out, state=fleet.folder / name)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""What becomes of scripts that people of other tools reported: they train, or one sentence says why not."""
+"""What becomes of scripts that people of other tools reported: they train, or one sentence says why
+not.
+"""
 
 from __future__ import annotations
 

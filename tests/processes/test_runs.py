@@ -1,4 +1,6 @@
-"""Whole runs of real processes to their end: the arithmetic, unlike machines, addresses, scripts."""
+"""Whole runs of real processes to their end: the arithmetic, unlike machines, addresses,
+scripts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A whole run, as loud as it can be; then everything that it has put anywhere is searched for secrets."""
+"""A whole run, as loud as it can be; then everything that it has put anywhere is searched for
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_no_secret_is_anywhere_that_others_look(fleet: Fleet) -> None:
         for spelt in spellings(secret):
             told = [where for where, text in texts.items() if spelt in text]
             assert not told, f"{what} is in {', '.join(told)}"
-    # With --invite the master prints one, for the terminal that it was started at; nothing else does.
+    # With --invite the master prints one, for the terminal that it was started at; nothing else
+    # does.
     token = Invite.decode(printed).token.encode()
     assert [where for where, text in texts.items() if token in text] == []
     assert [where for where, text in texts.items() if printed.encode() in text] == [

@@ -37,7 +37,9 @@ def saved(fleet: Fleet, name: str) -> Path:
 
 
 def ranks_of(launcher: int) -> list[int]:
-    """Return the ranks' processes, in the order of their numbers; none of a launcher that has ended."""
+    """Return the ranks' processes, in the order of their numbers; none of a launcher that has
+    ended.
+    """
     try:
         text = Path(f"/proc/{launcher}/task/{launcher}/children").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -81,7 +83,9 @@ OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 
 
 def train(fleet: Fleet, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Tensors]:
-    """Run twenty rounds with these peers, by name, and return the weights in their trainers at the end."""
+    """Run twenty rounds with these peers, by name, and return the weights in their trainers at the
+    end.
+    """
     count = len(kinds)
     fleet.start_master(
         spec(
@@ -103,7 +107,9 @@ def train(fleet: Fleet, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Tenso
 
 
 def learned_alone(count: int) -> Tensors:
-    """Return what so many single processes learn in that run, computed here from the formula of DiLoCo."""
+    """Return what so many single processes learn in that run, computed here from the formula of
+    DiLoCo.
+    """
     torch.manual_seed(0)
     shared = Net()
     momentum = {name: torch.zeros_like(each) for name, each in shared.named_parameters()}
@@ -157,7 +163,9 @@ class Roots:
 
 @pytest.mark.nightly
 def test_a_rank_and_a_daemon_die_and_another_group_joins(fleet: Fleet) -> None:
-    """Twenty rounds of one process, FSDP2 over three, tensor parallel over two and copies in two."""
+    """Twenty rounds of one process, FSDP2 over three, tensor parallel over two and copies in
+    two.
+    """
     roots = Roots()
 
     def until(condition: Callable[[Status], object], what: str) -> None:
@@ -344,7 +352,8 @@ def test_ranks_that_do_not_make_the_model_whole_are_sent_away(fleet: Fleet) -> N
 
 
 def train_on_one_device(fleet: Fleet, kind: str, device: str) -> None:
-    """Run rounds with two ranks on a device and one process beside them; check that all have the same bits.
+    """Run rounds with two ranks on a device and one process beside them; check that all have the
+    same bits.
 
     ``tests/client/gpu_check.py`` does this on a GPU.
     """
@@ -375,7 +384,9 @@ def train_on_one_device(fleet: Fleet, kind: str, device: str) -> None:
 def test_two_ranks_on_one_device_train_beside_a_single_process(
     fleet: Fleet, kind: str, tmp_path: Path
 ) -> None:
-    """Where the inner step is the same for each value, so is the result: that of two single processes."""
+    """Where the inner step is the same for each value, so is the result: that of two single
+    processes.
+    """
     train_on_one_device(fleet, kind, "cpu")
     if kind == "rows":
         with closing_fleet(tmp_path / "alone") as other:

@@ -1,4 +1,6 @@
-"""Ranks of which one finds the shared state whole and another does not: a real group, a real bridge."""
+"""Ranks of which one finds the shared state whole and another does not: a real group, a real
+bridge.
+"""
 
 from __future__ import annotations
 

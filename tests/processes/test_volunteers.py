@@ -1,4 +1,6 @@
-"""A volunteer's limits on real daemons: they leave when the machine is wanted back, and come again."""
+"""A volunteer's limits on real daemons: they leave when the machine is wanted back, and come
+again.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def hours_that_are_not_now() -> str:
 
 
 def until_peer(fleet: Fleet, name: str, condition: Callable[[Status], object]) -> Status:
-    """Its own status, as soon as it is like that; between two stays it serves nothing for a moment."""
+    """Its own status, as soon as it is like that; between two stays it serves nothing for a
+    moment.
+    """
     polls, status = Polls(WAIT_S), Status()
     while polls.wait():
         with contextlib.suppress(UserError):

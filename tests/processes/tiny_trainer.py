@@ -1,8 +1,8 @@
 """A training script without torch: numpy values that move towards data of rank and step.
 
-It is run as a script under ``holdfast join``. Torch's import would be most of such a process's time,
-and the daemon does not see the difference: connection, arenas and step boundaries are the client's
-own. ``torch_trainer`` is the script for what the hook itself does.
+It is run as a script under ``holdfast join``. Torch's import would be most of such a process's
+time, and the daemon does not see the difference: connection, arenas and step boundaries are the
+client's own. ``torch_trainer`` is the script for what the hook itself does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A small training script with torch: a few hundred parameters, data that follow from rank and step.
+"""A small training script with torch: a few hundred parameters, data that follow from rank and
+step.
 
 It is run as a script under ``holdfast join``; the tests import its model and data to do the same
 training without holdfast.

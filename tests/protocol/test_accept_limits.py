@@ -1,4 +1,6 @@
-"""Limits on the connections that an address may make: counted by network, restored with time, bounded."""
+"""Limits on the connections that an address may make: counted by network, restored with time,
+bounded.
+"""
 
 from __future__ import annotations
 

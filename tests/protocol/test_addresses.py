@@ -73,8 +73,9 @@ def test_what_is_no_address_is_refused_with_a_hint(text: str) -> None:
 
 
 hosts = st.one_of(
-    st.ip_addresses().map(str), st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?", fullmatch=True)
-)  # fmt: skip
+    st.ip_addresses().map(str),
+    st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?", fullmatch=True),
+)
 
 
 @given(hosts, st.integers(0, 65_535))

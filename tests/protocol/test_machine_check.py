@@ -1,4 +1,6 @@
-"""The machine check: a newcomer learns whether it is reachable, and nothing about other machines."""
+"""The machine check: a newcomer learns whether it is reachable, and nothing about other
+machines.
+"""
 
 from __future__ import annotations
 

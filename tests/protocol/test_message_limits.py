@@ -1,4 +1,6 @@
-"""Message sizes: limits follow from the fields, and nothing is built from bytes that cannot be a message."""
+"""Message sizes: limits follow from the fields, and nothing is built from bytes that cannot be a
+message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Quotas: a member that sends too much is read more slowly; honest members stay far below the limit."""
+"""Quotas: a member that sends too much is read more slowly; honest members stay far below the
+limit.
+"""
 
 from __future__ import annotations
 

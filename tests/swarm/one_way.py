@@ -2,9 +2,9 @@
 
     rounds, timed --cut one way--> no requirement --healed--> RECOVER_S --> rounds, timed again
 
-There are four peers and a master. The ordered pair, the duration and the moment follow from the seed, so
-that ``CASES`` consecutive seeds cover all pairs and durations. After the recovery, rounds must be as fast
-as before and contain all peers, and no peer may be removed.
+There are four peers and a master. The ordered pair, the duration and the moment follow from the
+seed, so that ``CASES`` consecutive seeds cover all pairs and durations. After the recovery, rounds
+must be as fast as before and contain all peers, and no peer may be removed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class OneWay:
 
     Attributes:
       source, target: hosts; nothing that the source sends reaches the target.
-      after_s: delay from the timed rounds to the cut, random so that cuts hit all phases of a round.
+      after_s: delay from the timed rounds to the cut, random so that cuts hit all phases of a
+        round.
     """
 
     seed: int

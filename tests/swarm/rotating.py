@@ -2,13 +2,14 @@
 
 python -m tests.swarm.rotating           the commit's seeds; those that fail are judged by the base
 python -m tests.swarm.rotating 17 18     these; exit status 1 if one fails
-python -m tests.swarm.rotating --known   those that failed at a base; exit status 1 if one still does
+python -m tests.swarm.rotating --known   those that failed at a base; exit status 1 if one still
+                                         does
 
-A seed that was never run may show a bug that has been there for long. So one that fails is run again on
-what the change is based on, in a temporary work tree. If it fails there too, it is printed and noted in
-``build/known-seeds``, or in the file that ``KNOWN_SEEDS`` names, which the nightly run reads; the exit
-status is 0. If it passes there, the change has broken it: the exit status is 1. Where there is no base,
-or one that cannot be run, it is the change's, too.
+A seed that was never run may show a bug that has been there for long. So one that fails is run
+again on what the change is based on, in a temporary work tree. If it fails there too, it is printed
+and noted in ``build/known-seeds``, or in the file that ``KNOWN_SEEDS`` names, which the nightly run
+reads; the exit status is 0. If it passes there, the change has broken it: the exit status is 1.
+Where there is no base, or one that cannot be run, it is the change's, too.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def _hangs(number: int, frame: object) -> None:
 
 
 def check_package() -> None:
-    """Exit if the imported package is another tree's: an editable install points to one clone only."""
+    """Exit if the imported package is another tree's: an editable install points to one clone
+    only.
+    """
     imported = Path(holdfast.__file__).resolve().parent
     if imported != ROOT:
         raise SystemExit(f"holdfast is imported from {imported}, not from {ROOT}: set PYTHONPATH")
@@ -90,9 +93,10 @@ def git(*arguments: str) -> str | None:
 def find_base() -> str | None:
     """Return the commit that a change is judged against, or None.
 
-    ``BASE`` names it where somebody knows, as for several commits that were pushed to main together.
-    On a branch it is where the branch left main. Where HEAD is main's, as in a fresh clone, it is what
-    landed before: HEAD's first parent, or HEAD itself below changes that are not committed.
+    ``BASE`` names it where somebody knows, as for several commits that were pushed to main
+    together. On a branch it is where the branch left main. Where HEAD is main's, as in a fresh
+    clone, it is what landed before: HEAD's first parent, or HEAD itself below changes that are not
+    committed.
     """
     if given := os.environ.get("BASE"):
         return git("rev-parse", "--verify", "--quiet", f"{given}^{{commit}}")
@@ -109,7 +113,9 @@ def find_base() -> str | None:
 
 @contextmanager
 def work_tree(commit: str) -> Iterator[Path]:
-    """Check a commit out into a temporary folder whose name is the package's, so that it can be imported."""
+    """Check a commit out into a temporary folder whose name is the package's, so that it can be
+    imported.
+    """
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder).resolve() / "holdfast"
         if git("worktree", "add", "--quiet", "--detach", str(tree), commit) is None:
@@ -193,7 +199,8 @@ def run_given(seeds: Sequence[int]) -> int:
     for seed, error in failed.items():
         print(f"seed {seed} fails: {error}\n{again(seed)}")
         print(
-            f"  smaller, and traced: .venv/bin/python -m holdfast.simulation --start {seed} --seeds 1 --trace"
+            f"  smaller, and traced: .venv/bin/python -m holdfast.simulation --start {seed} --seeds"
+            " 1 --trace"
         )
     print(f"{len(seeds)} seeds, {len(failed)} fail")
     return 1 if failed else 0
@@ -206,8 +213,8 @@ def run_rotating(start: int, count: int) -> int:
     seconds = took.children_user + took.children_system
     own = judge(failed)
     print(
-        f"{count} rotating seeds from {start}: {own} fail by this change, {len(failed) - own} did before; "
-        f"{seconds / count:.2f} processor seconds each"
+        f"{count} rotating seeds from {start}: {own} fail by this change, {len(failed) - own} did"
+        f" before; {seconds / count:.2f} processor seconds each"
     )
     return 1 if own else 0
 

@@ -1,8 +1,8 @@
 """The simulator's seeds that tests run, and what each has to show.
 
-The fixed ones decide whether a change is good; all that ever failed are among them. Others follow from the
-commit, so that every change is tried with new ones: see ``rotating``. A failing test prints the command
-that runs its seed again.
+The fixed ones decide whether a change is good; all that ever failed are among them. Others follow
+from the commit, so that every change is tried with new ones: see ``rotating``. A failing test
+prints the command that runs its seed again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ BLOCK = 25
 HAPPEN_MIN = 0.7  # of a block's faults; the others find their target gone, or the run at its end
 # Seeds that once violated an invariant, with the cause.
 FAILED = {
-    519_564_803: "trainers that had used up an epoch without a master got no samples for the step to their post",
+    519_564_803: (
+        "trainers that had used up an epoch without a master got no samples for the step to their"
+        " post"
+    ),
     1_265_407_416: "who was away as its update was committed trained on the same samples again",
     1_806_642_587: "a long lease that came back late took longer to train on than was waited for",
     7_000_929: "a pair whose route was forgotten at one end never linked again",
@@ -28,7 +31,8 @@ FAILED = {
     8_004_481: "as 7000929, after one was alone",
 }
 FIXED = (*range(200), *FAILED)
-# Seeds that still violate an invariant, with the cause: expected to fail, and listed after the tests.
+# Seeds that still violate an invariant, with the cause: expected to fail, and listed after the
+# tests.
 KNOWN: dict[int, str] = {}
 
 

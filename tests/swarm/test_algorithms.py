@@ -104,7 +104,9 @@ async def test_each_fragment_is_its_group_and_has_its_codecs() -> None:
 
 
 async def test_sparse_is_the_papers_formula() -> None:
-    """SparseLoCo, algorithm 1: e <- beta e + delta; s = Q(e); e <- e - s; theta <- theta - mean s."""
+    """SparseLoCo, algorithm 1: e <- beta e + delta; s = Q(e); e <- e - s; theta <- theta - mean
+    s.
+    """
     found = await trained(
         "outer_lr = 1.0\nouter_momentum = 0.0", "codec_up = 'topk'\nfeedback_decay = 0.95"
     )

@@ -1,4 +1,6 @@
-"""Every setting that may change is changed during a run, and changed back, by restarts of the master."""
+"""Every setting that may change is changed during a run, and changed back, by restarts of the
+master.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from holdfast.membership.spec.spec import TABLES, RunSpec
 from holdfast.simulation.swarm import Swarm
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
-# The master refuses another value; it says what other keys are; the trainers or the run's place decide.
+# The master refuses another value; it says what other keys are; the trainers or the run's place
+# decide.
 FIXED = {"run.name", "diloco.fragments", "diloco.groups"}
 FIXED |= {"run.preset", "run.journal", "data.samples"}
 # Numbers that are not here are halved, or 1 instead of 0.
@@ -46,7 +49,9 @@ def changed(before: RunSpec, key: str) -> RunSpec:
 
 
 async def change(swarm: Swarm, spec: RunSpec) -> list[int]:
-    """Restart the master with other settings; return the steps of the rounds from just before on."""
+    """Restart the master with other settings; return the steps of the rounds from just before
+    on.
+    """
     swarm.crash_master()
     swarm.spec = spec
     swarm.store.append(SpecChanged(spec.toml_text))

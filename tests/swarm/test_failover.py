@@ -2,8 +2,10 @@
 
 Each planted bug removes one rule, and the runs must find it; beside each bug is a seed that does:
 
-    no fence      what a master had begun to write before it was frozen comes after the next one's records
-    no lease      a master goes on after its lease, with no fence either: members and journal are of two masters
+    no fence      what a master had begun to write before it was frozen comes after the next one's
+                  records
+    no lease      a master goes on after its lease, with no fence either: members and journal are of
+                  two masters
     never modest  a master that no member reaches keeps the lease
     no memory     a frozen master is waited for again and again, while the others wait for members
 """

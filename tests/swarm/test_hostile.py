@@ -1,4 +1,5 @@
-"""One hostile member among five and a spare harms no other member, and every rule against it is needed.
+"""One hostile member among five and a spare harms no other member, and every rule against it is
+needed.
 
 Each planted bug removes one rule, and the runs must find it; beside each bug is a seed that does:
 
@@ -9,7 +10,8 @@ Each planted bug removes one rule, and the runs must find it; beside each bug is
     mover alone         a single member that claims progress keeps an attempt alive
     blamed donors       a single receiver's report marks a donor as bad
     spares first        a member that reaches no peer costs all spares the results
-    nobody is asked     a stalled attempt is resolved without asking members which peers they wait for
+    nobody is asked     a stalled attempt is resolved without asking members which peers they wait
+                        for
     nobody compares     differing results are resolved without comparing members' digests
     nothing is noted    plans pair members that have failed each other
     heard again         a single member's report restarts a round repeatedly

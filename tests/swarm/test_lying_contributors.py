@@ -90,7 +90,9 @@ async def test_a_daemon_that_understates_its_updates_is_refused_and_in_the_end_r
 
 @pytest.mark.parametrize("codec", ["fp32", "int8+zstd", "nf4", "topk16"])
 async def test_however_honest_updates_grow_and_shrink_nobody_is_refused(codec: str) -> None:
-    """With error feedback a short update carries the rest of a long one, which is longer than itself."""
+    """With error feedback a short update carries the rest of a long one, which is longer than
+    itself.
+    """
 
     def delta(peer: str, round_: int, count: int) -> NDArray[np.float32]:
         rng = np.random.default_rng((int(peer[:8], 16), round_))

@@ -84,7 +84,9 @@ class Machines:
         swarm.first_ended = self.ended["master"]
 
     async def start(self, names: Sequence[str], more: Sequence[str] = ()) -> None:
-        """Start the first master with peers that know the standby; wait for sync and some rounds."""
+        """Start the first master with peers that know the standby; wait for sync and some
+        rounds.
+        """
         swarm = self.swarm
         await swarm.start_master()
         addresses = ("master:29700", str(STANDBY))
@@ -99,7 +101,9 @@ class Machines:
         return self.swarm.store.records()
 
     async def take_over(self) -> tuple[list[JournalRecord], WitnessedMaster]:
-        """Start peers a, b and c, crash the master, and let a standby lead them; also return its records."""
+        """Start peers a, b and c, crash the master, and let a standby lead them; also return its
+        records.
+        """
         await self.start("abc")
         records = self.copy()
         self.swarm.crash_master()
@@ -339,7 +343,8 @@ def full(times: list[int]) -> Callable[[JournalStore, JournalRecord], None]:
 @pytest.mark.fault(
     "the journal's disk is full",
     "SQLite's error",
-    "nothing behind the record leaves; heartbeats do; tried again; the clock of decisions stands still, so nobody is late with an answer",
+    "nothing behind the record leaves; heartbeats do; tried again; the clock of decisions stands"
+    " still, so nobody is late with an answer",
 )
 async def test_a_full_disk_stops_commits_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async with machines(spec()) as run:
@@ -366,8 +371,9 @@ async def test_a_full_disk_stops_commits_and_nothing_else(monkeypatch: pytest.Mo
 @pytest.mark.fault("the journal's disk is full")
 @pytest.mark.parametrize("lost", ["", "c"])
 async def test_nobody_is_late_with_what_a_full_disk_kept_from_being_sent(lost: str) -> None:
-    """For longer than the run waits for lost versions. What is decided at its begin, a commit or the
-    flush after a death, goes out when there is room again."""
+    """For longer than the run waits for lost versions. What is decided at its begin, a commit or
+    the flush after a death, goes out when there is room again.
+    """
     async with machines(spec(rewind_s=20)) as run:
         await run.start("abc")
         swarm, master = run.swarm, run.swarm.master

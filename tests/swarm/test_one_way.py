@@ -11,8 +11,8 @@ from tests.swarm.one_way import CASES, OneWay, live_through
 from tests.swarm.test_routes import contributed, links, reach, routes, see
 from tests.swarm.test_swarm import a_swarm, settled, spec
 
-# Of the first ``CASES`` seeds, which are all pairs with all lengths: some of each length, with peers and
-# the master at either end. At 42 and 70 a pair that was cut never had a link again.
+# Of the first ``CASES`` seeds, which are all pairs with all lengths: some of each length, with
+# peers and the master at either end. At 42 and 70 a pair that was cut never had a link again.
 SEEDS = (0, 7, 21, 35, 42, 49, 56, 63, 70, 77)
 
 
@@ -40,7 +40,8 @@ def test_the_cases_are_all_pairs_and_all_lengths() -> None:
 @pytest.mark.fault(
     "two peers cannot reach each other",
     "silent link, `LinkBroken`, `ReduceFailed`",
-    "one of the two misses that round, both stay; plans do without the pair until it has a link again",
+    "one of the two misses that round, both stay; plans do without the pair until it has a link"
+    " again",
 )
 async def test_a_pair_without_a_link_costs_a_round_once_and_then_plans_do_without() -> None:
     layout = small_layout((20_000,))  # enough chunks for everybody to own one

@@ -1,10 +1,12 @@
-"""Sensitivity of the simulated runs: each test plants a bug in production code, which the runs must find.
+"""Sensitivity of the simulated runs: each test plants a bug in production code, which the runs must
+find.
 
 Beside each bug is a seed that finds it; other seeds are searched only if it no longer does.
 
 In peers:
 
-    divisor of all           a chunk owner divides by the weight of all contributors, even absent ones
+    divisor of all           a chunk owner divides by the weight of all contributors, even absent
+                             ones
     set not told             a result does not name the contributors missing in it
     successor encodes again  a successor sends other bytes than those that it holds
     dead owner awaited       a member keeps waiting for data from a lost member

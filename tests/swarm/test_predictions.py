@@ -1,7 +1,9 @@
-"""Predictions of ``holdfast config plan`` compared with production master and peers in virtual time.
+"""Predictions of ``holdfast config plan`` compared with production master and peers in virtual
+time.
 
-Every peer has a line of its own to all others. Chunks are small, as those of a large model are beside
-its fragments: with a few chunks each owner has one more or less than the plan of a moment before.
+Every peer has a line of its own to all others. Chunks are small, as those of a large model are
+beside its fragments: with a few chunks each owner has one more or less than the plan of a moment
+before.
 """
 
 from __future__ import annotations

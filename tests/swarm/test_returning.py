@@ -99,7 +99,8 @@ async def test_the_state_of_another_lineage_is_not_used(tmp_path: Path) -> None:
         returned.replica.lineage = b"\x01" * 32
         returned.state_service.restored = attrs.evolve(manifest, lineage="01" * 32)
         await swarm.commit(within_s=60.0)
-        swarm.crash_master()  # as the refusal says: c obeys the lost start of this term, and comes with the next
+        # As the refusal says: c obeys the lost start of this term, and comes with the next.
+        swarm.crash_master()
         await swarm.start_master()
         await settled(swarm, "abc")
         assert state_service is not swarm.peers["c"].service.state_service

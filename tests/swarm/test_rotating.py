@@ -133,7 +133,9 @@ def test_the_package_of_another_clone_is_refused(clone: Path) -> None:
 
 
 def test_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a branch left main; on main what landed before, below changes that are not committed."""
+    """Where a branch left main; on main what landed before, below changes that are not
+    committed.
+    """
     monkeypatch.delenv("BASE", raising=False)
     ours, fresh = tmp_path / "ours", tmp_path / "fresh"
     git(tmp_path, "init", "--quiet", "--initial-branch=main", str(ours))

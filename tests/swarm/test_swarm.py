@@ -366,7 +366,8 @@ async def test_a_master_restart_loses_no_round_and_needs_no_resync(phase: str) -
         }
         swarm.crash_master()
         await trio.sleep(1)
-        # Who comes back after the commit of a round that it holds copies it: so the spare comes first.
+        # Who comes back after the commit of a round that it holds copies it: so the spare comes
+        # first.
         swarm.stop("c", asleep=False)
         await swarm.start_master()
         await swarm.until(lambda: "d" in attached(swarm))
@@ -469,7 +470,8 @@ def powers(peer: str, _round: int, count: int) -> NDArray[np.float32]:
 @pytest.mark.fault(
     "it dies at any instant of a reduction",
     "the same",
-    "survivors hold the mean of exactly those whom the commit names, and so does what people are shown",
+    "survivors hold the mean of exactly those whom the commit names, and so does what people are"
+    " shown",
 )
 @pytest.mark.parametrize("part", range(4))
 async def test_values_after_a_kill_at_any_instant(part: int) -> None:

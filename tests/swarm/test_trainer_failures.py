@@ -173,7 +173,9 @@ async def test_a_loss_that_is_not_finite_costs_a_reload_and_in_the_end_a_restart
 async def test_an_update_that_is_not_finite_costs_a_reload_and_no_standstill(
     names: str, fragments: int
 ) -> None:
-    """Its weights break a step before a round; no loss tells of it, and a round may need this peer."""
+    """Its weights break a step before a round; no loss tells of it, and a round may need this
+    peer.
+    """
     last = names[-1]
     toml = spec(contributors=len(names), min_members=1, fragments=fragments)
     async with a_swarm(names, toml=toml + "[trainer]\nnan_steps = 0\n") as swarm:

@@ -1,1 +1,3 @@
-"""How two members get a connection: dialled in turn, through two routers, and what both say first."""
+"""How two members get a connection: dialled in turn, through two routers, and what both say
+first.
+"""

@@ -193,8 +193,8 @@ class LaneAcceptor:
             await lane.records.wait_open()
         except trio.EndOfChannel:
             raise RemoteProtocolError("a lane ended before it was opened") from None
-        # The dialer has the keys. Nothing may wait between the claim and this side's first record: a
-        # lane's keys must encrypt one stream only.
+        # The dialer has the keys. Nothing may wait between the claim and this side's first record:
+        # a lane's keys must encrypt one stream only.
         lane_pool.claim_lane(lane)
         opened = False
         try:

@@ -1,11 +1,12 @@
 """A punched route: streams that both ends of a pair dial at once, through routers that keep ports.
 
-The first stream connects ports of which the master has told both ends. On it the dialling end asks for
-further streams, each with its own two ports:
+The first stream connects ports of which the master has told both ends. On it the dialling end asks
+for further streams, each with its own two ports:
 
     > port from which I dial       < port from which I dial; now both dial
 
-These numbers travel in clear; what is carried over the streams is TLS or a lane, as over any other route.
+These numbers travel in clear; what is carried over the streams is TLS or a lane, as over any other
+route.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ....protocol.network.interface import Hole, Network
 
 PUNCH_S = 8.0  # for the first stream: the master tells both ends at once, so some repeated dials
 MEET_S = 5.0  # for a further stream
-# Streams that are open or being dialled, at the answering end: the lanes of a link, a control stream, its
-# successor.
+# Streams that are open or being dialled, at the answering end: the lanes of a link, a control
+# stream, its successor.
 STREAMS_MAX = LANES_OPEN_MAX + 2
 
 _PORT = struct.Struct(">H")

@@ -5,8 +5,9 @@
      ├── or park at a relay: a call there is handled as an accepted stream
      └── or meet the other end by hole punching (``hole_punching``), then dial or accept as above
 
-The route follows from the view until the master arranges another one. The end that dials notices when
-the route does not work, and asks the master for another; if neither can dial, both ask at once.
+The route follows from the view until the master arranges another one. The end that dials notices
+when the route does not work, and asks the master for another; if neither can dial, both ask at
+once.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ HANDSHAKE_S = (
 )
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_LAST_S = 5.0  # a member that cannot be dialled costs a dozen packets a minute
-# The master is asked for another route after this one has failed for this long. Until then the other
-# end may be about to start again, or to leave the view.
+# The master is asked for another route after this one has failed for this long. Until then the
+# other end may be about to start again, or to leave the view.
 ROUTE_PATIENCE_S = 4.0
 ROUTE_ASK_S = 5.0  # between two requests for another route
 

@@ -21,15 +21,16 @@ async def dial_first(
     dial: Callable[[Address], Awaitable[T]],
     close: Callable[[T], Awaitable[None]],
 ) -> tuple[Address, T]:
-    """Dial addresses, each ``STAGGER_S`` after the one before or as that fails; take what answers first.
+    """Dial addresses, each ``STAGGER_S`` after the one before or as that fails; take what answers
+    first.
 
     Args:
       dial: connects to an address.
       close: ends a connection that came at the same moment as another one.
 
     Raises:
-      OSError, RemoteProtocolError, UserError, trio.BrokenResourceError, trio.EndOfChannel: the last error,
-        if none answers. Each is given ``DIAL_S``.
+      OSError, RemoteProtocolError, UserError, trio.BrokenResourceError, trio.EndOfChannel: the last
+        error, if none answers. Each is given ``DIAL_S``.
     """
     error: Exception = OSError("it has no address")
     found: list[tuple[Address, T]] = []

@@ -1,23 +1,24 @@
-"""The rate at which a node may send: learnt from what its lanes deliver and from how long that queues.
+"""The rate at which a node may send: learnt from what its lanes deliver and from how long that
+queues.
 
-Whoever sends faster than the line carries fills the queue in front of it: packets are lost, some flows
-get far more than others, and everybody behind the line waits. TCP itself finds the line's rate only by
-doing so. So all lanes of a node draw from one token bucket (``rate_limiter``) whose rate follows the
-line, as a router does that keeps its queue short:
+Whoever sends faster than the line carries fills the queue in front of it: packets are lost, some
+flows get far more than others, and everybody behind the line waits. TCP itself finds the line's
+rate only by doing so. So all lanes of a node draw from one token bucket (``rate_limiter``) whose
+rate follows the line, as a router does that keeps its queue short:
 
     free ──a queue──> paced at what is delivered ──no queue──> faster, in growing steps
                           ^──────────a queue────────────────────────┘
 
-The first rate is that of a window in which the queue stood all the time: connections begin slowly, so what
-they delivered before it says little. Until then each connection finds the line by itself.
+The first rate is that of a window in which the queue stood all the time: connections begin slowly,
+so what they delivered before it says little. Until then each connection finds the line by itself.
 
-A queue shows in the round trips: every lane that sends has its shortest one (an empty queue) and its
-present one. What all of them wait longer for than before is the node's own line; a single receiver's
-line delays its own lanes only. The idea is LEDBAT's (RFC 6817), with a floor: on a line that other
-programs keep full, lanes yield at most to ``FLOOR`` of what they have carried.
+A queue shows in the round trips: every lane that sends has its shortest one (an empty queue) and
+its present one. What all of them wait longer for than before is the node's own line; a single
+receiver's line delays its own lanes only. The idea is LEDBAT's (RFC 6817), with a floor: on a line
+that other programs keep full, lanes yield at most to ``FLOOR`` of what they have carried.
 
-No clock, no I/O: ``LaneWatch`` calls ``sample``. Where the kernel tells nothing, and over short paths,
-the rate stays infinite.
+No clock, no I/O: ``LaneWatch`` calls ``sample``. Where the kernel tells nothing, and over short
+paths, the rate stays infinite.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class LineSample:
 
 
 def is_queue(waits_s: float, round_trip_s: float) -> bool:
-    """Return whether packets that take so much longer than the shortest round trip stand in a queue."""
+    """Return whether packets that take so much longer than the shortest round trip stand in a
+    queue.
+    """
     return waits_s > max(QUEUE_S_MIN, QUEUE_SHARE * round_trip_s)
 
 
@@ -88,8 +91,8 @@ class PaceRule:
         self._delivered_bytes = 0
         self._windows: deque[float] = deque(maxlen=LATELY)  # bytes per second, by long window
         self._remembered_s = -math.inf  # end of the last of these
-        # Since when there has been a queue, until the rate is finite: connections begin slowly, and what
-        # they delivered before says nothing of the line.
+        # Since when there has been a queue, until the rate is finite: connections begin slowly, and
+        # what they delivered before says nothing of the line.
         self._filled_s = math.inf
 
     def sample(self, sample: LineSample) -> float:
@@ -136,7 +139,9 @@ class PaceRule:
         return ranked[int(GOOD_WINDOW * (len(ranked) - 1))] if ranked else 0.0
 
     def _measure(self, sample: LineSample) -> float | None:
-        """Return bytes per second of the window that ends with this sample; None if it is too short."""
+        """Return bytes per second of the window that ends with this sample; None if it is too
+        short.
+        """
         now_s, recent = sample.now_s, self._recent
         if recent and now_s - recent[-1][0] > GAP_S_MAX:
             recent.clear()

@@ -1,18 +1,18 @@
 """The priority of frames on a node's line: rounds first, then results for listeners, then copies.
 
-On one link the order is strict. All links of a node share its line, so they are limited together. While
-a frame of a round is under way on any of them, frames of a lower rank get a share of the line, and what
-rounds leave of the rest; otherwise they get all of it. A lane takes a round's frame at once, so if none
-is under way, none waits either.
+On one link the order is strict. All links of a node share its line, so they are limited together.
+While a frame of a round is under way on any of them, frames of a lower rank get a share of the
+line, and what rounds leave of the rest; otherwise they get all of it. A lane takes a round's frame
+at once, so if none is under way, none waits either.
 
-The share keeps a copy moving when rounds fill the line without a pause; it is small enough to hardly
-delay them. It is a share of the most that this node has been seen to send, because the line's real rate
-is not known.
+The share keeps a copy moving when rounds fill the line without a pause; it is small enough to
+hardly delay them. It is a share of the most that this node has been seen to send, because the
+line's real rate is not known.
 
-What rounds leave shows in the bucket from which all lanes take (``line_watch``): if no byte of a round
-waits for it, rounds wait for something else, slower receivers or the arithmetic, and a piece of a copy
-may go. Where nothing is paced and it is not known that the line has room (in memory, on other systems
-than Linux, over short paths), lower ranks get their share only.
+What rounds leave shows in the bucket from which all lanes take (``line_watch``): if no byte of a
+round waits for it, rounds wait for something else, slower receivers or the arithmetic, and a piece
+of a copy may go. Where nothing is paced and it is not known that the line has room (in memory, on
+other systems than Linux, over short paths), lower ranks get their share only.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class SendPriority:
             return max(LOOK_S_MIN, min(waits))
 
     def piece_wait_s(self, count: int, now_s: float) -> float:
-        """Return the seconds until ``count`` more bytes of a lower rank's frame may go; 0.0 if they may now.
+        """Return the seconds until ``count`` more bytes of a lower rank's frame may go; 0.0 if they
+        may now.
 
         Bytes that may go are counted.
         """

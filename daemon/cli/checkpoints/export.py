@@ -1,11 +1,11 @@
 """Export of a checkpoint's weights for the plain model, with its own names, shapes and dtypes.
 
 The file can be read without holdfast. It holds neither the outer momentum nor the lineage. A tied
-tensor appears under all of its names, as ``load_state_dict`` requires: a safetensors file holds a copy
-per name, the torch format one shared tensor.
+tensor appears under all of its names, as ``load_state_dict`` requires: a safetensors file holds a
+copy per name, the torch format one shared tensor.
 
-A block at a time is in memory, whatever the model's size: each is converted and written to its tensors'
-places in the file, which gets its name when all fragments have been checked.
+A block at a time is in memory, whatever the model's size: each is converted and written to its
+tensors' places in the file, which gets its name when all fragments have been checked.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def export_safetensors(checkpoint: Checkpoint, out: Path) -> None:
     """Write a safetensors file with every tensor under all of its names.
 
     Raises:
-      CheckpointError: the checkpoint cannot be read or is damaged, or its spec divides the tensors into
-        fragments in another way than the checkpoint.
+      CheckpointError: the checkpoint cannot be read or is damaged, or its spec divides the tensors
+        into fragments in another way than the checkpoint.
       StoreError: the store cannot be read, or the file cannot be written.
     """
     tensors = checkpoint.manifest.layout.tensors
@@ -86,7 +86,8 @@ def export_safetensors(checkpoint: Checkpoint, out: Path) -> None:
 
 
 def export_torch(checkpoint: Checkpoint, out: Path) -> None:
-    """Write a state dict with ``torch.save``, in another process because this one never imports torch.
+    """Write a state dict with ``torch.save``, in another process because this one never imports
+    torch.
 
     Raises:
       CheckpointError, StoreError: as for ``export_safetensors``.
@@ -124,7 +125,9 @@ def _scratch_beside(out: Path) -> Iterator[Path]:
 def _write(
     checkpoint: Checkpoint, named: Iterable[tuple[str, int]], metadata: dict[str, str], out: Path
 ) -> None:
-    """Write a new file with tensors of the layout, by name and index; only its owner may read it."""
+    """Write a new file with tensors of the layout, by name and index; only its owner may read
+    it.
+    """
     layout = checkpoint.manifest.layout
     # Large elements first keeps all tensors aligned; the sort is stable.
     ordered = sorted(named, key=lambda each: -ELEMENT_BYTES[_dtype(layout.tensors[each[1]])])

@@ -1,6 +1,7 @@
 """Selection of checkpoints on the command line, and reports of their contents.
 
-Separate from ``checkpoint_commands`` because it imports numpy, for which no other command should wait.
+Separate from ``checkpoint_commands`` because it imports numpy, for which no other command should
+wait.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def as_user_errors() -> Iterator[None]:
         raise UserError(
             str(error),
             exit_code=ExitCode.CONFIG,
-            hint="`holdfast checkpoint list` lists the checkpoints; --checkpoints sets the location",
+            hint=(
+                "`holdfast checkpoint list` lists the checkpoints; --checkpoints sets the location"
+            ),
         ) from error
 
 
@@ -120,7 +123,9 @@ def no_checkpoint(place: CheckpointStore) -> UserError:
 def rows_of(
     names: Iterable[str], describe: Callable[[str], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return what ``describe`` says of each checkpoint, without those that a writer deletes meanwhile."""
+    """Return what ``describe`` says of each checkpoint, without those that a writer deletes
+    meanwhile.
+    """
     rows = []
     for name in names:
         with suppress(FileGoneError):

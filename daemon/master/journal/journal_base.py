@@ -4,10 +4,11 @@
      |- JournalStore      one SQLite file (the default)
      '- PostgresJournal   a PostgreSQL database that several masters share, one at a time
 
-A record is durable when ``append`` returns; the service sends nothing that depends on a record before that.
+A record is durable when ``append`` returns; the service sends nothing that depends on a record
+before that.
 
-Tokens and grants are kept in memory, so reading them never waits for the database. Writes may take long
-and may come from any thread; they run one at a time.
+Tokens and grants are kept in memory, so reading them never waits for the database. Writes may take
+long and may come from any thread; they run one at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class JournalError(HoldfastError):
 
 
 class JournalAwayError(JournalError):
-    """A journal that cannot be written now: its disk is full, its database does not answer. Nothing was changed."""
+    """A journal that cannot be written now: its disk is full, its database does not answer. Nothing
+    was changed.
+    """
 
 
 class JournalBrokenError(JournalError):
@@ -150,8 +153,8 @@ class Journal(ABC):
 
     Attributes:
       cut: the repair when the journal was opened; None if it was whole.
-      last_term: the highest term that a master began on this journal, even if its record is cut off;
-        0 if that is not known.
+      last_term: the highest term that a master began on this journal, even if its record is cut
+        off; 0 if that is not known.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -245,7 +248,9 @@ class Journal(ABC):
         return found.records
 
     def written_at(self, kind: type[journal.JournalRecord]) -> float | None:
-        """Return when the last record of a kind was written, in unix seconds; None if there is none."""
+        """Return when the last record of a kind was written, in unix seconds; None if there is
+        none.
+        """
         return self._time_of("max", kind)
 
     def commits(self, count: int, known: Container[int]) -> list[Committed]:
@@ -270,7 +275,8 @@ class Journal(ABC):
         ]
 
     def uncommitted(self, count: int, known: Container[int]) -> list[Uncommitted]:
-        """Return the rounds among the newest ``count`` that have no commit and are not known, oldest first.
+        """Return the rounds among the newest ``count`` that have no commit and are not known,
+        oldest first.
 
         This blocks no writer.
         """
@@ -287,7 +293,9 @@ class Journal(ABC):
         return [found[number] for number in sorted(found)]
 
     def run_times(self) -> tuple[float | None, float | None]:
-        """Return when the run's first round was opened, and when the run was finished (unix seconds)."""
+        """Return when the run's first round was opened, and when the run was finished (unix
+        seconds).
+        """
         return self._time_of("min", journal.RoundNumbered), self._time_of(
             "max", journal.RunFinished
         )
@@ -330,7 +338,9 @@ class Journal(ABC):
             return GrantRow(row.role, row.founder, "", _id_of(_hash(token)))
 
     def needs_approval(self, token: str) -> bool:
-        """Return whether the operator must approve its users; raises TokenError as ``redeem`` does."""
+        """Return whether the operator must approve its users; raises TokenError as ``redeem``
+        does.
+        """
         return self._good(token).by_hand
 
     def _good(self, token: str) -> _Token:
@@ -388,8 +398,8 @@ class Journal(ABC):
         """Store an identity's grant."""
         with self._writing:
             self._write(
-                "insert into grants (peer, role, founder, name, invite) values (?, ?, ?, ?, ?)"
-                " on conflict (peer) do update set role = excluded.role, founder = excluded.founder,"
+                "insert into grants (peer, role, founder, name, invite) values (?, ?, ?, ?, ?) on"
+                " conflict (peer) do update set role = excluded.role, founder = excluded.founder,"
                 " name = excluded.name, invite = excluded.invite",
                 (peer, grant.role.value, int(grant.founder), grant.name, grant.invite),
             )
@@ -432,7 +442,10 @@ def storing(what: str) -> Iterator[None]:
     except JournalError as error:
         raise UserError(
             f"{what} cannot be stored: {error}",
-            hint="free some space on the disk of the master's state, or see that its database answers",
+            hint=(
+                "free some space on the disk of the master's state, or see that its database"
+                " answers"
+            ),
         ) from error
 
 

@@ -1,17 +1,17 @@
 """Repair of a damaged journal: its readable beginning becomes a new journal.
 
 A journal is valid up to its first record that is missing, unreadable, or does not fit its checksum.
-All records from there on are cut off, readable or not, because a decision without the ones before it
-means nothing. The damaged file is kept as ``journal.sqlite.damaged-N``.
+All records from there on are cut off, readable or not, because a decision without the ones before
+it means nothing. The damaged file is kept as ``journal.sqlite.damaged-N``.
 
     journal.sqlite(-wal) --copy--> journal.sqlite.damaged-N(-wal)
             |
             '--valid records--> .part --rename--> .new   from here on the old files do not count
                                                    '--rename--> journal.sqlite, its log removed
 
-SQLite silently drops the damaged end of a write-ahead log. Therefore a small file beside the journal
-(``JournalTip``) holds the number of the last acknowledged record, and the last term. It is written after
-each record and not fsynced, so it never claims more than what is on disk.
+SQLite silently drops the damaged end of a write-ahead log. Therefore a small file beside the
+journal (``JournalTip``) holds the number of the last acknowledged record, and the last term. It is
+written after each record and not fsynced, so it never claims more than what is on disk.
 """
 
 from __future__ import annotations

@@ -189,7 +189,8 @@ class JournalStore(Journal):
                 db = stack.enter_context(contextlib.closing(sqlite3.connect(self._path)))
                 db.execute("pragma query_only = on")
             yield db.execute(
-                "select kind, body, at_s from records where kind in (?, ?) order by id desc limit ?",
+                "select kind, body, at_s from records where kind in (?, ?) order by id desc"
+                " limit ?",
                 (journal.RoundCommitted.__name__, journal.RoundNumbered.__name__, 2 * count),
             )
 
@@ -218,8 +219,9 @@ def _open(path: Path | str) -> sqlite3.Connection:
     version = db.execute("pragma user_version").fetchone()[0]
     if version not in (0, SCHEMA_VERSION):
         raise UserError(
-            f"{path} was written by another version of holdfast (schema {version}, this version "
-            f"reads {SCHEMA_VERSION}): continue with that version, or start a new run from an export",
+            f"{path} was written by another version of holdfast (schema {version}, this version"
+            f" reads {SCHEMA_VERSION}): continue with that version, or start a new run from an"
+            " export",
             exit_code=ExitCode.CONFIG,
         )
     db.execute("pragma journal_mode = wal")

@@ -1,7 +1,8 @@
 """The writer of the master's journal: it tries again while the disk is full or the database away.
 
-While a record is being written, no effect behind it leaves this process. The clock of decisions stands
-still meanwhile, because members cannot be late with an answer to a message that was not sent.
+While a record is being written, no effect behind it leaves this process. The clock of decisions
+stands still meanwhile, because members cannot be late with an answer to a message that was not
+sent.
 """
 
 from __future__ import annotations
@@ -100,7 +101,10 @@ class JournalWriter:
                 # Waiting does not help. A restart cuts off what is damaged.
                 raise UserError(
                     f"the journal cannot be written: {error}",
-                    hint="start the master again: it checks and repairs the journal; peers wait for it",
+                    hint=(
+                        "start the master again: it checks and repairs the journal; peers wait"
+                        " for it"
+                    ),
                 ) from error
             await trio.sleep(wait_s)
             wait_s = min(2 * wait_s, WRITE_RETRY_S_MAX)

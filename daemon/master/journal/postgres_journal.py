@@ -3,18 +3,20 @@
 Each run has a schema of its own in the database:
 
     records, tokens, grants   as in the SQLite file (``journal_store``)
-    lease                     one row: who holds the journal, until when by the database's clock, and its *fence*
+    lease                     one row: who holds the journal, until when by the database's clock,
+                              and its *fence*
     masters                   the master processes that may hold it, and where they are
     authority                 the certificate of the run's authority, and its key, sealed
 
-*Fencing.* Whoever takes the lease gets the next fence number. Every write of a master locks the lease's row, shared
-with its other writes, and writes only if the row still has its fence. Taking the lease changes the row. So the
-database orders the two: a write of the earlier holder is there before the later one reads the journal, or it is
-refused. No clock decides that. Clocks decide only *when* a lease may be taken, and it is the database's clock: how
-long it has left is a difference of two of its readings.
+*Fencing.* Whoever takes the lease gets the next fence number. Every write of a master locks the
+lease's row, shared with its other writes, and writes only if the row still has its fence. Taking
+the lease changes the row. So the database orders the two: a write of the earlier holder is there
+before the later one reads the journal, or it is refused. No clock decides that. Clocks decide only
+*when* a lease may be taken, and it is the database's clock: how long it has left is a difference of
+two of its readings.
 
-The connection is opened again by the next call after it failed. A statement whose connection broke may have been
-carried out: a record that is already there as it should be written counts as written.
+The connection is opened again by the next call after it failed. A statement whose connection broke
+may have been carried out: a record that is already there as it should be written counts as written.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ NAME_CHARS_MAX = 40  # of a run's name in its schema's
 DIGEST_CHARS = 8  # behind a name that had to be changed for that
 CREDENTIALS = re.compile(r"//[^/@]*@")  # the URL may name several hosts, with ports
 WORDS = re.compile(r"[^a-z0-9]+")
-# The server's side ends a statement before this side gives up, so that a lock is not held by nobody.
+# The server's side ends a statement before this side gives up, so that a lock is not held by
+# nobody.
 OPTIONS = f"-c statement_timeout={int(1e3 * ANSWER_S)} -c lock_timeout={int(5e2 * ANSWER_S)}"
 
 SCHEMA = """
@@ -66,8 +69,9 @@ create table records (
     id bigint primary key, kind text not null, body bytea not null, at_s double precision not null,
     chk bytea not null);
 create table tokens (
-    hash bytea primary key, role text not null, founder integer not null, uses_left integer not null,
-    expires_s double precision not null, made_s double precision not null,
+    hash bytea primary key, role text not null, founder integer not null,
+    uses_left integer not null, expires_s double precision not null,
+    made_s double precision not null,
     withdrawn integer not null default 0, by_hand integer not null default 0);
 create table grants (
     peer text primary key, role text not null, founder integer not null, name text not null,
@@ -77,14 +81,17 @@ create table lease (
     expires timestamptz not null);
 insert into lease (fence, holder, expires) values (0, '', '-infinity');
 create table masters (
-    holder text primary key, addresses text not null, page text not null, seen timestamptz not null);
+    holder text primary key, addresses text not null, page text not null,
+    seen timestamptz not null);
 create table authority (
-    one boolean primary key default true check (one), certificate bytea not null, sealed_key bytea not null);
+    one boolean primary key default true check (one), certificate bytea not null,
+    sealed_key bytea not null);
 """
 
 
 class Database:
-    """One connection, opened when it is needed, and the schema of a run. Calls may come from any thread.
+    """One connection, opened when it is needed, and the schema of a run. Calls may come from any
+    thread.
 
     Args:
       url: ``postgresql://...``, as libpq reads it.
@@ -154,9 +161,9 @@ class Database:
                 connection.execute("insert into version values (%s)", [SCHEMA_VERSION])
             elif rows[0][0] != SCHEMA_VERSION:
                 raise UserError(
-                    f"{self.place} was written by another version of holdfast (schema {rows[0][0]}, "
-                    f"this version reads {SCHEMA_VERSION}): run the same version on all masters, or "
-                    "start a new run from an export",
+                    f"{self.place} was written by another version of holdfast (schema {rows[0][0]},"
+                    f" this version reads {SCHEMA_VERSION}): run the same version on all masters,"
+                    " or start a new run from an export",
                     exit_code=ExitCode.CONFIG,
                 )
 
@@ -203,7 +210,8 @@ class Database:
         with self.connected() as connection:
             connection.execute(
                 "insert into masters values (%s, %s, %s, clock_timestamp()) on conflict (holder) do"
-                " update set addresses = excluded.addresses, page = excluded.page, seen = excluded.seen",
+                " update set addresses = excluded.addresses, page = excluded.page,"
+                " seen = excluded.seen",
                 [holder, " ".join(addresses), page],
             )
 
@@ -212,8 +220,10 @@ class Database:
         with self.connected() as connection:
             rows = connection.execute(
                 "select m.holder, m.addresses, m.page, l.holder = m.holder,"
-                " coalesce(extract(epoch from nullif(l.expires, '-infinity') - clock_timestamp()), -1)"
-                " from masters m, lease l where m.seen > clock_timestamp() - make_interval(secs => %s)"
+                " coalesce("
+                "extract(epoch from nullif(l.expires, '-infinity') - clock_timestamp()), -1)"
+                " from masters m, lease l"
+                " where m.seen > clock_timestamp() - make_interval(secs => %s)"
                 " order by 4 desc, m.seen desc",
                 [seen_s],
             ).fetchall()
@@ -280,7 +290,9 @@ class PostgresJournal(Journal):
         self.database.close()
 
     def adopt(self, other: Journal, certificate: bytes, sealed_key: bytes) -> None:
-        """Take over everything of another journal, and the authority, into this empty one; all or nothing."""
+        """Take over everything of another journal, and the authority, into this empty one; all or
+        nothing.
+        """
         tables = {
             "records (id, kind, body, at_s, chk)": "select id, kind, body, at_s, chk from records",
             f"tokens ({TOKEN_COLUMNS})": TOKENS,
@@ -372,7 +384,9 @@ def own_errors() -> Iterator[None]:
 
 
 def schema_of(run: str) -> str:
-    """Return the name of a run's schema: letters, digits and underscores, of each run another one."""
+    """Return the name of a run's schema: letters, digits and underscores, of each run another
+    one.
+    """
     plain = WORDS.sub("_", run.lower())[:NAME_CHARS_MAX].strip("_")
     digest = "" if plain == run else f"_{hashlib.sha256(run.encode()).hexdigest()[:DIGEST_CHARS]}"
     return f"holdfast_{plain}{digest}"

@@ -1,6 +1,8 @@
-"""What a master of a shared journal needs to lead: the database, the journal, and the run's authority.
+"""What a master of a shared journal needs to lead: the database, the journal, and the run's
+authority.
 
-The authority's key lies in the database sealed, with a secret that all masters have: a key file or a passphrase.
+The authority's key lies in the database sealed, with a secret that all masters have: a key file or
+a passphrase.
 """
 
 from __future__ import annotations

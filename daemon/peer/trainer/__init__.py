@@ -1,1 +1,3 @@
-"""The training command: started, watched and ended as processes, and the socket that they speak through."""
+"""The training command: started, watched and ended as processes, and the socket that they speak
+through.
+"""

@@ -1,9 +1,10 @@
 """The GPUs that a training command may use: those that NVML finds healthy.
 
-A GPU that has failed answers with an error, or is not there any more. NVML (NVIDIA Management Library) is
-asked through ``nvidia-ml-py``, NVIDIA's own binding; on a machine without its driver there are no GPUs. The
-variable ``HOLDFAST_GPUS`` names a file that is read instead, for machines without NVML and for tests: a line
-for each GPU, its index for ``CUDA_VISIBLE_DEVICES`` and what is wrong with it, if anything.
+A GPU that has failed answers with an error, or is not there any more. NVML (NVIDIA Management
+Library) is asked through ``nvidia-ml-py``, NVIDIA's own binding; on a machine without its driver
+there are no GPUs. The variable ``HOLDFAST_GPUS`` names a file that is read instead, for machines
+without NVML and for tests: a line for each GPU, its index for ``CUDA_VISIBLE_DEVICES`` and what is
+wrong with it, if anything.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
           └── (read)            socket -> peer service, or of several ranks -> ``TrainerGroup``
      ``_serve_sampler``         draws of leased samples, on a connection of each sampler's own
 
-The arenas are unnamed files that belong to the daemon, so the crash of a trainer loses nothing of the
-shared state: the next process maps the same memory.
+The arenas are unnamed files that belong to the daemon, so the crash of a trainer loses nothing of
+the shared state: the next process maps the same memory.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A trainer of several ranks, as one: each has a connection, and all handle messages at the same step.
+"""A trainer of several ranks, as one: each has a connection; all handle messages at the same step.
 
     rank 0 --hello--.
     rank 1 --hello--+--> all there, their parts make the model whole --> one trainer has come
-    rank 2 --hello--'            RankGate: a message --> a named step --> all wait --> RankOrders to all
+    rank 2 --hello--'            RankGate: a message --> a named step --> all wait --> RankOrders
                                  Posted of all ranks --> one Posted
     any rank ends ---------------------------------------------------> the trainer is gone
 
-Each rank writes its step, its tokens and its loss into slots of its own in the posted arena. The trainer's
-own slots are made from these, so that nothing else in the daemon knows of ranks.
+Each rank writes its step, its tokens and its loss into slots of its own in the posted arena. The
+trainer's own slots are made from these, so that nothing else in the daemon knows of ranks.
 """
 
 from __future__ import annotations
@@ -146,15 +146,15 @@ class TrainerGroup:
             or part.rank >= self.world_size
         ):
             return (
-                f"another training process is attached to this daemon: a group of {self.world_size}, "
-                f"and this is rank {part.rank} of {part.world_size}"
+                "another training process is attached to this daemon: a group of"
+                f" {self.world_size}, and this is rank {part.rank} of {part.world_size}"
             )
         first = next(iter(self.ranks.values()), None)
         if first is not None and first.hello.layout != hello.layout:
             two = sorted((part.rank, first.hello.part.rank))
             return (
-                f"ranks {two[0]} and {two[1]} have different models: all ranks of a peer attach the "
-                "same one"
+                f"ranks {two[0]} and {two[1]} have different models: all ranks of a peer attach the"
+                " same one"
             )
         return ""
 
@@ -188,7 +188,9 @@ class TrainerGroup:
             rank.send(Rejected(plain(why)))
 
     def begin(self) -> str:
-        """Tell each rank what it writes, as all are there; return why they are no trainer, or nothing."""
+        """Tell each rank what it writes, as all are there; return why they are no trainer, or
+        nothing.
+        """
         parts = self._parts()
         try:
             written = writers(self.ranks[0].hello.layout, parts)
@@ -308,7 +310,9 @@ class TrainerGroup:
                             rank.send(message)
 
     def _steps(self) -> list[int]:
-        """Return the steps that the ranks have reached; zeros before there is memory to write them to."""
+        """Return the steps that the ranks have reached; zeros before there is memory to write them
+        to.
+        """
         arenas = self._arenas()
         if arenas is None:
             return [0] * self.world_size

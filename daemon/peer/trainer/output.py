@@ -1,8 +1,8 @@
 """The output of a training command: a pipe, and a thread that reads it.
 
-The thread reads whether or not the event loop is busy, so a trainer does not wait for its daemon to print.
-Nobody waits for the thread: it ends with the pipe, which a process that the command left running may hold
-open, and otherwise with the daemon.
+The thread reads whether or not the event loop is busy, so a trainer does not wait for its daemon to
+print. Nobody waits for the thread: it ends with the pipe, which a process that the command left
+running may hold open, and otherwise with the daemon.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Detection of a trainer that hangs, from samples of what it writes into shared memory. Pure.
 
-A sample that differs from the last one is a sign of life; so is waiting, once the trainer has read all its
-messages. Each sample adds at most ``LOOK_S_MAX`` to the time without progress: if the daemon or the whole
-machine stood still, the trainer is not blamed.
+A sample that differs from the last one is a sign of life; so is waiting, once the trainer has read
+all its messages. Each sample adds at most ``LOOK_S_MAX`` to the time without progress: if the
+daemon or the whole machine stood still, the trainer is not blamed.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@
            |         |  back-off: 1 s, 2 s, ... 30 s     FAILURES_MAX in a row
            '---------'<---------- ``retry`` --------------- waits for the operator
 
-Each failure and its remedy are reported to the operator and to the master. A caller may end all at a
-failure: a script that never attached has a fault that no restart mends.
+Each failure and its remedy are reported to the operator and to the master. A caller may end all at
+a failure: a script that never attached has a fault that no restart mends.
 
-A command with ``{gpus}`` is started with the number of healthy GPUs. When one fails, the command is started
-again with fewer, and with more when one is back; none of this counts as a failure of the command. With
-fewer than are required it waits, and the peer is a spare.
+A command with ``{gpus}`` is started with the number of healthy GPUs. When one fails, the command is
+started again with fewer, and with more when one is back; none of this counts as a failure of the
+command. With fewer than are required it waits, and the peer is a spare.
 
-The command runs in its own session, so that Ctrl+C reaches only the daemon, which drains first. It finds
-the daemon by ``HOLDFAST_SOCKET``. If the daemon is killed, ``watcher`` ends the command.
+The command runs in its own session, so that Ctrl+C reaches only the daemon, which drains first. It
+finds the daemon by ``HOLDFAST_SOCKET``. If the daemon is killed, ``watcher`` ends the command.
 """
 
 from __future__ import annotations
@@ -231,7 +231,9 @@ class TrainerSupervisor:
         self.why_waiting = ""
 
     async def _watch_gpus(self) -> None:
-        """End the running process when another number of GPUs is healthy than it was started with."""
+        """End the running process when another number of GPUs is healthy than it was started
+        with.
+        """
         started = self._gpus.healthy
         while True:
             await trio.sleep(GPUS_LOOK_S)
@@ -356,11 +358,12 @@ def _marker(socket_path: Path) -> str:
 
 
 async def _end(process: trio.Process, socket_path: Path) -> None:
-    """Send SIGTERM, then SIGKILL, to the whole session of a process, and SIGKILL to all that it started.
+    """Send SIGTERM, then SIGKILL, to the whole session of a process, and SIGKILL to all that it
+    started.
 
-    Its children may outlive it (data loaders, the script under a shell or under torchrun, which gives each
-    rank its own session) and hold memory that the next process needs; so they are killed even if the
-    process itself has ended.
+    Its children may outlive it (data loaders, the script under a shell or under torchrun, which
+    gives each rank its own session) and hold memory that the next process needs; so they are killed
+    even if the process itself has ended.
     """
     if process.returncode == 0:
         return  # it succeeded: processes that it left running are there on purpose

@@ -4,11 +4,13 @@
        '---- pipe ---> watcher      a byte comes: the command is over, all is well
                                     the pipe ends without one: the daemon was killed
 
-A trainer notices at its next step that its daemon is gone, its data loaders some seconds later, and all
-of them hold memory and a GPU that the next daemon's trainer needs. The command's processes are found by
-their session and by the socket's path in their environment: torchrun gives each rank its own session.
+A trainer notices at its next step that its daemon is gone, its data loaders some seconds later, and
+all of them hold memory and a GPU that the next daemon's trainer needs. The command's processes are
+found by their session and by the socket's path in their environment: torchrun gives each rank its
+own session.
 
-This file imports nothing of holdfast, so that the process, which lasts as long as the command, stays small.
+This file imports nothing of holdfast, so that the process, which lasts as long as the command,
+stays small.
 """
 
 import os

@@ -1,15 +1,15 @@
 """Accusations: a member says that another one is unreachable, or sends what must not be added.
 
-*A member's word is no proof.* An update is refused on the word of ``ACCUSERS_MIN`` members. The word of
-one costs the accused at most the round, and plans avoid this pair for a while (see ``disputes``). If one
-member says that an update must not be added, the round is run again without the pair: if it is true, the
-next owner says the same. A member that says it again in that round, and alone again, or of a member that
-has sent it nothing, is left out of the round. With two contributors there is no third that could tell,
-and no plan without the pair: the round is aborted.
+*A member's word is no proof.* An update is refused on the word of ``ACCUSERS_MIN`` members. The
+word of one costs the accused at most the round, and plans avoid this pair for a while (see
+``disputes``). If one member says that an update must not be added, the round is run again without
+the pair: if it is true, the next owner says the same. A member that says it again in that round,
+and alone again, or of a member that has sent it nothing, is left out of the round. With two
+contributors there is no third that could tell, and no plan without the pair: the round is aborted.
 
-If two members have lost each other, and no others, only the link between them has failed. The round goes
-on without one of them. It stays a member and is synced again; plans avoid the pair until it has a link
-again (see ``routes``). No member is removed because others cannot reach it.
+If two members have lost each other, and no others, only the link between them has failed. The round
+goes on without one of them. It stays a member and is synced again; plans avoid the pair until it
+has a link again (see ``routes``). No member is removed because others cannot reach it.
 """
 
 from __future__ import annotations
@@ -197,5 +197,6 @@ class Accusations:
         self.context.announce(
             EventKind.ROUTE,
             peer,
-            f"{format_member(self.context.roster.members[peer])} is left out of round {round_.number}: {why}",
+            f"{format_member(self.context.roster.members[peer])} is left out of round"
+            f" {round_.number}: {why}",
         )

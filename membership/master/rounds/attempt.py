@@ -1,8 +1,8 @@
 """One attempt of a round's reduction, as data: contributors, losses, reports and results.
 
 An attempt begins with a ``Reduce`` and survives repairs. A *flush* tells all its members to accept
-nothing more from the lost and to report which chunks' results they hold. The *repair* that follows gives
-the chunks of the lost to others, and the attempt goes on under the flush's number:
+nothing more from the lost and to report which chunks' results they hold. The *repair* that follows
+gives the chunks of the lost to others, and the attempt goes on under the flush's number:
 
     running --a member is lost--> flushing --all have said what they hold--> running, next number
                                   |      ^
@@ -37,7 +37,8 @@ class Attempt:
       contributors: of the order, by member number, including the lost.
       receivers: of the order; one that does not contribute is a listener.
       owners: by chunk, by the plan and the repairs since.
-      makers: by chunk, the member that added it up; another one may spread the result if it is lost.
+      makers: by chunk, the member that added it up; another one may spread the result if it is
+        lost.
     """
 
     number: int
@@ -137,7 +138,9 @@ class Attempt:
         return [peer for peer in self.peers() if peer not in self.lost]
 
     def needed(self) -> list[str]:
-        """Return the members that others depend on: survivors, and listeners that took over chunks."""
+        """Return the members that others depend on: survivors, and listeners that took over
+        chunks.
+        """
         successors = set(self.owners).difference(self.peers(), self.lost)
         return [*self.survivors(), *(peer for peer in self.receivers if peer in successors)]
 
@@ -199,7 +202,9 @@ class Attempt:
         return "; ".join(self.lost.values())
 
     def accuse(self, peer: str, accuser: str, now_s: float) -> None:
-        """Note that a member cannot reach a peer that it needs, unless that peer is lost already."""
+        """Note that a member cannot reach a peer that it needs, unless that peer is lost
+        already.
+        """
         if peer not in self.lost:
             self.accusers.setdefault(peer, set()).add(accuser)
             self.accused_s = min(self.accused_s, now_s)
@@ -233,7 +238,9 @@ class Attempt:
         return [accused for accused, accusers in self.accusers.items() if peer in accusers]
 
     def moved(self, peer: str, now_s: float) -> None:
-        """Note that bytes move at a receiver. It takes two receivers: a sender and its counterpart."""
+        """Note that bytes move at a receiver. It takes two receivers: a sender and its
+        counterpart.
+        """
         self.moves[peer] = now_s
         if len(self.moves) > 1:
             self.moved_s = max(self.moved_s, sorted(self.moves.values())[-2])
@@ -276,7 +283,9 @@ class Attempt:
         return [peer for peer in self.needed() if peer not in self.held]
 
     def may_learn_more(self) -> bool:
-        """Return whether a listener that has not answered may hold a lost chunk that no other holds."""
+        """Return whether a listener that has not answered may hold a lost chunk that no other
+        holds.
+        """
         listeners = [p for p in self.served() if p not in self.held and p not in self.missed]
         return bool(listeners) and any(
             owner in self.lost and not any(holds(bits, chunk) for bits in self.held.values())

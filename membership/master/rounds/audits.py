@@ -1,7 +1,7 @@
 """Audits: before a result is committed, other members add some of its chunks up again.
 
     all report one result --draw--> chunks with checkers --all equal, or none can check--> commit
-                                    |   |   '-- a checker is lost, silent or gets too little--> another
+                                    |   |   '-- a checker is lost, silent or lacks bytes--> another
                                     |   '-- a sum differs, or two checkers get nothing of a member
                                     '-- of an owner that is lost                --> run again
 

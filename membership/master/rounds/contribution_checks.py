@@ -20,7 +20,9 @@ class ContributionChecks:
         self.context = context
 
     def overlong(self, round_: Round) -> list[UnderstatedNorm]:
-        """Return the contributions that are longer than announced; the result is void if there are any."""
+        """Return the contributions that are longer than announced; the result is void if there are
+        any.
+        """
         attempt = round_.running()
         reports = attempt.norm_reports()
         announced = {p: round_.ready[p].norm for p in attempt.survivors() if p in round_.ready}

@@ -97,7 +97,8 @@ class Decision:
                 self.context.announce(EventKind.BAD, peer, f"round {round_.number}: {text}")
 
     def _refuse_overlong(self, round_: Round) -> bool:
-        """Refuse contributions that are longer than announced; check a lone accuser's word by a rerun.
+        """Refuse contributions that are longer than announced; check a lone accuser's word by a
+        rerun.
 
         Returns:
           True if there are any.

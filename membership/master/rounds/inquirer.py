@@ -1,8 +1,8 @@
 """Inquiries of the master: who is asked, and what follows from the answers.
 
-If nothing moves and no member is accused, or if the results differ, the master asks the members what they
-wait for and what they hold (see ``inquiry``). What the answers say of other members counts as if a link
-to them had broken.
+If nothing moves and no member is accused, or if the results differ, the master asks the members
+what they wait for and what they hold (see ``inquiry``). What the answers say of other members
+counts as if a link to them had broken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .inquiry import Findings, Question, differing, is_done, waiting
 from .round import Round
 from .round_table import RoundTable
 
-# Contributors. With two there is no third that could tell who is at fault, and no plan without the pair.
+# Contributors. With two there is no third that could tell who is at fault, and no plan without the
+# pair.
 INQUIRY_MIN = 3
 
 
@@ -90,7 +91,9 @@ class Inquirer:
         }
 
     def _weighed(self, attempt: Attempt, findings: Findings) -> Findings:
-        """Count one accuser for each voice; for a while plans avoid the pairs that accuse each other."""
+        """Count one accuser for each voice; for a while plans avoid the pairs that accuse each
+        other.
+        """
         voices = voices_of(self.context.roster, attempt.receivers)
         if len(set(voices.values())) > 1:  # else all came by one invite from one line
             findings = findings.by_voice(voices)

@@ -1,15 +1,17 @@
 """Inquiries: which members hold an attempt up, or spread different results. Pure.
 
-A live member can keep a contribution from an owner or a result from a receiver, or give receivers different
-results. No connection breaks then, so no member is accused. The master asks the members of the attempt
-what they wait for and what they hold (``Diagnose``, ``Diagnosis``), and an answer accuses:
+A live member can keep a contribution from an owner or a result from a receiver, or give receivers
+different results. No connection breaks then, so no member is accused. The master asks the members
+of the attempt what they wait for and what they hold (``Diagnose``, ``Diagnosis``), and an answer
+accuses:
 
     lacks a contribution    its contributor, which need not wait for anything
     lacks a result          its owner, unless that owner lacks contributions itself
-    holds another result    its maker, if the maker reports another digest, or if most members hold one
+    holds another result    its maker, if the maker reports another digest, or if most members hold
+                            one
 
-Each answer is one member's word about another and weighs as much (see ``accusations``). An answer that
-accuses more than half of the others is ignored.
+Each answer is one member's word about another and weighs as much (see ``accusations``). An answer
+that accuses more than half of the others is ignored.
 """
 
 from __future__ import annotations

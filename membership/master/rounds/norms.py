@@ -1,12 +1,13 @@
 """Norms of contributions as received, compared with the norms that their senders announced.
 
 The norm gate uses the norms that members announce before a round. Afterwards each member that added
-chunks up reports the sums of squares that it received, for each contributor; their total is the squared
-norm of the contribution. A contribution longer than announced is refused if more than one member has
-found it. A shorter one is not checked: it helps no liar, and a lost owner's sums are missing.
+chunks up reports the sums of squares that it received, for each contributor; their total is the
+squared norm of the contribution. A contribution longer than announced is refused if more than one
+member has found it. A shorter one is not checked: it helps no liar, and a lost owner's sums are
+missing.
 
-The direction of a contribution, compared with the outer momentum, is only displayed: an honest update
-may point anywhere.
+The direction of a contribution, compared with the outer momentum, is only displayed: an honest
+update may point anywhere.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ....protocol.messages import NORM_SUMS_BYTES
 # Allowed ratio of a contribution's norm to the announced one: what rounding by the codec may add.
 NORM_SLACK = {"fp32": 1.01, "bf16": 1.1, "int8": 1.1}
 NORM_SLACK_COARSE = 2.0  # with 4 bits or fewer: the worst case of a whole block
-# Cosine beyond which an update counts as pointing along the outer momentum, or against it. Unrelated
-# vectors of a fragment's length have about 0.01.
+# Cosine beyond which an update counts as pointing along the outer momentum, or against it.
+# Unrelated vectors of a fragment's length have about 0.01.
 ALONG_MIN = 0.1
 
 Report = tuple[bytes, float]  # a member's ``norm_sums`` and ``momentum_square``, see ``Reduced``
@@ -98,9 +99,10 @@ def understated(
 ) -> list[UnderstatedNorm]:
     """Return the contributions that are longer than their senders announced.
 
-    A contribution is too long if it remains so without any single report. If one report alone exceeds the
-    limit, its reporter is the accuser. Anything else (of ``n`` reporters, up to the square root of
-    ``n / (n - 1)`` times the limit) cannot be told from one reporter's lie, and passes.
+    A contribution is too long if it remains so without any single report. If one report alone
+    exceeds the limit, its reporter is the accuser. Anything else (of ``n`` reporters, up to the
+    square root of ``n / (n - 1)`` times the limit) cannot be told from one reporter's lie, and
+    passes.
 
     Args:
       reports: by the member that added up.
@@ -127,7 +129,9 @@ def understated(
 
 
 def against_the_others(found: Mapping[str, NormsFound]) -> dict[str, str]:
-    """Return a phrase for each update that points against the outer momentum while most point along it."""
+    """Return a phrase for each update that points against the outer momentum while most point along
+    it.
+    """
     cosines = {peer: each.cosine for peer, each in found.items() if each.cosine is not None}
     if not cosines:
         return {}

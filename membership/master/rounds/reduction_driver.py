@@ -7,19 +7,21 @@
                        '--> Abort: fewer than the quorum are left, or they do not agree
 
 A loss costs the chunks that the lost member owned. First all survivors stop accepting from the lost
-and say what they hold (``Flush``, ``Held``). Only then are those chunks given to others (``Repair``),
-so nothing can arrive from the lost later and make a second result. A chunk that a survivor holds is
-spread from there; a chunk that none holds is added up again by the survivors. Which contributors are in
-which chunk is part of the outcome that all have to agree on. Another loss meanwhile begins a new flush.
+and say what they hold (``Flush``, ``Held``). Only then are those chunks given to others
+(``Repair``), so nothing can arrive from the lost later and make a second result. A chunk that a
+survivor holds is spread from there; a chunk that none holds is added up again by the survivors.
+Which contributors are in which chunk is part of the outcome that all have to agree on. Another loss
+meanwhile begins a new flush.
 
 Messages only add facts. ``advance`` looks at the facts and acts, so the order in which a death, an
 accusation and a late result arrive does not matter. No member waits for the dead: a death that the
-service reports counts at once; an accused member that still looks alive has ``settle_s``; a member that does not answer
-a flush, and an attempt in which nothing moves, have ``deadline_s``; a member that finishes long after
-the quorum is left behind.
+service reports counts at once; an accused member that still looks alive has ``settle_s``; a member
+that does not answer a flush, and an attempt in which nothing moves, have ``deadline_s``; a member
+that finishes long after the quorum is left behind.
 
-The parts, each in a file of its own: ``reduction_orders`` (begin, run again), ``accusations`` (who is
-left out), ``inquirer`` (what members wait for), ``repairer`` (flush and repair), ``decision`` (commit).
+The parts, each in a file of its own: ``reduction_orders`` (begin, run again), ``accusations`` (who
+is left out), ``inquirer`` (what members wait for), ``repairer`` (flush and repair), ``decision``
+(commit).
 """
 
 from __future__ import annotations
@@ -125,7 +127,9 @@ class ReductionDriver:
             round_.mark(member.peer, member.name).reduced_s = self.context.now_s
 
     def reduce_failed(self, member: Member, message: ReduceFailed) -> None:
-        """Note that a receiver cannot finish the reduction, and which members it could not reach."""
+        """Note that a receiver cannot finish the reduction, and which members it could not
+        reach.
+        """
         attempt = self.round_table.attempt(message.round, message.attempt)
         if attempt is None:
             self._missed(member, message.round, quoted(message.reason))

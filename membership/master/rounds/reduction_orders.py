@@ -22,11 +22,11 @@ from .audits import Auditing
 from .round import Round, RoundPhase
 from .round_table import RoundTable
 
-# Attempts from nothing in one round; then it is aborted, and a new round asks all contributors again.
-# Repairs need no limit: each costs a contributor.
+# Attempts from nothing in one round; then it is aborted, and a new round asks all contributors
+# again. Repairs need no limit: each costs a contributor.
 RERUNS_MAX = 7
-# Receivers with whom an order is recorded for the next master. A record grows with them; a larger run
-# orders the round again after a restart.
+# Receivers with whom an order is recorded for the next master. A record grows with them; a larger
+# run orders the round again after a restart.
 RECORDED_RECEIVERS_MAX = 256
 CONTROL_TRIPS = 2  # Reduce and Reduced, one way each; the master counts as far away as a member
 CORRECTED_BY = 3  # recent rounds by whose durations predictions are corrected
@@ -97,11 +97,13 @@ class ReductionOrders:
             self.context.send(peer, message)
 
     def _correction(self, lines: LineCapacities) -> float:
-        """Return by how much recent rounds took longer than their plans need over lines as known now.
+        """Return by how much recent rounds took longer than their plans need over lines as known
+        now.
 
-        That is the time for encoding and adding up, for other rounds on the same lines, and whatever
-        else no plan knows: the median of the undisturbed rounds. By what was known of the lines then, a
-        round's surplus would contain the error of rates that have been corrected since.
+        That is the time for encoding and adding up, for other rounds on the same lines, and
+        whatever else no plan knows: the median of the undisturbed rounds. By what was known of the
+        lines then, a round's surplus would contain the error of rates that have been corrected
+        since.
         """
         rounds = (
             round_
@@ -117,7 +119,9 @@ class ReductionOrders:
         return statistics.median(recent) if recent else 1.0
 
     def _needed_s(self, attempt: Attempt, lines: LineCapacities) -> float | None:
-        """Return how long an earlier attempt's plan would take over these lines, without a correction."""
+        """Return how long an earlier attempt's plan would take over these lines, without a
+        correction.
+        """
         if (order := attempt.order) is not None:
             size = self.context.history.sizes[order.fragment]
             if (needed_s := planned_s(order, size, lines)) is not None:
@@ -161,7 +165,9 @@ class ReductionOrders:
         )
 
     def rerun(self, round_: Round, why: str) -> None:
-        """Order the reduction again, from the contributors' inputs; abort after too many attempts."""
+        """Order the reduction again, from the contributors' inputs; abort after too many
+        attempts.
+        """
         attempt = round_.running()
         if round_.rerun_count >= RERUNS_MAX:
             self.round_table.abort(round_, f"{attempt.number} attempts failed, the last one: {why}")

@@ -1,8 +1,9 @@
 """The plan of a repair: new owners for the chunks of lost ones. Pure; ``repairer`` asks and sends.
 
-A chunk whose result a survivor holds is spread from there, unchanged; if no survivor holds it, from a
-listener that does. Any other chunk gets a new owner among the survivors, which adds up what the
-contributors send again. Chunks are distributed evenly; of equals the member that joined first comes first.
+A chunk whose result a survivor holds is spread from there, unchanged; if no survivor holds it, from
+a listener that does. Any other chunk gets a new owner among the survivors, which adds up what the
+contributors send again. Chunks are distributed evenly; of equals the member that joined first comes
+first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Flushes and repairs: the chunks of a lost owner go to other members (see ``attempt``, ``repair``)."""
+"""Flushes and repairs: the chunks of a lost owner go to other members (see ``attempt``,
+``repair``).
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class Repairer:
         )
 
     def repair(self, round_: Round) -> bool:
-        """Give the chunks of the lost to others. Returns False if the message would be too large."""
+        """Give the chunks of the lost to others. Returns False if the message would be too
+        large.
+        """
         attempt = round_.running()
         assignments = self._assignments(attempt, attempt.survivors(), attempt.held)
         if len(assignments) > OWNER_RUNS_MAX:
@@ -139,7 +143,7 @@ class Repairer:
             successors.append(f"{len(counts) - len(successors)} more")
         taken = f" by {', '.join(successors)}" if successors else ""
         return (
-            f"repaired round {round_.number}: {lost} lost, {counts.total()} of "
-            f"{len(attempt.owners)} chunks taken over{taken}, {again_count} of them added up again, "
-            f"nothing else rerun ({attempt.why_lost()})"
+            f"repaired round {round_.number}: {lost} lost, {counts.total()} of"
+            f" {len(attempt.owners)} chunks taken over{taken}, {again_count} of them added up"
+            f" again, nothing else rerun ({attempt.why_lost()})"
         )

@@ -7,9 +7,9 @@
       |            with the survivors v
       +-- too few are ready ------> ABORTED
 
-A repair goes on with the results that the survivors hold (see ``attempt``). A rerun begins again from the
-inputs of the contributors that are left. It is for failures that a repair cannot mend: an update that
-must not be added, an unexplained stall. An aborted round costs only time: its updates
+A repair goes on with the results that the survivors hold (see ``attempt``). A rerun begins again
+from the inputs of the contributors that are left. It is for failures that a repair cannot mend: an
+update that must not be added, an unexplained stall. An aborted round costs only time: its updates
 are still in its contributors' local weights.
 
 Nothing here sends or records; ``round_scheduler`` and ``reduction_driver`` do.
@@ -108,7 +108,8 @@ class Round:
     def idle(self) -> bool:
         """No member failed: all that were asked answered that they have trained nothing.
 
-        So it is while scripts in float16 leave out the first steps, to find the scale of their losses.
+        So it is while scripts in float16 leave out the first steps, to find the scale of their
+        losses.
         """
         return {self.declined.get(peer) for peer in self.invited} == {NOTHING_TRAINED}
 
@@ -178,8 +179,8 @@ def gate_norms(
         elif times > NORM_REFUSE:
             trained = f", with {share:.3g} times the median's tokens" if share > 1.0 else ""
             refused[peer] = (
-                f"its norm {norm:.4g} is {norm / median:.3g} times the median {median:.4g}{trained} "
-                f"(the limit is {NORM_REFUSE:g})"
+                f"its norm {norm:.4g} is {norm / median:.3g} times the median {median:.4g}{trained}"
+                f" (the limit is {NORM_REFUSE:g})"
             )
         elif times > NORM_CLIP:
             scales[peer] = NORM_CLIP / times

@@ -1,19 +1,21 @@
-"""The round clock of the elastic pace: a round is due when its fastest contributor reaches its step.
+"""The round clock of the elastic pace: a round is due when its fastest contributor reaches its
+step.
 
     trained    fast   |----|----|----|----|          reaches the round's step: the round is due
                slow   |------------|--------->       posts at its last step boundary before that
 
-No contributor waits for a slower one's steps. A late contributor is *nudged*: told to contribute, at its
-next step boundary, what it has trained by then. For contributors about as fast as the fastest it is soon
-enough to be nudged when the first one is there. A contributor whose steps take much longer is nudged
-earlier, by its *lead time*: the duration of its step, or the time it needed from nudge to ready if that
-was longer. When the round will be due is predicted from earlier rounds, which come at a steady pace. A
-wrong prediction costs little: a contributor that posts early has its other tokens in the next round; one
-that posts late is excluded, and has all of its tokens there.
+No contributor waits for a slower one's steps. A late contributor is *nudged*: told to contribute,
+at its next step boundary, what it has trained by then. For contributors about as fast as the
+fastest it is soon enough to be nudged when the first one is there. A contributor whose steps take
+much longer is nudged earlier, by its *lead time*: the duration of its step, or the time it needed
+from nudge to ready if that was longer. When the round will be due is predicted from earlier rounds,
+which come at a steady pace. A wrong prediction costs little: a contributor that posts early has its
+other tokens in the next round; one that posts late is excluded, and has all of its tokens there.
 
-All times are by the master's clock, except the duration of its steps, which a trainer reports itself: a
-distant peer that needs long from nudge to ready must not be taken for a slow one, or it would contribute
-less and less. A contributor that reports a wrong duration contributes less, or is late.
+All times are by the master's clock, except the duration of its steps, which a trainer reports
+itself: a distant peer that needs long from nudge to ready must not be taken for a slow one, or it
+would contribute less and less. A contributor that reports a wrong duration contributes less, or is
+late.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ GRACE_STEPS_MIN = 2.0  # steps of the run
 
 
 class RoundClock:
-    """Predicts rounds, decides when to nudge contributors and how long a quorum waits for the others."""
+    """Predicts rounds, decides when to nudge contributors and how long a quorum waits for the
+    others.
+    """
 
     def __init__(self, context: Context, round_table: RoundTable) -> None:
         self.context = context
@@ -55,8 +59,9 @@ class RoundClock:
     def reached(self, round_: Round, step: int) -> None:
         """Note that the first contributor has reached the round's step, and is at ``step``.
 
-        A contributor that is past the round's step has trained on while the master was away. Its rounds
-        follow each other faster than it trains until they catch up, so they tell nothing of the pace.
+        A contributor that is past the round's step has trained on while the master was away. Its
+        rounds follow each other faster than it trains until they catch up, so they tell nothing of
+        the pace.
         """
         now_s = self.context.now_s
         if step > round_.at_step:
@@ -79,7 +84,9 @@ class RoundClock:
             self._note_lead(peer, self.context.now_s - round_.nudged[peer])
 
     def missed(self, round_: Round, peer: str) -> None:
-        """Note that a round closed without a contributor; if it was nudged, it needs a longer lead time."""
+        """Note that a round closed without a contributor; if it was nudged, it needs a longer lead
+        time.
+        """
         if peer in round_.nudged:
             waited_s = self.context.now_s - round_.nudged[peer]
             self._note_lead(peer, MISSED_FACTOR * waited_s)
@@ -87,9 +94,10 @@ class RoundClock:
     def closed(self, round_: Round) -> None:
         """Note that a round has closed.
 
-        If nobody reached its step, it was predicted too early: the fastest contributor has left, stands
-        still, or began later than the others. The next round is not predicted but waits for the first one
-        there. Otherwise those that predictions nudge would close every further round without the fastest.
+        If nobody reached its step, it was predicted too early: the fastest contributor has left,
+        stands still, or began later than the others. The next round is not predicted but waits for
+        the first one there. Otherwise those that predictions nudge would close every further round
+        without the fastest.
         """
         if round_.reached_s is None:
             self._reached = None
@@ -106,7 +114,9 @@ class RoundClock:
 
     @property
     def step_s(self) -> float:
-        """Return seconds per step of the run, including waits in every round; 0 if not known yet."""
+        """Return seconds per step of the run, including waits in every round; 0 if not known
+        yet.
+        """
         return min(self._paces_s, default=0.0)
 
     def lead_s(self, peer: str) -> float:
@@ -151,10 +161,10 @@ class RoundClock:
     def _grace_s(self) -> float:
         """Return how long a quorum waits for late contributors.
 
-        With overlap that is the time which the overlap leaves beside a reduction, so that no trainer
-        waits. It is never less than a contributor of the run's pace needs: the others train on, so one
-        that was left out of a round is some steps behind them at the next. Without overlap all trainers
-        wait in any case, for as long as the operator allows.
+        With overlap that is the time which the overlap leaves beside a reduction, so that no
+        trainer waits. It is never less than a contributor of the run's pace needs: the others train
+        on, so one that was left out of a round is some steps behind them at the next. Without
+        overlap all trainers wait in any case, for as long as the operator allows.
         """
         spec = self.context.spec
         grace_s, overlap = spec.membership.grace_s, spec.diloco.overlap_steps

@@ -3,8 +3,8 @@
     tick, messages --> facts in Round and Attempt --> advance: acts on the facts
 
 A round is open until all invited contributors have answered, or, at the elastic pace (see
-``round_clock``), until the quorum has answered and the grace is over. Then ``reduction_driver`` brings it
-to its end. Messages only add facts, so the order in which they arrive does not matter.
+``round_clock``), until the quorum has answered and the grace is over. Then ``reduction_driver``
+brings it to its end. Messages only add facts, so the order in which they arrive does not matter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rounds of a run: those in progress, those that are over, and how they end.
 
-``round_scheduler`` opens rounds and closes their sets of contributors; ``reduction_driver`` brings their
-reductions to an end. Both use this table.
+``round_scheduler`` opens rounds and closes their sets of contributors; ``reduction_driver`` brings
+their reductions to an end. Both use this table.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class RoundTable:
     # ------------------------------------------------------------ updates that must not be added
 
     def refuse_update(self, round_: Round, peer: str, why: str) -> None:
-        """Refuse a contribution that must not be added; evict its sender if that happens repeatedly."""
+        """Refuse a contribution that must not be added; evict its sender if that happens
+        repeatedly.
+        """
         count = self._bad_counts.get(peer, 0) + 1
         self._bad_counts[peer] = count
         if len(self._bad_counts) > MEMBERS_MAX:

@@ -1,4 +1,6 @@
-"""Notices members that train on the same samples in the same order, as a fixed seed makes them do."""
+"""Notices members that train on the same samples in the same order, as a fixed seed makes them
+do.
+"""
 
 from __future__ import annotations
 

@@ -1,19 +1,21 @@
-"""Pairs of members in dispute: one reports that it cannot work with the other, and no third confirms it. Pure.
+"""Pairs of members in dispute: one reports that it cannot work with the other, and no third
+confirms it. Pure.
 
-No other member can tell which of the two is right: a line may be cut one way, and either may lie. So neither
-is removed. For some time the two are *apart*: in a plan neither owns what the other needs. Then they are
-paired again; if that fails again, they are apart for twice as long.
+No other member can tell which of the two is right: a line may be cut one way, and either may lie.
+So neither is removed. For some time the two are *apart*: in a plan neither owns what the other
+needs. Then they are paired again; if that fails again, they are apart for twice as long.
 
     one accuses the other --apart--> APART_DEADLINES, APART_ROUNDS --paired again--> it works
                               ^                                          |
                               '------------- twice as long --------------' it fails
 
-Time alone would not do: where a round takes longer than that, the same two would fail each other in every
-round. So the time is measured in rounds as well. For copies of the state time alone counts: a round may be
-waiting for the member that copies, or the run may be paused.
+Time alone would not do: where a round takes longer than that, the same two would fail each other in
+every round. So the time is measured in rounds as well. For copies of the state time alone counts: a
+round may be waiting for the member that copies, or the run may be paused.
 
-A member that is apart from many others is what these pairs have in common. It is left out of rounds,
-whichever of the two ends has accused. So a member that accuses all others excludes only itself.
+A member that is apart from many others is what these pairs have in common. It is left out of
+rounds, whichever of the two ends has accused. So a member that accuses all others excludes only
+itself.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class Disputes:
         self._disputes: dict[Ends, Dispute] = {}
 
     def note(self, one: str, other: str, now_s: float) -> float:
-        """Note that one of the two accuses the other. Return for how many seconds they are apart."""
+        """Note that one of the two accuses the other. Return for how many seconds they are
+        apart.
+        """
         before = self._disputes.pop(ends_of(one, other), None)
         lasts_s, rounds = APART_DEADLINES * self._deadline_s, APART_ROUNDS
         forgotten_s = FORGOTTEN_DEADLINES * self._deadline_s
@@ -120,7 +124,9 @@ class Disputes:
         return found
 
     def quarrelsome(self, contributors: Sequence[str], now_s: float) -> list[str]:
-        """Return the contributors to leave out: apart from at least half of the others, and from two."""
+        """Return the contributors to leave out: apart from at least half of the others, and from
+        two.
+        """
         left, out = list(contributors), list[str]()
         while True:
             counts = self.counts(left, now_s)

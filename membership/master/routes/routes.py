@@ -1,27 +1,28 @@
 """Routes between two members whose default route fails. Pure.
 
-Every pair has a default route that follows from the view (``protocol.dial_order``): of two members that
-can be dialled the later joiner dials, otherwise the member that cannot be dialled. The route is taken
-to work until a member reports that it does not (``RouteWanted``); two members that cannot be dialled
-have none to begin with. Then the master arranges one route after the other, best first, and tells both
-ends (``Route``), until an end reports that it works (``RouteWorks``). After the last route comes the
-first again, so no temporary fault is final.
+Every pair has a default route that follows from the view (``protocol.dial_order``): of two members
+that can be dialled the later joiner dials, otherwise the member that cannot be dialled. The route
+is taken to work until a member reports that it does not (``RouteWanted``); two members that cannot
+be dialled have none to begin with. Then the master arranges one route after the other, best first,
+and tells both ends (``Route``), until an end reports that it works (``RouteWorks``). After the last
+route comes the first again, so no temporary fault is final.
 
     default route -> RouteWanted -> Route -> RouteWorks
                           ^-----------'
 
-An end reports when its link breaks (``LinkBroken``), and when it has a link again (``RouteWorks``). So
-the master knows which pairs have a link, whatever the reason.
+An end reports when its link breaks (``LinkBroken``), and when it has a link again (``RouteWorks``).
+So the master knows which pairs have a link, whatever the reason.
 
-A pair without a route does not stop the run: in a plan neither of the two owns what the other needs,
-and a member that can reach no owner is left out of the round.
+A pair without a route does not stop the run: in a plan neither of the two owns what the other
+needs, and a member that can reach no owner is left out of the round.
 
 An arranged route lasts while both ends are members. At the ends it lasts until a view without the
-other end, or until the session ends. A new session is a new membership, though the number stays. The
-fact that a pair had no link outlives a return, since it says something about the lines: the pair is
-told a route at once, and counts as apart until that works.
+other end, or until the session ends. A new session is a new membership, though the number stays.
+The fact that a pair had no link outlives a return, since it says something about the lines: the
+pair is told a route at once, and counts as apart until that works.
 
-Nothing here is stored: a new master's views cut the old links, and members without a link ask again.
+Nothing here is stored: a new master's views cut the old links, and members without a link ask
+again.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class Routes:
         self.disputes = Disputes(context.spec.membership.deadline_s)
         self._context = context
         self._pairs: dict[Ends, RoutedPair] = {}
-        # Pairs that had no link when one of them was removed: the time of that, and their last route.
+        # Pairs that had no link when one of them was removed: the time of that, and their last
+        # route.
         self._apart: dict[Ends, tuple[float, int]] = {}
         self._returned: dict[Ends, int] = {}  # such pairs whose both ends are members again
         # Pairs with a relay of which one end has become easier to dial.
@@ -437,8 +439,8 @@ class Routes:
     def _seen_by(self, near: Member, far: Member) -> str:
         """Return the address that one member dials to meet another one.
 
-        A member behind this master's own router comes from a private address. Machines outside see it at that
-        router's, which is the one at which they dial this master.
+        A member behind this master's own router comes from a private address. Machines outside see
+        it at that router's, which is the one at which they dial this master.
         """
         if is_public(far.host) or not is_public(near.host):
             return far.host

@@ -1,7 +1,9 @@
-"""State that all the master's rules share: the history, the roster, the effects of the present call.
+"""State that all the master's rules share: the history, the roster, the effects of the present
+call.
 
-A rule changes lasting state only through ``record`` and sends only through ``send``. So the order of its
-statements is the order of the effects, and a decision is recorded before any peer hears of it.
+A rule changes lasting state only through ``record`` and sends only through ``send``. So the order
+of its statements is the order of the effects, and a decision is recorded before any peer hears of
+it.
 """
 
 from __future__ import annotations

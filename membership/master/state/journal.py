@@ -1,7 +1,9 @@
-"""The journal's records, and the history that they add up to: state that survives the master's death.
+"""The journal's records, and the history that they add up to: state that survives the master's
+death.
 
-Lasting state changes only through records, in a live master as in one that restarts. Both apply the same
-records to a ``RunHistory``, so there is no second path that could disagree. The daemon stores the records.
+Lasting state changes only through records, in a live master as in one that restarts. Both apply the
+same records to a ``RunHistory``, so there is no second path that could disagree. The daemon stores
+the records.
 
     decision --> record --> RunHistory.apply --> effects that peers see
                     |
@@ -32,8 +34,8 @@ from .lease_history import LeaseHistory
 # Versions per fragment whose root is kept. The run can go back this far if all members with newer
 # versions are gone for good (see ``lineage``).
 ROOTS_KEPT_MAX = 256
-# A journal that was cut, or is a copy, may lack its last records. Its next master skips this many terms
-# and rounds, to begin beyond all numbers that can have been used.
+# A journal that was cut, or is a copy, may lack its last records. Its next master skips this many
+# terms and rounds, to begin beyond all numbers that can have been used.
 TERMS_SKIPPED = 1_000
 ROUNDS_SKIPPED = 1_000_000
 BRANCHES_PER_TERM = 1_000_000
@@ -61,8 +63,8 @@ class TermStarted(JournalRecord):
 
     Attributes:
       nonce: random; distinguishes masters that began the same term from copies of one journal.
-      behind: the journal may lack its last records, because it was cut or is a copy. Until a round is
-        opened, members may have newer versions than the journal (see ``succession``).
+      behind: the journal may lack its last records, because it was cut or is a copy. Until a round
+        is opened, members may have newer versions than the journal (see ``succession``).
     """
 
     term: int
@@ -200,7 +202,9 @@ class RootKnown(JournalRecord):
 
 @frozen
 class PeerRevoked(JournalRecord):
-    """The operator, or what checkers found, removed a peer for good; its place becomes a vacancy."""
+    """The operator, or what checkers found, removed a peer for good; its place becomes a
+    vacancy.
+    """
 
     peer: str
     reason: str
@@ -287,7 +291,9 @@ class RunHistory:
 
     @property
     def uncommitted_count(self) -> int:
-        """Return the number of rounds that were opened and not committed, those in progress included."""
+        """Return the number of rounds that were opened and not committed, those in progress
+        included.
+        """
         return max(0, self.opened_count - sum(self.turns))
 
     def root(self, fragment: int, version: int) -> bytes:
@@ -387,7 +393,9 @@ class RunHistory:
             )
 
     def earlier(self, versions: Sequence[int]) -> int | None:
-        """Return how many commits ago the run had these versions; None if never, or too long ago."""
+        """Return how many commits ago the run had these versions; None if never, or too long
+        ago.
+        """
         if len(versions) != self.fragment_count:
             return None
         ahead = [ours - theirs for ours, theirs in zip(self.versions, versions, strict=True)]

@@ -1,7 +1,8 @@
-"""What the journal knows of leases: which positions are spent, and how far leases may have been given.
+"""What the journal knows of leases: which positions are spent, and how far leases may have been
+given.
 
-Which peer holds which lease is not recorded: peers tell it to the next master. So a lease costs no record,
-and a commit's record names the ranges that its contributors trained on, a few for each.
+Which peer holds which lease is not recorded: peers tell it to the next master. So a lease costs no
+record, and a commit's record names the ranges that its contributors trained on, a few for each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Effects of the master's rules: frozen records that the daemon carries out in order.
 
-The order is a guarantee. Effects after a ``RecordDurably`` may be seen by peers only when that record is
-durable, so a decision that a peer has heard of survives the master's death.
+The order is a guarantee. Effects after a ``RecordDurably`` may be seen by peers only when that
+record is durable, so a decision that a peer has heard of survives the master's death.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class DropPeer:
 
     Attributes:
       previous: close the connection that the peer had before the one that attaches; only in the
-        effects of ``attach``. Otherwise the peer's connection (in ``attach``, the new one) is closed.
+        effects of ``attach``. Otherwise the peer's connection (in ``attach``, the new one) is
+        closed.
     """
 
     peer: str

@@ -4,10 +4,10 @@
                   ^                            |                             |
                   +------- a copy differs -----+-----------------------------+
 
-A *place* belongs to a peer, not to a connection. It is given up, and leaves a vacancy, when the member
-is removed, is late again and again, or has no trainer while another member has one (see ``trainers``).
-It survives a reconnect, and a copy that must be fetched again. Peers whose invite says *contributor*
-take free places. Peers whose invite says *spare* take only vacancies.
+A *place* belongs to a peer, not to a connection. It is given up, and leaves a vacancy, when the
+member is removed, is late again and again, or has no trainer while another member has one (see
+``trainers``). It survives a reconnect, and a copy that must be fetched again. Peers whose invite
+says *contributor* take free places. Peers whose invite says *spare* take only vacancies.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class CopyState(enum.Enum):
 
     STALE ---- a transfer starts ----> FETCHING ---- Synced ----> HELD | UNCHECKED
       ^                                   |                        |        |
-      |<------ failed, donors gone -------+                        |        | when the version's root
-      |<------ differs, or did not apply a commit in time ---------+--------+ is agreed: HELD | STALE
+      |<------ failed, donors gone -------+                        |        | version's root
+      |<------ differs, or did not apply a commit in time ---------+--------+ agreed: HELD | STALE
 
     A stale copy that catches up by itself becomes HELD or UNCHECKED, too.
     """
@@ -188,7 +188,9 @@ class Roster:
         return sorted(self.members.values(), key=_BY_NUMBER)
 
     def next_view(self, places: set[str], *, force: bool) -> bool:
-        """Make a view if anything in it changed, or if ``force``. Returns True if there is a new one."""
+        """Make a view if anything in it changed, or if ``force``. Returns True if there is a new
+        one.
+        """
         published = {member.number: member for member in self.view_members}
         members = tuple(
             _info(member, places, published.get(member.number)) for member in self.by_number()
@@ -255,8 +257,8 @@ def role_of(member: Member, places: set[str]) -> Role:
 def _info(member: Member, places: set[str], published: MemberInfo | None) -> MemberInfo:
     """Return a member's entry in the view: the ``published`` one while it is still right.
 
-    Every conclusion of the master asks for the entries of all members. To make and check new ones each
-    time was most of the work of a master with many members.
+    Every conclusion of the master asks for the entries of all members. To make and check new ones
+    each time was most of the work of a master with many members.
     """
     role = role_of(member, places)
     if (
@@ -323,8 +325,9 @@ def waiting_in_line(
 ) -> set[str]:
     """Return the members that get no state while all places and ``spare_count`` spares are taken.
 
-    A member that can take a free place is not counted as a spare: a contributor with a trainer can take
-    any, a spare only a vacancy. Members that are further in sync go first, and of equals the older.
+    A member that can take a free place is not counted as a spare: a contributor with a trainer can
+    take any, a spare only a vacancy. Members that are further in sync go first, and of equals the
+    older.
     """
     if spare_count < 0:
         return set()

@@ -4,15 +4,16 @@
     turn         0      0      1      1      2            of that fragment
     at_step     50    100    150    200    250
 
-A run with a limit of rounds takes the last turn of every fragment at its last step, so that the final
-weights include all training.
+A run with a limit of rounds takes the last turn of every fragment at its last step, so that the
+final weights include all training.
 
-Due steps are multiples of H / P, floored: peers set step limits so. When the operator changes H, the next round
-keeps its step, rounded up to such a multiple: ``moved`` is how far the multiples are ahead of the rounds.
+Due steps are multiples of H / P, floored: peers set step limits so. When the operator changes H,
+the next round keeps its step, rounded up to such a multiple: ``moved`` is how far the multiples are
+ahead of the rounds.
 
 An aborted round is tried again with the same fragment and step, after a wait that doubles with each
-abort in a row, so that a persistent fault does not keep all members busy. Rounds of several fragments may
-be in flight at once; no fragment gets a whole turn ahead of another.
+abort in a row, so that a persistent fault does not keep all members busy. Rounds of several
+fragments may be in flight at once; no fragment gets a whole turn ahead of another.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Totals of a run since its master started: bytes sent, bytes saved, utilisation.
 
-Members report counters that begin with their daemon processes; each process has its own member number.
+Members report counters that begin with their daemon processes; each process has its own member
+number.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class RunTotals:
 
     Attributes:
       sent_bytes: by all members to each other, as reported.
-      parallel_bytes: bytes that data parallel training with bfloat16 gradients would have sent for the
-        same steps: a ring sends each gradient 2 (n - 1) times.
+      parallel_bytes: bytes that data parallel training with bfloat16 gradients would have sent for
+        the same steps: a ring sends each gradient 2 (n - 1) times.
     """
 
     def __init__(self, history: RunHistory) -> None:

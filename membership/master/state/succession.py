@@ -1,17 +1,18 @@
 """Succession of masters: which of several is obeyed, and when a new one may decide.
 
-*Fencing.* Every master process begins a term of its own and draws a nonce. A peer obeys the highest term
-that it has met, and of one term only the nonce that it met first; its ``Hello`` says both. A master that
-hears of a higher term is superseded: from that call on it decides nothing, and its process ends. Two
-starts on one backup begin the same term: the start that more members obey goes on, of as many that with
-the higher nonce. Members that obey the other start are refused until the next term.
+*Fencing.* Every master process begins a term of its own and draws a nonce. A peer obeys the highest
+term that it has met, and of one term only the nonce that it met first; its ``Hello`` says both. A
+master that hears of a higher term is superseded: from that call on it decides nothing, and its
+process ends. Two starts on one backup begin the same term: the start that more members obey goes
+on, of as many that with the higher nonce. Members that obey the other start are refused until the
+next term.
 
 *Succession.* A master that starts on the complete journal of its predecessor goes on where that one
-stopped. A journal that was cut, or copied from another machine, may lack the last decisions: its master
-is *behind* until it opens a round. It begins with a term and a round number beyond all that can have been
-used. It decides nothing before more than half of the contributors named by its journal have attached:
-from then on they obey no older master, and they say what they hold (see ``lineage``). The operator can
-shorten the wait by ``kick``: a removed peer is not waited for.
+stopped. A journal that was cut, or copied from another machine, may lack the last decisions: its
+master is *behind* until it opens a round. It begins with a term and a round number beyond all that
+can have been used. It decides nothing before more than half of the contributors named by its
+journal have attached: from then on they obey no older master, and they say what they hold (see
+``lineage``). The operator can shorten the wait by ``kick``: a removed peer is not waited for.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class Succession:
         return True
 
     def refuses(self, peer: str, hello: Hello) -> bool:
-        """Note whom a peer has obeyed; returns True if this master is superseded, or has refused the peer."""
+        """Note whom a peer has obeyed; returns True if this master is superseded, or has refused
+        the peer.
+        """
         context = self.context
         again = peer in self.elsewhere
         other = hello.term == context.term and hello.nonce != context.history.nonce
@@ -97,14 +100,18 @@ class Succession:
     # ------------------------------------------------------------ taking over
 
     def came(self, peer: str) -> bool:
-        """Note that a peer has attached. Returns True if with it more than half of the electorate have."""
+        """Note that a peer has attached. Returns True if with it more than half of the electorate
+        have.
+        """
         before = self.waiting
         self.attached.add(peer)
         self.elsewhere.discard(peer)
         return self._announce_if_over(before)
 
     def kicked(self, peer: str) -> bool:
-        """Take a peer out of the electorate. Returns True if no others need to be waited for now."""
+        """Take a peer out of the electorate. Returns True if no others need to be waited for
+        now.
+        """
         before = self.waiting
         self.electorate.discard(peer)
         self.attached.discard(peer)

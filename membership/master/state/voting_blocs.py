@@ -1,11 +1,12 @@
 """Voting blocs: votes are counted by invite and line, because one person may hold many identities.
 
-Members that came with one invite from one line are one *voice*, of which each has an equal part. If all
-members are one voice (a lab behind one router), each has one vote.
+Members that came with one invite from one line are one *voice*, of which each has an equal part. If
+all members are one voice (a lab behind one router), each has one vote.
 
-Neither way of counting is safe alone: addresses are cheap, and so are identities behind one address. What
-wins both by voices and by heads wins. If the two differ, the vote of the oldest member decides: an
-attacker who wants to outvote a run comes later. ``status`` warns of invites that hold many places.
+Neither way of counting is safe alone: addresses are cheap, and so are identities behind one
+address. What wins both by voices and by heads wins. If the two differ, the vote of the oldest
+member decides: an attacker who wants to outvote a run comes later. ``status`` warns of invites that
+hold many places.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Election(Generic[T]):
 
     Attributes:
       winner: the value with the most votes.
-      majority: it has the votes of more than half of the members and of more than half of the voting
-        blocs, of all that may vote. Once all have voted, one of the two is enough.
+      majority: it has the votes of more than half of the members and of more than half of the
+        voting blocs, of all that may vote. Once all have voted, one of the two is enough.
     """
 
     winner: T
@@ -71,7 +72,8 @@ def elect(
     Args:
       votes: by member; only those of members in ``voices`` count.
       voices: of the attached members that may vote, the oldest first.
-      absent_count: further members that may vote. Their lines are not known: they count as heads only.
+      absent_count: further members that may vote. Their lines are not known: they count as heads
+        only.
 
     Returns:
       None if there are no votes.

@@ -1,8 +1,9 @@
 """Whether all copies of the state are equal, from the digests that members report anyway.
 
-A member reports the digest of each version that it reaches, and each report is a vote on the version's root
-(see ``root_votes``). So the run's copies are equal at the newest version of a fragment on which all
-members have cast a vote for the run's root. Nothing is asked of anybody for it.
+A member reports the digest of each version that it reaches, and each report is a vote on the
+version's root (see ``root_votes``). So the run's copies are equal at the newest version of a
+fragment on which all members have cast a vote for the run's root. Nothing is asked of anybody for
+it.
 """
 
 from __future__ import annotations

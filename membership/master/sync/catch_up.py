@@ -1,11 +1,12 @@
 """Members whose lines are too slow for the run's commits beside a copy of the state.
 
-A joiner gets the results of all rounds of a fragment from the moment its copy begins, keeps them, and
-replays them when the copy is complete. With a line of ``d`` bytes per second and commits of ``r``, the
-copy of a state of ``S`` bytes takes ``S / (d - r)``, and ``r * S / (d - r)`` bytes have to be kept:
-no more than the state itself as long as ``d >= 2 r``. That is the bound (small states may use more).
-A member that needs more cannot be brought in sync now. The master ends its copy and tells it why. It
-tries again when the run commits less, or after a delay, in case the line has become better.
+A joiner gets the results of all rounds of a fragment from the moment its copy begins, keeps them,
+and replays them when the copy is complete. With a line of ``d`` bytes per second and commits of
+``r``, the copy of a state of ``S`` bytes takes ``S / (d - r)``, and ``r * S / (d - r)`` bytes have
+to be kept: no more than the state itself as long as ``d >= 2 r``. That is the bound (small states
+may use more). A member that needs more cannot be brought in sync now. The master ends its copy and
+tells it why. It tries again when the run commits less, or after a delay, in case the line has
+become better.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ...shared.peer_rows import format_rate
 from ..state.context import Context, format_member
 from ..state.roster import Fetch, Member
 
-# Results that a joiner keeps for replay take at most the size of the state, or this if that is more.
-# Their number is limited to what a peer keeps in any case.
+# Results that a joiner keeps for replay take at most the size of the state, or this if that is
+# more. Their number is limited to what a peer keeps in any case.
 LOG_BYTES_MIN = 256 * 2**20
 HEADROOM = 2.0  # ``d / r`` at least, see above
 COMMITS_MAX = 16  # recent commits by which the run's pace is measured
@@ -68,7 +69,9 @@ class CatchUp:
     # ------------------------------------------------------------ facts
 
     def began(self, member: Member, fetch: Fetch) -> None:
-        """Start measuring a copy; one that follows an overtaken copy is measured together with it."""
+        """Start measuring a copy; one that follows an overtaken copy is measured together with
+        it.
+        """
         behind = self._behind.get(member.peer)
         if behind is not None and behind.outrun is not None:
             fetch.began_s, fetch.received_before = (
@@ -164,7 +167,9 @@ class CatchUp:
         return RETRY_DEADLINES * self.context.spec.membership.deadline_s
 
     def carries(self, member: Member, fetch: Fetch) -> bool:
-        """Return whether anything arrived since the copy began; if not, the line is cut, not slow."""
+        """Return whether anything arrived since the copy began; if not, the line is cut, not
+        slow.
+        """
         return self._rates(member, fetch)[0] > 0
 
     def _rates(self, member: Member, fetch: Fetch) -> tuple[float, float]:

@@ -24,8 +24,9 @@ CONSIDERED_MAX = 64  # members that are compared as donors of one transfer
 class DonorChoice:
     """Chooses donors for many receivers at one moment, one after the other.
 
-    What depends on all members is found out once, and a receiver's choice is among ``CONSIDERED_MAX`` donors: the
-    donors of a crowd that joins would otherwise be compared as often as there are pairs.
+    What depends on all members is found out once, and a receiver's choice is among
+    ``CONSIDERED_MAX`` donors: the donors of a crowd that joins would otherwise be compared as often
+    as there are pairs.
     """
 
     def __init__(self, roster: Roster, bandwidths: Bandwidths, routes: Routes) -> None:
@@ -44,8 +45,8 @@ class DonorChoice:
         """
         start = 0
         if len(self._members) > CONSIDERED_MAX:
-            # A crowd's receivers begin with different donors: this puts neighbours far apart (Knuth's
-            # multiplicative hash).
+            # A crowd's receivers begin with different donors: this puts neighbours far apart
+            # (Knuth's multiplicative hash).
             start = member.number * 2_654_435_761 % 2**32 % len(self._members)
         able: list[Member] = []
         coming: list[Member] = []
@@ -56,7 +57,8 @@ class DonorChoice:
                 continue
             holds = copy.version == head.version
             held |= holds
-            # A commit has just been sent to these; they keep the version that they are about to reach.
+            # A commit has just been sent to these; they keep the version that they are about to
+            # reach.
             comes = other.in_sync and copy.version == head.version - 1
             if not (holds or comes) or other is member:
                 continue
@@ -79,7 +81,9 @@ class DonorChoice:
         self._receivers.update(donors)
 
     def _ranked(self, able: Sequence[Member]) -> list[Member]:
-        """Sort members by their uplink for one more receiver; members that are leaving come last."""
+        """Sort members by their uplink for one more receiver; members that are leaving come
+        last.
+        """
         lines = self._bandwidths.lines([other.peer for other in able], caps_of(able))
 
         def spare(other: Member) -> float:

@@ -1,9 +1,10 @@
-"""Votes on the root of a version: the root that more than half of the members that reached it report.
+"""Votes on the root of a version: the root that more than half of the members that reached it
+report.
 
 A root in the journal is not voted on any more. Votes are counted by ``voting_blocs``. If all have
-reported and there is no majority, the largest group wins, and of equal groups the one with the oldest
-member. After a restart of the master, contributors from before count as silent voters until they
-report or the deadline is over, so the first member to return cannot decide alone.
+reported and there is no majority, the largest group wins, and of equal groups the one with the
+oldest member. After a restart of the master, contributors from before count as silent voters until
+they report or the deadline is over, so the first member to return cannot decide alone.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 *Roots.* Members report the digest of each version that they reach; each report is a vote on the
 version's root, see ``root_votes``.
 
-*Transfers.* A joiner receives the result of every reduction that begins after it attached. So it may
-fetch the committed version as soon as no reduction of that fragment runs without it: it gets every
-later result and replays it. ``Donate`` goes to the donors before any later ``Commit``, on ordered
-streams, so they pin exactly that version.
+*Transfers.* A joiner receives the result of every reduction that begins after it attached. So it
+may fetch the committed version as soon as no reduction of that fragment runs without it: it gets
+every later result and replays it. ``Donate`` goes to the donors before any later ``Commit``, on
+ordered streams, so they pin exactly that version.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from .donor_choice import DonorChoice, note_bad_donors
 from .root_votes import RootVotes
 
 SYNC_ATTEMPTS_MAX = 5  # transfers that fail in a row before the member has to start over
-# The limit where the member holds a valid copy of another version: new blocks wait in memory beside it.
+# The limit where the member holds a valid copy of another version: new blocks wait in memory beside
+# it.
 BESIDE_MAX = 1
 ROOT_BYTES = 32  # a head without a root says nothing about what is held
 STALL_DEADLINES = 4  # a transfer without any bytes for this long has failed
@@ -129,8 +130,8 @@ class StateSync:
                 self._compare(member, head)
 
     def beyond(self, member: Member, head: FragmentHead) -> None:
-        """Take a copy as stale whose version is unknown here: of a branch not taken, or lost with the
-        journal's end.
+        """Take a copy as stale whose version is unknown here: of a branch not taken, or lost with
+        the journal's end.
         """
         member.reported_heads[head.fragment] = head
         copy = member.copies[head.fragment]
@@ -212,7 +213,9 @@ class StateSync:
         self._fail(member, message.fragment, quoted(message.reason))
 
     def moved(self, member: Member, *, state: bool) -> None:
-        """Note that bytes arrive at the member: of a state transfer (``state``), or of a reduction."""
+        """Note that bytes arrive at the member: of a state transfer (``state``), or of a
+        reduction.
+        """
         now_s = self.context.now_s
         for copy in member.copies:
             if copy.fetch is not None:
@@ -321,7 +324,9 @@ class StateSync:
         )
 
     def _settle_in_sync(self, member: Member, excluded: Excluded) -> bool:
-        """Update whether a member is in sync: from holding all newest versions until a copy is stale."""
+        """Update whether a member is in sync: from holding all newest versions until a copy is
+        stale.
+        """
         if member.in_sync:
             in_sync = all(copy.state in RECEIVED_STATES for copy in member.copies)
         else:
@@ -470,7 +475,9 @@ class StateSync:
     # ------------------------------------------------------------ questions
 
     def hopeless(self) -> list[tuple[Member, RefusalCode, str]]:
-        """Return the members whose transfers failed too often, with the refusal; they must start over."""
+        """Return the members whose transfers failed too often, with the refusal; they must start
+        over.
+        """
         return [
             (member, RefusalCode.LAGGING, f"{SYNC_ATTEMPTS_MAX} state transfers in a row failed")
             for member in self.context.roster.by_number()
