@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from attrs import Factory, define, frozen
 
 from ..membership.shared.event_kind import EventKind
-from ..membership.shared.records import Headline
+from ..membership.shared.run_status import Headline
 from ..protocol.text import format_duration, plural
 from .status_records import PeerStatus
 

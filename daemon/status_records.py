@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from attrs import Factory, frozen
 
-from ..membership.shared.records import (
+from ..membership.shared.run_status import (
     CopyRow,
     HeadRow,
     PeerId,

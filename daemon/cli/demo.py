@@ -28,7 +28,7 @@ from typing import Any
 from attrs import define, field
 from rich.console import Console
 
-from ...membership.shared.records import MemberRow
+from ...membership.shared.run_status import MemberRow
 from ...protocol.errors import UserError
 from ..process.exit_codes import ExitCode
 from ..status_records import MasterStatus, read

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...membership.shared.records import DepartedRow
+from ...membership.shared.run_status import DepartedRow
 from ..metrics_store import PastEvent
 from ..status_records import ShownRound
 

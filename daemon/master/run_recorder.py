@@ -34,7 +34,7 @@ from ...membership.master.status.round_rows import (
     uncommitted_round,
 )
 from ...membership.master.status.why_waiting import WaitReasons
-from ...membership.shared.records import Headline, RecordedRound
+from ...membership.shared.run_status import Headline, RecordedRound
 from ...protocol.errors import HoldfastError
 from ..curves import COLUMNS, EVERYBODY, MemberPoint, Point, mean_figures
 from ..metrics_store import HISTORY_FILE, ROUNDS_MAX, MetricsStore, PastEvent

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from attrs import frozen
 
-from ...membership.shared.records import about
+from ...membership.shared.run_status import about
 from .output_lines import PLAIN_CHARS_MAX, kept_line
 
 LINES_KEPT_MAX = 1_000  # of both sources together; at most a few megabytes

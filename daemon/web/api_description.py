@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...membership.shared.records import RecordedRound
+from ...membership.shared.run_status import RecordedRound
 from ..metrics_store import PastEvent
 from ..process.log_ring import PeerLog
 from ..status_records import MasterStatus, PeerStatus

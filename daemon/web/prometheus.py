@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...membership.shared.records import MemberRow, PastRoundRow
+from ...membership.shared.run_status import MemberRow, PastRoundRow
 from ..status_records import LinkRow, MasterStatus, PeerStatus
 
 R = TypeVar("R")

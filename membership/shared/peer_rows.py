@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.messages import CopyProgress, FragmentHead
-from .records import CopyRow, DoneOfAll, HeadRow
+from .run_status import CopyRow, DoneOfAll, HeadRow
 
 MIB = 2**20
 NO_STEP = "its trainer has taken no step"  # beginning of a daemon's text about a trainer that hangs

@@ -8,8 +8,8 @@ The first word of a docstring is the sender. Units are last in names. A peer is 
 id, 32 hex digits (see ``identity``).
 
     limits, fields      the largest counts and lengths, and the validators that hold them
-    records             what messages share
-    enrolment           newcomer <-> master, before a certificate
+    parts               what messages share
+    newcomers           newcomer <-> master, before a certificate
     to_master           peer -> master
     to_peer             master -> peer
     between_masters     master <-> master
@@ -19,9 +19,9 @@ id, 32 hex digits (see ``identity``).
 
 from .between_masters import *
 from .between_peers import *
-from .enrolment import *
 from .limits import *
-from .records import *
+from .newcomers import *
+from .parts import *
 from .to_master import *
 from .to_peer import *
 from .trainer import *

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from . import fields
-from .records import Message
+from .parts import Message
 
 
 @frozen

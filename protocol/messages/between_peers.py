@@ -7,7 +7,7 @@ from attrs.validators import and_, ge, le, max_len, min_len
 
 from . import fields
 from .limits import BLOCKS_MAX, LANES_OPEN_MAX
-from .records import FragmentHead, Message
+from .parts import FragmentHead, Message
 
 
 @frozen

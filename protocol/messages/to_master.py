@@ -15,7 +15,7 @@ from .limits import (
     MEMBERS_MAX,
     NORM_SUMS_BYTES,
 )
-from .records import (
+from .parts import (
     ContributorRun,
     FailureKind,
     FragmentHead,

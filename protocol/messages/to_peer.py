@@ -7,7 +7,7 @@ from attrs.validators import and_, max_len
 
 from . import fields
 from .limits import AUDITS_MAX, FRAGMENTS_MAX, MASTERS_MAX, MEMBERS_MAX, OWNER_RUNS_MAX
-from .records import (
+from .parts import (
     Assignment,
     Contributor,
     ContributorRun,

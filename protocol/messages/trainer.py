@@ -15,7 +15,7 @@ from .limits import (
     SAMPLES_AHEAD,
     TENSORS_MAX,
 )
-from .records import FailureKind, FragmentSize, LeaseRange, Message, ModelLayout
+from .parts import FailureKind, FragmentSize, LeaseRange, Message, ModelLayout
 
 
 @frozen

@@ -19,7 +19,7 @@ from holdfast.daemon.progress_lines import (
     peer_summary,
 )
 from holdfast.daemon.status_records import FellowRow, PeerStatus
-from holdfast.membership.shared.records import Headline, HeadRow
+from holdfast.membership.shared.run_status import Headline, HeadRow
 from holdfast.protocol.text import format_duration
 
 LENDING = (Path(__file__).resolve().parents[2] / "docs" / "lending.md").read_text()

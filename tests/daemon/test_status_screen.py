@@ -16,7 +16,7 @@ from holdfast.daemon.cli.status_screen import (
     show_status,
 )
 from holdfast.daemon.status_records import CongestionReport, Ending, FellowRow, LinkRow
-from holdfast.membership.shared.records import MemberRow, RouteRow
+from holdfast.membership.shared.run_status import MemberRow, RouteRow
 from tests.membership.table import A, B, C, D, E, Table
 from tests.plain import master_status, peer_status
 

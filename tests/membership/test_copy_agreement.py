@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.membership.master.coordinator import Grant
 from holdfast.membership.master.status.copy_agreement import copy_agreement
-from holdfast.membership.shared.records import CopyAgreement
+from holdfast.membership.shared.run_status import CopyAgreement
 from holdfast.protocol.messages import Role
 from tests.membership.table import (
     CONTRIBUTOR,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.membership.master.status.copy_agreement import copy_agreement
-from holdfast.membership.shared.records import CopyAgreement
+from holdfast.membership.shared.run_status import CopyAgreement
 from holdfast.simulation.swarm import Swarm
 from tests.swarm.test_swarm import a_swarm, settled
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...shared.records import CopyAgreement, UnequalCopyRow
+from ...shared.run_status import CopyAgreement, UnequalCopyRow
 from ..state.roster import RECEIVED_STATES, Member
 from ..sync.root_votes import VOTED_VERSIONS
 

@@ -7,7 +7,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from ...shared.records import Headline, RunState
+from ...shared.run_status import Headline, RunState
 from ..rounds.round import RoundPhase
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import attrs
 
 from ....protocol.messages import Commit
 from ...shared.manifest import AddedContributor, MeanContents, contents_of, format_committed
-from ...shared.records import (
+from ...shared.run_status import (
     ChunkGroupRow,
     ContributionRow,
     ContributorRow,

@@ -10,7 +10,7 @@ from ....protocol.messages import Progress
 from ....protocol.text import plural
 from ...planning.bandwidth import NO_CAP, capped
 from ...shared.peer_rows import copy_row, head_row
-from ...shared.records import (
+from ...shared.run_status import (
     DepartedRow,
     EventRow,
     HeldHeadRow,

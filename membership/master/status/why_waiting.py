@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ....protocol.messages import CopyProgress
 from ....protocol.text import plural
 from ...shared.peer_rows import NO_STEP, format_copy
-from ...shared.records import RunState
+from ...shared.run_status import RunState
 from ..rounds.round import Round, RoundPhase, answered
 from ..state.context import quoted
 from ..state.roster import CopyState, Member, can_contribute

@@ -7,7 +7,7 @@ from attrs.validators import max_len
 
 from . import fields
 from .limits import CHECKED_ADDRESSES_MAX, JUNK_BYTES_MAX
-from .records import Message, RefusalCode
+from .parts import Message, RefusalCode
 
 
 @frozen
