@@ -151,9 +151,15 @@ def try_seeds(
         ours,  # closed first, in this process or by its death: the workers end at once
     ):
         # SIGINT is blocked in the processes that are started here: it is the parent's to end them.
+        # A thread of a library may get it for this process, so until then it is only noted.
+        noted: list[int] = []
+        handler = signal.signal(signal.SIGINT, lambda number, _frame: noted.append(number))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             results = pool.map(run, seeds)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.signal(signal.SIGINT, handler)
+        if noted:
+            raise KeyboardInterrupt
         yield from results
