@@ -14,7 +14,7 @@ import pytest
 from tools import house
 
 PACKAGE = house.package_files()
-LINES = {"simulation": 5_160, "tests": 59_150, "benchmarks": 6_560}
+LINES = {"simulation": 5_170, "tests": 59_150, "benchmarks": 6_560}
 PACKAGE_LINES, PACKAGE_STATEMENTS = 59_160, 33_400
 MESSAGES, KEYS, COMMANDS, OPTIONS, DEPENDENCIES = 97, 41, 25, 62, 20
 LARGE_CLASSES, LONG_MODULES = 18, 9
