@@ -97,9 +97,7 @@ def _local_hosts(family: socket.AddressFamily) -> Iterator[str]:
 
 
 def _targets(family: socket.AddressFamily, towards: str) -> Iterator[str]:
-    """Yield hosts to find a route to: the master, which a VPN may route otherwise, then the
-    internet.
-    """
+    """Yield hosts to find a route to: the master, which a VPN may route otherwise, the internet."""
     try:
         address = ipaddress.ip_address(towards)
     except ValueError:

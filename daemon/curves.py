@@ -144,9 +144,7 @@ class MeanFigures:
 
 
 def mean_figures(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each figure over the rows that have it; the rarest ones of many are left
-    out.
-    """
+    """Return the mean of each figure over the rows that have it, without the rarest of many."""
     values: dict[str, list[float]] = {}
     for figures in rows:
         for name, value in figures.items():
@@ -162,9 +160,7 @@ def mean_figures(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def write_points(
     db: sqlite3.Connection, points: Sequence[Point], members: Sequence[MemberPoint]
 ) -> None:
-    """Store points, oldest first. New names of figures take the place of the member's own old
-    ones.
-    """
+    """Store points, oldest first. New names of figures replace the member's own old ones."""
     both: list[Point | MemberPoint] = [*points, *members]
     series = dict(db.execute("select peer, id from series"))
     names = {

@@ -123,9 +123,7 @@ class PeerChanges:
     _members: Mapping[str, str] | None = None
 
     def of(self, status: PeerStatus, *, leaving: bool = False) -> Iterator[str]:
-        """Yield the sentences for what changed since the last status; a peer that leaves loses no
-        master.
-        """
+        """Yield the sentences for what changed since the last status."""
         yield from self._session(status, leaving or status.finished)
         trains = status.trainer_state == "running"
         if trains and not self._trainer:

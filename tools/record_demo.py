@@ -191,9 +191,7 @@ def kill_time(demo: Recorded) -> float:
 
 
 def shown_at(at_s: float, killed_s: float) -> float:
-    """Return the second of the recording, from the kill on, at which a second of the run is
-    shown.
-    """
+    """Return the second of the recording, from the kill on, that shows a second of the run."""
     since_s = at_s - killed_s
     if since_s < -BEFORE_S:
         return -BEFORE_S + (since_s + BEFORE_S) / FASTER
@@ -241,9 +239,7 @@ def row_markup(row: Row) -> str:
 
 
 def svg(shown: Sequence[Frame]) -> str:
-    """Return an SVG in which frames stand below each other in a strip that jumps from one to the
-    next.
-    """
+    """Return an SVG of frames below each other in a strip that jumps from one to the next."""
     total_s = shown[-1].at_s + VERDICT_S
     width = COLUMNS * CELL_X + 2 * MARGIN
     pane_y = [TITLE_Y, 2 * TITLE_Y + DEMO_ROWS * CELL_Y + MARGIN]

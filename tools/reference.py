@@ -200,9 +200,7 @@ def _comment(lines: list[str], first: int, end: int) -> str:
 
 
 def faults() -> str:
-    """Return a table of the faults that tests are marked with: what detects each, and its
-    effect.
-    """
+    """Return a table of the faults that tests are marked with: detection and effect of each."""
     marks: dict[str, tuple[str, str]] = {}
     shown: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

@@ -154,9 +154,7 @@ class Commands(click.Group):
 
 
 def check_variables(environment: Mapping[str, str], group: click.Group) -> None:
-    """Warn of HOLDFAST_* variables that are no options (Kubernetes sets some); refuse misspelt
-    ones.
-    """
+    """Refuse misspelt HOLDFAST_* variables; warn of other unknown ones (Kubernetes sets some)."""
     own = {f"{ENVIRONMENT_PREFIX}{option.name}".upper() for option in group.params}
     known = OTHER_VARIABLES | own | _variables(ENVIRONMENT_PREFIX, group)
     given = {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
@@ -174,9 +172,7 @@ def check_variables(environment: Mapping[str, str], group: click.Group) -> None:
 
 
 def _variables(prefix: str, group: click.Group) -> set[str]:
-    """Return the names of the variables from which click reads the options of a group's
-    commands.
-    """
+    """Return the names of the variables from which click reads options of a group's commands."""
     found: set[str] = set()
     for name, command in group.commands.items():
         inner = f"{prefix}{name}_".upper().replace("-", "_")

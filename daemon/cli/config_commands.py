@@ -129,9 +129,7 @@ def _named(toml_text: str, name: str) -> str:
 
 
 def _with_preset(toml_text: str, preset: str | None) -> str:
-    """Return the sample with a preset, whose settings stand behind a # as all others that are not
-    changed.
-    """
+    """Return the sample with a preset; its settings stand behind a #, as all that hold anyway."""
     if preset is None:
         return toml_text
     text = toml_text.replace('# preset = ""', f'preset = "{preset}"', 1)

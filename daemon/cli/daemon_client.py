@@ -81,9 +81,7 @@ def _client() -> httpx.Client:
 
 
 def _escaped(value: Any) -> Any:
-    """Escape all texts of an answer for printing: an older version's journal may hold any
-    characters.
-    """
+    """Escape all texts of an answer for printing: an old journal may hold any characters."""
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, list):

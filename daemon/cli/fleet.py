@@ -330,9 +330,7 @@ class Fleet:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without what configures holdfast, for one of many daemons
-    here.
-    """
+    """Return this process's environment for one of many daemons, without holdfast's variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     kept.pop("COLUMNS", None)  # the width of this terminal
     return {**kept, **ONE_THREAD, **(extra or {})}

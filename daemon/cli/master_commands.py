@@ -245,9 +245,7 @@ def _ready(folder: Path, *, quiet: bool) -> Iterator[Screen]:
 def _shared(
     options: MasterOptions, spec: RunSpec, url: str, key_file: Path | None, shown: Screen
 ) -> Callable[[], Any]:
-    """Return the work of a master whose journal is in a database; raise UserError if it cannot be
-    used.
-    """
+    """Return the work of a master with a journal in a database; raise UserError if unusable."""
     from ...membership.spec.spec import has_password
 
     if has_password(url):

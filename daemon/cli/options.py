@@ -91,9 +91,7 @@ class HoursType(click.ParamType[Hours]):
 def parse_invite_option(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> str | None:
-    """Return the invite, given as it is or as @FILE, and hide it from other users' process
-    lists.
-    """
+    """Return the invite, given as it is or as @FILE, and hide it from other users' ``ps``."""
     from ..process.process_title import mask
 
     if value is None or not value.startswith("@"):

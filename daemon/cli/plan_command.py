@@ -187,9 +187,7 @@ def plan(
 
 
 def _on_the_line(found: Prediction) -> Prediction:
-    """Return the prediction with rates of lines, headers included, instead of those of tensor
-    bytes.
-    """
+    """Return the prediction with rates of lines, headers included, instead of tensor bytes."""
     return evolve(
         found,
         peak_bits_per_s=found.peak_bits_per_s / PAYLOAD_SHARE,

@@ -1,6 +1,4 @@
-"""``holdfast relay``: a small process that forwards between machines that cannot reach each
-other.
-"""
+"""``holdfast relay``: a small process that forwards between machines that others cannot dial."""
 
 from __future__ import annotations
 

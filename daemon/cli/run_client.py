@@ -38,9 +38,7 @@ def status_of_master(control: DaemonAddress) -> MasterStatus:
 
 
 def format_pending(row: PendingRow) -> str:
-    """Return a line about a newcomer that waits for approval: what is known of it before what it
-    claims.
-    """
+    """Return a line about a newcomer that waits for approval: what is known before its claims."""
     role = f"{row.role} and founder" if row.founder else row.role
     return (
         f"{row.peer[:8]} at {row.host} asks to join as {role}, for {row.waits_s:.0f} s "

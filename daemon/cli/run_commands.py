@@ -37,9 +37,7 @@ LIMITS = (*UNITS, "hours", "pause_on_battery")  # set by the owner of a machine 
 
 
 class Join(TakesCommand):
-    """``holdfast join``: its help shows the limits of a lent machine apart from the other
-    options.
-    """
+    """``holdfast join``: its help shows the limits of a lent machine apart from other options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in two sections."""

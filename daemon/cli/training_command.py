@@ -85,9 +85,7 @@ class TakesCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; raise UserError without an invite, or if options follow a command
-        without ``--``.
-        """
+        """Parse the arguments; raise UserError without an invite, or for a missing ``--``."""
         words = self._words(args)
         if "--" in args:
             if not words:
@@ -107,9 +105,7 @@ class TakesCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def _words(self, args: Sequence[str]) -> list[int]:
-        """Return the indices of the words before ``--`` that are no options, nor an option's
-        value.
-        """
+        """Return the indices of the words before ``--`` that are no options, nor their values."""
         options = [each for each in self.params if isinstance(each, click.Option)]
         with_value = {name for each in options if not each.is_flag for name in each.opts}
         words = enumerate(args[: args.index("--")] if "--" in args else args)

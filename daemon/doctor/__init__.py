@@ -1,3 +1,1 @@
-"""``holdfast doctor``: what would keep this machine from taking part, found before anything is
-copied.
-"""
+"""``holdfast doctor``: what would keep this machine from taking part, before any copy."""

@@ -110,9 +110,7 @@ async def _ask_routers(bound: Sequence[Address]) -> Finding:
 async def _serve_nonce(
     listen: Sequence[Address], nonce: bytes
 ) -> AsyncIterator[list[Address] | UserError]:
-    """Serve the nonce at a peer's addresses; yield the bound addresses, or the error of binding
-    them.
-    """
+    """Serve the nonce at a peer's addresses; yield the bound addresses, or why none are bound."""
     try:
         listeners = await bind_all(listen)
     except UserError as error:
@@ -251,9 +249,7 @@ def _mbit(bytes_per_s: float) -> str:
 
 
 def _unreachable(address: Address, error: OSError | trio.TooSlowError, fits: int) -> Finding:
-    """Return the fault of a master that does not answer; ``fits``: unless packets have so many
-    bytes at most.
-    """
+    """Return the fault of a silent master; ``fits``: it answers packets of so many bytes."""
     cause = cause_of(error)
     number = cause.errno if isinstance(cause, OSError) else None
     text = f"no master answers at {address}: {cause if str(cause) else 'no answer in time'}"

@@ -79,9 +79,7 @@ def _torch() -> Finding:
 
 
 def check_clock_alone(missing: str) -> Finding:
-    """Check this machine's clock without the master's; ``missing`` says why there is none to
-    compare with.
-    """
+    """Check this machine's clock alone; ``missing`` says why there is none to compare with."""
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     if time.time() < EPOCH_S:
         return fault(
@@ -96,9 +94,7 @@ def check_clock_alone(missing: str) -> Finding:
 
 
 def check_memory(needs: CheckAnswer | None) -> Finding:
-    """Compare the memory available to this process with what the run's model needs, and a
-    reserve.
-    """
+    """Compare this process's memory with what the run's model needs, and a reserve."""
     most = machine_bytes()
     free = min(psutil.virtual_memory().available, most)
     reserve = format_gib(MEMORY_LEFT_BYTES)

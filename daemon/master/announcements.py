@@ -1,6 +1,4 @@
-"""What a master prints about its run: what it takes up, how the run ended, which invites are
-valid.
-"""
+"""What a master prints about its run: what it takes up, how the run ended, valid invites."""
 
 from __future__ import annotations
 

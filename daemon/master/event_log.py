@@ -23,9 +23,7 @@ LOG_FILES_KEPT = 4  # full files
 
 
 class EventLog:
-    """Append events, which may wait for the disk. Events that cannot be written are dropped with a
-    warning.
-    """
+    """Append events; this may wait for the disk. A failure drops them with a warning."""
 
     def __init__(self, path: Path, warn: Callable[[str], None] = log.warning) -> None:
         self._path = path

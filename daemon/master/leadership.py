@@ -49,9 +49,7 @@ T = TypeVar("T")
 
 
 class LeaseTable(Protocol):
-    """Where the lease is kept. Each call may wait long, and raises JournalAwayError if there is no
-    answer.
-    """
+    """Where the lease is kept. Each call may wait long, and raises JournalAwayError."""
 
     def take_lease(self, holder: str, lease_s: float, free_s: float) -> Lease | None:
         """Take the lease if nobody has held it for ``free_s``; else return None."""
@@ -75,9 +73,7 @@ class LeaseTable(Protocol):
 
 
 class Call(Protocol):
-    """Does what may wait long, beside other tasks. If it is cancelled, what it does may go on
-    unseen.
-    """
+    """Does what may wait long, beside other tasks; cancelled work may go on unseen."""
 
     async def __call__(self, work: Callable[[], T], /) -> T: ...
 
@@ -89,9 +85,7 @@ class Leader(Protocol):
     def service(self) -> MasterService: ...
 
     async def run(self) -> None:
-        """Serve until told to end; raises UserError with SUPERSEDED after
-        ``service.stand_down``.
-        """
+        """Serve until told to end; raises UserError (SUPERSEDED) after ``service.stand_down``."""
         ...
 
     def know_others(self, addresses: Sequence[str]) -> None:

@@ -196,9 +196,7 @@ class MasterService:
         return self._clock() - self._journal.waited_s
 
     def cut_off_s(self) -> float:
-        """Return for how long no member at all was heard of, at most since this master began; 0 if
-        none is due.
-        """
+        """Return for how long no member was heard of since this master began; 0 if none is due."""
         context = self.coordinator.context
         history, began_s = context.history, self._began_s
         if began_s is None or history.finished or all(map(history.is_out, history.admitted)):
@@ -357,9 +355,7 @@ class MasterService:
 
 
 def _needs_of(context: Context) -> CheckAnswer:
-    """Return what a member of this run needs on its machine, with its hook, beside the script's
-    own.
-    """
+    """Return what a member of this run needs on its machine, beside the script's own."""
     sizes, spec = context.history.sizes, context.spec
     needed = memory_bytes(spec, sum(size.value_count for size in sizes))
     return CheckAnswer(

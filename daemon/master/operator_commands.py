@@ -154,9 +154,7 @@ class OperatorCommands:
         return answer
 
     async def _finish(self, _body: Json) -> Json:
-        """End the run with the rounds under way, or with the next one; at once while none can
-        come.
-        """
+        """End the run with the rounds under way or the next one; at once while none can come."""
         self._check_unfinished("there is nothing more to end")
         context, under_way = self._coordinator.context, len(self._coordinator.scheduler.rounds)
         state, _why = WaitReasons(self._coordinator, self._service.now()).of_run()

@@ -121,9 +121,7 @@ class PeerGreeting:
         return GreetedPeer(hello, Grant(grant.role, grant.founder, grant.invite), reachable)
 
     def _knows_term(self, hello: Hello) -> bool:
-        """Return whether the peer's term existed: a member must not end a master by inventing
-        one.
-        """
+        """Return whether the peer's term existed: no member may end a master by inventing one."""
         context = self._context
         past = (hello.term, hello.nonce) == (context.term, context.history.nonce)
         past |= hello.term < context.term

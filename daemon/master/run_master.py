@@ -142,9 +142,7 @@ class Master:
         self.service.subscribe(self._tell_end)
 
     def _check_state(self) -> None:
-        """Raise UserError if the journal or its authority's key is missing, before anything is
-        written.
-        """
+        """Raise UserError without the journal or its authority's key, before any write."""
         options = self.options
         exists = (options.state / JOURNAL_FILE).exists()
         place = options.state / PLACE_FILE
@@ -201,9 +199,7 @@ class Master:
         return authority, spec, coordinator
 
     def _check_sizes(self, coordinator: Coordinator) -> None:
-        """Raise UserError for impossible fragment sizes, which older versions recorded
-        unchecked.
-        """
+        """Raise UserError for impossible fragment sizes, which older versions recorded."""
         context = coordinator.context
         layout, sizes = context.history.layout, context.history.sizes
         if layout is not None and (fault := sizes_fault(layout, sizes, context.spec)) is not None:
@@ -298,9 +294,7 @@ class Master:
                 nursery.start_soon(self._show_progress)
 
     def _note_start(self) -> None:
-        """Have the members told this run's master addresses; note a cut of the journal as an
-        event.
-        """
+        """Tell the members this run's master addresses; note a cut of the journal as an event."""
         masters = tuple(map(str, self._masters()))[:MASTERS_MAX]
         self._moved = not set(masters) <= set(self.coordinator.context.history.masters)
         self.service.decide(partial(self.coordinator.know_masters, masters))
@@ -357,9 +351,7 @@ class Master:
             self._tell_invite()
 
     def _tell_invite(self) -> None:
-        """Print a new invite, unless an earlier one still admits machines at this master's
-        addresses.
-        """
+        """Print a new invite, unless an earlier one still admits machines at these addresses."""
         founder = not self.coordinator.context.history.founded
         usable = self.store.usable_invites(Role.CONTRIBUTOR, founder=founder)
         if usable and not self._moved:
@@ -443,9 +435,7 @@ class Master:
         return dialable(self.service.bound, self.options.advertise)
 
     def _masters(self) -> tuple[Address, ...]:
-        """Return the addresses for invites: this master's, then those of masters that may take
-        over.
-        """
+        """Return the addresses for invites: this master's, then those of possible successors."""
         ours = [Address.parse(text) for text in self.addresses()]
         others = map(Address.parse, (*self._others, *self.coordinator.context.history.masters))
         return tuple(dict.fromkeys([*ours, *self.options.also, *others]))[:ADDRESSES_MAX]
@@ -484,9 +474,7 @@ class Master:
 
 
 def _certify(authority: Authority, state: Path) -> Credentials:
-    """Return what this master shows to others: its key, and a certificate of the run's
-    authority.
-    """
+    """Return what this master shows to others: its key, and its authority's certificate."""
     folder = state / "master"
     identity = Identity.load_or_create(make_private(folder) / "identity.key")
     certificate = authority.issue(identity.request_pem("master"), "master", Party.MASTER)

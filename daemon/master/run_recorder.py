@@ -176,9 +176,7 @@ class RunRecorder:
             await trio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Write the pending rows and close the files. Call ``look`` before; this waits for the
-        disk.
-        """
+        """Write the pending rows and close the files, after ``look``; this waits for the disk."""
         self._take()()
         self._history.close()
         self._event_log.close()
@@ -209,9 +207,7 @@ class RunRecorder:
         return self._history
 
     def _take(self) -> Callable[[], None]:
-        """Return the next write, for a thread. One runs at a time, and only it touches
-        ``_late``.
-        """
+        """Return the next write, for a thread. One runs at a time; only it touches ``_late``."""
         new, self._new = self._new, PendingRows()
         return partial(self._write, new)
 

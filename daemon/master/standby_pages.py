@@ -1,6 +1,4 @@
-"""HTTP of a master that does not lead: it says why, and sends readers and actions to the one that
-does.
-"""
+"""HTTP of a master that does not lead: it says why, and sends clients to the leader."""
 
 from __future__ import annotations
 

@@ -1,3 +1,1 @@
-"""What each daemon is as a process: its folders, its screen, its logs, its tasks and how it
-exits.
-"""
+"""What each daemon is as a process: its folders, screen, logs, tasks and exit codes."""

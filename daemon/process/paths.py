@@ -111,9 +111,7 @@ def make_private(directory: Path) -> Path:
 
 
 def check_kind(directory: Path, kind: str) -> None:
-    """Raise UserError if a state directory is the other kind of daemon's, ``kind`` being "master"
-    or "peer".
-    """
+    """Raise UserError if a state directory is not of this ``kind`` ("master" or "peer")."""
     foreign, other = ((IDENTITY_FILE,), "peer") if kind == "master" else (MASTER_FILES, "master")
     if any((directory / name).exists() for name in foreign):
         raise UserError(
@@ -276,9 +274,7 @@ def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
 
 
 def _none_in(state: Path, kind: str | None) -> UserError:
-    """Return the error of a command that finds no daemon of the kind it is for in a state
-    directory.
-    """
+    """Return the error of a command that finds no daemon of its kind in a state directory."""
     files = {"master": MASTER_FILES, "peer": (IDENTITY_FILE,)}
     here = next(
         (each for each, names in files.items() if any((state / name).exists() for name in names)),
@@ -300,9 +296,7 @@ def _none_in(state: Path, kind: str | None) -> UserError:
 
 
 def join_line(invite: str, script: Path, state: Path | None = None) -> str:
-    """Return the command with which a machine joins, as a shell takes it; with ``state`` of a
-    second peer here.
-    """
+    """Return the shell command with which a machine joins; ``state`` is a second peer's here."""
     own = () if state is None else ("--name", state.name, "--state", str(state))
     return f"holdfast join {invite} {shlex.join([*own, '--', 'python', str(script)])}"
 

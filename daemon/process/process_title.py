@@ -17,9 +17,7 @@ SHOWN_BYTES = 10  # of its beginning, which stay readable
 
 
 def mask(secret: str) -> bool:
-    """Overwrite an argument of this process; return False if it is not found or the system is not
-    Linux.
-    """
+    """Overwrite an argument of this process; return False if it is not found."""
     word = secret.encode()
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

@@ -106,9 +106,7 @@ class Screen:
                 self._append(text)
 
     def show(self, line: str) -> None:
-        """Replace the living line; an empty one takes it away. Nothing happens without a
-        terminal.
-        """
+        """Replace a terminal's living line; an empty one takes it away."""
         if self.live:
             with self._changed:
                 self._line = escaped(line)

@@ -33,9 +33,7 @@ def _read(path: Path) -> str:
 
 
 def descriptor_limit() -> int:
-    """Return the number of file descriptors that a daemon may open after it has raised its
-    limit.
-    """
+    """Return the number of file descriptors that a daemon may open with its limit raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return DESCRIPTORS_WANTED

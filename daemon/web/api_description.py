@@ -1,6 +1,4 @@
-"""The OpenAPI document of a daemon's HTTP API: paths written by hand, and schemas made from the
-records.
-"""
+"""The OpenAPI document of a daemon's HTTP API: written paths, and schemas of the records."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ RECORDS = (MasterStatus, PeerStatus, RecordedRound, PastEvent, PeerLog)
 
 @functools.cache
 def api_description() -> dict[str, Any]:
-    """Return the document; made at the first request, because most daemons are never asked for
-    it.
-    """
+    """Return the document; it is made at the first request, as most daemons get none."""
     document: dict[str, Any] = json.loads(WRITTEN.read_text(encoding="utf-8"))
     _kinds, made = msgspec.json.schema_components(
         RECORDS, ref_template="#/components/schemas/{name}"

@@ -139,9 +139,7 @@ class _Carried:
         return math.sqrt(variance / count)
 
     def cautious(self, usual: float) -> float:
-        """Return the rate, moved towards the usual one by as much as it may be off; 0.0: not
-        known.
-        """
+        """Return the rate, moved towards the usual one as far as it may be off; 0.0: not known."""
         if (rate := self.rate()) is None:
             return 0.0
         doubt = DOUBTS * self.error()
@@ -183,9 +181,7 @@ class Bandwidths:
         }
 
     def _line(self, peer: str) -> _Line:
-        """Return a peer's line, as the most recently used; of too many the least recent is
-        dropped.
-        """
+        """Return a peer's line, as the most recently used; drop the least recent of too many."""
         line = self._lines[peer] = self._lines.pop(peer, _Line())
         if len(self._lines) > MEMBERS_MAX:
             oldest = next(iter(self._lines))

@@ -187,9 +187,7 @@ def _needed_s(cut: _Cut, work: Workload, owned: Sequence[int]) -> float:
 
 
 def wire_bytes_per_value(codec: str) -> float:
-    """Return a codec's bytes per value, without what zstd behind it saves: that is not known
-    before.
-    """
+    """Return a codec's bytes per value, without what zstd behind it saves."""
     return WIRE_BYTES_PER_VALUE.get(codec.partition("+")[0], VALUE_BYTES)
 
 

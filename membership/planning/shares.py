@@ -148,9 +148,7 @@ def bound_s(work: Workload) -> float:
 
 
 def ring_s(work: Workload) -> float:
-    """Return the time of a ring of the contributors: the slowest line carries nearly all bytes
-    twice.
-    """
+    """Return the time of a ring of the contributors: the slowest line carries all twice."""
     count = work.contributor_count
     slowest = min(
         min(rate.up_bytes_per_s, rate.down_bytes_per_s) for rate in work.contributor_rates
@@ -233,9 +231,7 @@ def filled_shares(work: Workload) -> list[float]:
 
 
 def _single_owner_s(work: Workload, barred: set[int]) -> float:
-    """Return the time in which the best single owner of everything is done, without delays and
-    pairs' limits.
-    """
+    """Return the time of the best single owner of everything, without delays and pair limits."""
     count, receivers = work.contributor_count, len(work.rates)
     others = [
         max(
@@ -270,9 +266,7 @@ def _directions(work: Workload, rate: Bandwidth) -> tuple[Direction, Direction]:
 def _fitting(
     lines: Sequence[Sequence[Direction]], barred: set[int], seconds: float
 ) -> tuple[list[float], list[float]] | None:
-    """Return each member's least and greatest share in that time, or None if no shares add up to
-    1.
-    """
+    """Return each member's least and greatest share in that time; None if none add up to 1."""
     least, most = [], []
     for member, directions in enumerate(lines):
         low, high = 0.0, math.inf

@@ -46,9 +46,7 @@ Known = TypeVar("Known", bound=Message)
 
 
 class OrderWriter:
-    """Makes orders brief, for all connections of a master. Most need the same ones, so the last are
-    kept.
-    """
+    """Makes orders brief, for all connections of a master; the last ones are kept."""
 
     def __init__(self) -> None:
         # What was made brief, and with which view or order; None: it does not fit.
@@ -71,9 +69,7 @@ class OrderWriter:
     def _kept(
         self, message: Order, known: Known | None, make: Callable[[Order, Known], Message | None]
     ) -> Message:
-        """Return what ``make`` makes of the message and what the other side knows, or else the
-        message.
-        """
+        """Return what ``make`` makes of the message and of what is known, or else the message."""
         if known is None:
             return message
         for given, beside, made in self._made:

@@ -6,9 +6,7 @@ from ...protocol.messages import ModelLayout
 
 
 def layout_difference(ours: ModelLayout, theirs: ModelLayout) -> str | None:
-    """Return the first difference, as the end of a sentence about ``theirs``; None if they are
-    equal.
-    """
+    """Return the first difference, as the end of a sentence about ``theirs``; None if none."""
     for index, (mine, other) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
         if mine == other:
             continue

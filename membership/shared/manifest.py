@@ -1,6 +1,4 @@
-"""Manifests: the contributors whose data is in each chunk of a result. Empty: all are in all
-chunks.
-"""
+"""Manifests: the contributors of each chunk of a result. Empty: all are in all chunks."""
 
 from __future__ import annotations
 
@@ -68,9 +66,7 @@ class MeanContents:
 
     @property
     def tokens(self) -> int:
-        """The tokens behind the mean: a contributor that is in a part of the chunks counts for that
-        part.
-        """
+        """The tokens behind the mean: a part of the chunks counts for that part."""
         return round(sum(each.contributor.weight * each.chunk_share for each in self.added))
 
 

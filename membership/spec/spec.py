@@ -468,9 +468,7 @@ class RunSpec:
 
     @property
     def link_silence_s(self) -> float:
-        """Seconds without a byte after which a link is lost: a line may fail for
-        ``link_deadline_s``.
-        """
+        """Seconds without a byte after which a link is lost, longer than ``link_deadline_s``."""
         return min(
             self.link_deadline_s + RETRANSMIT_S, SILENCE_SHARE_MAX * self.membership.deadline_s
         )

@@ -125,9 +125,7 @@ def _scratch_beside(out: Path) -> Iterator[Path]:
 def _write(
     checkpoint: Checkpoint, named: Iterable[tuple[str, int]], metadata: dict[str, str], out: Path
 ) -> None:
-    """Write a new file with tensors of the layout, by name and index; only its owner may read
-    it.
-    """
+    """Write a new file with tensors of the layout, by name and index; only its owner may read."""
     layout = checkpoint.manifest.layout
     # Large elements first keeps all tensors aligned; the sort is stable.
     ordered = sorted(named, key=lambda each: -ELEMENT_BYTES[_dtype(layout.tensors[each[1]])])

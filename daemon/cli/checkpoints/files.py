@@ -123,9 +123,7 @@ def no_checkpoint(place: CheckpointStore) -> UserError:
 def rows_of(
     names: Iterable[str], describe: Callable[[str], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return what ``describe`` says of each checkpoint, without those that a writer deletes
-    meanwhile.
-    """
+    """Return what ``describe`` says of each checkpoint that no writer deletes meanwhile."""
     rows = []
     for name in names:
         with suppress(FileGoneError):

@@ -46,9 +46,7 @@ class JournalError(HoldfastError):
 
 
 class JournalAwayError(JournalError):
-    """A journal that cannot be written now: its disk is full, its database does not answer. Nothing
-    was changed.
-    """
+    """A journal that cannot be written now (disk full, database away). Nothing was changed."""
 
 
 class JournalBrokenError(JournalError):
@@ -248,9 +246,7 @@ class Journal(ABC):
         return found.records
 
     def written_at(self, kind: type[journal.JournalRecord]) -> float | None:
-        """Return when the last record of a kind was written, in unix seconds; None if there is
-        none.
-        """
+        """Return when the last record of a kind was written (unix seconds); None without any."""
         return self._time_of("max", kind)
 
     def commits(self, count: int, known: Container[int]) -> list[Committed]:
@@ -293,9 +289,7 @@ class Journal(ABC):
         return [found[number] for number in sorted(found)]
 
     def run_times(self) -> tuple[float | None, float | None]:
-        """Return when the run's first round was opened, and when the run was finished (unix
-        seconds).
-        """
+        """Return when the first round was opened, and when the run was finished (unix seconds)."""
         return self._time_of("min", journal.RoundNumbered), self._time_of(
             "max", journal.RunFinished
         )
@@ -338,9 +332,7 @@ class Journal(ABC):
             return GrantRow(row.role, row.founder, "", _id_of(_hash(token)))
 
     def needs_approval(self, token: str) -> bool:
-        """Return whether the operator must approve its users; raises TokenError as ``redeem``
-        does.
-        """
+        """Return whether the operator must approve its users; raises as ``redeem`` does."""
         return self._good(token).by_hand
 
     def _good(self, token: str) -> _Token:

@@ -290,9 +290,7 @@ class PostgresJournal(Journal):
         self.database.close()
 
     def adopt(self, other: Journal, certificate: bytes, sealed_key: bytes) -> None:
-        """Take over everything of another journal, and the authority, into this empty one; all or
-        nothing.
-        """
+        """Take over another journal and the authority into this empty one, all or nothing."""
         tables = {
             "records (id, kind, body, at_s, chk)": "select id, kind, body, at_s, chk from records",
             f"tokens ({TOKEN_COLUMNS})": TOKENS,
@@ -384,9 +382,7 @@ def own_errors() -> Iterator[None]:
 
 
 def schema_of(run: str) -> str:
-    """Return the name of a run's schema: letters, digits and underscores, of each run another
-    one.
-    """
+    """Return the name of a run's schema: letters, digits and underscores, unique to the run."""
     plain = WORDS.sub("_", run.lower())[:NAME_CHARS_MAX].strip("_")
     digest = "" if plain == run else f"_{hashlib.sha256(run.encode()).hexdigest()[:DIGEST_CHARS]}"
     return f"holdfast_{plain}{digest}"
