@@ -28,7 +28,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ...membership.spec.spec import RunSpec
-    from ..master.run_master import MasterOptions
+    from ..master.opened_run import MasterOptions
     from ..process.screen import Screen
 
 MASTER_PORT = 29700
@@ -121,7 +121,8 @@ def master(
       holdfast master run.toml --also spare.example.org:29700
       holdfast master --journal /backup/run
     """
-    from ..master.run_master import Master, MasterOptions
+    from ..master.opened_run import MasterOptions
+    from ..master.run_master import Master
 
     spec = None if run_toml is None else _read(run_toml)
     url = journal if journal is not None and journal.startswith(DATABASE_SCHEMES) else None
@@ -191,7 +192,7 @@ def standby(
       holdfast standby run.toml --journal postgresql://holdfast@db.example.org/runs --key-file
       run.key holdfast standby run.toml --advertise train.example.org:29700
     """
-    from ..master.run_master import MasterOptions
+    from ..master.opened_run import MasterOptions
 
     spec = _read(run_toml)
     url = journal or spec.run.journal

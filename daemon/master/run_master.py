@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -13,41 +11,24 @@ from typing import TYPE_CHECKING
 
 import attrs
 import trio
-from attrs import define
 from starlette.routing import Route
 
 from ... import __version__
-from ...membership.master.coordinator import Coordinator
-from ...membership.master.state.context import LOT_BYTES
-from ...membership.master.state.journal import (
-    TERMS_SKIPPED,
-    JournalRecord,
-    RunCreated,
-    SpecChanged,
-    TermStarted,
-)
 from ...membership.master.state.master_effects import Event
 from ...membership.master.status.headline import headline
 from ...membership.master.status.status import describe
 from ...membership.master.status.why_waiting import WaitReasons
-from ...membership.planning.fragment_sizes import sizes_fault
-from ...membership.spec.spec import RunSpec
-from ...membership.spec.spec_changes import changed_settings
 from ...protocol.addresses import Address
-from ...protocol.errors import UserError
 from ...protocol.messages import MASTERS_MAX, Role
 from ...protocol.network.sockets import SocketNetwork
 from ...protocol.trust.authority import Authority, Party
 from ...protocol.trust.credentials import Credentials
 from ...protocol.trust.identity import Identity
-from ...protocol.trust.invite import ADDRESSES_MAX, Invite
-from ..advertised_hosts import WILDCARDS, dialable, only_loopback
-from ..process.exit_codes import ExitCode
-from ..process.paths import JOURNAL_FILE, PLACE_FILE, make_private, note_source
+from ..advertised_hosts import WILDCARDS, only_loopback
+from ..process.paths import make_private, note_source
 from ..process.screen import Screen
 from ..process.tasks import wait_for_signals
 from ..progress_lines import PRINTED_EVENTS, ProgressClock, master_line
-from ..spec_file import read_spec
 from ..status_records import MasterStatus
 from ..web.app import read_route
 from ..web.http_server import control_side
@@ -55,9 +36,9 @@ from ..web.live_stream import LiveStream
 from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import past_routes, status_route
 from .announcements import format_end, format_first_invite, format_invites, format_resumed
-from .journal.journal_base import Journal, JournalError, storing
-from .journal.journal_store import JournalStore
+from .master_invites import MasterInvites
 from .master_service import MasterService
+from .opened_run import MasterOptions, open_run
 from .operator_commands import OperatorCommands
 from .run_recorder import RunRecorder
 
@@ -70,21 +51,6 @@ INVITE_USES_DEFAULT = 8
 INVITE_HOURS_DEFAULT = 24.0
 SHOWN_S = 1.0  # between two states of the living line
 RENEW_OWN_S = 6 * 3600.0  # between two renewals of the master's own certificate
-
-
-@define
-class MasterOptions:
-    """The options of a process that can lead a run."""
-
-    spec_path: Path | None  # None: the spec in the journal
-    state: Path
-    listen: Sequence[Address]
-    advertise: Sequence[Address]
-    http: Address
-    invite: bool = True
-    takes_over: bool = False  # the journal is a backup: it may lack records
-    also: Sequence[Address] = ()  # addresses of machines that may take over from this one
-    http_names: Sequence[str] = ()  # for HTTP, besides this machine's own names
 
 
 class Master:
@@ -107,155 +73,49 @@ class Master:
         self.tell = tell
         self.screen = screen or Screen(None)
         self._shared = shared
-        if shared is None:
-            self._check_state()
         self._end_told = False  # the operator has read how the run ended
-        self._resumes = False
-        self._changes: list[str] = []  # of the settings, since the last start
-        self._moved = False  # to addresses that earlier invites do not name
         self.url = ""  # of the page, once it is served
-        self._others: tuple[str, ...] = ()  # addresses of the other masters of a shared journal
-        given = None if options.spec_path is None else read_spec(options.spec_path)
-        make_private(options.state)
-        self.store: Journal = (
-            JournalStore(options.state / JOURNAL_FILE) if shared is None else shared.journal
-        )
-        self.authority, self.spec, self.coordinator = self._restore(given)
+        self.opened = open_run(options, shared)
+        self.store, self.coordinator = self.opened.store, self.opened.coordinator
         if options.spec_path is not None:
             note_source(options.state, options.spec_path)
-        self.run_id = self.authority.run_id
-        self.credentials = _certify(self.authority, options.state)
+        self.credentials = _certify(self.opened.authority, options.state)
         self.network = SocketNetwork(self.credentials, newcomers=True)
         self.service = MasterService(
             self.coordinator,
             self.store,
             self.network,
             options.listen,
-            authority=self.authority,
+            authority=self.opened.authority,
             may_decide=None if shared is None else shared.is_held,
         )
         self.started_s = time.time()
         self._scope = trio.CancelScope()
+        self.invites = MasterInvites(options, self.opened, lambda: self.service.bound)
         self._commands = OperatorCommands(
-            self.service, self.store, self.make_invite, self._scope.cancel
+            self.service, self.store, self.invites.make, self._scope.cancel
         )
         self.service.subscribe(self._tell_end)
-
-    def _check_state(self) -> None:
-        """Raise UserError without the journal or its authority's key, before any write."""
-        options = self.options
-        exists = (options.state / JOURNAL_FILE).exists()
-        place = options.state / PLACE_FILE
-        if place.exists() and not exists:
-            raise UserError(
-                f"the journal of {options.state} is in {place.read_text().strip()}",
-                exit_code=ExitCode.CONFIG,
-                hint="start it with `holdfast standby RUN_TOML`",
-            )
-        if not exists and (options.takes_over or options.spec_path is None):
-            raise UserError(
-                f"there is no journal in {options.state}",
-                exit_code=ExitCode.CONFIG,
-                hint="copy the run's state there first: `holdfast backup DIR` at its master",
-            )
-        if exists and not (options.state / "authority" / "authority.key").exists():
-            raise UserError(
-                f"{options.state} has the journal, but not the key of the run's authority",
-                exit_code=ExitCode.CONFIG,
-                hint="copy the folder authority/ as well: `holdfast backup DIR` does",
-            )
-
-    def _restore(self, given: RunSpec | None) -> tuple[Authority, RunSpec, Coordinator]:
-        """Continue the journal's run in a new term; begin a new run if there is no journal."""
-        records = self.store.records()
-        created = [record for record in records if isinstance(record, RunCreated)]
-        if not created:
-            assert given is not None
-            run_id = secrets.token_hex(16)
-            self._record(records, RunCreated(run_id, given.toml_text))
-            recorded = given
-        else:
-            run_id = created[0].run_id
-            texts = [r.spec_toml for r in records if isinstance(r, RunCreated | SpecChanged)]
-            recorded = RunSpec.parse(texts[-1])
-        self._resumes = bool(created)
-        spec = recorded if given is None else given
-        if spec != recorded:
-            self._check_same_run(recorded, spec)
-            self._changes = changed_settings(recorded, spec)
-            self._record(records, SpecChanged(spec.toml_text))
-        behind = self.options.takes_over or self.store.cut is not None
-        terms = [record.term for record in records if isinstance(record, TermStarted)]
-        last = max([self.store.last_term, *terms])
-        term = last + (TERMS_SKIPPED if behind else 1)
-        if self._shared is None:
-            authority = Authority.load_or_create(self.options.state / "authority", run_id)
-        else:
-            authority = self._shared.authority(run_id)
-        self._record(records, TermStarted(term, authority.begin_term(term), behind))
-        lot = secrets.token_bytes(LOT_BYTES)
-        coordinator = Coordinator.restore(spec, run_id, records, term, lot)
-        self._check_sizes(coordinator)
-        return authority, spec, coordinator
-
-    def _check_sizes(self, coordinator: Coordinator) -> None:
-        """Raise UserError for impossible fragment sizes, which older versions recorded."""
-        context = coordinator.context
-        layout, sizes = context.history.layout, context.history.sizes
-        if layout is not None and (fault := sizes_fault(layout, sizes, context.spec)) is not None:
-            raise UserError(
-                f"the journal in {self.options.state} founds the run on impossible sizes: {fault}",
-                exit_code=ExitCode.CONFIG,
-                hint="no master can serve it; start a new run with another --state DIR",
-            )
-
-    def _record(self, records: list[JournalRecord], record: JournalRecord) -> None:
-        try:
-            self.store.append(record)
-        except JournalError as error:
-            if self._shared is not None:  # another master may lead by now; this one can wait
-                raise
-            raise UserError(
-                f"the journal {self.store.place} cannot be written: {error}",
-                hint=f"{self.store.remedy}, then start the master again",
-            ) from error
-        records.append(record)
-
-    def _check_same_run(self, before: RunSpec, now: RunSpec) -> None:
-        if before.run.name != now.run.name:
-            raise UserError(
-                f"{self.options.state} has the run {before.run.name!r}, and"
-                f" {self.options.spec_path} is of {now.run.name!r}",
-                exit_code=ExitCode.CONFIG,
-                hint=(
-                    "a new run needs its own --state DIR; to go on with that one, write "
-                    f"name = {json.dumps(before.run.name, ensure_ascii=False)} into the file"
-                ),
-            )
-        for key in ("fragments", "groups"):
-            recorded, given = getattr(before.diloco, key), getattr(now.diloco, key)
-            if recorded != given:
-                raise UserError(
-                    f"the run in {self.options.state} has {key} = {json.dumps(recorded)}, "
-                    f"{self.options.spec_path} says {json.dumps(given)}",
-                    exit_code=ExitCode.CONFIG,
-                    hint="a new run needs another name, or its own --state DIR",
-                )
 
     # ------------------------------------------------------------ life
 
     async def run(self) -> None:
         """Serve until a signal or the command ``stop`` comes."""
-        async with trio.open_nursery() as nursery:
-            await nursery.start(wait_for_signals, self._scope.cancel)  # before anything is told
-            self._tell_what_it_is()
-            await self._record_and_serve()
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                # Before anything is told.
+                await nursery.start(wait_for_signals, self._scope.cancel)
+                self._tell_what_it_is()
+                await self._record_and_serve()
+                nursery.cancel_scope.cancel()
+        finally:
+            if self._shared is not None:
+                self.store.close()
 
     async def _record_and_serve(self) -> None:
         live = LiveStream(partial(self.status, past=False), self._stamp)
         recorder = self.recorder = await self.network.run_sync(
-            lambda: RunRecorder.open(self.service, self.options.state, live=live)
+            lambda: RunRecorder(self.service, self.options.state, live=live)
         )
         try:
             await self._serve(recorder, live)
@@ -284,42 +144,41 @@ class Master:
             self.url = url
             async with trio.open_nursery() as nursery:
                 bound = await nursery.start(self.service.run)
+                moved = self._know_masters()  # to addresses that earlier invites do not name
                 self._note_start()
                 nursery.start_soon(recorder.run)
                 nursery.start_soon(live.run)
                 nursery.start_soon(serve_http)
                 nursery.start_soon(self._renew_own)
-                self._announce(bound, url)
+                self._announce(bound, url, moved=moved)
                 self.service.subscribe(self._tell_event)
                 nursery.start_soon(self._show_progress)
 
     def _note_start(self) -> None:
-        """Tell the members this run's master addresses; note a cut of the journal as an event."""
-        masters = tuple(map(str, self._masters()))[:MASTERS_MAX]
-        self._moved = not set(masters) <= set(self.coordinator.context.history.masters)
-        self.service.decide(partial(self.coordinator.know_masters, masters))
+        """Note as events what the members and the operator should know of this start."""
         if self.store.cut is not None:
             self.service.decide(partial(self.coordinator.note, str(self.store.cut)))
-        if self._resumes:
+        if self.opened.resumes:
             term = self.coordinator.context.term
             text = f"the master was started again (term {term})"
             if self._shared is not None or self.options.takes_over:
                 text = f"the master on {socket.gethostname()} leads the run now (term {term})"
             self.service.decide(partial(self.coordinator.note, text))
-        if self._changes:
-            text = f"settings changed with the restart: {'; '.join(self._changes)}"
+        if self.opened.changes:
+            text = f"settings changed with the restart: {'; '.join(self.opened.changes)}"
             self.service.decide(partial(self.coordinator.note, text))
         self.service.decide(self.coordinator.settle)  # a run may be finished by its new settings
 
     def _tell_what_it_is(self) -> None:
         """Tell which run this is, before anything can fail that has to do with this machine."""
-        context, name = self.coordinator.context, self.spec.run.name
-        if not self._resumes:
-            self.tell(f"new run {name} ({self.run_id[:8]})")
+        context = self.coordinator.context
+        named = f"{context.spec.run.name} ({context.run_id[:8]})"
+        if not self.opened.resumes:
+            self.tell(f"new run {named}")
             return
         known = format_resumed(context.history, self.store)
-        self.tell(f"resuming run {name} ({self.run_id[:8]}), term {context.term}: {known}")
-        for change in self._changes:
+        self.tell(f"resuming run {named}, term {context.term}: {known}")
+        for change in self.opened.changes:
             self.tell(f"changed: {change}")
 
     def _tell_end(self, _event: Event) -> None:
@@ -332,12 +191,12 @@ class Master:
             for line in format_end(context.history, context.spec, ending):
                 self.tell(line)
 
-    def _announce(self, bound: Sequence[Address], url: str) -> None:
+    def _announce(self, bound: Sequence[Address], url: str, *, moved: bool) -> None:
         self.tell(f"listening on {', '.join(map(str, bound))}; dashboard at {url}")
         self.tell(f"state in {self.options.state}")
         if self.store.cut is not None:
             self.tell(f"WARNING: {self.store.cut}")
-        addresses = [Address.parse(text) for text in self.addresses()]
+        addresses = [Address.parse(text) for text in self.invites.addresses()]
         anywhere = not self.options.advertise and any(each.host in WILDCARDS for each in bound)
         if anywhere and only_loopback(addresses):
             self.tell(
@@ -348,17 +207,17 @@ class Master:
         if self.coordinator.succession.waiting:
             self.tell(self.coordinator.succession.why_waiting())
         if self.options.invite and not self.coordinator.context.history.finished:
-            self._tell_invite()
+            self._tell_invite(moved=moved)
 
-    def _tell_invite(self) -> None:
+    def _tell_invite(self, *, moved: bool) -> None:
         """Print a new invite, unless an earlier one still admits machines at these addresses."""
         founder = not self.coordinator.context.history.founded
         usable = self.store.usable_invites(Role.CONTRIBUTOR, founder=founder)
-        if usable and not self._moved:
+        if usable and not moved:
             for line in format_invites(usable):
                 self.tell(line)
         else:
-            invite = self.make_invite(
+            invite = self.invites.make(
                 Role.CONTRIBUTOR, founder, INVITE_USES_DEFAULT, INVITE_HOURS_DEFAULT
             )
             for line in format_first_invite(invite, INVITE_USES_DEFAULT, self.options.spec_path):
@@ -386,7 +245,7 @@ class Master:
             await trio.sleep(RENEW_OWN_S)
             credentials = self.credentials
             credentials.replace_certificate(
-                self.authority.issue(
+                self.opened.authority.issue(
                     credentials.identity.request_pem("master"), "master", Party.MASTER
                 )
             )
@@ -407,11 +266,11 @@ class Master:
             kind="master",
             version=__version__,
             journal_cut=None if self.store.cut is None else str(self.store.cut),
-            run_id=self.run_id,
-            name=self.spec.run.name,
+            run_id=self.coordinator.context.run_id,
+            name=self.coordinator.context.spec.run.name,
             uptime_s=time.time() - self.started_s,
             value_count=sum(size.value_count for size in sizes),
-            addresses=tuple(self.addresses()),
+            addresses=tuple(self.invites.addresses()),
             pending=self.service.admission.rows(),
             ending=self.recorder.ending(),
         )
@@ -430,47 +289,22 @@ class Master:
             "" if self.service.bound else "the master does not listen yet"
         )
 
-    def addresses(self) -> Sequence[str]:
-        """Return the addresses at which other machines dial this master."""
-        return dialable(self.service.bound, self.options.advertise)
-
-    def _masters(self) -> tuple[Address, ...]:
-        """Return the addresses for invites: this master's, then those of possible successors."""
-        ours = [Address.parse(text) for text in self.addresses()]
-        others = map(Address.parse, (*self._others, *self.coordinator.context.history.masters))
-        return tuple(dict.fromkeys([*ours, *self.options.also, *others]))[:ADDRESSES_MAX]
-
     def know_others(self, addresses: Sequence[str]) -> None:
         """Name these masters of a shared journal in invites and to the members."""
-        if tuple(addresses) == self._others:
-            return
-        self._others = tuple(addresses)
-        masters = tuple(map(str, self._masters()))[:MASTERS_MAX]
+        if tuple(addresses) != self.invites.others:
+            self.invites.others = tuple(addresses)
+            self._know_masters()
+
+    def _know_masters(self) -> bool:
+        """Tell the members this run's master addresses; return whether some are new."""
+        masters = tuple(map(str, self.invites.masters()))[:MASTERS_MAX]
+        new = set(masters) - set(self.coordinator.context.history.masters)
         self.service.decide(partial(self.coordinator.know_masters, masters))
+        return bool(new)
 
-    def make_invite(
-        self, role: Role, founder: bool, uses: int, hours: float, *, approve: bool = False
-    ) -> str:
-        """Make an invite and return it as text.
-
-        Args:
-          approve: the operator approves each newcomer that comes with it.
-
-        Raises:
-          UserError: the disk is full.
-        """
-        with storing("the invite"):
-            token, expires_s = self.store.make_token(
-                role, founder=founder, uses=uses, hours=hours, by_hand=approve
-            )
-        return Invite(
-            run_id=self.run_id,
-            addresses=self._masters(),
-            fingerprint=self.authority.fingerprint,
-            token=token,
-            role=role,
-            expires_s=int(expires_s),
-        ).encode()
+    def whereabouts(self) -> tuple[Sequence[str], str] | None:
+        """Return addresses and page as they are now; None before this master listens."""
+        return (self.invites.addresses(), self.url) if self.service.bound else None
 
 
 def _certify(authority: Authority, state: Path) -> Credentials:

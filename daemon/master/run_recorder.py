@@ -97,11 +97,73 @@ class PendingRows:
         )
 
 
+class RunFiles:
+    """The files of a run's history, and the rows that they lack. All methods wait for the disk.
+
+    Attributes:
+      warnings: messages of the files, from any thread; they become events.
+    """
+
+    def __init__(self, service: MasterService, state: Path, began_at: float) -> None:
+        self.warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
+        self.history = MetricsStore(state / HISTORY_FILE, self.warnings.append)
+        self.event_log = EventLog(state / EVENT_LOG_FILE, self.warnings.append)
+        self.late = PendingRows()  # rows that could not be written
+        self._lacks = False  # some rounds may be only in the journal
+        self._journal = service.store
+        self._run = service.coordinator.context.history
+        self._began_at = began_at
+        self._first_round = self._run.next_round
+        # Reductions of the last master: they go on, or are aborted by this one.
+        self._orders = {each.order.round for each in self._run.orders.values()}
+        self.rebuild()
+
+    def write(self, new: PendingRows) -> None:
+        """Write rows, after those that could not be written before. One call at a time."""
+        self.event_log.write(new.events)
+        rows = self.late.followed_by(new)
+        if not self.history.write(rows.points, rows.rounds, rows.events, rows.members):
+            self.late, self._lacks = rows, True
+            return
+        self.late = PendingRows()
+        if self._lacks:
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Copy the rounds that the history lacks from the journal.
+
+        A master that was killed, or whose disk was full, has ended rounds without recording them
+        here. The journal has only a part of each row.
+        """
+        known = self.history.round_numbers()
+        try:
+            missing = self._journal.commits(ROUNDS_MAX, known)
+            open_then = self._journal.uncommitted(ROUNDS_MAX, known | self._orders)
+        except (OSError, ValueError, HoldfastError) as error:
+            self.warnings.append(
+                f"the history may lack rounds: the journal cannot be read: {error}"
+            )
+            return
+        rows = [
+            journaled_round(each.commit, self._run.name_of, each.opened_at, each.committed_at)
+            for each in missing
+        ]
+        rows += [
+            uncommitted_round(each.round, each.opened_at, self._began_at)
+            for each in open_then
+            if each.round.round < self._first_round  # this master records its own
+        ]
+        self._lacks = not self.history.write(rounds=[(row.round, compact(row)) for row in rows])
+
+    def close(self) -> None:
+        self.history.close()
+        self.event_log.close()
+
+
 class RunRecorder:
-    """Record a master's run in its state directory.
+    """Record a master's run in the files of its state directory.
 
     Args:
-      warnings: messages of the files, from any thread; they become events.
       live: receives each new row.
       wall_clock: unix seconds; only shown and stored, no decision depends on it.
     """
@@ -109,61 +171,29 @@ class RunRecorder:
     def __init__(
         self,
         service: MasterService,
-        history: MetricsStore,
-        event_log: EventLog,
-        warnings: deque[str],
+        state: Path,
         *,
         live: Stream | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self.files = RunFiles(service, state, wall_clock())
+        self.history = self.files.history
+        self.live = live
         self._service = service
         self._context = service.coordinator.context
-        self._history = history
-        self._event_log = event_log
-        self._warnings = warnings
         self._wall_clock = wall_clock
-        self.live = live
         self._seen_count = -1
         self._last_round: Round | None = None  # the last one recorded
         self._new = PendingRows()  # since the last write
-        self._late = PendingRows()  # rows that could not be written
-        self._lacks = False  # some rounds may be only in the journal
         # The totals of this run's earlier masters, as far as they are known.
-        self._before = history.last_point()
+        self._before = self.history.last_point()
         self._last: Point | None = None  # this master's last point
         self._waits = True  # as of that point
         self._sampler = Sampler()
         self._sampled_at = -math.inf  # unix seconds of the members' last points
         self._ending: Ending | None = None  # once the run is finished
-        self._next_id = history.last_event_id() + 1
-        self._began_at = wall_clock()
-        self._first_round = self._context.history.next_round
-        # Reductions of the last master: they go on, or are aborted by this one.
-        self._orders = {each.order.round for each in self._context.history.orders.values()}
+        self._next_id = self.history.last_event_id() + 1
         service.subscribe(self._record_event)
-
-    @classmethod
-    def open(
-        cls,
-        service: MasterService,
-        state: Path,
-        *,
-        live: Stream | None = None,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> RunRecorder:
-        """Open the files of a state directory. This waits for the disk."""
-        warnings: deque[str] = deque(maxlen=WARNINGS_MAX)
-        history = MetricsStore(state / HISTORY_FILE, warnings.append)
-        recorder = cls(
-            service,
-            history,
-            EventLog(state / EVENT_LOG_FILE, warnings.append),
-            warnings,
-            live=live,
-            wall_clock=wall_clock,
-        )
-        recorder.rebuild()
-        return recorder
 
     # ------------------------------------------------------------ while the run goes on
 
@@ -171,20 +201,19 @@ class RunRecorder:
         """Record changes until cancelled; ``look`` and ``close`` record the last ones."""
         while True:
             self.look()
-            if self._late or self._new:
+            if self.files.late or self._new:
                 await self._service.network.run_sync(self._take())
             await trio.sleep(LOOK_S)
 
     def close(self) -> None:
         """Write the pending rows and close the files, after ``look``; this waits for the disk."""
         self._take()()
-        self._history.close()
-        self._event_log.close()
+        self.files.close()
 
     def look(self) -> None:
         """Collect the rows of what has changed."""
-        while self._warnings:
-            text = self._warnings.popleft()
+        while self.files.warnings:
+            text = self.files.warnings.popleft()
             log.warning("%s", text)
             self._service.decide(partial(self._service.coordinator.note, text))
         count = self._context.change_count
@@ -202,51 +231,10 @@ class RunRecorder:
             self._sampled_at = now
             self._take_members(now)
 
-    @property
-    def history(self) -> MetricsStore:
-        return self._history
-
     def _take(self) -> Callable[[], None]:
-        """Return the next write, for a thread. One runs at a time; only it touches ``_late``."""
+        """Return the next write, for a thread; one runs at a time."""
         new, self._new = self._new, PendingRows()
-        return partial(self._write, new)
-
-    def _write(self, new: PendingRows) -> None:
-        self._event_log.write(new.events)
-        rows = self._late.followed_by(new)
-        if not self._history.write(rows.points, rows.rounds, rows.events, rows.members):
-            self._late, self._lacks = rows, True
-            return
-        self._late = PendingRows()
-        if self._lacks:
-            self.rebuild()
-
-    def rebuild(self) -> None:
-        """Copy the rounds that the history lacks from the journal. This waits for the disk.
-
-        A master that was killed, or whose disk was full, has ended rounds without recording them
-        here. The journal has only a part of each row.
-        """
-        known = self._history.round_numbers()
-        try:
-            missing = self._service.store.commits(ROUNDS_MAX, known)
-            open_then = self._service.store.uncommitted(ROUNDS_MAX, known | self._orders)
-        except (OSError, ValueError, HoldfastError) as error:
-            self._warnings.append(
-                f"the history may lack rounds: the journal cannot be read: {error}"
-            )
-            return
-        name_of = self._context.history.name_of
-        rows = [
-            journaled_round(each.commit, name_of, each.opened_at, each.committed_at)
-            for each in missing
-        ]
-        rows += [
-            uncommitted_round(each.round, each.opened_at, self._began_at)
-            for each in open_then
-            if each.round.round < self._first_round  # this master records its own
-        ]
-        self._lacks = not self._history.write(rounds=[(row.round, compact(row)) for row in rows])
+        return partial(self.files.write, new)
 
     # ------------------------------------------------------------ events
 
@@ -359,7 +347,7 @@ class RunRecorder:
             return None
         if self._ending is None or self._ending.finished_at is None:  # the record is being written
             opened_at, finished_at = self._service.store.run_times()
-            first, last = self._history.losses()
+            first, last = self.history.losses()
             known = self._last is not None and self._last.loss is not None
             commits = history.commits.values()
             holders = {each.peer for commit in commits for each in commit.contributors}

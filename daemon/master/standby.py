@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -37,7 +37,8 @@ from .journal.lease import Lease
 from .journal.postgres_journal import Database, PostgresJournal
 from .journal.shared_journal import HeldJournal, LeadersDatabase, SharedOptions, read_secret
 from .leadership import Leader, Leadership
-from .run_master import Master, MasterOptions
+from .opened_run import MasterOptions
+from .run_master import Master
 from .standby_pages import standby_routes
 
 HOLDER_BYTES = 4
@@ -50,11 +51,7 @@ LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 class SharedMaster:
-    """One of several masters of a run.
-
-    Args:
-      tell: prints a line for the operator.
-    """
+    """One of several masters of a run."""
 
     def __init__(
         self,
@@ -183,7 +180,7 @@ class SharedMaster:
             secret = self._leases.secret or read_secret(shared, new_run=True)
             held = HeldJournal(journal, secret, self._leadership.is_held)
             self._move_in(held)
-            made = LeadingMaster(Master(self._options, self._tell, self._screen, shared=held))
+            made = Master(self._options, self._tell, self._screen, shared=held)
             self._options.takes_over = False  # it does only once
             return made
         except BaseException:
@@ -228,23 +225,3 @@ class SharedMaster:
         self._tell(
             f"{key} has the run's key as it was, not sealed: delete it once you trust the database"
         )
-
-
-class LeadingMaster:
-    """``Master`` as a ``Leader``."""
-
-    def __init__(self, master: Master) -> None:
-        self._master = master
-        self.service = master.service
-
-    async def run(self) -> None:
-        try:
-            await self._master.run()
-        finally:
-            self._master.store.close()
-
-    def know_others(self, addresses: Sequence[str]) -> None:
-        self._master.know_others(addresses)
-
-    def whereabouts(self) -> tuple[Sequence[str], str] | None:
-        return (self._master.addresses(), self._master.url) if self.service.bound else None

@@ -10,7 +10,8 @@ import trio
 
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
-from holdfast.daemon.master.run_master import Master, MasterOptions
+from holdfast.daemon.master.opened_run import MasterOptions
+from holdfast.daemon.master.run_master import Master
 from holdfast.daemon.peer.run_peer import Peer, PeerOptions
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import RunCreated
@@ -45,7 +46,7 @@ async def a_peer(master: Master, state: Path, **how: Any) -> Peer:
     """Make a whole peer without a training command, once its master listens."""
     while not master.service.bound:
         await trio.sleep(0.02)
-    invite = Invite.decode(master.make_invite(Role.CONTRIBUTOR, True, 1, 1.0))
+    invite = Invite.decode(master.invites.make(Role.CONTRIBUTOR, True, 1, 1.0))
     options = PeerOptions(invite, (), "alder", state, [LOOPBACK], [], LOOPBACK)
     for name, value in how.items():
         setattr(options, name, value)

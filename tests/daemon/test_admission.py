@@ -259,7 +259,7 @@ async def test_where_masters_are_is_in_later_invites_and_known_after_a_restart(
             while not told.exists() or str(elsewhere) not in told.read_text():
                 await trio.sleep(0.02)
         master.know_others([])
-        later = Invite.decode(master.make_invite(Role.SPARE, False, 1, 1.0))
+        later = Invite.decode(master.invites.make(Role.SPARE, False, 1, 1.0))
         assert later.addresses == (*peer.options.invite.addresses, elsewhere)
         peer.options.invite = evolve(later, addresses=(gone,))
         assert peer.options.known_invite().addresses == (gone, *later.addresses)

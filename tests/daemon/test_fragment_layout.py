@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from torch import nn
 
 from holdfast.client.state.tensors import find_shared, layout_of
 from holdfast.daemon.fragment_layout import fragments_of
-from holdfast.daemon.master.run_master import Master
+from holdfast.daemon.master.opened_run import MasterOptions, check_same_run
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.spec.spec import DilocoTable, RunSpec
+from holdfast.protocol.addresses import Address
 from holdfast.protocol.errors import UserError
 
 
@@ -74,9 +73,9 @@ def test_a_model_that_does_not_fit_is_explained(toml: str, words: str, key: str)
 
 @pytest.mark.parametrize("now", ["fragments = 3", "groups = [['*'], ['a']]"])
 def test_a_runs_fragments_cannot_be_changed(now: str) -> None:
-    options = SimpleNamespace(state=Path("state"), spec_path=Path("run.toml"))
-    master = cast("Any", SimpleNamespace(options=options))
+    here = Address("127.0.0.1", 0)
+    options = MasterOptions(Path("run.toml"), Path("state"), [here], [], here)
     before = RunSpec.parse("[diloco]\nfragments = 2")
-    Master._check_same_run(master, before, RunSpec.parse("[diloco]\nfragments=2\nouter_lr=1.0"))
+    check_same_run(options, before, RunSpec.parse("[diloco]\nfragments=2\nouter_lr=1.0"))
     with pytest.raises(UserError, match=r"run\.toml says"):
-        Master._check_same_run(master, before, RunSpec.parse(f"[diloco]\n{now}"))
+        check_same_run(options, before, RunSpec.parse(f"[diloco]\n{now}"))

@@ -21,7 +21,7 @@ from holdfast.daemon.master.journal.journal_base import (
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.journal.postgres_journal import Database, PostgresJournal, schema_of
 from holdfast.daemon.master.journal.shared_journal import SharedOptions
-from holdfast.daemon.master.run_master import MasterOptions
+from holdfast.daemon.master.opened_run import MasterOptions
 from holdfast.daemon.master.standby import SharedMaster
 from holdfast.membership.master.state.journal import (
     RoundCommitted,

@@ -86,8 +86,8 @@ async def test_who_was_here_before_is_told_at_once_and_goes_on_trying(
         folder = tmp_path / "peer"
         folder.mkdir(mode=0o700)
         identity = Identity.load_or_create(folder / "identity.key")
-        pem = master.authority.issue(identity.request_pem("alder"), "alder", Party.PEER)
-        Credentials(folder, identity, pem, master.authority.certificate_pem)
+        pem = master.opened.authority.issue(identity.request_pem("alder"), "alder", Party.PEER)
+        Credentials(folder, identity, pem, master.opened.authority.certificate_pem)
         with caplog.at_level(logging.WARNING):
             error = await why_it_ended(master, folder, 0.5)
     (told,) = [r.getMessage() for r in caplog.records if "clock" in r.getMessage()]

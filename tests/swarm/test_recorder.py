@@ -63,7 +63,7 @@ class Stage:
     def record(self) -> None:
         """Record the present master, as its process would."""
         assert self.swarm.master is not None
-        self.recorder = RunRecorder.open(
+        self.recorder = RunRecorder(
             self.swarm.master, self.folder, live=self, wall_clock=wall_clock
         )
         self.scope = trio.CancelScope()
@@ -225,8 +225,7 @@ async def test_rounds_committed_before_a_kill_come_back_from_the_journal(tmp_pat
         stage.scope.cancel()  # from now on nothing is written down, as in a process that is killed
         await stage.commit(3)
         stage.swarm.crash_master()
-        stage.recorder._history.close()
-        stage.recorder._event_log.close()
+        stage.recorder.files.close()
         await stage.swarm.start_master()
         stage.record()
         rows = stage.rounds()
@@ -243,7 +242,7 @@ async def test_rounds_committed_before_a_kill_come_back_from_the_journal(tmp_pat
             max(row["version"] for row in rows[:-1]) + 1,
             max(row["at_step"] for row in rows[:-1]) + 20,
         )
-        stage.recorder.rebuild()
+        stage.recorder.files.rebuild()
         assert stage.rounds()[: len(rows)] == rows, "it is there once"
         assert len(bare) >= 3
         for row in bare:
