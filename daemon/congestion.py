@@ -178,11 +178,7 @@ def _remedy(wanted: str, settings: CongestionSettings) -> str:
 
 
 def compare_with_lanes(report: CongestionReport, used_now: Iterable[str]) -> CongestionReport:
-    """Return the report, or one about open lanes: they ask again within a minute of a change.
-
-    Args:
-      used_now: the congestion controls of open lanes; empty texts: not known.
-    """
+    """Return the report, or one about open lanes: they ask again within a minute of a change."""
     others = sorted({*used_now} - {report.used, ""})
     if report.used != report.wanted or not others:
         return report

@@ -50,11 +50,7 @@ def peer_line(status: PeerStatus) -> str:
 
 
 def master_line(state: str, why: str, figures: Headline, member_count: int) -> str:
-    """Return what a run does, in one line.
-
-    Args:
-      state, why: as in ``RunStatus``: why it waits is empty if it does not.
-    """
+    """Return what a run does, in one line; ``state`` and ``why`` are those of ``RunStatus``."""
     parts = [
         state,
         format_rounds(figures.rounds, figures.rounds_wanted),

@@ -194,11 +194,7 @@ class ShownRound(RecordedRound):
 
 
 def read(answer: object, kind: type[R]) -> R:
-    """Return a daemon's answer as a record.
-
-    Raises:
-      UserError: it is not of that form.
-    """
+    """Return a daemon's answer as a record; raise UserError if it is not of that form."""
     try:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:

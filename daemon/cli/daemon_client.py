@@ -92,11 +92,7 @@ def _escaped(value: Any) -> Any:
 
 
 def polled(state: Path | None, kind: str, see: Callable[[DaemonAddress], T]) -> Iterator[T]:
-    """Ask a daemon once a second and yield its answers; it may be restarted in between.
-
-    Raises:
-      UserError: it does not answer the first time.
-    """
+    """Ask a daemon once a second and yield its answers; raise UserError if the first one fails."""
     yield see(find_control(state, kind))
     while True:
         time.sleep(LOOK_S)

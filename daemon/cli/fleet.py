@@ -77,11 +77,7 @@ class Node:
         return found if found is not None and found.pid == self.process.pid else None
 
     def control(self) -> DaemonAddress:
-        """Wait until it serves.
-
-        Raises:
-          FleetError: it has ended, or did not start in time.
-        """
+        """Wait until it serves; raise FleetError if it has ended, or did not start in time."""
         polls = Polls(START_S)
         while self.process.poll() is None:
             if (found := self.address()) is not None:
@@ -293,19 +289,11 @@ class Fleet:
         return self.ask(MASTER, what, body)
 
     def ask(self, name: str, what: str, body: Mapping[str, object] | None = None) -> Status:
-        """Return a daemon's answer: to a GET, or to a POST with this body.
-
-        Raises:
-          UserError: the daemon does not serve or answer, or it refuses.
-        """
+        """Return a daemon's answer to a GET, or a POST with this body; raise UserError without."""
         return call(self.nodes[name].control(), what, body, timeout_s=HTTP_S)
 
     def until(self, condition: Callable[[Status], object], what: str, seconds: float) -> Status:
-        """Look at the master's status until the condition holds, and return it.
-
-        Raises:
-          FleetError: it does not hold in time, or a process has failed meanwhile.
-        """
+        """Return the master's status once the condition holds; raise FleetError if it does not."""
         polls = Polls(seconds)
         while True:
             status = self.master()

@@ -54,11 +54,7 @@ class HostType(click.ParamType[str]):
 
 
 class NameType(click.ParamType[str]):
-    """A printable text of limited length.
-
-    Args:
-      what: what the option names, for the error.
-    """
+    """A printable text of limited length; errors call it ``what``."""
 
     name = "text"
 

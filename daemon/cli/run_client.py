@@ -19,11 +19,7 @@ Status = MasterStatus | PeerStatus
 
 
 def read_status(answer: Json) -> Status:
-    """Return a status as a record.
-
-    Raises:
-      UserError: it is of another version of holdfast.
-    """
+    """Return a status as a record; raise UserError if another version of holdfast wrote it."""
     if answer.get("kind") == "master":
         return read(answer, MasterStatus)
     return read(answer, PeerStatus)
@@ -85,11 +81,7 @@ def events_of(
     text: str = "",
     peer: str = "",
 ) -> list[PastEvent]:
-    """Fetch the latest events that match the filter, the oldest first; ``at`` is Unix time.
-
-    Args:
-      peer: the peer's name, or the first digits of its id.
-    """
+    """Fetch the latest matching events, the oldest first; ``peer`` is a name or part of an id."""
     rows: list[PastEvent] = []
     query: dict[str, str | int] = {"kind": ",".join(kinds), "text": text}
     while len(rows) < limit:

@@ -25,11 +25,7 @@ NO_SCRIPT = re.compile(r"-|-[A-VYZa-z]*[cm].*")  # a program, a module or standa
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Check that a command's program exists, and of a python command the script.
-
-    Raises:
-      UserError: one of them does not.
-    """
+    """Raise UserError if a command's program or a python command's script does not exist."""
     if not command:
         return
     program = command[0]

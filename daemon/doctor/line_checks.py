@@ -54,11 +54,7 @@ async def check_line(
     http: Address,
     missing: str = NO_INVITE,
 ) -> LineReport:
-    """Bind the ports that a peer would bind, and make the master dial them.
-
-    Args:
-      missing: why there is no ``invite``.
-    """
+    """Bind a peer's ports and make the master dial them; ``missing``: why there is no invite."""
     line = LineReport()
     try:
         bind_http(http)[0].close()

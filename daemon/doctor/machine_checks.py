@@ -121,11 +121,7 @@ def check_memory(needs: CheckAnswer | None) -> Finding:
 
 
 def check_state(state: Path, *, shared: bool) -> Iterator[Finding]:
-    """Check that the state folder is writable, private, and not in use.
-
-    Args:
-      shared: it is the folder in which the peers of all runs have theirs.
-    """
+    """Check that the state folder (or that of all, if ``shared``) is writable, private and free."""
     folder = _existing(state)
     if folder == state.absolute() and not shared:
         yield from _check_unused(state)

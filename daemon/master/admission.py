@@ -217,11 +217,7 @@ class Admission:
         return {"peer": pending.peer, "name": pending.name, "approved": True}
 
     async def refuse(self, wanted: str, reason: str) -> Json:
-        """Refuse a pending newcomer; its key is never admitted again.
-
-        Raises:
-          UserError: no pending newcomer has this name, or the decision is not on disk in time.
-        """
+        """Refuse a pending newcomer; its key is never admitted again."""
         pending = self._find(wanted)
         self._decide(partial(self._coordinator.kick, pending.peer, reason))
         self._take(pending, f"was refused by the run's operator: {quoted(reason)}")

@@ -148,11 +148,7 @@ class Leadership:
     # ------------------------------------------------------------ waiting
 
     async def take(self, looked: Callable[[], None]) -> Lease:
-        """Wait until this master holds the lease.
-
-        Args:
-          looked: called after each look at the lease of another one.
-        """
+        """Wait for the lease; ``looked`` is called after each look at the lease of another one."""
         while True:
             asked_s = self._clock()
             try:

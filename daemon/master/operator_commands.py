@@ -39,11 +39,7 @@ class MakeInvite(Protocol):
 
 
 class OperatorCommands:
-    """Check and carry out commands; a bad request raises UserError.
-
-    Args:
-      stop: ends the master's process.
-    """
+    """Check and carry out commands (``stop`` ends the process); a bad request raises UserError."""
 
     def __init__(
         self,
@@ -198,11 +194,7 @@ def _reason(body: Json) -> str:
 
 
 def _new_end(what: str, count: object, done_count: int) -> int | None:
-    """Return a new number of all rounds or epochs, or None if that stays.
-
-    Raises:
-      UserError: it is invalid, or so many are committed already.
-    """
+    """Return a new number of rounds or epochs, None if it stays; raise UserError for a bad one."""
     if count is None:
         return None
     if type(count) is not int or not 0 <= count <= STEPS_MAX:

@@ -30,11 +30,7 @@ GREETINGS_MAX = 4  # connections of one key without a session; more are closed u
 
 @frozen
 class GreetedPeer:
-    """A peer that may attach.
-
-    Attributes:
-      reachable: other peers can dial it.
-    """
+    """A peer that may attach; if it is ``reachable``, other peers can dial it."""
 
     hello: Hello
     grant: Grant
@@ -95,11 +91,7 @@ class PeerGreeting:
         return None if greeted is None else (stream, greeted)
 
     async def _hear(self, channel: Channel, stream: MessageStream) -> GreetedPeer | Resume | None:
-        """Return None if the peer is silent for ``HELLO_S``.
-
-        Raises:
-          Refusal: the peer may not attach.
-        """
+        """Return None if the peer is silent for ``HELLO_S``; raise Refusal if it may not attach."""
         with trio.move_on_after(HELLO_S) as in_time:
             hello = await stream.receive_expected(Hello, Resume)
             stream.phase = MEMBER

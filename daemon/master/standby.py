@@ -75,11 +75,7 @@ class SharedMaster:
         )
 
     async def run(self) -> None:
-        """Lead, or wait for it, until a signal or the command ``stop`` comes.
-
-        Raises:
-          UserError: the database cannot be used.
-        """
+        """Lead, or wait for it, until a signal or ``stop``."""
         while True:
             lease = await self._wait()
             if lease is None:
@@ -188,11 +184,7 @@ class SharedMaster:
             raise
 
     def _move_in(self, held: HeldJournal) -> None:
-        """Move the journal of the state directory, if there is one, into the database.
-
-        Raises:
-          UserError: the database has a run of this name already.
-        """
+        """Move the state directory's journal into the database; raise UserError if it has a run."""
         state = self._options.state
         path = state / JOURNAL_FILE
         if not path.exists():

@@ -33,11 +33,7 @@ class Gateway(ABC):
 
     @abstractmethod
     async def map(self) -> PortMapping:
-        """Ask for the mapping, or for a longer life of it.
-
-        Raises:
-          MappingError: there is none.
-        """
+        """Ask for the mapping, or for a longer life of it; raise MappingError if there is none."""
 
     @abstractmethod
     async def unmap(self) -> None:

@@ -167,11 +167,7 @@ def nat_pmp_address_request() -> bytes:
 
 
 def read_nat_pmp_answer(data: bytes, own_port: int) -> MapAnswer | None:
-    """Return what a datagram says; None if it answers another request, or nothing.
-
-    Raises:
-      RefusedError: the router maps no port.
-    """
+    """Return what a datagram says, None for another request; raise RefusedError if refused."""
     if len(data) < _NAT_PMP_ANSWER.size:
         return None
     version, opcode, result, epoch = _NAT_PMP_ANSWER.unpack_from(data)

@@ -152,11 +152,7 @@ class UpnpGateway(Gateway):
         return await self._ask(url, CALL, kind=kind, action=action, size=len(body), body=body)
 
     async def _ask(self, url: str, request: str, **more: object) -> str:
-        """Return the router's answer over HTTP, or the beginning of a long or slow one.
-
-        Raises:
-          MappingError: there is none, or another machine is to be asked.
-        """
+        """Return the beginning of the router's answer over HTTP; raise MappingError without one."""
         answer = bytearray()
         try:
             parts = urlsplit(url)

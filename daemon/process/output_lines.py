@@ -32,11 +32,7 @@ _CUT = "…"
 
 
 class LineReader:
-    """Bytes of a program cut into lines.
-
-    Attributes:
-      rest: the line that has no end yet, without what a carriage return has made void.
-    """
+    """Bytes of a program cut into lines; ``rest`` is the line that has no end yet."""
 
     def __init__(self) -> None:
         # A sequence of bytes that is no character becomes text like \xff.
@@ -75,11 +71,7 @@ def _last_overwritten(line: str) -> str:
 
 
 def shown(lines: list[str], *, colours: bool) -> str:
-    """Return lines as text for this machine's own terminal or log, each with its end.
-
-    Args:
-      colours: keep colours; they end with the line.
-    """
+    """Return lines as text for this machine's own terminal or log; colours end with the line."""
     text = "".join(f"{line}\n" for line in lines)
     if text.isascii() and text.replace("\n", "").isprintable():
         return text  # nearly all output, however much of it

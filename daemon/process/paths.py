@@ -157,11 +157,7 @@ def _unusable(directory: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock the state directory: two processes with one identity would disturb each other.
-
-    Raises:
-      UserError: another process holds it.
-    """
+    """Lock the state directory; raise UserError if another process holds it."""
     try:
         path = make_private(directory) / LOCK_FILE
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -230,11 +226,7 @@ def published(directory: Path, control: DaemonAddress) -> Iterator[None]:
 
 
 def find_control(state: Path | None, kind: str | None) -> DaemonAddress:
-    """Return the daemon that a command means: the one in ``state``, or the only running one.
-
-    Raises:
-      UserError: none runs, or several run and ``state`` is not given.
-    """
+    """Return the daemon that a command means: in ``state``, or the only one; or raise UserError."""
     if state is not None:
         folders = [state]
     else:
@@ -302,11 +294,7 @@ def join_line(invite: str, script: Path, state: Path | None = None) -> str:
 
 
 def find_state() -> Path:
-    """Return the state directory of the only run of a master on this machine, running or not.
-
-    Raises:
-      UserError: there is none, or there are several.
-    """
+    """Return the state directory of the only run of a master here, or raise UserError."""
     found = sorted(path.parent for path in data_home().glob(f"runs/*/{JOURNAL_FILE}"))
     if len(found) != 1:
         names = ", ".join(str(folder) for folder in found)

@@ -163,11 +163,8 @@ class Connections:
             connection.close()
 
     def _has_room(self, descriptor: int) -> bool:
-        """Return whether a new connection may stay; close the longest idle one for it if needed.
-
-        Args:
-          descriptor: its number. The kernel gives the lowest free one, so all below are in use.
-        """
+        """Return whether a new connection may stay; close the longest idle one for it if needed."""
+        # The kernel gives the lowest free number, so all below are in use.
         scarce = descriptor >= descriptors_max() - DESCRIPTORS_KEPT
         if not scarce and len(self._open) < connections_max():
             return True

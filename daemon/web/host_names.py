@@ -36,11 +36,7 @@ class HostNames:
         self._names = {machine, label, f"{label}.local", *map(_plain, (bound, *named))} - {""}
 
     def answers_to(self, header: str, connected: str) -> bool:
-        """Return whether a ``Host`` header names this daemon.
-
-        Args:
-          connected: the local address of the connection.
-        """
+        """Return whether a ``Host`` header names this daemon; ``connected`` is its own address."""
         try:
             host = _plain(Address.parse(header, default_port=0).host)
         except UserError:

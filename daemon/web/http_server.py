@@ -28,11 +28,7 @@ TOKEN_BYTES = 24
 
 
 def bind_http(address: Address) -> tuple[socket.socket, str]:
-    """Return a listening socket and its URL.
-
-    Raises:
-      UserError: the address is taken or not this machine's.
-    """
+    """Return a listening socket and its URL; raise UserError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         listener = socket.create_server(

@@ -17,11 +17,7 @@ LINES_DEFAULT = 100
 
 
 class LogQuery(Struct, forbid_unknown_fields=True):
-    """The parameters of a request.
-
-    Attributes:
-      after: only later lines.
-    """
+    """The parameters of a request: how many lines, and only those ``after`` a time."""
 
     lines: Annotated[int, Meta(ge=1, le=LINES_KEPT_MAX)] = LINES_DEFAULT
     after: UnixTime = 0.0

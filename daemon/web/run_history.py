@@ -102,11 +102,7 @@ def parse_query(given: Mapping[str, str], kind: type[Q]) -> Q:
 
 
 def status_route(status: Callable[[bool], MasterStatus | PeerStatus]) -> Route:
-    """Make the route ``GET /api/status``.
-
-    Args:
-      status: returns the status; called with whether ended rounds and events are wanted.
-    """
+    """Make ``GET /api/status``; ``status`` is told whether ended rounds and events are wanted."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -146,11 +142,7 @@ def _member_answer(history: MetricsStore, query: HistoryQuery, found: tuple[str,
 
 
 def own_routes(history: MetricsStore, network: Network, me: tuple[str, str]) -> list[Route]:
-    """Make a peer's route ``GET /api/member``, whose answer is that of the master about this peer.
-
-    Args:
-      me: this peer's id and name.
-    """
+    """Make a peer's ``GET /api/member``, which answers as its master does about this peer."""
 
     def member(query: HistoryQuery) -> Response:
         return _member_answer(history, query, me)

@@ -155,9 +155,9 @@ class _Line:
 class Bandwidths:
     """The lines of all peers, as the master has measured them, also of peers that are away.
 
-    Attributes:
-      links: bytes per second from one peer (first key) to another, as last measured. A link shares
-        its line with others, so this is no limit of the pair, and no plan depends on it.
+    ``links`` are the rates from one peer (first key) to another, as last measured. A link shares
+    its line with others, so this is no limit of the pair, and no plan depends on it.
+
     """
 
     def __init__(self) -> None:

@@ -161,11 +161,7 @@ def ring_s(work: Workload) -> float:
 
 
 def best_shares(work: Workload) -> list[float]:
-    """Return the contributors' shares, adding up to 1, that end the reduction soonest.
-
-    Raises:
-      NoReachableOwnerError: no contributor can own anything.
-    """
+    """Return the best shares, adding up to 1; raise NoReachableOwnerError if none can own."""
     if len(work.barred()) == work.contributor_count:
         raise NoReachableOwnerError("no contributor can be reached by all members of the round")
     if any(limit > 0 for limit in work.pair_limits.values()):

@@ -42,11 +42,7 @@ def _difference(before: View, after: View) -> ViewChange:
 
 
 def changed_view(before: View | None, change: ViewChange) -> View:
-    """Return the whole view after a change.
-
-    Raises:
-      RemoteProtocolError: the change is based on another view.
-    """
+    """Return the view after a change; raise RemoteProtocolError if it is based on another one."""
     if before is None or before.number != change.base:
         known = "none" if before is None else str(before.number)
         raise RemoteProtocolError(

@@ -158,11 +158,7 @@ _GONE: Final = {
 
 
 def gone_reason(place: str, value: object) -> str:
-    """Return what to use instead of a key that is gone; empty for any other.
-
-    Args:
-      place: ``table.key``.
-    """
+    """Return what stands for a key (``table.key``) that is gone; empty for any other."""
     if place == "diloco.algorithm":
         name = value if isinstance(value, str) and value in PRESETS else "NAME"
         return f'it is gone: write preset = "{name}" under [run], one of {", ".join(PRESETS)}'

@@ -326,11 +326,7 @@ TABLES: dict[str, type] = {
 
 @frozen
 class Contradiction:
-    """Settings that are valid each, but not together.
-
-    Attributes:
-      keys: each as ``table.key``.
-    """
+    """Settings (``table.key``) that are valid each, but not together."""
 
     keys: tuple[str, ...]
     text: str

@@ -32,11 +32,7 @@ def _shown(value: object) -> str:
 
 
 def with_end(spec: RunSpec, *, rounds: int | None = None, epochs: int | None = None) -> RunSpec:
-    """Return the spec with another number of rounds or epochs.
-
-    Args:
-      rounds, epochs: None: as it is.
-    """
+    """Return the spec with another number of rounds or epochs; None: as it is."""
     run, data = spec.run, spec.data
     return attrs.evolve(
         spec,

@@ -91,11 +91,7 @@ def choose(place: CheckpointStore, part: str | None) -> Checkpoint:
 
 
 def named(place: CheckpointStore, part: str | None) -> list[str]:
-    """Return the name that contains ``part``; without it, all names, the newest first.
-
-    Raises:
-      UserError: no name or more than one contains it.
-    """
+    """Return the one name with ``part`` in it, or raise UserError; without it all, newest first."""
     names = checkpoints.names(place)
     if part is None:
         return names

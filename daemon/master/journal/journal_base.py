@@ -63,11 +63,7 @@ class TokenError(UserError):
 
 @frozen
 class GrantRow:
-    """The rights of an admitted identity.
-
-    Attributes:
-      invite: the id of the invite that it used; empty if that is not known.
-    """
+    """The rights of an admitted identity; ``invite`` is its invite's id, empty if not known."""
 
     role: Role
     founder: bool
@@ -77,11 +73,7 @@ class GrantRow:
 
 @frozen
 class UsableInvite:
-    """An invite that still admits machines.
-
-    Attributes:
-      expires_s: unix seconds.
-    """
+    """An invite that still admits machines, until ``expires_s`` (unix seconds)."""
 
     id: str
     uses_left: int
@@ -136,11 +128,7 @@ class Committed:
 
 @frozen
 class Uncommitted:
-    """A round in the journal that was opened and not committed.
-
-    Attributes:
-      opened_at: unix seconds.
-    """
+    """A round in the journal that was opened, at unix seconds, and not committed."""
 
     round: journal.RoundNumbered
     opened_at: float
@@ -318,11 +306,7 @@ class Journal(ABC):
         return token, row.expires_s
 
     def redeem(self, token: str) -> GrantRow:
-        """Use a token once; return its grant, which has no name yet.
-
-        Raises:
-          TokenError: the token is unknown, withdrawn, expired or used up.
-        """
+        """Use a token once; return its grant, without a name. Raise TokenError if it is no good."""
         with self._writing:
             row = self._good(token)
             self._write(

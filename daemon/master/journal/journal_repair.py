@@ -149,11 +149,7 @@ class JournalTip:
         return (number, term) if parts[2] == _tip_check(number, term) else (0, 0)
 
     def write(self, number: int, term: int) -> None:
-        """Write the number and the term.
-
-        Raises:
-          OSError: the disk is full. The file stays valid: it claims fewer records than there are.
-        """
+        """Write both; after an OSError the file claims fewer records than there are."""
         check = _tip_check(number, term)
         os.pwrite(self._descriptor, b"%020d %020d %s\n" % (number, term, check), 0)
 

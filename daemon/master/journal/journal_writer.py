@@ -78,11 +78,7 @@ class JournalWriter:
         return ""
 
     async def write(self, record: JournalRecord) -> None:
-        """Return when the record is on disk, or when another master is obeyed.
-
-        Raises:
-          UserError: the journal is damaged.
-        """
+        """Return when the record is on disk, or another master leads; raise UserError if broken."""
         wait_s = WRITE_RETRY_S
         self._since_s = trio.current_time()
         while not self._superseded.is_set():

@@ -7,11 +7,7 @@ from attrs import frozen
 
 @frozen
 class Lease:
-    """The right to write to the journal.
-
-    Attributes:
-      fence: grows with every lease that was taken.
-    """
+    """The right to write to the journal; ``fence`` grows with every lease that was taken."""
 
     holder: str
     fence: int

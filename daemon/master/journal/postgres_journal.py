@@ -144,11 +144,7 @@ class Database:
                 raise
 
     def prepare(self) -> None:
-        """Make the schema if it is not there.
-
-        Raises:
-          UserError: another version of holdfast wrote it.
-        """
+        """Make the schema if it is missing; raise UserError if another version of holdfast did."""
         with self.connected() as connection, connection.transaction():
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", [self.schema])
             connection.execute(
@@ -250,11 +246,7 @@ class Database:
 
 
 class PostgresJournal(Journal):
-    """The journal in the database, for the holder of the lease.
-
-    Raises:
-      JournalError: it cannot be read.
-    """
+    """The journal in the database, for the holder of the lease."""
 
     def __init__(
         self, database: Database, lease: Lease, *, now: Callable[[], float] = time.time

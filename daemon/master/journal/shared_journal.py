@@ -58,11 +58,7 @@ class LeadersDatabase(Database):
         self.unfit = ""
 
     def take_lease(self, holder: str, lease_s: float, free_s: float = 0.0) -> Lease | None:
-        """Take the lease as ``Database`` does; return None also while this master cannot lead.
-
-        Raises:
-          UserError: the database cannot be used.
-        """
+        """Take the lease as ``Database`` does; return None also while this master cannot lead."""
         if not self.secret:
             self._open()
         return None if self.unfit else super().take_lease(holder, lease_s, free_s)
