@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +18,12 @@ import click
 
 from holdfast.daemon.cli.command_line import commands
 from holdfast.membership.spec.spec import RunSpec
-from holdfast.membership.spec.spec_keys import MEANINGS
 from holdfast.protocol import messages
 from holdfast.protocol.wire import MESSAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
+MEANINGS = tomllib.loads((ROOT / "tools" / "spec_keys.toml").read_text(encoding="utf-8"))
 ROOMS = (
     "protocol",
     "diloco",
@@ -69,7 +70,7 @@ def run_toml() -> str:
         ]
         for key in attrs.fields(type(values)):
             default = json.dumps(getattr(values, key.name))
-            meaning = MEANINGS[f"{table.name}.{key.name}"]
+            meaning = MEANINGS[table.name][key.name]
             lines.append(f"| `{key.name}` | `{default}` | {meaning} |")
     return "\n".join(lines) + "\n"
 

@@ -32,7 +32,7 @@ def _shown(value: object) -> str:
 
 
 def with_end(spec: RunSpec, *, rounds: int | None = None, epochs: int | None = None) -> RunSpec:
-    """Return the spec with another number of rounds or epochs; None: as it is."""
+    """Return the spec with another number of rounds or epochs, or with its own for None."""
     run, data = spec.run, spec.data
     return attrs.evolve(
         spec,
