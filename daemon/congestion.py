@@ -191,10 +191,7 @@ def compare_with_lanes(report: CongestionReport, used_now: Iterable[str]) -> Con
 
 @define
 class CongestionCheck:
-    """A peer's check of its congestion control, made when its status is asked for.
-
-    It is made again after ``CHECK_AGAIN_S``, or if the run's spec wants another one.
-    """
+    """A peer's check of its congestion control, made again for another one or a fix."""
 
     examine: Callable[[str], CongestionReport] = examine
     clock: Callable[[], float] = time.monotonic

@@ -291,7 +291,7 @@ def rows_of(
     from_at: float | None,
     to_at: float | None,
 ) -> list[Row]:
-    """Return at most ``count`` rows of columns, ``at`` first, oldest first, and gaps.
+    """Return at most ``count`` rows of columns, ``at`` first, oldest first.
 
     A gap is a row of None whose time is right after the last point before it.
     """
@@ -341,9 +341,6 @@ def lines(
     """Return the lines of a column or a figure, and how many members are left out.
 
     The mean comes first if there is one, then the members that were seen last.
-
-    Args:
-      of: one of ``LINE_COLUMNS``, or with ``figure`` the name of a figure.
     """
     where = "figures != '[]'" if figure else "has_loss or peer = ?"
     known = db.execute(

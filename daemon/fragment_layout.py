@@ -10,12 +10,7 @@ from .process.exit_codes import ExitCode
 
 
 def fragments_of(layout: ModelLayout, diloco: DilocoTable) -> tuple[Fragment, ...]:
-    """Divide a layout as the spec says; the result is equal at every peer.
-
-    Raises:
-      UserError: the model has too few layers for the number of fragments, or its tensors are not
-        those of the spec's groups.
-    """
+    """Divide a layout as the spec says, equally at every peer; raise UserError if it cannot be."""
     tensors = [TensorShape(t.name, t.shape, t.kind) for t in layout.tensors]
     try:
         if diloco.groups:

@@ -57,12 +57,7 @@ class PastEvent:
 
 
 class MetricsStore:
-    """The history of one run.
-
-    Args:
-      path: the file; ``:memory:`` stores nothing on disk.
-      warn: called with a sentence about a fault of the file and its consequence.
-    """
+    """The history of one run in a file (``:memory:``: none); ``warn`` is told its faults."""
 
     def __init__(self, path: Path | str, warn: Callable[[str], None] = log.warning) -> None:
         self._path = path
@@ -152,12 +147,7 @@ class MetricsStore:
         events: Sequence[PastEvent] = (),
         members: Sequence[MemberPoint] = (),
     ) -> bool:
-        """Store all rows, or none; return whether they are stored.
-
-        Args:
-          rounds: number, and a row as JSON.
-          members: oldest first.
-        """
+        """Store all rows (rounds as JSON), or none; return whether they are stored."""
         if not (points or rounds or events or members):
             return True
         packed = [(number, zlib.compress(body, ZIP_LEVEL)) for number, body in rounds]
@@ -184,10 +174,7 @@ class MetricsStore:
         return False
 
     def _forget_rounds(self) -> tuple[int, int]:
-        """Delete the oldest rounds; return the count and bytes left.
-
-        A twentieth more than needed is deleted, so that this does not happen at every round.
-        """
+        """Delete the oldest rounds, a twentieth more than needed; return the count and bytes."""
         self._db.execute(
             "delete from rounds where number in (select number from (select number, "
             "count(*) over newer as rank, sum(bytes) over newer as total from rounds "
@@ -257,10 +244,7 @@ class MetricsStore:
     def member_points(
         self, peer: str, count: int, from_at: float | None, to_at: float | None
     ) -> list[Row]:
-        """Return ``count`` rows of a member at most, and gaps, oldest first.
-
-        They have ``MEMBER_COLUMNS`` and figures by name.
-        """
+        """Return ``count`` rows of ``MEMBER_COLUMNS`` and figures at most, oldest first."""
         columns = (*MEMBER_COLUMNS, "figures")
         with self._access():
             return curves.rows_of(self._db, peer, columns, count, from_at, to_at)
@@ -282,12 +266,9 @@ class MetricsStore:
         text: str = "",
         peer: str = "",
     ) -> list[PastEvent]:
-        """Return ``count`` events at most, newest first.
+        """Return ``count`` events at most, newest first; what is empty filters nothing.
 
-        Args:
-          kinds: only events of these kinds; all if empty.
-          text: only events with this in their text or their peer's name, in any case.
-          peer: only events about this peer; all if empty.
+        ``text`` is looked for in their text or their peer's name, in any case.
         """
         where, arguments = ["id < ?"], [2**62 if before is None else before]
         wanted: list[Any] = [*arguments]

@@ -193,12 +193,7 @@ class PeerRecord:
 
 @frozen
 class SavedWeights:
-    """The checkpoint that a peer leaves behind.
-
-    Attributes:
-      place: folder or URL of the checkpoints.
-      option: with which ``holdfast export`` finds it, as arguments.
-    """
+    """The checkpoint that a peer leaves; ``option`` is what ``holdfast export`` finds it with."""
 
     place: str
     step: int

@@ -19,12 +19,7 @@ class Sampler:
         self._seconds: dict[int, deque[Seconds]] = {}  # by member number
 
     def take(self, peer: str, name: str, at: float, number: int, progress: Progress) -> MemberPoint:
-        """Return a member's point.
-
-        Args:
-          at: unix seconds.
-          number: of the member; its process counts the seconds.
-        """
+        """Return a member's point; ``number`` is the member's, whose process counts the seconds."""
         return MemberPoint(
             peer,
             name,

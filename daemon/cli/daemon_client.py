@@ -37,11 +37,7 @@ def call(
     query: Mapping[str, str | int] | None = None,
     timeout_s: float = HTTP_S,
 ) -> Json:
-    """Send a request to a local daemon and return its answer: a GET without ``body``, else a POST.
-
-    Raises:
-      UserError: the daemon does not answer, or answers with an error.
-    """
+    """Return a local daemon's answer to a GET or, with a body, a POST; raise UserError without."""
     import httpx  # takes a tenth of a second, which only the commands that send requests need
 
     url = f"{control.url}/api/{name}"
@@ -69,10 +65,7 @@ def call(
 
 @functools.cache
 def _client() -> httpx.Client:
-    """Return the command's one HTTP client, so that repeated polls share a connection.
-
-    The client ignores proxy variables of the environment: the daemon is on this machine.
-    """
+    """Return the one HTTP client; it ignores proxies, as the daemon is on this machine."""
     import httpx
 
     client = httpx.Client(trust_env=False)

@@ -117,10 +117,8 @@ class Polls:
 class Fleet:
     """The processes of one run; ``stop`` or ``kill_all`` ends them.
 
-    Args:
-      folder: each process has ``NAME/`` for its state and ``NAME.log`` in it.
-
     Attributes:
+      folder: each process has ``NAME/`` for its state and ``NAME.log`` in it.
       nodes: the processes by name; the master's is ``master``.
       ended: earlier lives of nodes that were started again.
       invites: by the name of the peer.

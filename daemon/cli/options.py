@@ -105,13 +105,9 @@ def entering(
 ) -> tuple[Invite, Path]:
     """Return the decoded invite and the state directory of the peer that joins with it.
 
-    Args:
-      default: returns the directory for a run's id and its authority's fingerprint; used without
-        ``state``.
-
-    Raises:
-      UserError: the directory is a master's; or the invite is malformed, or has expired and there
-        is no identity yet. A peer that was in the run needs no valid invite.
+    ``default`` returns the directory for a run's id and its authority's fingerprint. UserError is
+    raised if the directory is a master's or the invite is no good; a peer that was in the run
+    needs no valid one.
     """
     from ...protocol.trust.invite import Invite
 

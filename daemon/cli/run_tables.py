@@ -23,8 +23,7 @@ FIGURE_MEMBERS_SHOWN = 8  # with more, a figure's lowest and highest value stand
 def plain_console() -> Console:
     """Return a console as wide as the terminal; in a pipe as wide as the text and without colours.
 
-    The console interprets no markup, so a name with brackets prints as it is. ``Text`` carries
-    styles.
+    It interprets no markup, so a name with brackets prints as it is.
     """
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return Console(highlight=False, markup=False, emoji=False)
@@ -70,10 +69,7 @@ def show_members(console: Console, members: Iterable[DepartedRow], headings: Seq
 
 
 def show_figures(console: Console, members: Sequence[DepartedRow]) -> None:
-    """Print a table of the figures of ``run.log``; nothing if there are none.
-
-    The means are of the contributors, as far as these log a figure.
-    """
+    """Print a table of the figures of ``run.log``, if any; the means are of the contributors."""
     logging = [member for member in members if member.metrics]
     names = sorted({name for member in logging for name in member.metrics})
     if not names:

@@ -75,10 +75,7 @@ def _fault(program: str) -> str:
 
 
 class TakesCommand(click.Command):
-    """A command whose last argument is another program's command line, after ``--``.
-
-    Without ``--`` the options of that program would be taken for options of this one.
-    """
+    """A command with another program's command line after ``--``, which tells options apart."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; raise UserError without an invite, or for a missing ``--``."""

@@ -71,12 +71,8 @@ class Admission:
     """Admit newcomers, and keep the list of those that wait for approval.
 
     Args:
-      decide: lets the coordinator decide something.
       recorded: waits until all decisions are on disk.
       checkups: answers machines that only want to be checked.
-
-    Attributes:
-      change_count: grows whenever the list changes.
     """
 
     def __init__(
@@ -195,12 +191,7 @@ class Admission:
         )
 
     async def approve(self, wanted: str) -> Json:
-        """Approve a pending newcomer; it gets its certificate when it asks again.
-
-        Raises:
-          UserError: no pending newcomer has this name, its token is not valid any more, or the disk
-            is full.
-        """
+        """Approve a pending newcomer; it gets its certificate when it asks again."""
         pending = self._find(wanted)
         del self._pending[pending.peer]  # before the first await: two approvals use the token once
         try:
@@ -243,14 +234,7 @@ def find_peer(wanted: str, names: Mapping[str, str], kind: str, hint: str) -> st
     """Return the peer that an operator means: by the first digits of the id, else by the name.
 
     A word of hex digits is always an id. A machine chooses its own name, and must not receive what
-    was meant for another one by choosing that one's id.
-
-    Args:
-      names: of all peers, by id.
-      kind: what they are, for the error.
-
-    Raises:
-      UserError: there is none, or more than one.
+    was meant for another one by choosing that one's id. Without one peer, UserError is raised.
     """
     if ID_DIGITS.fullmatch(wanted):
         matches = [peer for peer in names if peer.startswith(wanted)]

@@ -24,12 +24,7 @@ log = logging.getLogger("holdfast.master")
 
 
 class EffectQueue:
-    """Perform effects: records on disk before the messages that follow from them.
-
-    Args:
-      write: returns when a record is on disk.
-      superseded: set when another master is obeyed; nothing is carried out after that.
-    """
+    """Perform effects: records on disk before the messages that follow; none once superseded."""
 
     def __init__(
         self,
@@ -50,10 +45,7 @@ class EffectQueue:
         self._listeners.append(listener)
 
     def add(self, effects: list[Effect]) -> None:
-        """Append effects; the sessions that they are for are chosen now.
-
-        A peer may be back on another connection by the time that they are carried out.
-        """
+        """Append effects for the sessions of now: a peer may be back on another one later."""
         for effect in effects:
             self._queue.append((effect, self._sessions.addressee(effect)))
         self._work.set()

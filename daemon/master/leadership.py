@@ -178,9 +178,6 @@ class Leadership:
     async def lead(self, lease: Lease, begin: Callable[[], Awaitable[Leader]]) -> str:
         """Lead until the lease is lost, or the leader ends by itself.
 
-        Args:
-          begin: makes the leader, from the journal.
-
         Returns:
           Why the lease was lost; empty if the leader has ended by itself.
         """

@@ -13,14 +13,7 @@ from .opened_run import MasterOptions, OpenedRun
 
 
 class MasterInvites:
-    """Makes invites.
-
-    Args:
-      bound: returns the addresses that this master listens on.
-
-    Attributes:
-      others: addresses of the other masters of a shared journal.
-    """
+    """Makes invites; ``others`` are addresses of the other masters of a shared journal."""
 
     def __init__(
         self, options: MasterOptions, run: OpenedRun, bound: Callable[[], Sequence[Address]]
@@ -44,14 +37,7 @@ class MasterInvites:
     def make(
         self, role: Role, founder: bool, uses: int, hours: float, *, approve: bool = False
     ) -> str:
-        """Make an invite and return it as text.
-
-        Args:
-          approve: the operator approves each newcomer that comes with it.
-
-        Raises:
-          UserError: the disk is full.
-        """
+        """Return a new invite as text; raise UserError if the disk is full."""
         with storing("the invite"):
             token, expires_s = self._run.store.make_token(
                 role, founder=founder, uses=uses, hours=hours, by_hand=approve

@@ -81,10 +81,8 @@ class MasterService:
 
     Args:
       probe: dial peers back; otherwise all of them count as reachable.
-      clock: the time of decisions, before the waits for the journal are subtracted. It may run
-        ahead of trio's clock.
-      may_decide: says whether this master still holds a journal that others share; None: it is its
-        own.
+      clock: the time of decisions, without the waits for the journal; it may run ahead of trio's.
+      may_decide: says whether this master still holds a shared journal; None: it is its own.
     """
 
     def __init__(
@@ -154,11 +152,7 @@ class MasterService:
     async def run(
         self, *, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve until cancelled; report the bound addresses once they listen.
-
-        Raises:
-          UserError: the journal is damaged, or another master is obeyed.
-        """
+        """Serve until cancelled; raise UserError for a damaged journal or another master."""
         self._began_s = self.now()
         async with trio.open_nursery() as nursery:
             self.bound = await nursery.start(self.network.serve, self.bind, self._on_channel, None)
@@ -216,9 +210,7 @@ class MasterService:
     def decide(self, decision: Decision, *, sooner: bool = True) -> None:
         """Let the coordinator decide something now; the effects are carried out in order.
 
-        Args:
-          sooner: the coordinator's next deadline may have become an earlier one. Signs of life
-            only put deadlines off, and searching for the next one takes time for each member.
+        Signs of life make no deadline come ``sooner``, and the search for the next one takes time.
         """
         if self._may_decide is not None and not self._may_decide():
             self.stand_down(LEASE_OVER)
@@ -232,11 +224,7 @@ class MasterService:
             self._deadline_changed.set()
 
     async def see_through(self, decision: Decision) -> None:
-        """Make a decision; return when it is on disk and the peers concerned were told.
-
-        Raises:
-          UserError: that takes too long. It may still happen later.
-        """
+        """Make a decision; return when it is on disk and the peers concerned were told."""
         self.decide(decision)
         await self.recorded()
 

@@ -29,12 +29,7 @@ STREAM_ENDS = (trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfCha
 
 
 class OtherMasters:
-    """Compare this master's term with the terms of other masters.
-
-    Args:
-      decide: lets the coordinator decide something.
-      bound: returns this master's own addresses, which are not asked.
-    """
+    """Compare this master's term with the terms of other masters."""
 
     def __init__(
         self,

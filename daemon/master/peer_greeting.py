@@ -68,8 +68,7 @@ class PeerGreeting:
         """Hear a peer's first message; tell it if it is refused.
 
         Returns:
-          The connection's stream, and the peer or its request to go on with a session. None if the
-          connection is to be closed.
+          Its stream, and the peer or its request to go on; None if the connection is to be closed.
         """
         peer = channel.peer
         if self._greetings[peer] >= GREETINGS_MAX:

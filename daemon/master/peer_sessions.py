@@ -80,11 +80,8 @@ class PeerSessions:
     """The sessions of a master, by peer.
 
     Args:
-      decide: lets the coordinator decide something.
-      handle: called with a peer's id and each message that it sends.
-      noted: called when a crowd's master has noted something from which nothing was concluded yet.
+      noted: called when a crowd's master has noted what nothing was concluded from yet.
       resumed: called after a peer has come back over another connection.
-      now: the clock of decisions.
       superseded: set when another master is obeyed; no session begins after that.
     """
 

@@ -33,12 +33,7 @@ AGAIN_S = 5.0  # between two checks at least, however often peers come back
 
 
 class ReachabilityCheck:
-    """Class peers as reachable or not.
-
-    Args:
-      members: returns the peers to check again, with their addresses.
-      classed: called with the result of each later check.
-    """
+    """Class ``members`` as reachable or not; ``classed`` is told the result of each later check."""
 
     def __init__(
         self,
@@ -53,12 +48,9 @@ class ReachabilityCheck:
         self._again = trio.Event()
 
     async def reachable(self, peer: str, addresses: tuple[str, ...], host: str) -> bool:
-        """Return whether a peer can be dialled at one of its addresses.
+        """Return whether a peer whose connection comes from ``host`` can be dialled.
 
         A peer that was not reachable at the same addresses before is not checked now, but soon.
-
-        Args:
-          host: the host that its connection comes from.
         """
         if self._outbound.get(peer) == addresses:
             self._again.set()  # this may have changed; the peer is told if it has

@@ -20,14 +20,7 @@ def standby_routes(
     facts: Callable[[], Json],
     page_elsewhere: Callable[[Request], str | None],
 ) -> Sequence[BaseRoute]:
-    """Return the routes.
-
-    Args:
-      why: says what this master waits for.
-      facts: what else its status has.
-      page_elsewhere: returns the leader's URL for a request; None if it cannot be reached from
-        there.
-    """
+    """Return the routes; ``page_elsewhere`` returns the leader's URL if the client can reach it."""
 
     async def front(request: Request) -> Response:
         if (url := page_elsewhere(request)) is not None:

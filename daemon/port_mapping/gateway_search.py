@@ -19,15 +19,11 @@ RTF_GATEWAY = 0x2
 
 
 def find_gateways(bound: Sequence[Address]) -> list[list[Gateway]]:
-    """Return, for IPv4 and for IPv6, the gateways to ask, the best first.
+    """Return the gateways to ask, the best first, for each family that needs one.
 
-    Args:
-      bound: where this process listens, ports known.
-
-    Returns:
-      A list for each family in which this machine has a router to the internet, and an address that
-      machines beyond it cannot dial by themselves: any private IPv4 address, and any public IPv6
-      address, which a router's firewall shuts.
+    A family needs one if this machine has a router to the internet, and an address that machines
+    beyond it cannot dial by themselves: any private IPv4 address, and any public IPv6 address,
+    which a router's firewall shuts.
     """
     found: list[list[Gateway]] = []
     for address in bound:

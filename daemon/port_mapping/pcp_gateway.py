@@ -36,13 +36,7 @@ Answer = TypeVar("Answer")
 
 
 class PcpGateway(Gateway):
-    """A router at an address, asked by PCP first and by NAT-PMP if it does not speak that.
-
-    Args:
-      router: its address in this network.
-      own: this machine's address towards it, and the port to be mapped.
-      port: the router's UDP port for both protocols.
-    """
+    """A router, asked by PCP first and by NAT-PMP if it does not speak that, to map ``own``."""
 
     def __init__(self, router: str, own: Address, port: int = PORT) -> None:
         self._router = router

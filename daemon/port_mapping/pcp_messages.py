@@ -95,13 +95,7 @@ class MapRequest:
 
 @frozen
 class MapAnswer:
-    """What the router gave.
-
-    Attributes:
-      address: at which other machines dial this one; NAT-PMP tells the host in an answer of its
-        own.
-      epoch: seconds since the router lost its mappings.
-    """
+    """What the router gave, in epoch seconds since it lost its mappings. NAT-PMP gives no host."""
 
     kind: AnswerKind
     host: str

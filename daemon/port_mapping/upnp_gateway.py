@@ -48,12 +48,7 @@ BODY = (
 
 
 class UpnpGateway(Gateway):
-    """A router at an address.
-
-    Args:
-      router: its address in this network.
-      own: this machine's address towards it, and the port to be mapped.
-    """
+    """A router at an address of this network, asked to map ``own``."""
 
     def __init__(self, router: str, own: Address) -> None:
         self._router = router

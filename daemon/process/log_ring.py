@@ -60,12 +60,7 @@ class LogRing:
     def tail(
         self, count: int, *, after: float = 0.0, source: Source | None = None
     ) -> list[LogLine]:
-        """Return the newest lines, the oldest of them first, printable and cut to length.
-
-        Args:
-          after: unix seconds; only lines that came later.
-          source: only lines of this source.
-        """
+        """Return the newest lines later than ``after``, the oldest first, printable and cut."""
         with self._lock:
             found = [
                 line

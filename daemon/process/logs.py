@@ -45,15 +45,7 @@ class JsonLines(logging.Formatter):
 
 
 def configure(level: str, form: str, file: Path | None) -> None:
-    """Set up the logging of this process.
-
-    Args:
-      form: ``text`` or ``json``.
-      file: the file to log to; None for standard error, which the service manager rotates.
-
-    Raises:
-      UserError: the file cannot be written.
-    """
+    """Set up this process's log, as ``text`` or ``json``; raise UserError for a bad file."""
     handler: logging.Handler = logging.StreamHandler()
     if file is not None:
         try:

@@ -68,14 +68,7 @@ def fragment_bytes(size: FragmentSize) -> int:
 
 
 def check_room(sizes: Sequence[FragmentSize], memory_bytes: int | None) -> None:
-    """Check that a state of these sizes fits, before any of it is fetched.
-
-    Args:
-      memory_bytes: see ``machine_bytes``; None for no limit.
-
-    Raises:
-      UserError: it does not fit.
-    """
+    """Raise UserError if a state of these sizes does not fit, before any of it is fetched."""
     needed = state_bytes(sizes)
     if memory_bytes is None or needed + MEMORY_LEFT_BYTES <= memory_bytes:
         return

@@ -84,12 +84,9 @@ def peer_state(run_id: str, fingerprint: str) -> Path:
 
 
 def make_private(directory: Path) -> Path:
-    """Make a directory that only this user can enter, and its missing parents; or check an existing
-    one.
+    """Make a directory, and its missing parents, that only this user can enter.
 
-    Raises:
-      UserError: it cannot be made, or other users can write into it. They could plant keys and
-        records there.
+    UserError is raised if other users can write into an existing one: they could plant keys.
     """
     try:
         for parent in reversed(directory.parents):  # ``parents=True`` would let others enter them
@@ -183,12 +180,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Make a temporary folder, because a socket's path must be short; remove those of killed
-    daemons.
-
-    Raises:
-      UserError: there is no place for it.
-    """
+    """Make a temporary folder with a short path for a socket; remove those of killed daemons."""
     try:
         place = tempfile.gettempdir()
         if len(os.fsencode(place)) > SOCKET_PLACE_BYTES_MAX:

@@ -13,14 +13,10 @@ from ...protocol.errors import HoldfastError
 async def wait_for_signals(
     on_signal: Callable[[], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call ``on_signal`` at every SIGINT and SIGTERM, and at SIGHUP if it comes first, until
-    cancelled.
+    """Call ``on_signal`` at every SIGINT and SIGTERM, and at SIGHUP if it comes first.
 
     A terminal or an ssh connection that is closed sends SIGHUP, often twice, which must not pass
     for an impatient second Ctrl+C. Under ``nohup`` it stays ignored.
-
-    Args:
-      task_status: says when no signal ends the process any more.
     """
     hang_up = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else set()
     first = True

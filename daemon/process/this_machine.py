@@ -42,10 +42,7 @@ def descriptor_limit() -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of this process and its children as far as it may without privileges.
-
-    Most systems start with 1,024 for programs that wait with ``select``, which daemons do not.
-    """
+    """Raise the limit of this process, mostly 1,024, as far as it may without privileges."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < descriptor_limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit(), hard))

@@ -60,8 +60,6 @@ def make_app(
     Args:
       private_reads: answer ``GET /api/NAME``, with the token only.
       why_unready: returns why the daemon cannot do its work now, or an empty string.
-      routes: further routes.
-      names: the daemon's host names; by default this machine's own names.
       token_file: the file that holds the token; its path is told to clients on this machine.
     """
 

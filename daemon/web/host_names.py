@@ -23,12 +23,7 @@ MISDIRECTED = 421
 
 
 class HostNames:
-    """The names of one daemon.
-
-    Args:
-      bound: the address that it listens on; a wildcard, too, because people type what is printed.
-      named: more names, given by the operator: a proxy's, or the host's around a container.
-    """
+    """The names of one daemon: where it listens, as people type what is printed, and given ones."""
 
     def __init__(self, bound: str = "", named: Iterable[str] = ()) -> None:
         machine = socket.gethostname().lower()

@@ -59,15 +59,8 @@ def control_side(
 ) -> Iterator[tuple[Callable[[], Awaitable[None]], str]]:
     """Bind a daemon's HTTP server and publish its address with a new bearer token.
 
-    Args:
-      names: host names that the operator gives it, besides the machine's own.
-      with_page: serve the dashboard, too.
-
     Yields:
       The task that serves it, and its URL.
-
-    Raises:
-      UserError: the address is taken or not this machine's.
     """
     listener, url = bind_http(address)
     token = secrets.token_urlsafe(TOKEN_BYTES)

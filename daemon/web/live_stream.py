@@ -60,12 +60,7 @@ class StreamListener:
 
 
 class LiveStream:
-    """The stream of one daemon.
-
-    Args:
-      status: returns the current status.
-      stamp: returns a value that changes whenever the status may have changed.
-    """
+    """The stream of one daemon; ``stamp`` changes whenever ``status`` may have changed."""
 
     def __init__(self, status: Callable[[], object], stamp: Callable[[], object]) -> None:
         self._status = status

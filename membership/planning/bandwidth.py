@@ -96,11 +96,8 @@ class LineCapacities:
 class _Carried:
     """The rate of one direction: the weighted mean of its reports, of which old ones count less.
 
-    Attributes:
-      busy_s: of all reports, added up.
-      weight: the reports' weights, busy seconds at most, added up; ``weights_square``: their
-      squares. rates, rates_square: the reports' rates and the squares of these, by weight, added
-      up.
+    ``busy_s`` is of all reports; ``weight`` is the sum of their weights, which are busy seconds at
+    most. ``rates`` are weighted sums, and squares those of the squares.
     """
 
     busy_s: float = 0.0
@@ -127,7 +124,7 @@ class _Carried:
         return _clamp(self.rates / self.weight) if self.busy_s >= BUSY_S_MIN else None
 
     def error(self) -> float:
-        """Return the standard error of the rate, which must be known.
+        """Return the standard error of the known rate.
 
         The variance of a report is the reports' own and the usual one, by how many reports count.
         """
@@ -206,11 +203,8 @@ class Bandwidths:
     ) -> LineCapacities:
         """Return the lines of these peers, for a plan.
 
-        Args:
-          caps: the bandwidth limit that a machine's owner has set, infinite where there is none.
-            Peers without limits are left out.
-          sending: the peers that contribute. What is usual is the median of these, if any of them
-            is known.
+        ``caps`` are what owners have set. What is usual is the median of those that are
+        ``sending``, if any of them is known.
         """
         known = {peer: rate for peer in peers if (rate := self.known(peer)) is not None}
         judged = [known[peer] for peer in sending if peer in known] or list(known.values())

@@ -82,23 +82,17 @@ def make_plan(
     fragment: int = 0,
     barred: Collection[str] = (),
 ) -> tuple[Plan, PlanEstimate]:
-    """Cut a fragment into chunks and give each an owner.
+    """Cut a fragment into chunks and give each an owner; raise NoReachableOwnerError if none can.
 
     Args:
-      size: of the fragment.
       contributors: peer ids in order of member number; owners are chosen from them.
-      receivers: all members that get the result, contributors too.
-      lines: of all receivers.
-      spec: chunk size and codecs.
+      receivers: all members that get the result, contributors too; ``lines`` are theirs.
       fragment: its number, by which the spec's codecs are chosen.
       barred: contributors that own nothing, unless no other contributor could.
 
     Returns:
       A plan and its estimate. Runs follow the order of ``contributors``, without those that own
       nothing. Multiplying all bandwidths by k gives the same plan, but for rounding.
-
-    Raises:
-      NoReachableOwnerError: no contributor can be reached by all other members.
     """
     up, down = spec.reduce.codecs(fragment)
     known = [lines.rates[p].up_bytes_per_s for p in contributors if p not in lines.guessed]
@@ -147,10 +141,7 @@ def _workload(
 
 
 def planned_s(order: Reduce, size: FragmentSize, lines: LineCapacities) -> float | None:
-    """Return the time that a reduction ordered earlier would take over lines as they are known now.
-
-    None: the line of a member is not among these.
-    """
+    """Return how long an earlier order takes over lines as known now; None if one is not."""
     contributors, plan = [each.peer for each in order.contributors], order.plan
     members = _members(contributors, order.receivers)
     if not lines.rates.keys() >= set(members):
@@ -199,13 +190,10 @@ def chunk_elements_of(
     bytes_per_value: float = VALUE_BYTES,
     bytes_per_s: float = math.inf,
 ) -> int:
-    """Return the number of values in a chunk.
+    """Return the number of values in a chunk of ``chunk_bytes`` at most, as float32.
 
-    Args:
-      owner_count: contributors among whom the fragment's chunks are divided.
-      chunk_bytes: float32 bytes of a chunk, at most.
-      bytes_per_value: on the wire.
-      bytes_per_s: what the slowest contributor's line carries.
+    The fragment is divided among ``owner_count`` contributors, whose slowest line carries
+    ``bytes_per_s``.
     """
     values = size.value_count
     room_bytes = CHUNK_BYTES_ALWAYS

@@ -85,12 +85,7 @@ class Workload:
 
 
 def reduction_s(work: Workload, own_up: Sequence[float], own_down: Sequence[float]) -> float:
-    """Return the time after which the busiest line is done.
-
-    Args:
-      own_up: by contributor, the bytes of one contribution to the chunks that it owns.
-      own_down: by contributor, the bytes of the result of the chunks that it owns.
-    """
+    """Return when the busiest line is done, by the bytes that each contributor owns, each way."""
     count, receivers = work.contributor_count, len(work.rates)
     slowest = 0.0
     for member, rate in enumerate(work.rates):
@@ -172,14 +167,9 @@ def best_shares(work: Workload) -> list[float]:
 def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -> list[float]:
     """Return equal shares, unless the best ones promise a reduction that is shorter by far.
 
-    Rates are estimates. A plan that follows their errors is slower than equal shares are. Delays
-    count: in a small round they are most of the time, whatever the shares.
-
-    Args:
-      cautious: the members' rates by which the promise is judged; None: those of ``work``.
-
-    Raises:
-      NoReachableOwnerError: no contributor can own anything.
+    Rates are estimates. A plan that follows their errors is slower than equal shares are, so the
+    promise is judged by ``cautious`` ones. Delays count: in a small round they are most of the
+    time, whatever the shares. NoReachableOwnerError is raised if no contributor can own anything.
     """
     judged = evolve(work, rates=tuple(cautious or work.rates))
     equal = equal_shares(work)
@@ -323,12 +313,8 @@ def _least(
 ) -> list[float]:
     """Return the shares with which a further variable, the last one, is least, and that variable.
 
-    Args:
-      rows, limits: ``row . variables <= limit``.
-      most: the largest share of each member; the shares add up to 1, and no variable is negative.
-
-    Raises:
-      LocalProtocolError: the solver finds none.
+    ``row . variables <= limit`` holds for each row; ``most`` is each member's largest share. They
+    add up to 1, and none is negative. LocalProtocolError is raised if the solver finds none.
     """
     import highspy  # few masters have limited pairs
 

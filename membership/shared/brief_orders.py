@@ -55,9 +55,8 @@ class OrderWriter:
     def brief(self, message: Message, view: View | None, orders: dict[int, Reduce]) -> Message:
         """Return what to send in place of a message.
 
-        Args:
-          view: the last one that was sent on the connection.
-          orders: the last ``Reduce`` that was sent there, by fragment; changed by a further one.
+        ``view`` and ``orders`` (by fragment) are what was sent last on the connection; a further
+        ``Reduce`` is noted there.
         """
         if isinstance(message, Reduce):
             orders[message.fragment] = message

@@ -39,13 +39,7 @@ class AddedContributor:
 
 @frozen
 class ChunkGroup:
-    """The chunks whose mean is of the same contributors.
-
-    Attributes:
-      places: of these contributors, in ``MeanContents.added``.
-      weight: what their sum was divided by.
-      chunks: runs of consecutive chunks, as (first, count).
-    """
+    """The runs (first, count) of chunks whose mean is of the contributors at these places."""
 
     places: tuple[int, ...]
     weight: int

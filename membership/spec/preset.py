@@ -24,12 +24,7 @@ Document = dict[str, Any]  # TOML: values by key, by table
 
 @frozen
 class Preset:
-    """A named set of settings.
-
-    Attributes:
-      settings: by ``table.key``; what is left out has the key's own default.
-      inner: the inner optimizer that it was measured with; the training script chooses it.
-    """
+    """A named set of settings, by ``table.key``, measured with an inner optimizer."""
 
     settings: Mapping[str, bool | int | float | str]
     inner: str = "AdamW"
@@ -107,11 +102,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
 
 
 def preset_settings(document: Document) -> dict[str, bool | int | float | str]:
-    """Return what the document's preset sets beyond the document itself, by ``table.key``.
-
-    Empty without a preset, with an unknown one (which the spec's validator names) and where a table
-    is no table.
-    """
+    """Return what the document's valid preset sets beyond the document itself, by ``table.key``."""
     run = document.get("run")
     preset = run.get("preset") if isinstance(run, dict) else None
     if not isinstance(preset, str) or preset not in PRESETS:

@@ -1,19 +1,7 @@
 """``run.toml``: the settings that the run's operator decides, parsed and checked.
 
-Every other timeout of the system is derived from ``membership.deadline_s``:
-
-    deadline_s        a member silent for this long is removed; nothing waits longer for a dead
-                      member
-    heartbeat_s       deadline / 5: four may be lost before a member is taken for dead
-    link_deadline_s   deadline / 2: a peer waits this long for a link that is not up
-    link_silence_s    a second more: peers notice a stalled link and report it before the master,
-                      which sees only that nothing moves, has to ask; after a gap of half the
-                      deadline a line has time to carry something again
-    journal_lease_s   deadline / 3: of several masters one leads; silent for this long, another one
-                      does
-    settle_s          deadline / 10: when a peer reports that it lost B, the master waits this long
-                      for B's own connection to break before it removes a member that still looks
-                      alive
+Every other timeout of the system is derived from ``membership.deadline_s``: the properties of
+``RunSpec`` say how.
 """
 
 from __future__ import annotations
@@ -252,9 +240,8 @@ class ReduceTable:
         default=CHUNK_BYTES_MAX, validator=_whole(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
     )
     lanes: int = field(default=2, validator=_whole(1, LANES_OPEN_MAX))  # of a new link
-    lanes_max: int = field(
-        default=32, validator=_whole(1, LANES_OPEN_MAX)
-    )  # while the line has room
+    # While the line has room.
+    lanes_max: int = field(default=32, validator=_whole(1, LANES_OPEN_MAX))
     # TCP's congestion control of lanes, where the kernel has it.
     congestion: str = field(default="bbr", validator=_word)
 
@@ -393,11 +380,9 @@ class RunSpec:
 
     @property
     def toml_text(self) -> str:
-        """Every setting in one canonical form, as ``run.toml``: what journal, peers and checkpoints
-        keep.
+        """Every setting in one canonical form, as ``run.toml``, for journal, peers and checkpoints.
 
-        With its values written out it is the same run for a holdfast with other presets and
-        defaults.
+        With its values written out it is the same run for a holdfast with other defaults.
         """
         lines: list[str] = []
         for name, kind in TABLES.items():
@@ -409,12 +394,7 @@ class RunSpec:
 
     @classmethod
     def parse(cls, toml_text: str) -> RunSpec:
-        """Parse and check ``run.toml``.
-
-        Raises:
-          UserError: the text is no TOML, has an unknown table or key (the error names the most
-            similar one), or a value out of range.
-        """
+        """Parse and check ``run.toml``; raise UserError with its first mistake."""
         document = with_preset(_read(toml_text))
         _refuse_unknown(document, list(TABLES), "table")
         given: dict[str, dict[str, Any]] = {}
@@ -449,12 +429,12 @@ class RunSpec:
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between heartbeats."""
+        """Seconds between heartbeats: four may be lost before a member is taken for dead."""
         return self.membership.deadline_s / 5
 
     @property
     def journal_lease_s(self) -> float:
-        """Seconds after which a master that shares its journal is followed by another one."""
+        """Seconds of silence after which a master that shares its journal is followed."""
         return max(self.membership.deadline_s / 3, LEASE_S_MIN)
 
     @property
@@ -464,14 +444,18 @@ class RunSpec:
 
     @property
     def link_silence_s(self) -> float:
-        """Seconds without a byte after which a link is lost, longer than ``link_deadline_s``."""
+        """Seconds without a byte after which a link is lost.
+
+        A second more than the link's deadline: after a gap of that length a line has time to carry
+        something again, and peers report a stalled link before the master has to ask.
+        """
         return min(
             self.link_deadline_s + RETRANSMIT_S, SILENCE_SHARE_MAX * self.membership.deadline_s
         )
 
     @property
     def settle_s(self) -> float:
-        """Seconds between an accusation and the removal of a member that looks alive."""
+        """Seconds that the accused member's own connection has to break before it is removed."""
         return self.membership.deadline_s / 10
 
 

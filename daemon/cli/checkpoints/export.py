@@ -74,8 +74,7 @@ def export_safetensors(checkpoint: Checkpoint, out: Path) -> None:
     """Write a safetensors file with every tensor under all of its names.
 
     Raises:
-      CheckpointError: the checkpoint cannot be read or is damaged, or its spec divides the tensors
-        into fragments in another way than the checkpoint.
+      CheckpointError: it cannot be read, or its spec divides the tensors in another way.
       StoreError: the store cannot be read, or the file cannot be written.
     """
     tensors = checkpoint.manifest.layout.tensors
@@ -86,12 +85,9 @@ def export_safetensors(checkpoint: Checkpoint, out: Path) -> None:
 
 
 def export_torch(checkpoint: Checkpoint, out: Path) -> None:
-    """Write a state dict with ``torch.save``, in another process because this one never imports
-    torch.
+    """Write a state dict with ``torch.save``, in a process that may import torch.
 
-    Raises:
-      CheckpointError, StoreError: as for ``export_safetensors``.
-      UserError: torch is not installed.
+    Raises what ``export_safetensors`` does, and UserError if torch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
         raise UserError(

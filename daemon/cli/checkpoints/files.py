@@ -45,12 +45,7 @@ def as_user_errors() -> Iterator[None]:
 
 
 def find_place(where: str | None, state: Path | None) -> CheckpointStore:
-    """Return the store named by the options, or the only one on this machine.
-
-    Raises:
-      UserError: there is none, or more than one.
-      StoreError: the store cannot be used.
-    """
+    """Return the store of the options, or the only one here; raise UserError or StoreError."""
     if where is not None and state is not None:
         raise click.UsageError("--checkpoints sets the location: omit --state")
     if where is not None:
@@ -72,12 +67,7 @@ def find_place(where: str | None, state: Path | None) -> CheckpointStore:
 
 
 def choose(place: CheckpointStore, part: str | None) -> Checkpoint:
-    """Return the checkpoint whose name contains ``part``; without it, the newest readable one.
-
-    Raises:
-      UserError: there is no such checkpoint.
-      CheckpointError, StoreError: the checkpoint cannot be read.
-    """
+    """Return the checkpoint with ``part`` in its name; without it, the newest readable one."""
     if part is not None:
         (name,) = named(place, part)
         return checkpoints.open_checkpoint(place, name)

@@ -114,12 +114,7 @@ class JournalCut:
 
 @frozen
 class Committed:
-    """A round's commit in the journal.
-
-    Attributes:
-      opened_at: unix seconds when the round was opened; None if that is not known.
-      committed_at: unix seconds when the commit was written.
-    """
+    """A round's commit in the journal; times are unix seconds, None if not known."""
 
     commit: Commit
     opened_at: float | None
@@ -238,10 +233,7 @@ class Journal(ABC):
         return self._time_of("max", kind)
 
     def commits(self, count: int, known: Container[int]) -> list[Committed]:
-        """Return the commits among the newest ``count`` whose rounds are not known, oldest first.
-
-        This blocks no writer.
-        """
+        """Return unknown commits among the newest ``count``, oldest first; no writer waits."""
         found: list[Committed] = []
         opened_at: dict[int, float] = {}
         size_bytes = 0
@@ -259,11 +251,7 @@ class Journal(ABC):
         ]
 
     def uncommitted(self, count: int, known: Container[int]) -> list[Uncommitted]:
-        """Return the rounds among the newest ``count`` that have no commit and are not known,
-        oldest first.
-
-        This blocks no writer.
-        """
+        """Return unknown rounds without a commit among the newest ``count``, oldest first."""
         found: dict[int, Uncommitted] = {}
         committed: set[int] = set()
         with self._newest_rounds(count) as rows:
@@ -354,11 +342,7 @@ class Journal(ABC):
             return bool(found)
 
     def usable_invites(self, role: Role, *, founder: bool) -> list[UsableInvite]:
-        """Return the invites that would admit a machine in this role now, oldest first.
-
-        Args:
-          founder: only those that let a machine supply the initial weights.
-        """
+        """Return the invites that would admit a machine (a founder) in this role, oldest first."""
         now_s = self._now()
         return [
             UsableInvite(_id_of(key), row.uses_left, row.expires_s)

@@ -206,12 +206,7 @@ def _own_errors() -> Iterator[None]:
 
 
 def _open(path: Path | str) -> sqlite3.Connection:
-    """Open or create the file.
-
-    Raises:
-      sqlite3.DatabaseError: it is damaged.
-      UserError: another version of holdfast wrote it.
-    """
+    """Open or create the file; raise UserError if another version of holdfast wrote it."""
     if str(path) != ":memory:":
         keep_private(Path(path))  # SQLite gives its log the same mode
     db = sqlite3.connect(str(path), check_same_thread=False, isolation_level=None)
@@ -235,11 +230,8 @@ def _open(path: Path | str) -> sqlite3.Connection:
 def back_up(state: Path, target: Path) -> int:
     """Copy what another master needs to take the run over; return the number of records.
 
-    The journal may be written meanwhile; the copy is of one instant. An existing copy is replaced
-    when the new one is complete.
-
-    Raises:
-      UserError: there is no run in ``state``, or the copy cannot be written.
+    The journal may be written meanwhile; the copy is of one instant, and replaces an older one
+    when it is complete. UserError is raised if there is no run or no room.
     """
     source = state / JOURNAL_FILE
     if (state / PLACE_FILE).exists():

@@ -28,11 +28,9 @@ class JournalWriter:
     """Write records one at a time, each until it is on disk.
 
     Args:
-      append: makes a record durable.
       note: makes a sentence an event of the run.
       caught_up: called when the clock of decisions runs again.
       superseded: set when another master is obeyed; nothing is written after that.
-      remedy: what the operator does when the journal cannot be written.
     """
 
     def __init__(

@@ -90,13 +90,7 @@ create table authority (
 
 
 class Database:
-    """One connection, opened when it is needed, and the schema of a run. Calls may come from any
-    thread.
-
-    Args:
-      url: ``postgresql://...``, as libpq reads it.
-      run: the run's name.
-    """
+    """One connection, opened when it is needed, and a run's schema; any thread may call."""
 
     def __init__(self, url: str, run: str) -> None:
         self.url = url

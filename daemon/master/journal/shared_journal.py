@@ -28,12 +28,7 @@ SECRET_CHARS_MIN = 16  # of a passphrase or a key file
 
 @define
 class SharedOptions:
-    """What a master needs for a journal in a database.
-
-    Attributes:
-      url, run: of the database and the run.
-      key_file, passphrase: one of them seals the authority's key.
-    """
+    """What a master needs for a journal in a database; a key file or passphrase seals its key."""
 
     url: str
     run: str
@@ -87,12 +82,7 @@ class LeadersDatabase(Database):
 
 @frozen
 class HeldJournal:
-    """The journal and what belongs to it, for the master that holds the lease.
-
-    Attributes:
-      secret: seals the authority's key.
-      is_held: says whether the lease is still good.
-    """
+    """The journal, the secret that seals the authority's key, and whether the lease is good."""
 
     journal: PostgresJournal
     secret: bytes
@@ -112,11 +102,7 @@ class HeldJournal:
 def read_secret(shared: SharedOptions, *, new_run: bool = False) -> bytes:
     """Return what seals the authority's key: the content of a key file, or a passphrase.
 
-    Args:
-      new_run: a key file that is missing is made.
-
-    Raises:
-      UserError: the file is missing or cannot be read, or the secret is too short.
+    A new run's key file is made if it is missing. UserError is raised if there is no good secret.
     """
     key_file = shared.key_file
     if key_file is None:
