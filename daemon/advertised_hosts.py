@@ -74,13 +74,19 @@ def is_loopback(host: str) -> bool:
 def _own_hosts(family: socket.AddressFamily, towards: str) -> list[str]:
     """Return this machine's addresses for other machines, the best first."""
     for target in _targets(family, towards):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((target, 9))
-                return [str(probe.getsockname()[0])]
-        except OSError:
-            continue  # no route
+        if host := host_towards(target, family):
+            return [host]
     return list(_local_hosts(family))[:LOCAL_MAX]
+
+
+def host_towards(target: str, family: socket.AddressFamily) -> str:
+    """Return this machine's address on its route to a host; empty without a route."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 def _local_hosts(family: socket.AddressFamily) -> Iterator[str]:

@@ -10,7 +10,7 @@ import click
 
 from ...protocol.trust.invite import Invite
 from ..advertised_hosts import only_loopback
-from ..process.paths import STANDBY, DaemonAddress, find_control, find_state, locked
+from ..process.paths import STANDBY, find_control, find_state, locked
 from .daemon_client import call
 from .options import FOLDER, HOURS_MAX, NumberInRange, json_option, state_option, tell
 
@@ -129,7 +129,8 @@ def leave(state: Path | None, as_json: bool) -> None:
     Example:
       holdfast leave
     """
-    order(find_control(state, "peer"), "leave", as_json, "leaving after the round in flight")
+    answer = call(find_control(state, "peer"), "leave", {})
+    click.echo(json.dumps(answer) if as_json else "leaving after the round in flight")
 
 
 @click.command()
@@ -299,9 +300,3 @@ def backup(target: Path, state: Path | None, every: float | None, as_json: bool)
             if every is None:
                 return
             time.sleep(every)
-
-
-def order(control: DaemonAddress, name: str, as_json: bool, confirmation: str) -> None:
-    """Send a daemon an order without arguments, and print its answer or a confirmation."""
-    answer = call(control, name, {})
-    click.echo(json.dumps(answer) if as_json else confirmation)

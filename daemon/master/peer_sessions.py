@@ -10,7 +10,7 @@ within the deadline and go on where it was, and the run does not notice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -112,16 +112,10 @@ class PeerSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sessions)
-
     @property
     def crowded(self) -> bool:
         """There are so many members that conclusions are drawn from many messages at once."""
         return len(self._sessions) >= CROWD_MIN
-
-    def __contains__(self, peer: object) -> bool:
-        return peer in self._sessions
 
     # ------------------------------------------------------------ sending
 

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from ...membership.master.state.journal import RunCreated
 from ...protocol.errors import UserError
 from ...protocol.trust.authority import Authority
-from ..advertised_hosts import dialable
+from ..advertised_hosts import dialable, is_loopback
 from ..process.exit_codes import ExitCode
 from ..process.paths import JOURNAL_FILE, STANDBY
 from ..process.screen import Screen
@@ -47,7 +47,6 @@ log = logging.getLogger("holdfast.master")
 # For the lease. CLOCK_MONOTONIC of Linux stands still while the machine sleeps.
 CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 T = TypeVar("T")
-LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 class SharedMaster:
@@ -156,9 +155,9 @@ class SharedMaster:
         leader = self._leadership.leader
         if leader is None or not leader.page:
             return None
-        here = request.client is not None and request.client.host in LOOPBACK_HOSTS
+        here = request.client is not None and is_loopback(request.client.host)
         same_machine = leader.holder.split(":")[0] == self._leadership.holder.split(":")[0]
-        if urlsplit(leader.page).hostname in LOOPBACK_HOSTS and not (here and same_machine):
+        if is_loopback(urlsplit(leader.page).hostname or "") and not (here and same_machine):
             return None
         query = f"?{request.url.query}" if request.url.query else ""
         return f"{leader.page.rstrip('/')}{request.url.path}{query}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...protocol.addresses import Address, is_public
-from ..advertised_hosts import OUTSIDE, WILDCARDS, only_loopback
+from ..advertised_hosts import OUTSIDE, WILDCARDS, host_towards, only_loopback
 from .gateway import Gateway
 from .pcp_gateway import PcpGateway
 from .upnp_gateway import UpnpGateway
@@ -28,7 +28,7 @@ def find_gateways(bound: Sequence[Address]) -> list[list[Gateway]]:
     found: list[list[Gateway]] = []
     for address in bound:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        host = own_host(family) if address.host in WILDCARDS else address.host
+        host = host_towards(OUTSIDE[family], family) if address.host in WILDCARDS else address.host
         if not host or only_loopback([address]):
             continue
         own = Address(host, address.port)
@@ -40,16 +40,6 @@ def find_gateways(bound: Sequence[Address]) -> list[list[Gateway]]:
         elif family == socket.AF_INET6 and is_public(host):
             found.append([PcpGateway(router, own) for router in routers(family)])
     return [gateways for gateways in found if gateways]
-
-
-def own_host(family: socket.AddressFamily) -> str:
-    """Return this machine's address on its route to the internet; empty without one."""
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((OUTSIDE[family], 9))  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
 
 
 def routers(family: socket.AddressFamily) -> list[str]:

@@ -93,9 +93,7 @@ class PcpGateway(Gateway):
         where = await self._exchange(
             nat_pmp_address_request(), lambda data: _of_kind(AnswerKind.ADDRESS, data, port)
         )
-        return MapAnswer(
-            AnswerKind.MAPPED, where.host, mapped.port, mapped.lifetime_s, mapped.epoch
-        )
+        return MapAnswer(AnswerKind.MAPPED, where.host, mapped.port, mapped.lifetime_s)
 
     async def _exchange(self, data: bytes, read: Callable[[bytes], Answer | None]) -> Answer:
         """Send a request until it is answered; raises MappingError if it is not."""

@@ -95,13 +95,12 @@ class MapRequest:
 
 @frozen
 class MapAnswer:
-    """What the router gave, in epoch seconds since it lost its mappings. NAT-PMP gives no host."""
+    """What the router gave; NAT-PMP tells the host in an answer of its own."""
 
     kind: AnswerKind
     host: str
     port: int
     lifetime_s: int
-    epoch: int
 
 
 def pcp_request(request: MapRequest) -> bytes:
@@ -129,7 +128,7 @@ def read_pcp_answer(data: bytes, request: MapRequest) -> MapAnswer | None:
         raise NotUnderstoodError(RESULTS[WRONG_VERSION])
     if len(data) < _PCP_ANSWER.size:
         return None
-    _version, opcode, result, lifetime_s, epoch = _PCP_ANSWER.unpack_from(data)
+    _version, opcode, result, lifetime_s, _epoch = _PCP_ANSWER.unpack_from(data)
     if opcode != _RESPONSE | _PCP_MAP:
         return None
     if result == WRONG_VERSION:
@@ -144,7 +143,7 @@ def read_pcp_answer(data: bytes, request: MapRequest) -> MapAnswer | None:
     if result:
         raise RefusedError(_why(result, RESULTS))
     host = ipaddress.IPv6Address(packed)
-    return MapAnswer(AnswerKind.MAPPED, str(host.ipv4_mapped or host), port, lifetime_s, epoch)
+    return MapAnswer(AnswerKind.MAPPED, str(host.ipv4_mapped or host), port, lifetime_s)
 
 
 def nat_pmp_request(request: MapRequest) -> bytes:
@@ -164,18 +163,18 @@ def read_nat_pmp_answer(data: bytes, own_port: int) -> MapAnswer | None:
     """Return what a datagram says, None for another request; raise RefusedError if refused."""
     if len(data) < _NAT_PMP_ANSWER.size:
         return None
-    version, opcode, result, epoch = _NAT_PMP_ANSWER.unpack_from(data)
+    version, opcode, result, _epoch = _NAT_PMP_ANSWER.unpack_from(data)
     if version != NAT_PMP_VERSION or not opcode & _RESPONSE:
         return None
     if result:
         raise RefusedError(_why(result, NAT_PMP_RESULTS))
     rest = data[_NAT_PMP_ANSWER.size :]
     if opcode == _RESPONSE | _NAT_PMP_ADDRESS and len(rest) >= 4:
-        return MapAnswer(AnswerKind.ADDRESS, str(ipaddress.IPv4Address(rest[:4])), 0, 0, epoch)
+        return MapAnswer(AnswerKind.ADDRESS, str(ipaddress.IPv4Address(rest[:4])), 0, 0)
     if opcode == _RESPONSE | _NAT_PMP_MAP_TCP and len(rest) >= _NAT_PMP_MAPPED.size:
         mapped_port, port, lifetime_s = _NAT_PMP_MAPPED.unpack_from(rest)
         if mapped_port == own_port:
-            return MapAnswer(AnswerKind.MAPPED, "", port, lifetime_s, epoch)
+            return MapAnswer(AnswerKind.MAPPED, "", port, lifetime_s)
     return None
 
 

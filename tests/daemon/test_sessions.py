@@ -176,7 +176,7 @@ async def test_a_peer_that_is_dropped_and_returns_before_it_is_told_stays() -> N
         last = (await all_of(first))[-1]
         assert isinstance(last, Refused)
         assert last.code is RefusalCode.PROTOCOL
-        assert list(table.master.sessions) == [f"{1:032x}"]
+        assert list(table.master.sessions._sessions) == [f"{1:032x}"]
 
 
 # ---------------------------------------------------------------- last words
