@@ -1,17 +1,6 @@
 """The ``holdfast`` command group, and the handling of every command's errors.
 
-    master_commands      coordinate a run: master, standby
-    run_commands         run until the work is over: join, demo
-    look_commands        show a run: peers, rounds, events
-    log_commands         for who sits at a machine: logs, dashboard, forget
-    ask_commands         send a request to a local daemon: status, kick, backup, ...
-    config_commands      help to write run.toml: config, init
-    plan_command         predict a run's performance: config plan
-    doctor_command       check whether this machine can take part: doctor
-    relay_command        forward traffic between peers: relay
-    checkpoint_commands  read and manage checkpoints on disk: checkpoint, export
-
-None of these modules imports anything slow at module level: ``holdfast status`` must not wait for
+No module of commands imports anything slow at module level: ``holdfast status`` must not wait for
 what only ``holdfast export`` needs.
 
 A ``UserError`` that a command raises becomes one line, a hint and an exit status. An error that the

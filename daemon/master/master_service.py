@@ -1,20 +1,6 @@
 """The master service: it carries out the decisions of ``membership.Coordinator``. It handles no
 tensor bytes.
 
-    run                        one nursery; a bug in any task ends the process
-     ├── network.serve
-     │    └── _on_channel      one per connection; a fault of its peer ends only that connection
-     │         ├── admission.enrol     a newcomer gets a certificate, then reconnects with it
-     │         ├── sessions.serve      a peer: read; beside it write (message queue -> stream)
-     │         └── other_masters.answer
-     ├── effects.run           the only task that carries out effects, in the order decided
-     ├── _keep_time            wakes the coordinator at its next deadline
-     ├── _settle_crowd         with many peers: conclusions from many messages at once
-     ├── sessions.beat         a heartbeat to every peer
-     ├── reachability.run      tests again which peers can be dialled
-     ├── other_masters.run     asks other masters of the run for their terms
-     └── _end_if_superseded    ends the service when another master is obeyed
-
 Decisions are made synchronously when a message arrives; their effects are queued. A
 ``RecordDurably`` is fsynced before the effects behind it in the queue, so nothing leaves this
 process that a restart could forget. While a record cannot be written (the disk is full), nothing

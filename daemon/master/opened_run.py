@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import define, frozen
 
 from ...membership.master.coordinator import Coordinator
-from ...membership.master.state.context import LOT_BYTES, Context
+from ...membership.master.state.context import LOT_BYTES
 from ...membership.master.state.journal import (
     TERMS_SKIPPED,
     JournalRecord,
@@ -20,7 +20,6 @@ from ...membership.master.state.journal import (
     SpecChanged,
     TermStarted,
 )
-from ...membership.planning.fragment_sizes import sizes_fault
 from ...membership.spec.spec import RunSpec
 from ...membership.spec.spec_changes import changed_settings
 from ...protocol.addresses import Address
@@ -106,7 +105,6 @@ def open_run(options: MasterOptions, shared: HeldJournal | None) -> OpenedRun:
     append(TermStarted(term, authority.begin_term(term), behind))
     lot = secrets.token_bytes(LOT_BYTES)
     coordinator = Coordinator.restore(spec, run_id, records, term, lot)
-    _check_sizes(options, coordinator.context)
     return OpenedRun(store, authority, coordinator, bool(created), changes)
 
 
@@ -167,14 +165,3 @@ def check_same_run(options: MasterOptions, before: RunSpec, now: RunSpec) -> Non
                 exit_code=ExitCode.CONFIG,
                 hint="a new run needs another name, or its own --state DIR",
             )
-
-
-def _check_sizes(options: MasterOptions, context: Context) -> None:
-    """Raise UserError for impossible fragment sizes, which older versions recorded."""
-    layout, sizes = context.history.layout, context.history.sizes
-    if layout is not None and (fault := sizes_fault(layout, sizes, context.spec)) is not None:
-        raise UserError(
-            f"the journal in {options.state} founds the run on impossible sizes: {fault}",
-            exit_code=ExitCode.CONFIG,
-            hint="no master can serve it; start a new run with another --state DIR",
-        )

@@ -1,29 +1,13 @@
 """Bandwidths of the members' lines, estimated from what the lines carried.
 
-After every reduction a peer reports bytes and busy seconds (``Measured``), each way. The mean of
-these rates, in which a report counts half after ``REPORTS_HALF_LIFE`` further ones, is the line's
-rate, and their spread says how far it may be off. Three things follow from how it is measured:
+What follows from the peers' reports (``Measured``) is told in docs/design/planning.md. A rate is
+what went through, so it is a lower bound: good for an uplink, whose sender offers frames to all
+receivers at once, while bytes may arrive slowly because their senders are slow. So a peer counts as
+able to receive at least as fast as it sends; else a fast peer among slow ones would look slow, and
+own little, for ever.
 
-- A rate is what went through, so it is a lower bound. For the uplink it is a good one: a sender
-  offers frames to all receivers at once. Bytes may arrive slowly because the senders are slow. So a
-  peer counts as able to receive at least as fast as it sends, as nearly every line can. Otherwise a
-  fast peer among slow ones would look slow for ever, and own little for ever.
-- A line that was hardly busy says nothing. Sent bytes count as under way until the receiver has
-  acknowledged them, some tenths of a second later at most; this is the same for all peers. Whoever
-  serves a copy of few bytes has waited for requests most of the time: a report counts for its
-  bytes.
-- A peer that was not measured yet counts as the median of the measured peers, or by the cap that
-  its owner has set if that is lower. While half of the contributors' lines or more are only assumed
-  in this way, all count as equal: a plan that knows half of the lines loads the wrong ones. Fewer
-  new ones count as the slowest that is known: they own little in their first round, and it is not
-  the slower for it.
-
-*Doubt.* The rates of equal lines differ by what happened to be measured. So beside its rate each
-peer has a *cautious* one: moved towards the median of the others by as much as it may be off. What
-unequal shares gain is judged by the cautious rates; if it is enough, shares follow the rates
-themselves, which are right on average (``shares.chosen_shares``). A line that has changed is
-doubtful at once, since its reports differ, so shares go back to equal a few rounds after a
-difference has gone.
+*Doubt.* The rates of equal lines differ by what happened to be measured, so each peer also has a
+*cautious* rate, by which the gain of unequal shares is judged (``shares.chosen_shares``).
 
 *Waiting.* In a round among unequal lines everybody waits for the slowest one, so on average all
 look as slow. But a fast line does not send evenly then: what it has is gone at once, and more comes

@@ -1,9 +1,9 @@
 """Predictions of what a run's settings cost on a network: bytes, seconds, trainers' waiting.
 
-Closed formulas for identical peers: same steps, same lines, and equal shares, as the planner would
-plan. With ``V`` values, ``n`` peers, ``H`` steps between two rounds of a fragment, ``P`` fragments,
-``tau`` steps of overlap, steps of ``s`` seconds, ``c`` bytes per value on the wire, lines of ``b``
-bytes per second, and ``d`` seconds from one machine to another:
+Closed formulas for identical peers with equal shares; docs/design/planning.md derives them. With
+``V`` values, ``n`` peers, ``H`` steps between two rounds of a fragment, ``P`` fragments, ``tau``
+steps of overlap, steps of ``s`` seconds, ``c`` bytes per value on the wire, lines of ``b`` bytes
+per second, and ``d`` seconds from one machine to another:
 
     a round's bytes   B = (n - 1)/n (S_up + S_down), S = c V/P + 48 k    per peer, each way
     their time        X = B / b                                     of the slower direction
@@ -12,25 +12,7 @@ bytes per second, and ``d`` seconds from one machine to another:
                       with K = H/P and tau = q K + r
     utilisation       U = K s / T                                   share of time spent in steps
 
-``B``: an owner of the share ``w`` of a fragment sends its contribution to the others' chunks,
-``S_up (1 - w)``, and the results of its own to ``n - 1``, ``S_down (n - 1) w``; here ``w = 1/n``.
-Each of the ``k`` chunks has a header and a tag, 48 bytes. Chunks are whole, so that in ``X`` the
-busiest owner has ``ceil(k/n)`` of them.
-
-``R``: Ready, Reduce, the last result, Reduced and Commit travel one after the other, a delay each.
-Contributions travel before results, but add no sixth delay while the line has others to send: all
-of them take ``C``, and the first of an owner's ``m`` chunks is complete a delay after ``C/m``.
-
-``T``: a fragment is due every ``K`` steps. Steps take ``K s``; the line is free again after ``X``.
-One round is open at a time: the next one opens when the master receives the last Ready, ``2 d``
-from post to post. At most ``F`` rounds are in flight, of one fragment each, and each takes ``R``. A
-trainer that waits ``tau`` steps after a post does so once per round: ``q + 1`` rounds then take
-``R`` and the steps from that point to the next boundary. Without overlap this is ``K s + R``, with
-``tau <= K`` it is ``K s + max(0, R - tau s)``; with more overlap, ``q + 1`` rounds are in flight.
-
-Sources: DiLoCo, arXiv 2311.08105 (a round every ``H`` steps); Streaming DiLoCo, arXiv 2501.18512
-(fragments, and an overlap of ``tau`` steps: sections 2.2 and 2.3; there ``tau <= K``). Left out:
-the time of encoding, adding up and the outer step, differences between peers, what zstd saves, and
+Left out: encoding, adding up and the outer step, differences between peers, what zstd saves, and
 the bytes of control messages.
 """
 
