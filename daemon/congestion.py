@@ -77,7 +77,6 @@ def wanted_by_default() -> str:
 def read_settings(
     wanted: str, sysctl: Path = SYSCTL, modules: Path = MODULES
 ) -> CongestionSettings:
-    """Read the kernel's settings about ``wanted``."""
     allowed_file = sysctl / "tcp_allowed_congestion_control"
     allowed = _read(allowed_file)
     release = os.uname().release

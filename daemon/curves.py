@@ -202,7 +202,6 @@ def _packed(figures: Mapping[str, float]) -> str | None:
 
 
 def _merge(db: sqlite3.Connection, series: int, level_points: int) -> None:
-    """Merge points of every level that is full."""
     surplus = level_points // MERGED_SHARE
     for level in range(LEVELS):
         count = _count(db, series, level)
@@ -370,7 +369,6 @@ def lines(
 
 
 def as_columns(rows: Sequence[Row], names: Sequence[str] = COLUMNS) -> dict[str, list[Any]]:
-    """Transpose rows of columns."""
     return {name: [row[at] for row in rows] for at, name in enumerate(names)}
 
 

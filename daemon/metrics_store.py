@@ -186,13 +186,11 @@ class MetricsStore:
     # ------------------------------------------------------------ reading
 
     def last_point(self) -> Point | None:
-        """Return the newest point of the run, without figures."""
         with self._access():
             return curves.last_point(self._db)
         return None
 
     def last_event_id(self) -> int:
-        """Return the newest event's id, or 0."""
         with self._access():
             found: int = self._db.execute("select coalesce(max(id), 0) from events").fetchone()[0]
             return found
@@ -218,19 +216,16 @@ class MetricsStore:
         return []
 
     def round_numbers(self) -> set[int]:
-        """Return the numbers of all stored rounds."""
         with self._access():
             return {number for (number,) in self._db.execute("select number from rounds")}
         return set()
 
     def losses(self) -> tuple[float | None, float | None]:
-        """Return the run's first and last loss, of those that are stored."""
         with self._access():
             return curves.losses(self._db)
         return None, None
 
     def figures(self) -> list[str]:
-        """Return the names of the figures of ``run.log``."""
         with self._access():
             return curves.figure_names(self._db)
         return []
@@ -304,7 +299,6 @@ def _connect(path: Path | str) -> sqlite3.Connection:
 
 
 def _round_sums(db: sqlite3.Connection) -> tuple[int, int]:
-    """Return the number of stored rounds and their bytes."""
     row = db.execute("select count(*), coalesce(sum(bytes), 0) from rounds").fetchone()
     count, size_bytes = row
     return count, size_bytes

@@ -33,7 +33,6 @@ AWAY = "no master"  # in the line of such a peer, when the session is lost
 
 
 def peer_line(status: PeerStatus) -> str:
-    """Return what a peer does, in one line."""
     busy_s = status.stepped_s + status.waited_s
     away = AWAY if status.phase == ATTACHED_PHASE else status.phase
     known = bool(status.heads or status.rounds_wanted)
@@ -174,7 +173,6 @@ class PeerRecord:
 
     @property
     def took_part(self) -> bool:
-        """The peer was in sync, or its trainer has trained."""
         return self._first_rounds is not None or self.tokens > 0
 
     def see(self, status: PeerStatus) -> None:

@@ -218,7 +218,6 @@ class Demo:
         self.console.print(f"[dim]{time.monotonic() - self.began_s:6.1f} s[/dim]  {text}")
 
     def show(self, status: MasterStatus) -> None:
-        """Print one line per committed round and per change of the run's state."""
         progress = self.progress
         losses = [m.loss for m in status.members if m.loss is not None and m.role == "contributor"]
         rate = sum(m.tokens_per_s for m in status.members)

@@ -102,7 +102,6 @@ def doctor(
 
 
 def show_findings(findings: Sequence[Finding]) -> None:
-    """Print a line for each finding."""
     from rich.console import Console
     from rich.text import Text
 

@@ -90,7 +90,6 @@ class Node:
         self.process.send_signal(number)
 
     def wait(self, seconds: float = EXIT_S) -> int:
-        """Wait for its end, and return its exit status."""
         self.awaited = True
         try:
             return self.process.wait(seconds)
@@ -246,7 +245,6 @@ class Fleet:
         self.kill_all()
 
     def kill_all(self) -> None:
-        """Kill all processes that still run."""
         for name, node in self.nodes.items():
             if node.process.poll() is None:
                 node.signal(signal.SIGCONT)  # one that is stopped answers nobody
@@ -272,18 +270,15 @@ class Fleet:
     # ------------------------------------------------------------ status and actions
 
     def peer(self, name: str) -> Status:
-        """Return a daemon's own status."""
         status = self.ask(name, "status")
         if status.get("command_pid"):
             self.nodes[name].trainer_pids.add(int(status["command_pid"]))
         return status
 
     def master(self) -> Status:
-        """Return the master's status."""
         return self.ask(MASTER, "status")
 
     def act(self, what: str, body: Mapping[str, object]) -> Status:
-        """Ask the master to do something."""
         return self.ask(MASTER, what, body)
 
     def ask(self, name: str, what: str, body: Mapping[str, object] | None = None) -> Status:

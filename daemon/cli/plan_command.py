@@ -197,7 +197,6 @@ def _on_the_line(found: Prediction) -> Prediction:
 
 
 def _document(name: str, spec: RunSpec, found: Prediction) -> dict[str, object]:
-    """Return what ``--json`` prints of a prediction."""
     figures = asdict(found)
     return {
         "run_toml": name,

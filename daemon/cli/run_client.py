@@ -26,7 +26,6 @@ def read_status(answer: Json) -> Status:
 
 
 def status_of_master(control: DaemonAddress) -> MasterStatus:
-    """Return the present status of a master."""
     return read(call(control, "status", None, query={"past": 0}), MasterStatus)
 
 

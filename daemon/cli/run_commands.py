@@ -40,7 +40,6 @@ class Join(TakesCommand):
     """``holdfast join``: its help shows the limits of a lent machine apart from other options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in two sections."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         for title, limits in (("Options", False), ("Limits of a machine that is lent", True)):
             records = (

@@ -61,7 +61,6 @@ MEMBER_CELLS: dict[str, Cell] = {
 
 
 def show_members(console: Console, members: Iterable[DepartedRow], headings: Sequence[str]) -> None:
-    """Print a table of members."""
     table = plain_table(*headings)
     for member in members:
         add(table, *(MEMBER_CELLS[heading](member) for heading in headings))
@@ -167,7 +166,6 @@ def format_round_reason(row: ShownRound) -> str:
 
 
 def format_event(row: PastEvent) -> str:
-    """One line."""
     return f"{format_time(row.at)}  {row.kind:5}  {row.text}"
 
 

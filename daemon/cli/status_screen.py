@@ -43,7 +43,6 @@ STATUS_COLUMNS = ("#", "peer", "name", "role", "sync", "step", "loss", "tokens/s
 
 
 def show_status(status: Status) -> None:
-    """Print the status of a master or of a peer."""
     console = plain_console()
     if isinstance(status, MasterStatus):
         _show_master(console, status)

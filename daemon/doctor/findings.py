@@ -48,5 +48,4 @@ def skipped(check: str, text: str) -> Finding:
 
 
 def unfit(findings: Iterable[Finding]) -> bool:
-    """Return whether a finding prevents this machine from taking part."""
     return any(finding.verdict is Verdict.FAULT for finding in findings)

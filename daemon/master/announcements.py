@@ -68,5 +68,4 @@ def format_invites(invites: Sequence[UsableInvite]) -> list[str]:
 
 
 def format_minute(at_s: float) -> str:
-    """Format unix seconds as local time."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_s))

@@ -54,14 +54,12 @@ class EffectQueue:
         self._queue.clear()
 
     async def drained(self) -> None:
-        """Wait until everything that is queued now was carried out."""
         reached = trio.Event()
         self._queue.append((reached, None))
         self._work.set()
         await reached.wait()
 
     async def run(self) -> None:
-        """Carry out effects until cancelled."""
         while True:
             while self._queue and not self._superseded.is_set():
                 effect, session = self._queue.popleft()

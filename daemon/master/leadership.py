@@ -241,7 +241,6 @@ class Leadership:
     async def _keep(
         self, lease: Lease, renewed: Callable[[], None], lose: Callable[[str], None]
     ) -> None:
-        """Renew the lease until it is lost."""
         why = ""
         while True:
             await trio.sleep(AGAIN_S if why else self._lease_s / RENEWALS)

@@ -190,7 +190,6 @@ class MasterService:
 
     @property
     def waited_s(self) -> float:
-        """The total time that decisions have waited for the journal."""
         return self._journal.waited_s
 
     def decide(self, decision: Decision, *, sooner: bool = True) -> None:

@@ -55,7 +55,6 @@ class OperatorCommands:
         self._stop = stop
 
     def actions(self) -> Mapping[str, Action]:
-        """Return the commands by their names in the API."""
         return {
             "invite": self._invite,
             "withdraw": self._withdraw,

@@ -44,7 +44,6 @@ class OtherMasters:
         self._bound = bound
 
     async def run(self) -> None:
-        """Query the run's other addresses until cancelled."""
         context = self._coordinator.context
         while True:
             for text in context.history.masters:

@@ -177,7 +177,6 @@ class PeerSessions:
         await trio.sleep(CLOSE_S)
 
     async def beat(self) -> None:
-        """Send a heartbeat to every welcomed peer, again and again until cancelled."""
         sequence = 0
         while True:
             await trio.sleep(self._coordinator.context.spec.heartbeat_s)
@@ -192,7 +191,6 @@ class PeerSessions:
     # ------------------------------------------------------------ connections
 
     async def serve(self, channel: Channel) -> None:
-        """Serve a peer's connection until it ends."""
         greeted = await self._greeting.greet(channel)
         if greeted is None or self._superseded.is_set():
             return
@@ -343,7 +341,6 @@ class PeerSessions:
         return peer in session.broken or self._coordinator.routes.linked(session.peer, peer)
 
     def _link_broken(self, member: str, peer: str) -> None:
-        """Note a member's report that its link to a peer broke."""
         session = self._sessions.get(peer)
         if session is not None and peer != member and self._sessions.get(member) is not None:
             session.broken[member] = self._now()

@@ -114,7 +114,6 @@ class ReachabilityCheck:
 
 
 def _few_names(addresses: Sequence[str]) -> list[str]:
-    """Return the addresses in order, with ``NAMES_MAX`` host names at most."""
     few, name_count = [], 0
     for text in addresses:
         name_count += (named := _is_name(text))

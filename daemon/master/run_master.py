@@ -240,7 +240,6 @@ class Master:
             await trio.sleep(SHOWN_S)
 
     async def _renew_own(self) -> None:
-        """Renew the master's own certificate, which is valid for a day."""
         while True:
             await trio.sleep(RENEW_OWN_S)
             credentials = self.credentials

@@ -211,7 +211,6 @@ class RunRecorder:
         self.files.close()
 
     def look(self) -> None:
-        """Collect the rows of what has changed."""
         while self.files.warnings:
             text = self.files.warnings.popleft()
             log.warning("%s", text)
@@ -258,7 +257,6 @@ class RunRecorder:
             self.live.publish("log", past)
 
     def _at(self, at_s: float) -> float:
-        """Convert the master's clock to unix seconds."""
         return self._wall_clock() - (self._service.now() - at_s)
 
     # ------------------------------------------------------------ rounds
@@ -311,7 +309,6 @@ class RunRecorder:
             self.live.publish("point", {name: getattr(point, name) for name in COLUMNS})
 
     def _take_members(self, now: float) -> None:
-        """Collect a point of each member, and of the means."""
         rows = [
             self._sampler.take(member.peer, member.name, now, member.number, member.progress)
             for member in self._context.roster.by_number()
@@ -340,7 +337,6 @@ class RunRecorder:
     # ------------------------------------------------------------ the end
 
     def ending(self) -> Ending | None:
-        """Return the outcome of a finished run; None before its end."""
         history = self._context.history
         if not history.finished:
             self._ending = None

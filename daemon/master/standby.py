@@ -165,7 +165,6 @@ class SharedMaster:
     # ------------------------------------------------------------ leading
 
     async def _begin(self, lease: Lease) -> Leader:
-        """Read the journal, and make the run's master of it."""
         return await trio.to_thread.run_sync(self._make, lease)
 
     def _make(self, lease: Lease) -> Leader:

@@ -66,7 +66,6 @@ class PortMapper:
         self._need.set()
 
     async def run(self) -> None:
-        """Serve until cancelled; then give the ports back."""
         await self._need.wait()
         try:
             while True:

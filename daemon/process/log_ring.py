@@ -50,7 +50,6 @@ class LogRing:
         self._last_at = 0.0
 
     def add(self, source: Source, texts: Sequence[str]) -> None:
-        """Add lines as they were written."""
         with self._lock:
             at = max(self._clock(), self._last_at + TICK_S)
             for number, text in enumerate(texts[-LINES_KEPT_MAX:]):

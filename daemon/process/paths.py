@@ -140,7 +140,6 @@ def check_source(state: Path, run_toml: Path) -> None:
 
 
 def note_source(state: Path, run_toml: Path) -> None:
-    """Keep the path of a run's run.toml for ``check_source``."""
     write_private(state / SOURCE_FILE, f"{run_toml.resolve()}\n".encode())
 
 
@@ -301,7 +300,6 @@ def find_state() -> Path:
 
 
 def read_control(path: Path) -> DaemonAddress | None:
-    """Return the daemon of a control file, or None if it does not run."""
     try:
         control = DaemonAddress(**json.loads(path.read_text()))
         os.kill(control.pid, 0)

@@ -37,13 +37,11 @@ _log = logging.getLogger("holdfast.http")
 
 
 def descriptors_max() -> float:
-    """Return the limit on this process's descriptors."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return float("inf") if soft == resource.RLIM_INFINITY else soft
 
 
 def connections_max() -> int:
-    """Return the limit on HTTP connections that follows from the limit on descriptors."""
     share = min(float(CONNECTIONS_MAX), DESCRIPTORS_SHARE * descriptors_max())
     return max(CONNECTIONS_MIN, int(share))
 
@@ -137,7 +135,6 @@ class Connections:
         self._config.keep_alive_timeout = KEEP_ALIVE_S
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accept until cancelled, then close the listener."""
         accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
         async with trio.open_nursery() as nursery:
             try:

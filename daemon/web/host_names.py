@@ -42,7 +42,6 @@ class HostNames:
 
 
 def _plain(host: str) -> str:
-    """Normalize a host."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

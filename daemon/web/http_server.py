@@ -79,5 +79,4 @@ def control_side(
 
 
 async def serve_http(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve until cancelled."""
     await Connections(app).serve(listener)

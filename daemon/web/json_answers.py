@@ -27,5 +27,4 @@ def _printable(value: Any) -> Any:
 
 
 def answer(value: object, status: int = 200) -> Response:
-    """Return an HTTP response that holds the value as JSON."""
     return Response(compact(value), status, media_type="application/json")

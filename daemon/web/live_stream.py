@@ -51,7 +51,6 @@ class StreamListener:
             self.news.set()
 
     def take(self) -> bytes:
-        """Return all waiting bytes and empty the queue."""
         taken = b"".join(self.frames) + self.status
         self.status = b""
         self.frames.clear()
@@ -94,7 +93,6 @@ class LiveStream:
                 self._wanted = trio.Event()
 
     def _look(self) -> None:
-        """Encode the status if it may have changed."""
         stamp = self._stamp()
         if stamp != self._encoded or not self._frame:
             self._encoded, self._frame = stamp, frame_of("status", compact(self._status()))
@@ -102,7 +100,6 @@ class LiveStream:
     # ------------------------------------------------------------ one listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the stream to one listener."""
         most = min(LISTENERS_MAX, int(LISTENERS_SHARE * connections_max()))
         if len(self._listeners) >= most:
             busy = JSONResponse({"error": f"{most} pages are connected already"}, 503)

@@ -24,8 +24,6 @@ class LogQuery(Struct, forbid_unknown_fields=True):
 
 
 def log_reading(name: str, ring: LogRing) -> PrivateRead:
-    """Make the handler of the route."""
-
     async def read(given: Mapping[str, str]) -> Response:
         try:
             query = parse_query(given, LogQuery)

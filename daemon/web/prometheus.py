@@ -77,11 +77,7 @@ RUN: tuple[Figure[MasterStatus], ...] = (
         "Bytes that data parallel training would have sent, minus the bytes sent.",
         lambda s: s.headline.saved_bytes,
     ),
-    (
-        "epoch",
-        "First epoch of leased data that is not complete.",
-        lambda s: s.headline.epoch,
-    ),
+    ("epoch", "First epoch of leased data that is not complete.", lambda s: s.headline.epoch),
     (
         "epoch_done_ratio",
         "Share of that epoch that is in committed rounds.",
@@ -157,11 +153,7 @@ PEER: tuple[Figure[PeerStatus], ...] = (
 # Of links that are up; a new link to the same peer counts from 0.
 LINK: tuple[Figure[LinkRow], ...] = (
     ("peer_link_lanes", "Connections for bulk data to one peer.", lambda i: i.lanes),
-    (
-        "peer_link_round_trip_seconds",
-        "Shortest round trip to one peer.",
-        lambda i: i.round_trip_s,
-    ),
+    ("peer_link_round_trip_seconds", "Shortest round trip to one peer.", lambda i: i.round_trip_s),
     ("peer_link_sent_bytes_total", "Bytes sent to one peer.", lambda i: i.sent_bytes),
     (
         "peer_link_retransmitted_bytes_total",
@@ -207,12 +199,7 @@ class StatusCollector(Collector):
 
 
 def _info(status: Status, run: str) -> Metric:
-    labels = {
-        "run": run,
-        "run_id": status.run_id,
-        "kind": status.kind,
-        "version": status.version,
-    }
+    labels = {"run": run, "run_id": status.run_id, "kind": status.kind, "version": status.version}
     family = GaugeMetricFamily("holdfast_info", "Identity of this daemon.", labels=list(labels))
     family.add_metric(list(labels.values()), 1.0)
     return family

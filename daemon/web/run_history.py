@@ -151,7 +151,6 @@ def own_routes(history: MetricsStore, network: Network, me: tuple[str, str]) -> 
 
 
 def past_routes(history: MetricsStore, network: Network) -> list[Route]:
-    """Make the routes that read the history."""
     readers = _Readers(network)
 
     def points(query: HistoryQuery) -> Response:

@@ -147,7 +147,6 @@ class Bandwidths:
         self._delays_s: dict[str, dict[str, float]] = {}  # one way, as last reported
 
     def measured(self, peer: str, report: Measured) -> None:
-        """Add a peer's report."""
         line = self._line(peer)
         best_bytes = report.best_bytes_per_s * report.sending_s
         waited = best_bytes >= WAITED * report.sent_bytes
@@ -172,7 +171,6 @@ class Bandwidths:
         return line
 
     def known(self, peer: str) -> Bandwidth | None:
-        """Return a peer's measured bandwidth, or None if too little was measured."""
         line = self._lines.get(peer)
         up, down = (line.up.rate(), line.down.rate()) if line is not None else (None, None)
         if up is None:
@@ -226,7 +224,6 @@ class Bandwidths:
         return Bandwidth(up, max(up, line.down.cautious(usual.down_bytes_per_s)))
 
     def _delay_s(self, peers: Sequence[str]) -> float:
-        """Return the longest one-way delay that is known between two of these peers."""
         here = set(peers)
         return max(
             (
@@ -246,7 +243,6 @@ def _slowest(rates: Sequence[Bandwidth]) -> Bandwidth:
 
 
 def capped(rate: Bandwidth, cap: Bandwidth) -> Bandwidth:
-    """Return a line's rates, none above the limit that its owner has set."""
     return Bandwidth(
         min(_clamp(cap.up_bytes_per_s), rate.up_bytes_per_s),
         min(_clamp(cap.down_bytes_per_s), rate.down_bytes_per_s),

@@ -197,7 +197,6 @@ class RoundCost:
 
 
 def predict(spec: RunSpec, conditions: Conditions) -> Prediction:
-    """Predict what a spec costs under these conditions."""
     cost, overlap = RoundCost.of(spec, conditions), spec.diloco.overlap_steps
     stepped_s, wall_s = cost.stepped_s, cost.period_s(overlap)
     line, peers = conditions.line, conditions.peers

@@ -179,7 +179,6 @@ def chosen_shares(work: Workload, cautious: Sequence[Bandwidth] | None = None) -
 
 
 def equal_shares(work: Workload) -> list[float]:
-    """Return equal shares of all contributors that can own something."""
     barred, count = work.barred(), work.contributor_count
     return [0.0 if member in barred else 1 / (count - len(barred)) for member in range(count)]
 
@@ -240,7 +239,6 @@ def _single_owner_s(work: Workload, barred: set[int]) -> float:
 
 
 def _directions(work: Workload, rate: Bandwidth) -> tuple[Direction, Direction]:
-    """Return an owner's two directions, up and down."""
     receivers, count = len(work.rates), work.contributor_count
     up, down = work.up_bytes, work.down_bytes
     return (

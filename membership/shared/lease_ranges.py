@@ -33,11 +33,9 @@ class RangeSet:
 
     @classmethod
     def of(cls, leases: Iterable[LeaseRange]) -> RangeSet:
-        """Return the positions of these ranges of a message."""
         return cls((each.start, each.stop) for each in leases)
 
     def leases(self) -> tuple[LeaseRange, ...]:
-        """Return the ranges for a message, in order."""
         return tuple(LeaseRange(start, stop) for start, stop in self)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -83,17 +81,14 @@ class RangeSet:
         self._stops[first:last] = [pair[1] for pair in kept]
 
     def update(self, other: Iterable[tuple[int, int]]) -> None:
-        """Add all positions of other ranges."""
         for start, stop in list(other):
             self.add(start, stop)
 
     def subtract(self, other: Iterable[tuple[int, int]]) -> None:
-        """Remove all positions of other ranges."""
         for start, stop in list(other):
             self.discard(start, stop)
 
     def __and__(self, other: RangeSet) -> RangeSet:
-        """Return the positions that are in both sets."""
         common = RangeSet()
         for start, stop in self:
             index = bisect_right(other._stops, start)
@@ -103,13 +98,11 @@ class RangeSet:
         return common
 
     def __or__(self, other: RangeSet) -> RangeSet:
-        """Return the positions that are in either set."""
         joined = RangeSet(self)
         joined.update(other)
         return joined
 
     def __sub__(self, other: RangeSet) -> RangeSet:
-        """Return the positions that are not in the other set."""
         left = RangeSet(self)
         left.subtract(other)
         return left

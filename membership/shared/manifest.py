@@ -118,7 +118,6 @@ def _share(part: int, whole: int) -> float:
 
 
 def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Join runs that follow each other."""
     joined: list[tuple[int, int]] = []
     for first, count in runs:
         if joined and sum(joined[-1]) == first:

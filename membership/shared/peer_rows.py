@@ -10,7 +10,6 @@ NO_STEP = "its trainer has taken no step"  # beginning of a daemon's text about 
 
 
 def copy_row(copy: CopyProgress) -> CopyRow:
-    """Return the record of a copy's progress."""
     left_bytes = copy.all_bytes - copy.done_bytes
     return CopyRow(
         fragment=copy.fragment,
@@ -26,7 +25,6 @@ def copy_row(copy: CopyProgress) -> CopyRow:
 
 
 def head_row(head: FragmentHead) -> HeadRow:
-    """Return the record of a fragment's version."""
     return HeadRow(fragment=head.fragment, version=head.version, root=head.root.hex())
 
 
@@ -44,6 +42,5 @@ def format_copy(copy: CopyProgress) -> str:
 
 
 def format_rate(bytes_per_s: float) -> str:
-    """Return a rate for people."""
     mb = bytes_per_s / 1e6
     return f"{mb:.1f} MB/s" if mb >= 0.1 else f"{bytes_per_s / 1e3:.1f} kB/s"

@@ -22,7 +22,6 @@ class ViewWriter:
         self._made: tuple[View, View, ViewChange] | None = None
 
     def difference(self, before: View, after: View) -> ViewChange:
-        """Return the change from ``before`` to ``after``."""
         made = self._made
         if made is None or made[0] is not before or made[1] is not after:
             made = self._made = (before, after, _difference(before, after))

@@ -90,7 +90,6 @@ def _name(_instance: object, attribute: attrs.Attribute[Any], value: object) -> 
 
 
 def has_password(url: str) -> bool:
-    """Return whether a database's URL has a password."""
     return bool(re.match(r"\w+://[^/@]*:[^/@]*@", url)) or "password=" in url
 
 
@@ -322,7 +321,6 @@ class Contradiction:
 def contradictions(
     diloco: DilocoTable, members: MembershipTable, reduce: ReduceTable
 ) -> Iterator[Contradiction]:
-    """Yield all contradictions between keys."""
     if diloco.groups and len(diloco.groups) != diloco.fragments:
         yield Contradiction(
             ("diloco.fragments", "diloco.groups"),
@@ -460,7 +458,6 @@ class RunSpec:
 
 
 def _read(toml_text: str) -> Document:
-    """Return the text's values."""
     if len(toml_text) > SPEC_CHARS_MAX:
         raise _too_long()
     try:

@@ -121,7 +121,6 @@ def _value_faults(
 
 
 def _contradictions(made: Mapping[str, Any], lines: Mapping[str, int]) -> Iterator[SpecFault]:
-    """Yield contradictions among values that are valid each."""
     diloco, groups = made["diloco"], made["diloco"].get("groups")
     if groups:
         diloco = {"fragments": len(groups), **diloco}

@@ -24,7 +24,6 @@ SpecWarning = tuple[str, str]  # key, text
 
 
 def spec_warnings(spec: RunSpec) -> Iterator[SpecWarning]:
-    """Yield all warnings."""
     yield from _algorithm_warnings(spec)
     yield from _codec_warnings(spec)
     yield from _time_warnings(spec)

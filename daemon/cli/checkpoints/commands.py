@@ -19,7 +19,6 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def place_options(function: F) -> F:
-    """Add the two options that say where the checkpoints are."""
     state = click.option(
         "--state",
         type=FOLDER,

@@ -153,7 +153,6 @@ class _Piece:
 
 
 def _pieces(checkpoint: Checkpoint) -> Iterator[_Piece]:
-    """Yield all bytes of all tensors, each once, block by block."""
     manifest = checkpoint.manifest
     fragments = fragments_of(manifest.layout, RunSpec.parse(manifest.spec_toml).diloco)
     if sizes_of(fragments) != manifest.sizes:

@@ -187,7 +187,6 @@ class Journal(ABC):
 
     @property
     def is_empty(self) -> bool:
-        """True while there are no records."""
         return not self._count
 
     def _remember(self) -> None:
@@ -325,7 +324,6 @@ class Journal(ABC):
         return GrantRow(row.role, row.founder, ""), row.uses_left
 
     def is_good(self, token: str) -> bool:
-        """Return whether a token would admit a newcomer now."""
         try:
             self._good(token)
         except TokenError:
@@ -355,7 +353,6 @@ class Journal(ABC):
         ]
 
     def admit(self, peer: str, grant: GrantRow) -> None:
-        """Store an identity's grant."""
         with self._writing:
             self._write(
                 "insert into grants (peer, role, founder, name, invite) values (?, ?, ?, ?, ?) on"
@@ -366,11 +363,9 @@ class Journal(ABC):
             self._grants[peer] = grant
 
     def grant(self, peer: str) -> GrantRow | None:
-        """Return an identity's grant, or None if it was never admitted."""
         return self._grants.get(peer)
 
     def granted(self) -> dict[str, GrantRow]:
-        """Return the grants of all identities that were ever admitted."""
         return dict(self._grants)
 
     def invites(self) -> list[dict[str, object]]:
@@ -410,7 +405,6 @@ def storing(what: str) -> Iterator[None]:
 
 
 def _id_of(key: bytes) -> str:
-    """Return the id that people use for the invite with this hash."""
     return key[:4].hex().upper()
 
 

@@ -165,7 +165,6 @@ class Database:
     # ------------------------------------------------------------ the lease
 
     def take_lease(self, holder: str, lease_s: float, free_s: float = 0.0) -> Lease | None:
-        """Take the lease if nobody has held it for ``free_s``; else return None."""
         with self.connected() as connection:
             row = connection.execute(
                 "update lease set fence = fence + 1, holder = %s,"
@@ -176,7 +175,6 @@ class Database:
         return None if row is None else Lease(holder, row[0])
 
     def renew(self, lease: Lease, lease_s: float) -> bool:
-        """Make the lease last from now on; return whether it is still this one's."""
         with self.connected() as connection:
             return (
                 connection.execute(
@@ -188,7 +186,6 @@ class Database:
             )
 
     def release(self, lease: Lease) -> None:
-        """Let another master take the lease at once."""
         with self.connected() as connection:
             connection.execute(
                 "update lease set expires = clock_timestamp() where fence = %s and holder = %s",
@@ -196,7 +193,6 @@ class Database:
             )
 
     def register(self, holder: str, addresses: Sequence[str], page: str) -> None:
-        """Say where this master is."""
         with self.connected() as connection:
             connection.execute(
                 "insert into masters values (%s, %s, %s, clock_timestamp()) on conflict (holder) do"
@@ -206,7 +202,6 @@ class Database:
             )
 
     def masters(self, seen_s: float) -> list[MasterRow]:
-        """Return the masters that registered within so many seconds, the active one first."""
         with self.connected() as connection:
             rows = connection.execute(
                 "select m.holder, m.addresses, m.page, l.holder = m.holder,"
@@ -231,7 +226,6 @@ class Database:
         return None if row is None else (bytes(row[0]), bytes(row[1]))
 
     def keep_authority(self, lease: Lease, certificate: bytes, sealed_key: bytes) -> None:
-        """Store the authority of a new run."""
         with self.connected() as connection, fenced(connection, lease):
             connection.execute(
                 "insert into authority (certificate, sealed_key) values (%s, %s)",
@@ -354,7 +348,6 @@ def fenced(connection: psycopg.Connection[Any], lease: Lease) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_errors() -> Iterator[None]:
-    """Raise what psycopg raises as errors of a journal."""
     try:
         yield
     except (
