@@ -60,6 +60,7 @@ from ..protocol.messages import (
 )
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameKind
+from ..protocol.pulse import Pulse
 from ..protocol.unnamed_file import IN_MEMORY_BYTES_MAX
 from .arithmetic import Counters, Values
 from .chunk_adder import ChunkAdder, ThreadEntry
@@ -195,7 +196,7 @@ class Reduction:
         self._workers = 0
         self._complete = not context.layout.cuts
         self._reported_attempt = -1
-        self._changed = trio.Event()
+        self._changed = Pulse()
         self._error: HoldfastError | None = None
         self._scope = trio.CancelScope()
         self._whole: Callable[[ReduceResult], None] = _ignore
@@ -267,7 +268,7 @@ class Reduction:
                             nursery,
                             self._link_wait_s,
                             on_lost=self._lose,
-                            on_ended=self._wake,
+                            on_ended=self._changed.notify_all,
                         )
                         self._running = running = _Running(nursery, keys, entry, tasks)
                         try:
@@ -307,10 +308,6 @@ class Reduction:
         if self._error is None:
             self._error = error
             self._scope.cancel()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     # ------------------------------------------------------------ chunks that no frame completes
 
@@ -462,7 +459,7 @@ class Reduction:
         if attempt == self.attempt != self._reported_attempt:
             self._reported_attempt = attempt
             self._whole(result)
-            self._wake()
+            self._changed.notify_all()
 
     def move_result(self, folder: Path, *, to_send: bool) -> None:
         """Move the result, which is whole, out of memory into a file if it is large. Heavy.

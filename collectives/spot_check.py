@@ -29,6 +29,7 @@ from ..protocol.errors import BadContributionError, PeerLostError, RemoteProtoco
 from ..protocol.messages import Audited, AuditOrder, ChunkFinding
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
+from ..protocol.pulse import Pulse
 from .codecs.compression import expand
 from .combine import Rule, combined
 from .contributor_sets import unpack_bits
@@ -256,7 +257,7 @@ class _Arrivals:
     def __init__(self, inputs: Sequence[_Input], chunk_count: int) -> None:
         self.inputs = {each.chunk: each for each in inputs}
         self._chunk_count = chunk_count
-        self._changed = trio.Event()
+        self._came = Pulse()
 
     def take_whole(self) -> list[_Input]:
         """Take out the inputs that lack nothing any more."""
@@ -267,10 +268,10 @@ class _Arrivals:
 
     async def more(self, patience_s: float) -> bool:
         """Wait for the next frame; False if none comes in time."""
-        self._changed = trio.Event()
         with trio.move_on_after(patience_s):
-            await self._changed.wait()
-        return self._changed.is_set()
+            await self._came.wait()
+            return True
+        return False
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """See ``frame_routing.Sink``."""
@@ -283,7 +284,7 @@ class _Arrivals:
         """See ``frame_routing.Sink``."""
         if (given := self.inputs.get(header.index % self._chunk_count)) is not None:
             given.take(peer, header, payload)
-            self._changed.set()
+            self._came.notify_all()
 
     def abandon(self, _peer: str, _header: FrameHeader, _view: memoryview) -> None:
         """Do nothing: the frame comes again, or is missing."""

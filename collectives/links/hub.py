@@ -35,6 +35,7 @@ from ...protocol.messages import (
     Route,
 )
 from ...protocol.network.interface import Channel, Network
+from ...protocol.pulse import Pulse
 from ...protocol.trust.authority import Party
 from .buffer_pool import BufferPool
 from .dialling.handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
@@ -113,7 +114,7 @@ class LinkHub:
         self._unconfirmed: set[str] = set()
         self._lane_acceptor = LaneAcceptor(network)
         self._handshakes: dict[str, trio.CancelScope] = {}  # of accepted streams, by peer
-        self._changed = trio.Event()
+        self._changed = Pulse()
         self._nursery: trio.Nursery | None = None  # while it runs
         self._trailing = TrailingTasks()
         self._closed_sent_bytes = 0  # of links that have ended
@@ -174,7 +175,7 @@ class LinkHub:
                 self._cut_off(peer, "it left the view")
         for member in self._members.values():
             self._update_peer_link(member)
-        self._wake()
+        self._changed.notify_all()
 
     async def link(self, peer: str, deadline_s: float = LINK_WAIT_S) -> Link:
         """Wait for the link to a member to come up, and return it.
@@ -373,7 +374,7 @@ class LinkHub:
         """Reach a member over the route that the master has arranged, from now on."""
         if (peer_link := self._peer_links.get(route.peer)) is not None:
             peer_link.set_route(route)
-            self._wake()
+            self._changed.notify_all()
 
     def _update_peer_link(self, member: MemberInfo) -> None:
         me = self._members.get(self.me)
@@ -426,7 +427,7 @@ class LinkHub:
         if peer in self._unconfirmed:
             self._unconfirmed.discard(peer)
             peer_link.report_works()
-        self._wake()
+        self._changed.notify_all()
         try:
             await link.run(dial)
         finally:
@@ -440,7 +441,7 @@ class LinkHub:
                 if peer in self._members and self._nursery is not None:
                     self._unconfirmed.add(peer)
                     self.tell_master(LinkBroken(peer))
-            self._wake()
+            self._changed.notify_all()
 
     def _cut_off(self, peer: str, reason: str) -> None:
         if (link := self._links.get(peer)) is not None:
@@ -449,10 +450,6 @@ class LinkHub:
             peer_link.stop()
         if (handshake := self._handshakes.get(peer)) is not None:
             handshake.cancel()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
 
 async def _refuse(_peer: str, message: Message) -> None:

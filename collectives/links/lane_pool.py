@@ -24,6 +24,7 @@ from attrs import define
 
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived, Message
+from ...protocol.pulse import Pulse
 from .lane_count import LaneCount, Sample
 from .link_lane import LinkLane
 from .link_parts import LaneRules, SharedByLanes
@@ -107,7 +108,7 @@ class LanePool:
         self._working: dict[int, LinkLane] = {}  # those that carry frames
         self._numbers = UsedLaneNumbers()
         self._removed = _RemovedLanes()
-        self._changed = trio.Event()  # replaced each time that ``_keep_count`` has to look again
+        self._changed = Pulse()  # when ``_keep_count`` has to look again
         self._closed = False
         self._trouble = ""  # why the last lane ended, or could not be opened
         self._laneless_s = 0.0
@@ -184,7 +185,7 @@ class LanePool:
     def start_lane(self, lane: LinkLane) -> None:
         """Let a claimed lane, now open both ways, carry frames as soon as the link runs."""
         self._working[lane.number] = lane
-        self._wake()
+        self._changed.notify_all()
         if self._start_task is not None:
             self._start_task(partial(self._carry, lane))
 
@@ -231,7 +232,7 @@ class LanePool:
         finally:
             self._working.pop(lane.number, None)
             self._trouble = lane.reason or self._trouble
-            self._wake()
+            self._changed.notify_all()
         if (received := lane.take_received()) is not None:
             await self._send(LanesReceived((received,)))
         await lane.closed_there.wait()
@@ -283,7 +284,7 @@ class LanePool:
         await trio.sleep(min(BACK_OFF_FIRST_S * 2**self._failures, BACK_OFF_LAST_S))
         self._failures = min(self._failures + 1, BACK_OFF_DOUBLINGS)
         self._opening_count -= 1
-        self._wake()
+        self._changed.notify_all()
 
     # ------------------------------------------------------------ what has arrived
 
@@ -324,7 +325,7 @@ class LanePool:
             and self._count.sample(sample, self.round_trip_s, self._shared.node.links.count)
             != self._announced_count
         ):
-            self._wake()
+            self._changed.notify_all()
 
     @property
     def _slows_on_loss(self) -> bool:
@@ -344,7 +345,7 @@ class LanePool:
 
     def set_wanted_there(self, count: int) -> None:
         self._wanted_there = count
-        self._wake()
+        self._changed.notify_all()
 
     # ------------------------------------------------------------ watching
 
@@ -368,7 +369,3 @@ class LanePool:
         self._laneless_s = 0.0 if self._working else self._laneless_s + elapsed_s
         if self._laneless_s >= laneless_s:
             lose_link(f"no lane has worked for {laneless_s:g} s ({self._trouble})")
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
