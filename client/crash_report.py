@@ -58,9 +58,7 @@ class CrashReport:
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """Return an exception's kind: memory, CUDA, or crash; the causes that it was raised from count
-    too.
-    """
+    """Return an exception's kind: memory, CUDA, or crash; its causes count too."""
     memory = (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))  # since torch 2.5
     cuda = getattr(torch, "AcceleratorError", ())  # since torch 2.8
     for each in _causes(error):

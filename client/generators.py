@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zlib
 from typing import Literal, overload
 
 import numpy as np
 import torch
 
+MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's id
 START_VARIABLE = "HOLDFAST_START"  # set by the daemon: differs at every start of a trainer
 SEED_BYTES = 8
 
@@ -53,3 +55,13 @@ class Generators:
         if kind == "numpy":
             return np.random.default_rng(seed)
         return torch.Generator().manual_seed(seed)
+
+
+def seed_of(data_rank: int) -> int:
+    """Return the number of a data rank of the peer; without a daemon, this process's id."""
+    text = os.environ.get(MEMBER_VARIABLE)
+    if text is None:
+        return os.getpid()
+    if data_rank:
+        text = f"{text}.{data_rank}"
+    return int(text) if text.isdecimal() else zlib.crc32(text.encode())

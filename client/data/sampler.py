@@ -254,9 +254,7 @@ class SampleStream:
             return list(islice(self._kept, min(count, self._next)))
 
     def train(self, count: int) -> None:
-        """Note that the first ``count`` samples are trained; raises MisuseError if fewer were
-        drawn.
-        """
+        """Note that ``count`` samples more are trained; raises MisuseError if fewer were drawn."""
         with self._lock:
             if count > self._next:
                 raise MisuseError(
@@ -271,9 +269,7 @@ class SampleStream:
             self._trained_count += count
 
     def use_up(self, iteration: int) -> None:
-        """Note that what an iteration has drawn will not be read again; ``train_used`` counts it as
-        trained.
-        """
+        """Note that what an iteration has drawn is read no more: ``train_used`` counts it."""
         with self._lock:
             if iteration == self._iteration:
                 self._used_count = self._next
@@ -303,9 +299,7 @@ class LeasedSampler(torch.utils.data.Sampler[int]):
         self._epoch = -1  # of the last iteration, if it is not endless
 
     def untrained(self, count: int) -> list[tuple[int, int]]:
-        """Return the first ``count`` samples that were drawn and are not trained, each with its
-        epoch.
-        """
+        """Return the first ``count`` samples drawn and not trained, each with its epoch."""
         return self._stream.untrained(count)
 
     def __iter__(self) -> Iterator[int]:

@@ -262,9 +262,7 @@ class FragmentReplica:
                     count[...] = counters_here.reshape(count.shape)
 
     def _merge_here(self, *, contributed: bool) -> None:
-        """Merge as ``_merge`` does, at once and piece by piece, as all tensors are in the host's
-        memory.
-        """
+        """Merge as ``_merge`` does, at once and in pieces: all tensors are in host memory."""
         theta = self._shared.values(self._index)
         sources = (
             [theta[place] for _, place in self._floating]
@@ -349,9 +347,7 @@ class FragmentReplica:
         return theta, sent, found
 
     def _beside(self, work: Callable[[], Result]) -> Generator[Awaited, None, Result]:
-        """Have the copier's thread do work on the host's memory; at once, if no tensor is on a
-        device.
-        """
+        """Have the copier's thread work on the host's memory; at once if there is no device."""
         if not self._defers:
             return work()
         pending = self._copier.beside(work)
@@ -418,9 +414,7 @@ class FragmentReplica:
         return self._posted.writing(self._index, version)
 
     def _posted_values(self) -> Iterable[Values | None]:
-        """Yield the posted arena's part for each floating tensor, or None if another process writes
-        it.
-        """
+        """Yield each floating tensor's part of the posted arena; None: another process has it."""
         posted = self._posted.values(self._index)
         if self._boxes is None:
             return [posted[place] for _, place in self._floating]

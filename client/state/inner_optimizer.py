@@ -36,17 +36,13 @@ SAMPLE_COUNT = 1024  # elements of each tensor that are compared
 
 
 def local_optimizer(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
-    """Return the optimizer that holds the state: ``ZeroRedundancyOptimizer`` has one for this
-    rank's part.
-    """
+    """Return the optimizer that holds the state: ``ZeroRedundancyOptimizer`` wraps it."""
     inner = getattr(optimizer, "optim", None)
     return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def has_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer has taken steps; Adagrad's state is there before the first
-    one.
-    """
+    """Return whether an optimizer has taken steps; Adagrad has a state before its first one."""
     states = optimizer.state.values()
     return any(not isinstance(each, dict) or each.get("step", 1) > 0 for each in states)
 
@@ -70,9 +66,7 @@ class InnerOptimizer:
         self._compared = False
 
     def rate_scale(self, own_step: int) -> float:
-        """Return the factor on the learning rate: from ``1 / RAMP_STEPS`` at a ramp's first step to
-        1.
-        """
+        """Return the factor on the learning rate: ``1 / RAMP_STEPS`` at a ramp's first step."""
         if self._ramp_from is None:
             return 1.0
         return min(1.0, (own_step - self._ramp_from + 1) / RAMP_STEPS)

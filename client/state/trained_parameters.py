@@ -1,6 +1,4 @@
-"""Finds what a run does not share because the script added, tied or replaced it after
-``attach``.
-"""
+"""Finds what a run does not share: what was added, tied or replaced after ``attach``."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ class TrainedParameters:
         return shared
 
     def check(self) -> None:
-        """Raise ModelError if the model has, or the optimizer trains, what the run does not
-        share.
-        """
+        """Raise ModelError if the model has, or the optimizer trains, what is not shared."""
         shared = self._shared()
         for name, _, _, tensor in entries_of(self._model):
             if not _is_in(shared, tensor):
