@@ -187,9 +187,7 @@ class ChunkSender:
         return partial(self._maker.contribution, index, attempt)
 
     def result_load(self, index: int, attempt: int) -> Load:
-        """Return what makes the frame of a chunk's result, or no frame if its file cannot be
-        read.
-        """
+        """Return what makes the frame of a chunk's result; no frame if its file is not readable."""
         try:
             kind, payload = self._context.result.payload(index)
         except OSError:

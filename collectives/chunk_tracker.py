@@ -199,9 +199,7 @@ class ChunkTracker:
     # ------------------------------------------------------------ chunks that we add up
 
     def begin_complete(self, indices: Iterable[int]) -> list[int]:
-        """Begin those of the chunks that this node adds up and that lack nothing, and return
-        them.
-        """
+        """Begin and return those of the chunks that this node adds up and that lack nothing."""
         with self._lock:
             return [index for index in indices if self._begin(self._chunks[index])]
 
@@ -321,9 +319,7 @@ class ChunkTracker:
         return sorted(contributors), sorted(owners)
 
     def makers(self) -> list[str]:
-        """Return for each chunk the peer that adds it up or did, even if another peer spreads it
-        now.
-        """
+        """Return for each chunk the peer that adds it up or did, even if another spreads it."""
         with self._lock:
             return list(self._makers)
 

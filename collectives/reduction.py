@@ -104,9 +104,7 @@ class ReduceResult:
 
     @property
     def values(self) -> Values:
-        """All values in one new array, shape ``(value_count,)``; a large fragment is better read in
-        pieces.
-        """
+        """All values in one new array, ``(value_count,)``; read large fragments in pieces."""
         parts = [values for _where, values in self.pieces()]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
@@ -435,9 +433,7 @@ class Reduction:
     # ------------------------------------------------------------ checks
 
     def audit(self, order: AuditOrder, tell: Callable[[Audited], object]) -> None:
-        """Do this node's part in a check of the result, which is whole; ``tell`` gets its
-        findings.
-        """
+        """Do this node's part in a check of the whole result; ``tell`` gets its findings."""
         if self._running is not None and order.attempt == self.attempt:
             check = SpotCheck(self._context, self._adder.added, self._hub, self._network)
             self._running.nursery.start_soon(check.take_part, order, self._link_wait_s, tell)

@@ -54,9 +54,7 @@ class BufferPool:
         self._lock = threading.RLock()
 
     def take(self, size_bytes: int) -> memoryview:
-        """Lend a buffer with any content. It comes back when nothing refers to it, or to part of
-        it.
-        """
+        """Lend a buffer with any content. It comes back when nothing refers to it any more."""
         with self._lock:
             self.lent_bytes += size_bytes
             self._most_bytes = max(self._most_bytes, self.lent_bytes)
@@ -86,9 +84,7 @@ class BufferPool:
                 self._free()
 
     def _free(self) -> None:
-        """Free spare buffers that are too many, those of a size that was not used for long
-        first.
-        """
+        """Free spare buffers that are too many; first those of sizes not used for long."""
         most_bytes = max(self._most_bytes, *self._most_before_bytes)
         while self._spare and self.lent_bytes + self._spare_bytes > most_bytes:
             size_bytes, alike = next(iter(self._spare.items()))

@@ -161,9 +161,7 @@ class FrameRouter:
             self._changed.notify_all()
 
     def place_in_thread(self, peer: str, header: FrameHeader) -> tuple[Sink, memoryview] | None:
-        """Find the frame's sink and its memory, in a thread; return None to ask ``place``
-        instead.
-        """
+        """Find the frame's sink and its memory, in a thread; None: ask ``place`` instead."""
         sink = self._sinks_in_threads.get(frame_key(header))
         view = None if sink is None else sink.place(peer, header)
         return None if sink is None or view is None else (sink, view)
@@ -181,9 +179,7 @@ class FrameRouter:
             sink.deliver(peer, header, payload)
 
     def abandon(self, sink: Sink, peer: str, header: FrameHeader, view: memoryview) -> None:
-        """Tell the sink that placed a frame that its payload will not come; called as ``deliver``
-        is.
-        """
+        """Tell the frame's sink that its payload will not come; called as ``deliver`` is."""
         if self._sinks.get(frame_key(header)) is sink:
             sink.abandon(peer, header, view)
 

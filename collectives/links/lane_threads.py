@@ -161,9 +161,7 @@ class LaneThreads:
         self.socket_lane.send_eof()
 
     def _write_frames(self, first: list[TakenFrame]) -> None:
-        """Send ``first`` (taken out of the list) and the frames after it, until the queue is
-        empty.
-        """
+        """Send ``first``, taken out of the list, and the frames after it until there are none."""
         fan_out, peer = self._shared.node.fan_out, self._shared.peer
         taken: TakenFrame | None = first.pop()
         while taken is not None:

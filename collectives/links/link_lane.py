@@ -188,9 +188,7 @@ class LinkLane:
             self.facts = evolve(self.facts, congestion=congestion_of(self.stream.socket))
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a direction; end the lane for a fault of the network, the link for one of the
-        peer.
-        """
+        """Run a direction; end the lane for the network's fault, the link for the peer's."""
         try:
             await task()
         except trio.EndOfChannel:

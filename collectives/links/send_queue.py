@@ -187,9 +187,7 @@ class SendQueue:
             await self._lot.park()
 
     def take_in_thread(self, wait_s: float) -> TakenFrame | None:
-        """Wait for the next frame, in a lane's thread; return None if there is none within
-        ``wait_s``.
-        """
+        """Wait for the next frame, in a lane's thread; None if there is none within ``wait_s``."""
         with self._changed:
             while not self._closed:
                 taken = self._take()
@@ -269,9 +267,7 @@ class SendQueue:
             self._loop.soon(feed.ended.set)
 
     def _settle(self, frames: Iterable[TakenFrame], sent_bytes: int = 0) -> None:
-        """End the frames' being under way. Not under the lock, for other links' queues may be
-        woken.
-        """
+        """End the frames' being under way; without the lock, as it may wake other queues."""
         with self._changed:
             settled = [taken for taken in frames if taken in self._under_way]
             self._under_way.difference_update(settled)

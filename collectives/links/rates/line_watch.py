@@ -58,9 +58,7 @@ class LineWatch:
         return self._limiter is None and self._cap is None
 
     def spare(self, now_s: float) -> bool:
-        """Return whether no byte waits to be sent, and the line is known to have room.
-        Thread-safe.
-        """
+        """Return whether no byte waits and the line is known to have room. Thread-safe."""
         limiters = [each for each in (self._limiter, self._cap) if each is not None]
         if any(limiter.debt_s(now_s) > 0 for limiter in limiters):
             return False
@@ -120,9 +118,7 @@ class LineWatch:
             self._limiter.set_rate(rate)
 
     def take_best_rate(self) -> float:
-        """Return bytes per second in the best second since the last call; 0.0: none has ended
-        since.
-        """
+        """Return bytes per second in the best second since the last call; 0.0: none has ended."""
         fresh = self.rate.windows_ended - self._windows_taken
         self._windows_taken += fresh
         return self.rate.best_rate(fresh)
