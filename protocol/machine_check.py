@@ -183,9 +183,7 @@ class Checkups:
             running -= Counter([token])
 
     async def _reachability(self, request: CheckRequest, host: str) -> tuple[str, ...]:
-        """Return for each address the reason why its port at ``host`` is not reached, or an empty
-        text.
-        """
+        """Return for each address why its port at ``host`` is not reached, or an empty text."""
         ports = [_port_of(text) for text in request.addresses]
         named = dict.fromkeys(port for port in ports if port and host)
         dialled = list(named)[:CHECKED_PORTS_MAX]

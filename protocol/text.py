@@ -33,9 +33,7 @@ _SPACES = re.compile(r"[\t\n\r]+")
 
 
 def unprintable(text: str) -> str:
-    """Return the name of the first character that must not be shown (``U+001B``), or an empty
-    string.
-    """
+    """Return the name of the first character that must not be shown (``U+001B``), or ""."""
     if text.isascii() and text.isprintable():
         return ""
     found = _UNPRINTABLE.search(text)
@@ -49,18 +47,14 @@ def printable(_instance: object, attribute: attrs.Attribute[str], value: str) ->
 
 
 def escaped(text: str) -> str:
-    r"""Escape the characters that must not be shown, as Python does (``\x1b``). One line stays one
-    line.
-    """
+    r"""Escape the characters that must not be shown, line ends too, as Python does (``\x1b``)."""
     if text.isascii() and text.isprintable():
         return text
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def escaped_lines(text: str) -> str:
-    """Escape each line of a text as ``escaped`` does, and keep the line ends, which are holdfast's
-    own.
-    """
+    """Escape each line of a text as ``escaped`` does, and keep the line ends."""
     return "\n".join(map(escaped, text.split("\n")))
 
 

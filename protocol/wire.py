@@ -402,9 +402,7 @@ def _unpack_counted(data: bytes, limits: MessageLimits) -> tuple[Any, int]:
 
 
 def _check_claims(data: bytes) -> None:
-    """Raise an error unless the bytes of all claimed lengths are there, without building
-    anything.
-    """
+    """Raise an error unless the bytes of all claimed lengths are there; build nothing."""
     scan = msgpack.Unpacker(max_buffer_size=len(data))
     scan.feed(data)
     scan.skip()

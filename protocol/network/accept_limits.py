@@ -135,9 +135,7 @@ class AcceptSlots:
         return SLOTS_PER_SITE * self._per_group_max
 
     def _clear(self, may_yield: Callable[[AcceptSlot], bool]) -> bool:
-        """Close the oldest silent or slow connection among these, and return whether there was
-        one.
-        """
+        """Close the oldest silent or slow connection among these; return whether there was any."""
         due_s = self._now() - self._slow_s
         for slot in self._held:
             if (slot.silent or slot.since_s <= due_s) and may_yield(slot):

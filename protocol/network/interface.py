@@ -115,9 +115,7 @@ class Network(Protocol):
         ...
 
     async def dial_relay(self, address: Address) -> trio.abc.Stream:
-        """Open a plain byte stream to a relay; ``relay_ticket`` has its first bytes. Raises
-        OSError.
-        """
+        """Open a byte stream to a relay; ``relay_ticket`` has its first bytes. Raises OSError."""
         ...
 
     async def open_hole(self, towards: Address, port: int = 0) -> Hole:

@@ -125,9 +125,7 @@ OPEN = FrameHeader(FrameKind.OPEN, 0, 0, 0, 0, 0)
 
 @frozen
 class LanePreamble:
-    """The first bytes of a lane, from its dialer: the link whose keys to use, and the lane's
-    number.
-    """
+    """The first bytes of a lane, from its dialer: the link and the lane's number."""
 
     link_id: bytes = field(validator=and_(min_len(LINK_ID_BYTES), max_len(LINK_ID_BYTES)))
     lane: int = field(validator=and_(ge(0), le(LANES_MAX - 1)))

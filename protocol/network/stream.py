@@ -46,9 +46,7 @@ _LENGTH = struct.Struct(">I")
 
 
 async def receive_exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
-    """Receive the first ``count`` bytes of a stream; raises RemoteProtocolError if it ends
-    before.
-    """
+    """Receive a stream's first ``count`` bytes; raises RemoteProtocolError if it ends before."""
     data = b""
     while len(data) < count:
         more = await stream.receive_some(count - len(data))
@@ -59,9 +57,7 @@ async def receive_exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
 
 
 async def close(stream: trio.abc.Stream) -> None:
-    """Close a stream, within ``CLOSE_S`` even if the other side does not read, and when
-    cancelled.
-    """
+    """Close a stream within ``CLOSE_S``, even if the other side does not read or on a cancel."""
     with trio.move_on_after(CLOSE_S):
         await stream.aclose()
 

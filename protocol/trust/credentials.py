@@ -79,9 +79,7 @@ class Credentials:
         return self.holder.run_id
 
     def expires_in_s(self) -> float:
-        """Return the seconds until the certificate ends by the wall clock; negative after its
-        end.
-        """
+        """Return the seconds until the certificate ends by the wall clock; negative later."""
         return (self.expires_at - datetime.datetime.now(datetime.UTC)).total_seconds()
 
     def replace_certificate(self, certificate_pem: bytes) -> None:
