@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import trio
+from attrs import define, field
 
 from ..collectives.links.event_loop import Loop
 from ..collectives.links.hub import LinkHub
@@ -57,6 +58,7 @@ RATE_S = 10.0  # the rate of a fetch is the mean over this time
 OnProgress = Callable[[CopyProgress, int], None]  # the progress, and the bytes of blocks that came
 
 
+@define(eq=False)
 class Joiner:
     """Fetches fragments of the state, several at once if needed.
 
@@ -66,23 +68,17 @@ class Joiner:
         digests; called in a thread.
     """
 
-    def __init__(
-        self,
-        state: SharedState,
-        hub: LinkHub,
-        network: Network,
-        *,
-        partial_copies: PartialCopies | None = None,
-        on_disk: Callable[[FragmentHead], tuple[FragmentArrays, bytes] | None] = lambda _head: None,
-    ) -> None:
-        self.state = state
-        self.hub = hub
-        self.network = network
-        self.partial_copies = partial_copies
-        self.on_disk = on_disk
-        self.keep_from_s = math.inf  # blocks that come later go to ``partial_copies``, too
-        self._fetches: dict[int, _Fetch] = {}
-        self._turns: dict[int, trio.Lock] = {}
+    state: SharedState
+    hub: LinkHub
+    network: Network
+    partial_copies: PartialCopies | None = field(default=None, kw_only=True)
+    on_disk: Callable[[FragmentHead], tuple[FragmentArrays, bytes] | None] = field(
+        default=lambda _head: None, kw_only=True
+    )
+    # Blocks that come later go to ``partial_copies``, too.
+    keep_from_s: float = field(default=math.inf, init=False)
+    _fetches: dict[int, _Fetch] = field(factory=dict, init=False)
+    _turns: dict[int, trio.Lock] = field(factory=dict, init=False)
 
     def receive(self, peer: str, message: Index | BlocksRefused) -> None:
         """Take an answer that came over a link; an unexpected one is ignored."""

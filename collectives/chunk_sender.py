@@ -255,6 +255,7 @@ def _most_chunks_ahead(context: ReductionContext) -> int:
     return max(AHEAD_MIN, CONTRIBUTIONS_BYTES_MAX // (senders * max(1, chunk_bytes)))
 
 
+@define(eq=False)
 class SendTasks:
     """One task for each ``Send``. All methods are called on the event loop.
 
@@ -272,26 +273,17 @@ class SendTasks:
       unsent_count: counted tasks that have not ended.
     """
 
-    def __init__(
-        self,
-        context: ReductionContext,
-        sender: ChunkSender,
-        hub: LinkHub,
-        nursery: trio.Nursery,
-        link_wait_s: float,
-        on_lost: Callable[[PeerLostError], None],
-        on_ended: Callable[[], None],
-    ) -> None:
-        self.unsent_count = 0
-        self._context = context
-        self._sender = sender
-        self._hub = hub
-        self._nursery = nursery
-        self._link_wait_s = link_wait_s
-        self._on_lost = on_lost
-        self._on_ended = on_ended
-        self._scopes: dict[str, list[trio.CancelScope]] = {}  # by peer
-        self._trailing: list[trio.CancelScope] = []  # those in the hub's nursery
+    _context: ReductionContext
+    _sender: ChunkSender
+    _hub: LinkHub
+    _nursery: trio.Nursery
+    _link_wait_s: float
+    _on_lost: Callable[[PeerLostError], None]
+    _on_ended: Callable[[], None]
+    unsent_count: int = field(default=0, init=False)
+    _scopes: dict[str, list[trio.CancelScope]] = field(factory=dict, init=False)  # by peer
+    # Those in the hub's nursery.
+    _trailing: list[trio.CancelScope] = field(factory=list, init=False)
 
     def start(self, send: Send) -> None:
         """Begin to send, unless the peer is shut out."""

@@ -57,6 +57,7 @@ def digests_of(context: ReductionContext, index: int, pieces: Mapping[str, memor
     return b"".join(digest(pieces[peer]) for peer in context.contributors if peer in pieces)
 
 
+@define(eq=False)
 class SpotCheck:
     """One node's part in the checks of a reduction's result.
 
@@ -64,17 +65,10 @@ class SpotCheck:
       added: by chunk that this node made: ``digests_of`` what it added.
     """
 
-    def __init__(
-        self,
-        context: ReductionContext,
-        added: Mapping[int, bytes],
-        hub: LinkHub,
-        network: Network,
-    ) -> None:
-        self._context = context
-        self._added = added
-        self._hub = hub
-        self._network = network
+    _context: ReductionContext
+    _added: Mapping[int, bytes]
+    _hub: LinkHub
+    _network: Network
 
     async def take_part(
         self, order: AuditOrder, patience_s: float, tell: Callable[[Audited], object]

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import trio
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from .addresses import Address
 from .connection_phases import ADMITTING
@@ -138,6 +138,7 @@ def _rate(counted: ProbeBytesCounted) -> float:
 # ---------------------------------------------------------------- the master
 
 
+@define(eq=False)
 class Checkups:
     """The master's side of machine checks.
 
@@ -146,16 +147,10 @@ class Checkups:
       needs: returns an answer with the resources that a member needs; the rest is filled in here.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        look_at_token: Callable[[str], Awaitable[None]],
-        needs: Callable[[], CheckAnswer],
-    ) -> None:
-        self._network = network
-        self._look_at_token = look_at_token
-        self._needs = needs
-        self._running: Counter[str] = Counter()  # by token
+    _network: Network
+    _look_at_token: Callable[[str], Awaitable[None]]
+    _needs: Callable[[], CheckAnswer]
+    _running: Counter[str] = field(factory=Counter, init=False)  # by token
 
     async def answer(self, messages: MessageStream, request: CheckRequest, host: str) -> None:
         """Check the newcomer's machine and answer it.

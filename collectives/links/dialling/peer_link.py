@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
+from attrs import define, field
 
 from ....protocol.addresses import Address
 from ....protocol.dial_order import dialler
@@ -43,6 +44,7 @@ ROUTE_PATIENCE_S = 4.0
 ROUTE_ASK_S = 5.0  # between two requests for another route
 
 
+@define(eq=False)
 class PeerLink:
     """This node's part in having a link to one other member of the view. Made by ``LinkHub``.
 
@@ -59,35 +61,23 @@ class PeerLink:
       accept: handle control streams, and lanes, that come over an arranged route.
     """
 
-    def __init__(
-        self,
-        member: MemberInfo,
-        me: MemberInfo,
-        network: Network,
-        *,
-        is_up: Callable[[], bool],
-        new_link: Callable[[str, Channel], Link],
-        carry: Callable[[Link, DialLane], Awaitable[None]],
-        tell_master: Callable[[Message], None],
-        unconfirm: Callable[[], None],
-        accept: tuple[ChannelHandler, LaneHandler],
-    ) -> None:
-        self.route: Route | None = None
-        self.error = ""
-        self._member = member
-        self._me = me
-        self._network = network
-        self._is_up = is_up
-        self._new_link = new_link
-        self._carry = carry
-        self._tell_master = tell_master
-        self._unconfirm = unconfirm
-        self._accept = accept
-        self._nursery: trio.Nursery | None = None
-        self._scope: trio.CancelScope | None = None  # of the task, while there is one
-        self._asked_s = -math.inf  # when the master was last asked for a route
-        self._worked = False  # whether there ever was a link over this route
-        self._links_made = 0
+    _member: MemberInfo
+    _me: MemberInfo
+    _network: Network
+    _is_up: Callable[[], bool] = field(kw_only=True)
+    _new_link: Callable[[str, Channel], Link] = field(kw_only=True)
+    _carry: Callable[[Link, DialLane], Awaitable[None]] = field(kw_only=True)
+    _tell_master: Callable[[Message], None] = field(kw_only=True)
+    _unconfirm: Callable[[], None] = field(kw_only=True)
+    _accept: tuple[ChannelHandler, LaneHandler] = field(kw_only=True)
+    route: Route | None = field(default=None, init=False)
+    error: str = field(default="", init=False)
+    _nursery: trio.Nursery | None = field(default=None, init=False)
+    # Of the task, while there is one.
+    _scope: trio.CancelScope | None = field(default=None, init=False)
+    _asked_s: float = field(default=-math.inf, init=False)  # when the master was last asked
+    _worked: bool = field(default=False, init=False)  # whether a link ever was over this route
+    _links_made: int = field(default=0, init=False)
 
     # ------------------------------------------------------------ the route
 
