@@ -105,8 +105,7 @@ class IncomingFragment:
         self.missing.discard(index)
 
     def finish(self) -> FragmentHead:
-        """Install the fragment; blocks that did not come are digested again, since they may have
-        changed.
+        """Install the fragment; digest blocks that did not come again, as they may have changed.
 
         Raises:
           LocalProtocolError: blocks are missing, or the transfer was given up.

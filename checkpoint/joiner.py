@@ -125,8 +125,7 @@ class Joiner:
             await self.network.run_sync(self.partial_copies.clear)
 
     def has_turn(self, fetch: _Fetch, peer: str) -> bool:
-        """Return whether a fetch may ask this donor: no earlier fetch has blocks to request from
-        it.
+        """Return whether a fetch may ask this donor: no earlier fetch has blocks to ask it for.
 
         Two fetches that share a donor would end at the same time, and nothing would come for a
         while.

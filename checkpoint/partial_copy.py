@@ -1,5 +1,4 @@
-"""Partial copies: blocks of an unfinished fetch, on disk, so that a reboot need not fetch them
-again.
+"""Partial copies: blocks of an unfinished fetch, on disk, which a reboot need not fetch again.
 
     FOLDER/FRAGMENT.blocks      records, appended: digest (32 bytes), length (u32), the block
 

@@ -1,5 +1,4 @@
-"""The rounds of one trainer at its step boundaries: which it posts, waits for and applies, at which
-step.
+"""The rounds of one trainer: which it posts, waits for and applies, at which step boundary.
 
 This is a pure state machine: it has no tensors, no clock and no connection. ``Run`` counts steps in
 it, ``Orders`` hands it the daemon's messages, ``StepBoundary`` does what its methods return.
@@ -52,8 +51,7 @@ class EndedRound:
 
 
 class StepTimes:
-    """The mean duration of the steps between two measurements, by which the master finds a slow
-    trainer.
+    """The mean duration of the steps between two measurements: the master finds slow trainers.
 
     Attributes:
       step_s: seconds of a step, without waiting; 0: not known yet.
@@ -114,9 +112,8 @@ class BoundaryMachine:
         self._contributed_steps: dict[int, int] = {}
         self._loaded_step = 0
         self._step_limit = COUNT_MAX
-        self._master_away = (
-            False  # train on to the step limit without posting or waiting for rounds
-        )
+        # Train on to the step limit without posting or waiting for rounds.
+        self._master_away = False
 
     @property
     def own_step(self) -> int:

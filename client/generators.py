@@ -1,5 +1,4 @@
-"""Random number generators for a trainer's data: no two trainers and no restart draw the same
-samples.
+"""Random number generators for a trainer's data: no two trainers or starts draw the same.
 
 A generator's seed is the hash of the peer, the run's step at ``attach``, the start of the trainer's
 process, and how many generators this process has made (BLAKE2b, RFC 7693).

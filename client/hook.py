@@ -171,8 +171,7 @@ class Run:
         return self._data.epoch
 
     def sampler(self, data: Sized | int, *, endless: bool = True) -> LeasedSampler:
-        """Make the sampler of this trainer's ``DataLoader``: the run shares out the data set's
-        samples.
+        """Make the sampler of this trainer's ``DataLoader``: the run shares out the samples.
 
         Each sample is used once an epoch in the run's committed work. ``step`` has to be told how
         many samples each step took: ``run.step(samples=len(batch))``. All trainers of a run have
@@ -193,8 +192,7 @@ class Run:
         return LeasedSampler(stream, endless=endless)
 
     def shards(self, shards: Sequence[ShardT], *, endless: bool = True) -> LeasedShards[ShardT]:
-        """Make an iterable over leased shards, for data that is read in order: the run shares out
-        the shards.
+        """Make an iterable over leased shards, for data that is read in order.
 
         Each shard (a file's name, a part of a data set, ...) is used once an epoch in the run's
         committed work. It is used up when the script asks for the next one, and counts with the

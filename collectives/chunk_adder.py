@@ -143,8 +143,7 @@ class ChunkAdder:
 
 @define(eq=False)
 class ThreadEntry:
-    """The entry of other threads to a reduction: the sink of its frames, and the work of its
-    workers.
+    """Other threads' entry to a reduction: the sink of its frames, and its workers' work.
 
     Arithmetic is done in the thread that calls; what follows for the reduction, on the event loop.
     """

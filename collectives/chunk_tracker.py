@@ -302,8 +302,7 @@ class ChunkTracker:
             return list(self._owed)
 
     def lacking(self) -> tuple[list[str], list[str]]:
-        """Return the peers whose contributions this node lacks, and those that owe it results;
-        sorted.
+        """Return, sorted, the peers whose contributions or results this node lacks.
 
         Of this node's chunks only the first one that lacks anything counts: contributors send only
         a few chunks ahead of the results, so the chunks after it wait for the same peers.

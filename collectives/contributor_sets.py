@@ -1,5 +1,4 @@
-"""Sets of the contributors that are in a chunk, and the manifest: the sets of all chunks of a
-result.
+"""Sets of the contributors in a chunk, and the manifest: the sets of a result's chunks.
 
 A set of contributors is one bit each, in the order's order, the first one lowest, in as few bytes
 as hold them all. A result in which no contributor is missing has no manifest.

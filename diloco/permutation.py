@@ -14,9 +14,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-ROUND_COUNT = (
-    8  # of the network; four make a permutation that looks random, mixing is weaker than a cipher
-)
+# Of the network; four make a permutation that looks random, mixing is weaker than a cipher.
+ROUND_COUNT = 8
 HALF_BITS_MIN = 4  # a domain of fewer numbers is shuffled badly
 
 _MIX = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # MurmurHash3's finalizer

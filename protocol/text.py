@@ -64,8 +64,7 @@ def plain(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """Return the text of a file from any system: UTF-8, or UTF-16 with a mark; a line ends with one
-    character.
+    """Return the text of a file from any system: UTF-8, or UTF-16 with a mark; lines end in LF.
 
     Raises:
       UnicodeDecodeError: it is neither.

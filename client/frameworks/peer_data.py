@@ -46,8 +46,7 @@ def draw_apart(loader: object, run: Run) -> None:
 
 
 def draw_leased(loader: object, run: Run, process_count: int) -> int:
-    """Make a loader draw samples that the run leases to this peer; iterators that it has made do
-    not.
+    """Make a loader draw samples that the run leases to this peer; not its iterators.
 
     Args:
       loader: a ``DataLoader``; it keeps its data set, batch size, workers and collation.

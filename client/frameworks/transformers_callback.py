@@ -1,5 +1,4 @@
-"""A callback of Transformers' ``Trainer``, and of trainers made of it, such as TRL's
-``SFTTrainer``.
+"""A callback of Transformers' ``Trainer``, and of trainers made of it, such as ``SFTTrainer``.
 
 Trainer                                     run
 on_init_end    no end of its own            -

@@ -318,8 +318,7 @@ class FragmentReplica:
         yield from self._move_anchor(roundings)
 
     def _fetch(self, *, with_anchor: bool) -> tuple[Values, Transfer, int] | None:
-        """Read the shared state and begin to copy it to the tensors' devices, with the anchor if
-        wanted.
+        """Read the shared state and begin to copy it to the tensors' devices, or the anchor too.
 
         Returns:
           The values, the transfer of them, of the anchor and of the counters, and their version.

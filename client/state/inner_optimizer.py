@@ -1,5 +1,4 @@
-"""The script's optimizer, as far as the run touches it: its state after a load or a merge, and its
-rate ramp.
+"""The script's optimizer: its state after a load or a merge, and its rate ramp.
 
 An optimizer's first steps are too large: Adam's first one moves every weight by the whole learning
 rate, whatever the gradient. At the start of a run the schedule's warm-up prevents that. A joiner
@@ -48,8 +47,7 @@ def has_state(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class InnerOptimizer:
-    """Clears the optimizer's state when the steps behind it are dropped, and renews copies of
-    weights in it.
+    """Clears the optimizer's state when its steps are dropped, and renews copies of weights.
 
     Args:
       optimizer: the script's; None: the script did not pass it to ``attach``.

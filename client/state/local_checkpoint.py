@@ -129,8 +129,7 @@ class LocalCheckpoint:
     # ------------------------------------------------------------ restoring
 
     def restore(self, step_limit: int) -> bool:
-        """Restore the optimizer and the generators, and return whether the optimizer has a state
-        now.
+        """Restore optimizer and generators; return whether the optimizer has a state now.
 
         A state that the script has loaded itself stays. A file that is damaged, of another
         optimizer, or of a later step than the run's limit is ignored with a warning: up to there

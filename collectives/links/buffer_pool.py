@@ -1,5 +1,4 @@
-"""Buffers of chunks that are used again, for the first touch of fresh memory costs more than its
-use.
+"""Buffers of chunks that are used again: the first touch of fresh memory costs more than its use.
 
 A round writes a whole encoded result, and other peers' contributions, chunk by chunk. Memory that
 the kernel has to find, clear and map first takes longer to write than the network takes to fill it,
@@ -96,8 +95,7 @@ class BufferPool:
 
 
 def _new_memory(size_bytes: int) -> NDArray[np.uint8]:
-    """Return fresh memory, which goes back to the system as soon as it is freed; in huge pages if
-    they fit.
+    """Return fresh memory, given back as soon as it is freed; in huge pages if they fit.
 
     Chunks of one round may be longer than those of the next one. ``malloc`` keeps what is freed for
     the thread that had taken it, so rounds of changing chunks took twice their memory.

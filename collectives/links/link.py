@@ -146,8 +146,7 @@ class Link:
     async def send_from(
         self, source: FrameSource, rank: SendRank = SendRank.ROUND, age: int = 0
     ) -> None:
-        """Send all frames of a source, over any idle lane, in turn with sources of its rank and
-        age.
+        """Send a source's frames, over any idle lane, in turn with sources of its rank and age.
 
         Frames leave in order, but need not arrive in order. Each arrives once, or the link is lost:
         what did not arrive on a lane that breaks is sent over other lanes.

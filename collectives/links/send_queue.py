@@ -147,8 +147,7 @@ class SendQueue:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Have one idle lane look for a frame, under the lock; if it finds one, it wakes the next
-        one.
+        """Have one idle lane look for a frame, under the lock; if it finds any, it wakes the next.
 
         If all were woken, dozens of lanes would look for each frame that becomes ready.
         """

@@ -145,8 +145,7 @@ class Network(Protocol):
         ...
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
-        """Make the stream of a lane, dialled or accepted, use this congestion control if the kernel
-        has it.
+        """Make a lane's stream use this congestion control if the kernel has it.
 
         Also for a stream to be relayed. Call it once an accepted one has shown its link's keys or
         its ticket: until then it is unidentified, and holds a slot of ``accept_limits``.

@@ -195,8 +195,7 @@ class RecordSealer:
         self._buffer = bytearray(HEADER_BYTES + TAG_BYTES)
 
     def seal(self, header: FrameHeader, payload: Buffer) -> Iterator[memoryview]:
-        """Return an iterator over the frame's bytes: the header with the first record, then each
-        record.
+        """Return an iterator over the frame's bytes: header and first record, then each record.
 
         Each record is sealed when it is asked for and overwritten by the next one. The iterator
         must be exhausted, because the records are counted.

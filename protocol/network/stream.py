@@ -140,8 +140,7 @@ class MessageStream:
             self._send_lock.release()
 
     async def receive(self) -> Message:
-        """Receive the next message, once the quota allows. Cancellation loses no bytes: the next
-        call continues with them.
+        """Receive the next message, once the quota allows. Cancellation loses no bytes.
 
         Raises:
           RemoteProtocolError: not a message, one that may not come in this phase, or an end within
@@ -192,8 +191,7 @@ class MessageStream:
         return await self._receive(types)
 
     async def send_final(self, message: Message) -> None:
-        """Send a last message (``Refused``), wait up to ``FINAL_WAIT_S`` until it is read, and
-        close.
+        """Send a last message (``Refused``), wait until it is read (``FINAL_WAIT_S``), and close.
 
         Closing at once, with unread bytes of the other side, would make TCP reset the connection
         and drop the message. The other side cannot make this raise an error.

@@ -106,8 +106,7 @@ class Credentials:
         return context
 
     def ssl_client_context(self) -> ssl.SSLContext:
-        """Return the context to dial with: TLS 1.3 only, the server shows a certificate of this
-        run.
+        """Return the context to dial with: TLS 1.3, the server has a certificate of this run.
 
         Names in certificates are peer ids, not hosts: the caller compares them.
         """

@@ -33,9 +33,8 @@ from .handshake import Connect, dial_lane, dial_link
 from .hole_punching import HolePuncher, answer, meet
 from .staggered_dial import DIAL_S, dial_first
 
-HANDSHAKE_S = (
-    15.0  # from the control stream to an open lane; later the other side gave up or is stuck
-)
+# From the control stream to an open lane; later the other side gave up or is stuck.
+HANDSHAKE_S = 15.0
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_LAST_S = 5.0  # a member that cannot be dialled costs a dozen packets a minute
 # The master is asked for another route after this one has failed for this long. Until then the

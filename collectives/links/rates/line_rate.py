@@ -1,5 +1,4 @@
-"""The rate at which a node may send: learnt from what its lanes deliver and from how long that
-queues.
+"""The rate at which a node may send: learnt from what its lanes deliver and how long that queues.
 
 Whoever sends faster than the line carries fills the queue in front of it: packets are lost, some
 flows get far more than others, and everybody behind the line waits. TCP itself finds the line's

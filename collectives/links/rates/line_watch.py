@@ -1,5 +1,4 @@
-"""The pace of a node's lanes: what the kernel says of their paths, made into the rate of one
-bucket.
+"""The pace of a node's lanes: the rate of one bucket, from what the kernel says of their paths.
 
 ``line_rate`` has the rule. Here the connections are read, a few times a second and only while the
 other sides acknowledge something, so that an idle node does nothing. Lanes in memory have no path
@@ -23,8 +22,7 @@ RECENT_S = 0.5  # an older look says nothing about now
 
 
 class LineWatch:
-    """See the top of this file. One per node; ``add``, ``remove`` and ``look`` on the event loop
-    only.
+    """See the top of this file. One per node; on the event loop: ``add``, ``remove``, ``look``.
 
     Args:
       cap: the owner's limit of what is sent.

@@ -1,5 +1,4 @@
-"""How much of a round each link of a node still has to send: links that have more get more of the
-line.
+"""How much of a round each link still has to send: links that have more get more of the line.
 
 Owners have unequal shares where lines are unequal. If all links had equal parts of the line, those
 to small owners would be done first; the rest would go to the largest one alone, as fast as it
