@@ -52,15 +52,6 @@ def manifest_of(sets: Sequence[bytes], full: bytes) -> tuple[ContributorRun, ...
     return tuple(ContributorRun(packed, len(list(run))) for packed, run in itertools.groupby(sets))
 
 
-def sets_of(
-    manifest: Sequence[ContributorRun], chunk_count: int, contributor_count: int
-) -> list[bytes]:
-    """Return every chunk's packed set."""
-    full = pack_set([True] * contributor_count)
-    runs = manifest or (ContributorRun(full, chunk_count),)
-    return [run.contributors for run in runs for _chunk in range(run.chunk_count)]
-
-
 def digest_of(digests: Sequence[bytes], sets: Sequence[bytes]) -> bytes:
     """Return a result's digest: BLAKE3 of all chunks' digests, then of ``sets``.
 
