@@ -127,8 +127,7 @@ class Joiner:
     def has_turn(self, fetch: _Fetch, peer: str) -> bool:
         """Return whether a fetch may ask this donor: no earlier fetch has blocks to ask it for.
 
-        Two fetches that share a donor would end at the same time, and nothing would come for a
-        while.
+        Two fetches that share a donor would end together, and nothing would come for a while.
         """
         for other in self._fetches.values():  # in order of their beginning
             if other is fetch:

@@ -7,8 +7,7 @@ is read. Nothing is synced: blocks lost in a power failure are fetched again, an
 the first cut record. The first blocks of a copy are not stored: a copy of a few seconds is not
 worth writes to disk.
 
-A disk that is full or fails ends the storing, not the copy. Everything here blocks: call it in
-threads.
+A disk that is full or fails ends the storing, not the copy. Everything blocks: use threads.
 """
 
 from __future__ import annotations
@@ -139,8 +138,7 @@ class PartialCopies:
 
     Args:
       after_s: see ``KEPT_AFTER_S``.
-      limit_bytes: for all files together, exceeded by at most a block per writing thread; None: no
-        limit.
+      limit_bytes: for all files, exceeded by at most a block per writing thread; None: no limit.
     """
 
     def __init__(

@@ -19,8 +19,7 @@ class VersionCopy:
 
     Args:
       parts: the arrays, which do not change meanwhile.
-      folder: on the disk of the file; None, or if it cannot be written there: memory takes the
-        copy.
+      folder: on the disk of the file; None, or if it cannot be written there: in memory.
     """
 
     def __init__(self, parts: FragmentArrays, folder: Path | None) -> None:

@@ -25,8 +25,7 @@ class Generators:
     Args:
       peer: the peer's id.
       start: differs at every start of the trainer; by default the daemon's, from the environment.
-      data_rank: of this process among those of the peer; ranks with the same one draw the same
-        samples.
+      data_rank: of this process within the peer; ranks with the same one draw the same samples.
     """
 
     def __init__(self, peer: str, start: str | None = None, data_rank: int = 0) -> None:

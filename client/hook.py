@@ -140,8 +140,7 @@ class Run:
         """This peer is the one that evaluates and saves for the run.
 
         Of the members that train, the one that joined first leads. When it leaves or dies, the next
-        one does, as soon as the master has noticed; until then nobody does. At the run's end nobody
-        follows.
+        one does, as soon as the master has noticed; until then, and at the run's end, none does.
         """
         return self._machine.leads
 
@@ -149,8 +148,7 @@ class Run:
     def total_steps(self) -> int | None:
         """The step at which the run ends, as planned; None for a run without an end.
 
-        Rounds that have to be repeated make a run end later. It grows when the operator raises
-        ``rounds``.
+        Rounds that are repeated make a run end later. It grows when the operator raises ``rounds``.
         """
         return self._machine.total_steps or None
 

@@ -58,8 +58,7 @@ class ChunkAdder:
         """Take in a frame, which is authentic now, so that its sender can be named.
 
         Returns:
-          Whether all chunks are done now (at one call only), and whether the sender owes no more
-          frames.
+          Whether all chunks are done now (at one call only), and the sender owes no more frames.
 
         Raises:
           BadContributionError: the reduction cannot go on, because of the peer that is named.

@@ -199,8 +199,7 @@ class FrameMaker:
     """The frames of one node in a reduction; made by any thread, several at once.
 
     A frame may be made again until it is acknowledged, which can be after the reduction. So this
-    refers neither to the result nor to other peers' contributions: they would all stay in memory
-    for one frame.
+    refers neither to the result nor to others' contributions: all would stay for one frame.
 
     Attributes:
       on_bad: called, in any thread, if this node's own values cannot be encoded.
@@ -260,8 +259,7 @@ class SendTasks:
     """One task for each ``Send``. All methods are called on the event loop.
 
     Tasks for peers that the round depends on run in the reduction's nursery and are counted. Those
-    for other receivers run in the hub's: they may outlive the reduction, and nothing waits for
-    them.
+    for other receivers run in the hub's: nothing waits for them, they may outlive it.
 
     Args:
       link_wait_s: how long to wait for a link that is not up.

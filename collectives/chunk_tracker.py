@@ -104,8 +104,7 @@ class ChunkTracker:
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """Return memory for a frame's payload, or None to drop it.
 
-        The payload of a wrong frame gets memory that is never read: its header is not authentic
-        yet.
+        The payload of a wrong frame gets memory that is never read: its header may be forged.
         """
         with self._lock:
             if peer in self._shut or self._is_repeated(peer, header):

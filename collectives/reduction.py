@@ -25,8 +25,7 @@ A loss does not end a reduction, the master repairs it. ``flush`` shuts the lost
 returns which chunks are here; from then on our own chunks wait for the other contributors only.
 ``repair`` gives the chunks of lost owners to other peers: to a peer that holds the result and
 spreads it as it is, or to a peer that adds the chunk up again from what contributors send again.
-The set of a chunk's contributors comes with its result and is hashed with it, so equal digests mean
-equal sets.
+The set of a chunk's contributors is hashed with its result, so equal digests mean equal sets.
 """
 
 from __future__ import annotations
@@ -125,8 +124,7 @@ class Reduction:
     See ``run`` and ``serve``. All methods are called on the event loop.
 
     Args:
-      order: the master's; names contributors, receivers and the plan. Contributors and owners must
-        be receivers.
+      order: the master's. Contributors and owners must be receivers.
       me: this node's peer id, one of the receivers.
       size: of the fragment, as this node knows it.
       hub: where the links are; running.

@@ -7,8 +7,7 @@
 The master draws the chunks and their checkers when all have reported one result. Contributors keep
 their inputs until the commit, as for a repair. A checker adds up as an owner does, so it gets the
 same bytes. If it does not, the owner's digests show whether one contributor has sent the two
-different things. No word of this is proof: ``membership.master.rounds.audits`` says what follows
-from it.
+different things. No word of this is proof: see ``membership.master.rounds.audits``.
 
 All frames are BLOCK frames of the order's transfer. Contributions have their chunk's index, digests
 the index of the chunk plus the number of chunks.

@@ -17,7 +17,6 @@ def merged(shared: Values, local: Values, anchor: Values) -> Values:
     """Return ``shared + (local - anchor)``: steps since the anchor are kept, counted once.
 
     It is computed as ``shared - (anchor - local)``: the rounding is the same, but where ``local``
-    and ``anchor`` have the same bits the result has exactly the bits of ``shared``, even those of a
-    -0.0.
+    and ``anchor`` have the same bits the result has exactly those of ``shared``, even of -0.0.
     """
     return shared - (anchor - local)

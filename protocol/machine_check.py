@@ -156,8 +156,7 @@ class Checkups:
         """Check the newcomer's machine and answer it.
 
         Raises:
-          Refusal: the token is not valid, or too many checks run; and what ``MessageStream``
-            raises.
+          Refusal: the token is not valid, or too many checks run; what ``MessageStream`` raises.
         """
         token, running = request.token, self._running
         await self._look_at_token(token)

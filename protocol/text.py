@@ -3,8 +3,7 @@
 A text from the network or from a file may hold escape sequences that a terminal obeys, line ends
 that forge log lines, bidirectional controls that reverse the reading order, and zero-width
 characters that nobody sees. ``printable`` keeps them out of messages. Texts that this process puts
-into its own messages go through ``plain``, and everything that is printed or logged through
-``escaped``.
+into its own messages go through ``plain``, and all that is printed or logged through ``escaped``.
 
 The set of characters is written out, not taken from ``unicodedata``: two Python versions that
 disagree about a new character would refuse each other's messages.

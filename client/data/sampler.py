@@ -190,8 +190,7 @@ class SampleStream:
         """Return the next sample; wait for it if necessary.
 
         Raises:
-          MisuseError: another iteration has begun since, or too many samples are not reported as
-            trained.
+          MisuseError: another iteration has begun, or too many samples are not reported.
           AttachRefused: the run has another data set.
         """
         with self._lock:
@@ -285,12 +284,10 @@ class LeasedSampler(torch.utils.data.Sampler[int]):
     """Samples that are leased to this trainer: give it to a ``DataLoader`` as its ``sampler``.
 
     Each sample of the data set is used once an epoch in the run's committed work, whatever joins,
-    leaves or dies. An iteration begins with what was drawn before and not trained. It has no
-    length.
+    leaves or dies. An iteration begins with what was drawn and not trained; it has no length.
 
     Args:
-      endless: one iteration goes on over all epochs, so every batch is whole; False: it ends with
-        the epoch.
+      endless: one iteration goes on over all epochs, in whole batches; False: it ends with one.
     """
 
     def __init__(self, stream: SampleStream, *, endless: bool) -> None:

@@ -150,8 +150,7 @@ class FragmentReplica:
     def release(self) -> None:
         """Give back the posted arena's memory of a round that is over; several processes keep it.
 
-        They come to the same step at different moments: one may have posted again before another's
-        call.
+        They come to one step at different moments: one may have posted again before another calls.
         """
         if self._boxes is None:
             self._posted.release(self._index)

@@ -89,8 +89,7 @@ class InnerOptimizer:
 
         Args:
           own_step: of the trainer; None at the run's own start, which needs no ramp.
-          first: the trainer was not loaded before; an unknown optimizer is then taken for a new
-            one.
+          first: the trainer was not loaded before; an unknown optimizer then counts as new.
         """
         if self._optimizer is None:
             if not (first or self._spoilt):

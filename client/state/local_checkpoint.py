@@ -55,8 +55,7 @@ class LocalCheckpoint:
     """Writes and restores the local state.
 
     Args:
-      optimizer: the script's; None: not known, and only the generators are stored. This is said,
-        once.
+      optimizer: the script's; None: only the generators are stored, which is said once.
     """
 
     def __init__(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:

@@ -20,8 +20,7 @@ class TrainedParameters:
     """The tensors of the model and the optimizer at ``attach``.
 
     A tensor may be replaced in its place, since its present one is shared; a parameter together
-    with the optimizer's. What the optimizer trained beside the model at ``attach`` stays the
-    script's own.
+    with the optimizer's. What the optimizer trained beside the model stays the script's own.
 
     Raises:
       ModelError: a tensor cannot be shared, or the optimizer trains none of the model's.

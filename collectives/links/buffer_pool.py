@@ -35,8 +35,7 @@ class BufferPool:
 
     The pool never has more memory, lent or spare, than was lent at one time in this period, which
     began when all of it was back, or in one of the ``PERIODS_KEPT`` before. So a round uses the
-    memory of the rounds before it, and the memory of an unusual round is free again some rounds
-    later.
+    memory of the rounds before it, and that of an unusual round is free some rounds later.
 
     Attributes:
       lent_bytes: the bytes of all buffers that are lent now.

@@ -63,8 +63,7 @@ class LinkHub:
       buffers: memory for chunks, used again round after round.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. A RemoteProtocolError that it raises ends the link.
-      tell_master: called with messages to the master about routes and links. The default drops
-        them.
+      tell_master: called with messages to the master about routes and links; by default dropped.
 
     Args:
       upload, download: caps on what all lanes together carry; None: no cap.
@@ -151,8 +150,7 @@ class LinkHub:
             this node has left and come back, though no view told it: the routes that the master had
             arranged for it are void at both ends, and the others have ended their links to it.
           new_master: this is the first view of this master. It knows of no route that an earlier
-            master had arranged; links that follow from the view stay, and with them what is being
-            reduced.
+            master had arranged; links that follow from the view stay, with what they reduce.
         """
         before, self._members = self._members, {member.peer: member for member in members}
         if self.me not in self._members:
@@ -242,8 +240,7 @@ class LinkHub:
 
         Args:
           silence_s: a link without a byte for so long is given up.
-          donor_share: the least of the line for copies of the state while a round runs; None leaves
-            it.
+          donor_share: the line's least for copies of the state in a round; None leaves it.
         """
         self._rules = evolve(self._rules, lanes=rules, silence_s=silence_s)
         if donor_share is not None:

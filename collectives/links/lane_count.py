@@ -9,8 +9,7 @@ There a line is filled by several connections:
 
 The line has room if every lane of the link had something to send all the time, and no queue formed
 in front of the line nor was the node paced (``line_watch``). So lanes are not added to a full line,
-where they would only crowd out its other users. There are never fewer again: an idle lane costs
-nothing.
+where they only crowd out its other users. There are never fewer again: idle lanes cost nothing.
 
 A link begins with more lanes over longer paths, divided by the links that share the node's line, so
 that its first round need not wait for the search. Over short paths, and under a congestion control

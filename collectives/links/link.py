@@ -4,8 +4,7 @@ One control stream (messages, inside TLS) and some lanes (frames of bulk bytes; 
 The lanes have no static split: a frame goes to the lane that is idle first. The link is lost when
 its control stream breaks or is silent for ``silence_s`` (both sides send a ``Heartbeat`` several
 times in that span), when no lane has worked for a while, or when the other side breaks the
-protocol. Then all of its streams are closed, ``lost`` is set, and every task that waits for the
-link is told.
+protocol. Then all streams are closed, ``lost`` is set, and all tasks that wait for it are told.
 
     run                    until the link is lost; closes all its streams
      ├── read_messages     control stream -> on_message
@@ -16,8 +15,7 @@ link is told.
 The hub calls ``watch`` at regular intervals; it measures silence, and how long nothing moves.
 
 Nothing is ever sent from the caller's task: a caller that is cancelled in the middle of a frame
-would tear the lane. A cancelled caller withdraws frames that are still queued; a frame on its way
-is finished.
+would tear the lane. A cancelled caller withdraws queued frames; those on their way are finished.
 """
 
 from __future__ import annotations
@@ -281,8 +279,7 @@ class Link:
 
         Args:
           elapsed_s: time since the last call in which this process was awake. Only that counts:
-            after the process was stopped, or the machine slept, what came meanwhile is still to be
-            read.
+            after the process was stopped, or the machine slept, what came is still to be read.
         """
         if reason := self._control_watch.watch(elapsed_s):
             self.close(reason)

@@ -107,12 +107,10 @@ class SharedByLanes:
       send_queue: the frames that wait to be sent over the link.
       loop: the event loop, for lanes in threads.
       sent_meter, received_meter: meters of this link; they pass everything on to the node's.
-      note_received: called, from any thread, when something has come that must be acknowledged
-        soon.
+      note_received: called, from any thread, when something came that must be acknowledged.
       lose_link: called with the reason when the other side breaks the protocol.
       turns: held by lanes in threads while their bytes wait for the line's pace. They wait first
-        come, first served: as many of each link, so that links get equal parts whatever their
-        lanes.
+        come, first served, as many of each link: links get equal parts whatever their lanes.
     """
 
     peer: str

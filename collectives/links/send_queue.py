@@ -238,8 +238,7 @@ class SendQueue:
         """Return the seconds until ``count`` more bytes of a frame may go; 0.0 if they may now.
 
         A round that begins does not wait for the rest of a frame of a lower rank, but for frames of
-        its own on this link the lane must become free. From a lane's thread, before each piece of a
-        frame.
+        its own here the lane must become free. In a lane's thread, before each piece of a frame.
         """
         if taken.rank is SendRank.ROUND:
             return 0.0

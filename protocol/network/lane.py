@@ -261,8 +261,7 @@ class RecordOpener:
         """Iterate over the frame's records.
 
         Args:
-          target: buffer for the payload, of exactly its size; None: the payload is checked and
-            dropped.
+          target: buffer for the payload, of its exact size; None: it is checked and dropped.
 
         Returns:
           For each record the buffer to read it into, and the buffer for ``open`` to decrypt it to.

@@ -145,8 +145,7 @@ class MessageStream:
         Raises:
           RemoteProtocolError: not a message, one that may not come in this phase, or an end within
           it. trio.EndOfChannel: the other side closed, between two messages.
-          trio.BrokenResourceError: the connection is gone. trio.ClosedResourceError: this side
-          closed it.
+          trio.BrokenResourceError, trio.ClosedResourceError: the connection ended.
         """
         return await self._receive(self.phase.types)
 

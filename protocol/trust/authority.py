@@ -272,8 +272,7 @@ class Authority:
           The certificate in PEM.
 
         Raises:
-          RemoteProtocolError: the request is invalid, over-long, not Ed25519 or not signed by its
-            key.
+          RemoteProtocolError: the request is invalid, over-long, not Ed25519 or not signed.
         """
         if party is Party.NEWCOMER:
             raise LocalProtocolError("a newcomer has no certificate")

@@ -6,8 +6,7 @@
      └── or meet the other end by hole punching (``hole_punching``), then dial or accept as above
 
 The route follows from the view until the master arranges another one. The end that dials notices
-when the route does not work, and asks the master for another; if neither can dial, both ask at
-once.
+when the route does not work, and asks the master for another; if neither can dial, both ask.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Owners have unequal shares where lines are unequal. If all links had equal parts of the line, those
 to small owners would be done first; the rest would go to the largest one alone, as fast as it
-comes, and its results would come all at once at the end. In parts by what is left all links are
-done together.
+comes, and its results would come at the end. In parts by what is left all links end together.
 """
 
 from __future__ import annotations
