@@ -27,8 +27,7 @@ from .blocks import BLOCK_BYTES
 
 log = logging.getLogger("holdfast.peer")
 
-# After this time of copying blocks are stored; a fast line fetches the earlier ones again in as
-# long.
+# After this time blocks are stored; a fast line fetches the earlier ones again in as long.
 KEPT_AFTER_S = 10.0
 
 _HEAD = struct.Struct("<32sI")

@@ -103,8 +103,7 @@ class BoundaryMachine:
         self.leads = False
         self.total_steps = 0
         self._rounds: dict[int, OpenRound] = {}  # by fragment
-        # By fragment, the tokens when it last contributed; if it has not since the load, those
-        # then.
+        # By fragment, the tokens when it last contributed; else those at the load.
         self._contributed_tokens: dict[int, int] = {}
         self._loaded_tokens = 0
         self._loaded_samples = 0

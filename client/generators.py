@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -32,15 +31,6 @@ class Generators:
         self._peer = f"{peer}.{data_rank}" if data_rank else peer
         self._start = os.environ.get(START_VARIABLE, "") if start is None else start
         self._count = 0
-
-    @overload
-    def make(self, kind: Literal["torch"], step: int) -> torch.Generator: ...
-
-    @overload
-    def make(self, kind: Literal["numpy"], step: int) -> np.random.Generator: ...
-
-    @overload
-    def make(self, kind: str, step: int) -> torch.Generator | np.random.Generator: ...
 
     def make(self, kind: str, step: int) -> torch.Generator | np.random.Generator:
         """Make the process's next generator, on the CPU; raises ValueError for an unknown kind."""

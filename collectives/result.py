@@ -6,7 +6,7 @@ length, the set of its contributors, and the compressed form for sending if that
 Only encodings are held. Their values are decoded when they are read (``pieces``), chunk by chunk.
 
 Each chunk has a room of its own, taken from a pool when its first byte comes. A frame that was sent
-but not acknowledged, and a lane that still receives from a peer that is shut out, hold one.
+but not acknowledged, and a lane that still receives from a peer that is shut out, hold it.
 
 A whole result that waits (for a copy that it will be replayed on, or for receivers with slow lines)
 may be moved into a file.

@@ -3,7 +3,7 @@
 ``permuted`` is a Feistel network (Luby and Rackoff 1988) over the smallest square domain that holds
 the data set; numbers outside of the data set are enciphered again until they are inside ("cycle
 walking", Black and Rogaway 2002), four times on average at most for large sets. Its round function
-mixes 64 bit numbers with keys hashed from the run's key and the epoch: well, but not secretly.
+mixes 64 bit numbers with keys hashed from the run's key and the epoch. It hides nothing.
 """
 
 from __future__ import annotations

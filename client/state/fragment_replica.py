@@ -93,8 +93,7 @@ class FragmentReplica:
         integer = [tensor for tensor in tensors if tensor.spec.kind == COUNTER]
         self._floating = _slices(floating)
         self._integer = _slices(integer)
-        # One process with whole tensors copies fragments as they are; of several each has its own
-        # boxes.
+        # One process with whole tensors copies fragments as they are; several have boxes.
         self._boxes = None if writes is None else BoxViews(floating, integer, writes)
         self._shared = shared
         self._posted = posted

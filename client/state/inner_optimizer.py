@@ -22,8 +22,7 @@ from .tensors import SharedTensor, local_part
 
 RAMP_STEPS = 50  # own steps; Adam's second moments at 0.95 have forgotten their start by then
 
-# By a part of the name of the optimizer's class, in lower case: what its state calls copies of
-# weights.
+# By a part of the optimizer's class name, in lower case: what it calls copies of weights.
 KNOWN_COPIES = {
     "asgd": ("ax",),
     "lookahead": ("slow_buffer", "slow_params"),

@@ -168,8 +168,7 @@ class LocalCheckpoint:
             for index, flat in state.items()
         }
         self._optimizer.load_state_dict({"state": entries, "param_groups": groups})
-        # Torch gives tensors the parameter's dtype, which loses digits of those that have another
-        # one.
+        # Torch gives tensors the parameter's dtype: others lose digits.
         for index, values in entries.items():
             loaded = self._optimizer.state[parameters[index]]
             for name, value in loaded.items():

@@ -22,8 +22,7 @@ from ...protocol.network.lane import FrameHeader, FrameKind
 from ...protocol.pulse import Pulse
 
 EARLY_WAIT_S = 10.0  # how long a lane waits for a sink of its frame; then the frame is dropped
-# Rounds and transfers whose end is remembered. A late frame of an older one only costs its own lane
-# the early wait.
+# Rounds and transfers whose end is remembered. Late frames of others cost a lane the early wait.
 ENDED_MAX = 4_096
 
 Key = tuple[int, ...]

@@ -26,8 +26,7 @@ from attrs import define, frozen
 
 COUNT_FIRST = 2  # while one pauses for a loss, the other sends
 COUNT_MAX = 32
-# Of all links of a node that begin over a path as long as this one, or longer; of one at most the
-# second.
+# Of all links of a node that begin over a path at least as long; of one at most the second.
 FIRST_BY_ROUND_TRIP = ((0.05, 24), (0.015, 12), (0.005, 6))
 SHARED_MAX = 48  # of all links of a node, as far as each has more than it began with
 GROWTH = 1.5

@@ -168,8 +168,7 @@ class SendQueue:
                 taken = self._take()
                 if taken is not None:
                     return taken
-                # Under the lock, so that a thread that calls ``wake`` now sees that this task
-                # parks.
+                # Under the lock: a thread that calls ``wake`` now sees that this task parks.
                 self._parked_count += 1
                 wait_s = self._wait_s
             try:

@@ -90,8 +90,7 @@ class FrameHeader:
     payload_bytes: int
 
     def __attrs_post_init__(self) -> None:
-        # One expression, for a validator a field takes longer than all else that is done to a
-        # header.
+        # One expression: a validator a field takes longer than all else that is done here.
         if not (
             0 <= self.round < 2**64
             and 0 <= self.attempt < 2**32

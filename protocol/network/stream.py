@@ -25,8 +25,7 @@ QUOTA_PAUSE_S_MIN = 0.05  # a peer over its quota waits at least this long, not 
 CLOSE_S = 1.0  # for a clean close if the other side does not read; then the connection is cut
 FINAL_WAIT_S = 2.0  # for the other side to read the last message and hang up
 
-# The exceptions that the other side can cause in a handler: each ends that connection and nothing
-# else.
+# What the other side can cause in a handler: each ends that connection and nothing else.
 CONNECTION_ENDS = (
     HoldfastError,
     trio.BrokenResourceError,
