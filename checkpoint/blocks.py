@@ -153,9 +153,7 @@ def lineage(run_id: str, roots: Sequence[bytes]) -> bytes:
 
 
 def differing_blocks(ours: bytes, theirs: bytes) -> tuple[int, ...]:
-    """Return the indices of the blocks whose digests differ; both have the same number of
-    blocks.
-    """
+    """Return the indices of the blocks whose digests differ; both have equally many blocks."""
     left = np.frombuffer(ours, np.uint8).reshape(-1, DIGEST_BYTES)
     right = np.frombuffer(theirs, np.uint8).reshape(-1, DIGEST_BYTES)
     return tuple(np.flatnonzero((left != right).any(axis=1)).tolist())

@@ -6,8 +6,7 @@
 The name follows from the content, so peers that write to one place write the same files. Names sort
 by age; the branch comes first, since states that a rewind discarded may have a higher step. A file
 is checked by its digests: the manifest by its own, every fragment by its root, which binds run,
-fragment and version. Whether a file is the run's newest state is known to the master's journal
-only.
+fragment and version. Whether a file is the run's newest state only the master's journal tells.
 
 A checkpoint is written from pinned versions, so the state may change meanwhile.
 
@@ -192,8 +191,7 @@ def write(
     A file that exists already is not written again.
 
     Args:
-      reader: the name that pinned it. A caller that closes the generator early must release the
-        rest.
+      reader: the name that pinned it. A caller that closes the generator early releases the rest.
       writer: distinguishes peers that write the same file to the same place.
 
     Raises:
@@ -288,8 +286,7 @@ class Checkpoint:
         """Yield a fragment's blocks one by one, and check its root after the last one.
 
         Raises:
-          CheckpointError, StoreError: it cannot be read, or is damaged: what came before is worth
-          nothing.
+          CheckpointError, StoreError: it is unreadable or damaged; what came before is void.
         """
         size = self.manifest.sizes[number]
         counts = (size.value_count, size.momentum_count, size.counter_count)
@@ -320,8 +317,7 @@ class Checkpoint:
         """Load it into the state, every byte checked against its root.
 
         Raises:
-          CheckpointError, StoreError: it cannot be read, or is damaged; the state is not valid
-          then.
+          CheckpointError, StoreError: it is unreadable or damaged; the state is not valid then.
         """
         for head in self.manifest.fragment_heads():
             try:

@@ -158,8 +158,7 @@ class FragmentState:
                         pin.copy, pin.digests = copied, self.digests
                     self._writing = True
                     return
-            # The slow part is outside of the lock, so that readers can read the live arrays
-            # meanwhile.
+            # The slow part is outside of the lock: readers can read the live arrays meanwhile.
             copied = VersionCopy(self.parts, self._folder)
 
     def became(self, head: FragmentHead, digests: bytes) -> None:

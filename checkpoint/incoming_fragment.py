@@ -1,8 +1,7 @@
 """A fragment that is being received, block by verified block.
 
 Blocks of a valid fragment wait beside it until all are here; blocks of one that is not valid are
-written at once. A block is not missing if its bytes are here, came for an earlier transfer, or are
-all zeros.
+written at once. A block that is here, came for another transfer, or is all zeros is not missing.
 
 ``accept`` is called from lanes' threads, several at a time, and perhaps once more after the
 transfer is over; everything else by the owner of the transfer.
@@ -105,8 +104,7 @@ class IncomingFragment:
         self.missing.discard(index)
 
     def finish(self) -> FragmentHead:
-        """Install the fragment; blocks that did not come are digested again, since they may have
-        changed.
+        """Install the fragment; digest blocks that did not come again, as they may have changed.
 
         Raises:
           LocalProtocolError: blocks are missing, or the transfer was given up.

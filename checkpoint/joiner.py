@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import trio
+from attrs import define, field
 
 from ..collectives.links.event_loop import Loop
 from ..collectives.links.hub import LinkHub
@@ -57,6 +58,7 @@ RATE_S = 10.0  # the rate of a fetch is the mean over this time
 OnProgress = Callable[[CopyProgress, int], None]  # the progress, and the bytes of blocks that came
 
 
+@define(eq=False)
 class Joiner:
     """Fetches fragments of the state, several at once if needed.
 
@@ -66,23 +68,17 @@ class Joiner:
         digests; called in a thread.
     """
 
-    def __init__(
-        self,
-        state: SharedState,
-        hub: LinkHub,
-        network: Network,
-        *,
-        partial_copies: PartialCopies | None = None,
-        on_disk: Callable[[FragmentHead], tuple[FragmentArrays, bytes] | None] = lambda _head: None,
-    ) -> None:
-        self.state = state
-        self.hub = hub
-        self.network = network
-        self.partial_copies = partial_copies
-        self.on_disk = on_disk
-        self.keep_from_s = math.inf  # blocks that come later go to ``partial_copies``, too
-        self._fetches: dict[int, _Fetch] = {}
-        self._turns: dict[int, trio.Lock] = {}
+    state: SharedState
+    hub: LinkHub
+    network: Network
+    partial_copies: PartialCopies | None = field(default=None, kw_only=True)
+    on_disk: Callable[[FragmentHead], tuple[FragmentArrays, bytes] | None] = field(
+        default=lambda _head: None, kw_only=True
+    )
+    # Blocks that come later go to ``partial_copies``, too.
+    keep_from_s: float = field(default=math.inf, init=False)
+    _fetches: dict[int, _Fetch] = field(factory=dict, init=False)
+    _turns: dict[int, trio.Lock] = field(factory=dict, init=False)
 
     def receive(self, peer: str, message: Index | BlocksRefused) -> None:
         """Take an answer that came over a link; an unexpected one is ignored."""
@@ -122,20 +118,16 @@ class Joiner:
                 self.next_turn()
 
     async def clear_partial(self) -> None:
-        """Delete blocks kept for later fetches, an earlier process's too: nothing is missing any
-        more.
-        """
+        """Delete blocks kept for later fetches, an earlier process's too: nothing is missing."""
         self.keep_from_s = math.inf
         await self.network.run_sync(self.state.forget_kept)
         if self.partial_copies is not None:
             await self.network.run_sync(self.partial_copies.clear)
 
     def has_turn(self, fetch: _Fetch, peer: str) -> bool:
-        """Return whether a fetch may ask this donor: no earlier fetch has blocks to request from
-        it.
+        """Return whether a fetch may ask this donor: no earlier fetch has blocks to ask it for.
 
-        Two fetches that share a donor would end at the same time, and nothing would come for a
-        while.
+        Two fetches that share a donor would end together, and nothing would come for a while.
         """
         for other in self._fetches.values():  # in order of their beginning
             if other is fetch:
@@ -155,13 +147,10 @@ class _Fetch:
 
     def __init__(self, joiner: Joiner, order: SyncFragment, progress: OnProgress | None) -> None:
         self._joiner = joiner
-        self._state = joiner.state
-        self._hub = joiner.hub
-        self._network = joiner.network
         self._head = order.head
         # Random, so that a restarted daemon ignores frames for its predecessor.
         self._transfer = secrets.randbits(32)
-        self._progress = progress
+        self._tell = progress
         self._donors = {
             peer: DonorView(peer, *trio.open_memory_channel[Item](math.inf))
             for peer in order.donors
@@ -176,11 +165,7 @@ class _Fetch:
         self._awaited: set[int] = set()
         self._partial_copy: FragmentPartialCopy | None = None
         self._unassigned: deque[int] = deque()
-        self._done_count = 0
-        self._done_bytes = 0
-        self._all_bytes = 0
-        self._received_bytes = 0
-        self._rate = _RecentRate()
+        self._arrived = _Arrived()
         self._bad: list[str] = []
         self._reasons: dict[str, str] = {}
         self._done = trio.CancelScope()
@@ -188,7 +173,7 @@ class _Fetch:
     async def run(self) -> FetchReport:
         try:
             await self._begin_with_our_own_index()
-            with self._hub.register((FrameKind.BLOCK, self._transfer), self, threads=True):
+            with self._joiner.hub.register((FrameKind.BLOCK, self._transfer), self, threads=True):
                 with self._done:
                     if not self._complete():
                         async with trio.open_nursery() as nursery:
@@ -196,13 +181,13 @@ class _Fetch:
                                 nursery.start_soon(self._draw, donor)
             if self._incoming is None or self._awaited:
                 raise FetchFailedError(self._head, self._bad, self._reasons)
-            await self._network.run_sync(self._incoming.finish)
+            await self._joiner.network.run_sync(self._incoming.finish)
         finally:
             self._ended = True
             if self._incoming is not None:
                 self._incoming.abandon()
         givers = tuple(donor.peer for donor in self._donors.values() if donor.gave)
-        return FetchReport(self._head, self._received_bytes, givers, tuple(self._bad))
+        return FetchReport(self._head, self._arrived.received_bytes, givers, tuple(self._bad))
 
     # ------------------------------------------------------------ the hub's side, in lanes' threads
 
@@ -251,10 +236,7 @@ class _Fetch:
         donor.came(block, trio.current_time())
         if size_bytes:
             self._awaited.discard(block)
-            self._done_count += 1
-            self._done_bytes += size_bytes
-            self._received_bytes += size_bytes
-            self._rate.add(size_bytes)
+            self._arrived.add(size_bytes)
             donor.gave += 1
         for other in self._donors.values():
             other.outstanding.pop(block, None)
@@ -282,7 +264,7 @@ class _Fetch:
     async def _draw(self, donor: DonorView) -> None:
         """Fetch from one donor until all blocks are here or the donor is dropped."""
         try:
-            link = await self._hub.link(donor.peer, LINK_WAIT_S)
+            link = await self._joiner.hub.link(donor.peer, LINK_WAIT_S)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, link, donor)
                 while True:
@@ -379,20 +361,9 @@ class _Fetch:
                 raise item
 
     def _tell_progress(self) -> None:
-        if self._progress is not None:
+        if self._tell is not None:
             giving = tuple(d.peer for d in self._donors.values() if d.outstanding)
-            progress = CopyProgress(
-                self._head.fragment,
-                self._head.version,
-                self._done_count,
-                len(self._state.places(self._head.fragment)),
-                self._done_bytes,
-                self._all_bytes,
-                self._rate.bytes_per_s(),
-                giving,
-                rounds_kept=0,  # the replica's to know
-            )
-            self._progress(progress, self._received_bytes)
+            self._tell(self._arrived.progress(self._head, giving), self._arrived.received_bytes)
 
     async def _within_stall(self, sending: Awaitable[None], donor: DonorView) -> None:
         with trio.move_on_after(STALL_S) as scope:
@@ -416,19 +387,17 @@ class _Fetch:
     # ------------------------------------------------------------ the whole
 
     async def _begin_with_our_own_index(self) -> None:
-        """Begin without a donor if the head is in memory, which is then checked, or in a
-        checkpoint.
-        """
-        held = self._state.head(self._head.fragment)
+        """Begin without a donor if the head is in memory, to be checked, or in a checkpoint."""
+        held = self._joiner.state.head(self._head.fragment)
         if held is not None and held == self._head:
-            await self._begin(self._state.index(held.fragment, held.version))
+            await self._begin(self._joiner.state.index(held.fragment, held.version))
             return
-        found = await self._network.run_sync(partial(self._joiner.on_disk, self._head))
+        found = await self._joiner.network.run_sync(partial(self._joiner.on_disk, self._head))
         if found is not None:
             parts, digests = found
             blocks = {
                 digests[DIGEST_BYTES * index :][:DIGEST_BYTES]: place.of(parts).data
-                for index, place in enumerate(self._state.places(self._head.fragment))
+                for index, place in enumerate(self._joiner.state.places(self._head.fragment))
             }
             await self._begin(digests, blocks.get)
 
@@ -441,10 +410,10 @@ class _Fetch:
         Raises:
           StateMismatchError: the index does not hash to the root.
         """
-        run_sync = self._network.run_sync
+        run_sync = self._joiner.network.run_sync
         async with self._beginning:
             if self._incoming is not None:
-                if not await run_sync(partial(self._state.check_index, self._head, digests)):
+                if not await run_sync(partial(self._joiner.state.check_index, self._head, digests)):
                     raise StateMismatchError("its index does not fit the root")
                 return
             await run_sync(partial(self._begin_sync, digests, find))
@@ -452,10 +421,8 @@ class _Fetch:
             missing = sorted(self._incoming.missing)
             self._awaited.update(missing)
             self._unassigned.extend(missing)
-            places = self._state.places(self._head.fragment)
-            self._all_bytes = sum(place.size_bytes for place in places)
-            self._done_count = len(places) - len(missing)
-            self._done_bytes = self._all_bytes - sum(places[b].size_bytes for b in missing)
+            places = self._joiner.state.places(self._head.fragment)
+            self._arrived.begin([place.size_bytes for place in places], missing)
             self._tell_progress()
             self._complete()
             self.look_again()
@@ -463,10 +430,10 @@ class _Fetch:
     def _begin_sync(self, digests: bytes, find: Find | None) -> None:
         # Assigned here, in the thread: a caller that is cancelled meanwhile must still abandon it.
         if self._joiner.partial_copies is None or find is not None:
-            self._incoming = self._state.begin(self._head, digests, find)
+            self._incoming = self._joiner.state.begin(self._head, digests, find)
             return
         copy = self._joiner.partial_copies.fragment(self._head.fragment)
-        self._incoming = self._state.begin(self._head, digests, copy.find)
+        self._incoming = self._joiner.state.begin(self._head, digests, copy.find)
         copy.drop_unless(self._incoming.wanted())
         self._partial_copy = copy
 
@@ -478,19 +445,50 @@ class _Fetch:
         return complete
 
 
-class _RecentRate:
-    """A mean rate over the last ``RATE_S``."""
+class _Arrived:
+    """The blocks of a fragment that are here, and the mean rate over the last ``RATE_S``.
+
+    Attributes:
+      received_bytes: those that came over links.
+    """
 
     def __init__(self) -> None:
-        self._came: deque[tuple[float, int]] = deque([(trio.current_time(), 0)])  # (time, total)
+        self.received_bytes = 0
+        self._count = 0
+        self._all_count = 0
+        self._bytes = 0
+        self._all_bytes = 0
+        # Times, with the bytes received until then.
+        self._came: deque[tuple[float, int]] = deque([(trio.current_time(), 0)])
 
-    def add(self, count: int) -> None:
+    def begin(self, sizes_bytes: Sequence[int], missing: Sequence[int]) -> None:
+        """Count the blocks that need not be fetched."""
+        self._all_count, self._all_bytes = len(sizes_bytes), sum(sizes_bytes)
+        self._count = len(sizes_bytes) - len(missing)
+        self._bytes = self._all_bytes - sum(sizes_bytes[block] for block in missing)
+
+    def add(self, size_bytes: int) -> None:
+        """Count a block that came."""
+        self._count += 1
+        self._bytes += size_bytes
+        self.received_bytes += size_bytes
         now_s = trio.current_time()
-        self._came.append((now_s, self._came[-1][1] + count))
+        self._came.append((now_s, self.received_bytes))
         while now_s - self._came[0][0] > RATE_S:
             self._came.popleft()
 
-    def bytes_per_s(self) -> float:
+    def progress(self, head: FragmentHead, giving: tuple[str, ...]) -> CopyProgress:
+        """Return the progress of the fetch of ``head`` from the donors that owe blocks."""
         (then_s, then_bytes), (_last_s, bytes_) = self._came[0], self._came[-1]
         past_s = trio.current_time() - then_s
-        return (bytes_ - then_bytes) / past_s if past_s > 0 else 0.0
+        return CopyProgress(
+            head.fragment,
+            head.version,
+            self._count,
+            self._all_count,
+            self._bytes,
+            self._all_bytes,
+            (bytes_ - then_bytes) / past_s if past_s > 0 else 0.0,
+            giving,
+            rounds_kept=0,  # the replica's to know
+        )

@@ -1,5 +1,4 @@
-"""Partial copies: blocks of an unfinished fetch, on disk, so that a reboot need not fetch them
-again.
+"""Partial copies: blocks of an unfinished fetch, on disk, which a reboot need not fetch again.
 
     FOLDER/FRAGMENT.blocks      records, appended: digest (32 bytes), length (u32), the block
 
@@ -8,8 +7,7 @@ is read. Nothing is synced: blocks lost in a power failure are fetched again, an
 the first cut record. The first blocks of a copy are not stored: a copy of a few seconds is not
 worth writes to disk.
 
-A disk that is full or fails ends the storing, not the copy. Everything here blocks: call it in
-threads.
+A disk that is full or fails ends the storing, not the copy. Everything blocks: use threads.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ from .blocks import BLOCK_BYTES
 
 log = logging.getLogger("holdfast.peer")
 
-# After this time of copying blocks are stored; a fast line fetches the earlier ones again in as
-# long.
+# After this time blocks are stored; a fast line fetches the earlier ones again in as long.
 KEPT_AFTER_S = 10.0
 
 _HEAD = struct.Struct("<32sI")
@@ -140,8 +137,7 @@ class PartialCopies:
 
     Args:
       after_s: see ``KEPT_AFTER_S``.
-      limit_bytes: for all files together, exceeded by at most a block per writing thread; None: no
-        limit.
+      limit_bytes: for all files, exceeded by at most a block per writing thread; None: no limit.
     """
 
     def __init__(

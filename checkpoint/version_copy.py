@@ -19,11 +19,7 @@ class VersionCopy:
 
     Args:
       parts: the arrays, which do not change meanwhile.
-      folder: on the disk of the file; None, or if it cannot be written there: memory takes the
-        copy.
-
-    Attributes:
-      in_file: it does not lie in memory.
+      folder: on the disk of the file; None, or if it cannot be written there: in memory.
     """
 
     def __init__(self, parts: FragmentArrays, folder: Path | None) -> None:
@@ -34,10 +30,6 @@ class VersionCopy:
             self._file = _written(parts, folder)
         if self._file is None:
             self._parts = parts.copy()
-
-    @property
-    def in_file(self) -> bool:
-        return self._file is not None
 
     def read(self, place: BlockPlace) -> memoryview:
         """Return the bytes of a block.

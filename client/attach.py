@@ -53,9 +53,8 @@ def attach(
       socket_path: of the daemon; by default the environment variable ``HOLDFAST_SOCKET``.
       callbacks: called at steps, merges, logged figures and the end: ``TensorBoard``, ``Wandb``, or
         the script's own ``Callback``.
-      standalone: without a daemon, run alone on this machine; nothing is shared. The environment
-        variable ``HOLDFAST_STANDALONE=1`` does the same. A script that a daemon started joins its
-        run.
+      standalone: run alone on this machine, without a daemon; so does the environment variable
+        ``HOLDFAST_STANDALONE=1``. A script that a daemon started joins its run.
       total_steps: the step at which a standalone run is finished; by default the environment
         variable ``HOLDFAST_STANDALONE_STEPS``, else it has no end.
       data_rank: of several processes, the same number for those that train on the same samples;

@@ -10,9 +10,7 @@ class NoDaemonError(UserError):
 
 
 class AttachRefused(UserError):
-    """The run does not take this script; the text gives the reason. Change the script or the
-    spec.
-    """
+    """The run does not take this script: change the script or the spec, as the text says."""
 
 
 class ModelError(UserError):
@@ -20,9 +18,7 @@ class ModelError(UserError):
 
 
 class MisuseError(UserError):
-    """A call that a run does not take: after ``close``, from another thread, or in a forked
-    process.
-    """
+    """A call that a run does not take: after ``close``, from another thread, or after a fork."""
 
 
 class DaemonGone(HoldfastError):

@@ -1,8 +1,7 @@
-"""The rounds of one trainer at its step boundaries: which it posts, waits for and applies, at which
-step.
+"""The rounds of one trainer: which it posts, waits for and applies, at which step boundary.
 
-This is a pure state machine: it has no tensors, no clock and no connection. ``hook.Run`` counts
-steps in it, hands it the daemon's messages, and does what its methods return.
+This is a pure state machine: it has no tensors, no clock and no connection. ``Run`` counts steps in
+it, ``Orders`` hands it the daemon's messages, ``StepBoundary`` does what its methods return.
 
 Normally a trainer posts exactly at a round's step. It is *ahead* of a round only if it passed the
 step limit while the master was away, or has loaded a later step.
@@ -52,8 +51,7 @@ class EndedRound:
 
 
 class StepTimes:
-    """The mean duration of the steps between two measurements, by which the master finds a slow
-    trainer.
+    """The mean duration of the steps between two measurements: the master finds slow trainers.
 
     Attributes:
       step_s: seconds of a step, without waiting; 0: not known yet.
@@ -64,9 +62,7 @@ class StepTimes:
         self._last: tuple[float, int] | None = None  # seconds spent stepping, own steps
 
     def measure(self, step: int, stepping_s: float) -> None:
-        """Measure at one of the trainer's own steps, by a clock that stops while the trainer
-        waits.
-        """
+        """Measure at one of the trainer's own steps, by a clock that stops while it waits."""
         if self._last is not None and step > self._last[1]:
             self.step_s = max(0.0, stepping_s - self._last[0]) / (step - self._last[1])
         self._last = (stepping_s, step)
@@ -107,8 +103,7 @@ class BoundaryMachine:
         self.leads = False
         self.total_steps = 0
         self._rounds: dict[int, OpenRound] = {}  # by fragment
-        # By fragment, the tokens when it last contributed; if it has not since the load, those
-        # then.
+        # By fragment, the tokens when it last contributed; else those at the load.
         self._contributed_tokens: dict[int, int] = {}
         self._loaded_tokens = 0
         self._loaded_samples = 0
@@ -116,9 +111,8 @@ class BoundaryMachine:
         self._contributed_steps: dict[int, int] = {}
         self._loaded_step = 0
         self._step_limit = COUNT_MAX
-        self._master_away = (
-            False  # train on to the step limit without posting or waiting for rounds
-        )
+        # Train on to the step limit without posting or waiting for rounds.
+        self._master_away = False
 
     @property
     def own_step(self) -> int:
@@ -232,9 +226,7 @@ class BoundaryMachine:
     # ------------------------------------------------------------ the daemon's messages
 
     def open_round(self, message: RoundOpened) -> None:
-        """Record an open round. If it is known, and now due at an earlier step, the other peers
-        wait: post now.
-        """
+        """Record an open round. If it is known and due earlier now, the others wait: post now."""
         self._limit(message.step_limit)
         known = self._rounds.get(message.fragment)
         if known is None or known.number != message.round or message.at_step >= known.at_step:

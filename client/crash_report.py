@@ -18,8 +18,7 @@ from ..protocol.text import escaped
 REASON_CHARS_MAX = 300  # of an exception's text; some contain a whole report
 CAUSES_MAX = 8  # causes of an exception that are searched for a known kind
 
-# Texts of torch's errors that have no class of their own; its classes derive from RuntimeError,
-# too.
+# Texts of torch's errors without a class of their own; its classes derive from RuntimeError.
 _CUDA_WORDS = ("CUDA error", "cudaError", "CUBLAS_STATUS_", "cuDNN error", "CUDNN_STATUS_")
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -58,9 +57,7 @@ class CrashReport:
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """Return an exception's kind: memory, CUDA, or crash; the causes that it was raised from count
-    too.
-    """
+    """Return an exception's kind: memory, CUDA, or crash; its causes count too."""
     memory = (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))  # since torch 2.5
     cuda = getattr(torch, "AcceleratorError", ())  # since torch 2.8
     for each in _causes(error):

@@ -60,9 +60,7 @@ class DaemonConnection:
         return cls(stream)
 
     def send(self, message: Message) -> None:
-        """Send one message, waiting while the socket is full; from any thread; raises
-        DaemonGone.
-        """
+        """Send one message, and wait while the socket is full; any thread; raises DaemonGone."""
         body = wire.encode(message)
         try:
             with self._sending:
@@ -113,9 +111,7 @@ class DaemonConnection:
             raise _gone(None)
 
     def check(self) -> None:
-        """Raise DaemonGone if the daemon has closed the socket or died, even if unread messages
-        remain.
-        """
+        """Raise DaemonGone if the daemon has ended, even if unread messages remain."""
         poll = select.poll()
         poll.register(self._stream, _HANG_UP)
         if poll.poll(0):

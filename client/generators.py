@@ -1,5 +1,4 @@
-"""Random number generators for a trainer's data: no two trainers and no restart draw the same
-samples.
+"""Random number generators for a trainer's data: no two trainers or starts draw the same.
 
 A generator's seed is the hash of the peer, the run's step at ``attach``, the start of the trainer's
 process, and how many generators this process has made (BLAKE2b, RFC 7693).
@@ -9,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Literal, overload
+import zlib
 
 import numpy as np
 import torch
 
+MEMBER_VARIABLE = "HOLDFAST_MEMBER"  # set by the daemon: the peer's id
 START_VARIABLE = "HOLDFAST_START"  # set by the daemon: differs at every start of a trainer
 SEED_BYTES = 8
 
@@ -24,23 +24,13 @@ class Generators:
     Args:
       peer: the peer's id.
       start: differs at every start of the trainer; by default the daemon's, from the environment.
-      data_rank: of this process among those of the peer; ranks with the same one draw the same
-        samples.
+      data_rank: of this process within the peer; ranks with the same one draw the same samples.
     """
 
     def __init__(self, peer: str, start: str | None = None, data_rank: int = 0) -> None:
         self._peer = f"{peer}.{data_rank}" if data_rank else peer
         self._start = os.environ.get(START_VARIABLE, "") if start is None else start
         self._count = 0
-
-    @overload
-    def make(self, kind: Literal["torch"], step: int) -> torch.Generator: ...
-
-    @overload
-    def make(self, kind: Literal["numpy"], step: int) -> np.random.Generator: ...
-
-    @overload
-    def make(self, kind: str, step: int) -> torch.Generator | np.random.Generator: ...
 
     def make(self, kind: str, step: int) -> torch.Generator | np.random.Generator:
         """Make the process's next generator, on the CPU; raises ValueError for an unknown kind."""
@@ -53,3 +43,13 @@ class Generators:
         if kind == "numpy":
             return np.random.default_rng(seed)
         return torch.Generator().manual_seed(seed)
+
+
+def seed_of(data_rank: int) -> int:
+    """Return the number of a data rank of the peer; without a daemon, this process's id."""
+    text = os.environ.get(MEMBER_VARIABLE)
+    if text is None:
+        return os.getpid()
+    if data_rank:
+        text = f"{text}.{data_rank}"
+    return int(text) if text.isdecimal() else zlib.crc32(text.encode())

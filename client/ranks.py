@@ -44,8 +44,7 @@ def part_of(
     """Return what this process holds of the model.
 
     Args:
-      data_rank: the same for ranks that train on the same samples; None: found from the model's
-        meshes.
+      data_rank: the same for ranks that train on the same samples; None: by the model's meshes.
 
     Raises:
       ModelError: the process is one of several that are not connected, or of too many; or

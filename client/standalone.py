@@ -62,17 +62,14 @@ class StandaloneRun(Run):
     def _attach(self) -> None:
         self._machine.leads = self._machine.loaded = True
         self._machine.total_steps = self._length or 0
-        self._due_step = self._length or COUNT_MAX
-        self._poll_at_s = math.inf
+        self._quiet.due_step = self._length or COUNT_MAX
+        self._quiet.poll_at_s = math.inf
 
     def _boundary(self) -> None:
         self._machine.finished = True
 
     def _source(self, length: int, ahead: int) -> Source:
         return LocalSource()
-
-    def _spoil(self) -> None:
-        """Go on: there is nobody to take other weights from."""
 
 
 def steps_from_environment() -> int | None:

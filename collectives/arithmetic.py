@@ -12,8 +12,7 @@ member order, with weights w_i, clip factors s_i and decoded values x_i:
     mean = acc / (c_1 + ... + c_n)                 the sum in float32, in order
 
 Values are float32 and every multiply, add and divide is rounded by itself (numpy ufuncs). A
-multiply by exactly 1.0 is left out, which changes no bit. Clipping shrinks what is added, not the
-divisor.
+multiply by exactly 1.0 is left out, which changes no bit. Clipping does not shrink the divisor.
 
 A contributor that is lost before its contribution to a chunk has arrived is left out of that chunk:
 there i runs over the contributors that are in, while max w stays that of all.
@@ -238,8 +237,7 @@ def reduce_values(
       observe: reads the values of every term.
       out: shape ``(n,)``; becomes the result before it is encoded. Receivers have what
         ``encoded_out`` decodes to.
-      encoded_out: becomes the encoded result; may be the memory of ``out`` if ``codec`` is
-        verbatim.
+      encoded_out: becomes the encoded result; for ``verbatim`` perhaps the memory of ``out``.
 
     Returns:
       The length of the encoded result in bytes.
@@ -344,8 +342,7 @@ def _division(divisor: np.float32) -> tuple[np.ufunc, np.float32]:
     """Return the operation and the operand that divide by ``divisor``.
 
     To divide by a power of two is to multiply by its reciprocal, to the bit: both round the same
-    number. It takes a quarter of the time, and equal weights of 2, 4 or 8 contributors have such a
-    divisor.
+    number. It takes a quarter of the time; equal weights of 2, 4 or 8 contributors allow it.
     """
     if np.frexp(divisor)[0] == 0.5:
         with np.errstate(over="ignore"):

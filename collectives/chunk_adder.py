@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
+from attrs import define, field
 
 from ..protocol.errors import BadContributionError, RemoteProtocolError
 from ..protocol.network.lane import FrameHeader
@@ -57,8 +58,7 @@ class ChunkAdder:
         """Take in a frame, which is authentic now, so that its sender can be named.
 
         Returns:
-          Whether all chunks are done now (at one call only), and whether the sender owes no more
-          frames.
+          Whether all chunks are done now (at one call only), and the sender owes no more frames.
 
         Raises:
           BadContributionError: the reduction cannot go on, because of the peer that is named.
@@ -140,27 +140,19 @@ class ChunkAdder:
         return self._norms.norm_sums(self._context.contributors), self._norms.momentum_square
 
 
+@define(eq=False)
 class ThreadEntry:
-    """The entry of other threads to a reduction: the sink of its frames, and the work of its
-    workers.
+    """Other threads' entry to a reduction: the sink of its frames, and its workers' work.
 
     Arithmetic is done in the thread that calls; what follows for the reduction, on the event loop.
     """
 
-    def __init__(
-        self,
-        context: ReductionContext,
-        adder: ChunkAdder,
-        on_bad: Callable[[BadContributionError], None],
-        on_complete: Callable[[], None],
-        on_paid: Callable[[str], None],
-    ) -> None:
-        self._context = context
-        self._adder = adder
-        self._on_bad = on_bad
-        self._on_complete = on_complete
-        self._on_paid = on_paid
-        self._loop = Loop()
+    _context: ReductionContext
+    _adder: ChunkAdder
+    _on_bad: Callable[[BadContributionError], None]
+    _on_complete: Callable[[], None]
+    _on_paid: Callable[[str], None]
+    _loop: Loop = field(factory=Loop, init=False)
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """See ``frame_routing.Sink``."""

@@ -187,9 +187,7 @@ class ChunkSender:
         return partial(self._maker.contribution, index, attempt)
 
     def result_load(self, index: int, attempt: int) -> Load:
-        """Return what makes the frame of a chunk's result, or no frame if its file cannot be
-        read.
-        """
+        """Return what makes the frame of a chunk's result; no frame if its file is not readable."""
         try:
             kind, payload = self._context.result.payload(index)
         except OSError:
@@ -201,8 +199,7 @@ class FrameMaker:
     """The frames of one node in a reduction; made by any thread, several at once.
 
     A frame may be made again until it is acknowledged, which can be after the reduction. So this
-    refers neither to the result nor to other peers' contributions: they would all stay in memory
-    for one frame.
+    refers neither to the result nor to others' contributions: all would stay for one frame.
 
     Attributes:
       on_bad: called, in any thread, if this node's own values cannot be encoded.
@@ -257,12 +254,12 @@ def _most_chunks_ahead(context: ReductionContext) -> int:
     return max(AHEAD_MIN, CONTRIBUTIONS_BYTES_MAX // (senders * max(1, chunk_bytes)))
 
 
+@define(eq=False)
 class SendTasks:
     """One task for each ``Send``. All methods are called on the event loop.
 
     Tasks for peers that the round depends on run in the reduction's nursery and are counted. Those
-    for other receivers run in the hub's: they may outlive the reduction, and nothing waits for
-    them.
+    for other receivers run in the hub's: nothing waits for them, they may outlive it.
 
     Args:
       link_wait_s: how long to wait for a link that is not up.
@@ -274,26 +271,17 @@ class SendTasks:
       unsent_count: counted tasks that have not ended.
     """
 
-    def __init__(
-        self,
-        context: ReductionContext,
-        sender: ChunkSender,
-        hub: LinkHub,
-        nursery: trio.Nursery,
-        link_wait_s: float,
-        on_lost: Callable[[PeerLostError], None],
-        on_ended: Callable[[], None],
-    ) -> None:
-        self.unsent_count = 0
-        self._context = context
-        self._sender = sender
-        self._hub = hub
-        self._nursery = nursery
-        self._link_wait_s = link_wait_s
-        self._on_lost = on_lost
-        self._on_ended = on_ended
-        self._scopes: dict[str, list[trio.CancelScope]] = {}  # by peer
-        self._trailing: list[trio.CancelScope] = []  # those in the hub's nursery
+    _context: ReductionContext
+    _sender: ChunkSender
+    _hub: LinkHub
+    _nursery: trio.Nursery
+    _link_wait_s: float
+    _on_lost: Callable[[PeerLostError], None]
+    _on_ended: Callable[[], None]
+    unsent_count: int = field(default=0, init=False)
+    _scopes: dict[str, list[trio.CancelScope]] = field(factory=dict, init=False)  # by peer
+    # Those in the hub's nursery.
+    _trailing: list[trio.CancelScope] = field(factory=list, init=False)
 
     def start(self, send: Send) -> None:
         """Begin to send, unless the peer is shut out."""

@@ -104,8 +104,7 @@ class ChunkTracker:
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """Return memory for a frame's payload, or None to drop it.
 
-        The payload of a wrong frame gets memory that is never read: its header is not authentic
-        yet.
+        The payload of a wrong frame gets memory that is never read: its header may be forged.
         """
         with self._lock:
             if peer in self._shut or self._is_repeated(peer, header):
@@ -199,9 +198,7 @@ class ChunkTracker:
     # ------------------------------------------------------------ chunks that we add up
 
     def begin_complete(self, indices: Iterable[int]) -> list[int]:
-        """Begin those of the chunks that this node adds up and that lack nothing, and return
-        them.
-        """
+        """Begin and return those of the chunks that this node adds up and that lack nothing."""
         with self._lock:
             return [index for index in indices if self._begin(self._chunks[index])]
 
@@ -304,8 +301,7 @@ class ChunkTracker:
             return list(self._owed)
 
     def lacking(self) -> tuple[list[str], list[str]]:
-        """Return the peers whose contributions this node lacks, and those that owe it results;
-        sorted.
+        """Return, sorted, the peers whose contributions or results this node lacks.
 
         Of this node's chunks only the first one that lacks anything counts: contributors send only
         a few chunks ahead of the results, so the chunks after it wait for the same peers.
@@ -321,9 +317,7 @@ class ChunkTracker:
         return sorted(contributors), sorted(owners)
 
     def makers(self) -> list[str]:
-        """Return for each chunk the peer that adds it up or did, even if another peer spreads it
-        now.
-        """
+        """Return for each chunk the peer that adds it up or did, even if another spreads it."""
         with self._lock:
             return list(self._makers)
 

@@ -3,8 +3,7 @@
 ``combine_chunk`` is all that an owner does to a chunk's values (counters take their maximum). It is
 a pure function of the encoded contributions, of the order (contributors, weights, clip factors) and
 of the plan. So every peer that has the same contributions gets the same bytes, on any machine, in
-whatever order they came. Checkers call ``combined``, which does the same without an owner's
-buffers.
+whatever order they came. Checkers call ``combined``, without an owner's buffers.
 
     mean          sum of c_i s_i x_i over sum of c_i; see ``arithmetic``
     clipped:R     a contribution farther away than R times the median distance counts less; see
@@ -86,8 +85,7 @@ def combine_chunk(
       contributors: of the order, in its order.
       encoded: contributions by peer, as they came; a missing contributor is left out of this chunk.
       out: shape ``(n,)``; becomes the result before it is encoded.
-      encoded_out: becomes the encoded result; may be the memory of ``out`` if the codec is
-        verbatim.
+      encoded_out: becomes the encoded result; for ``verbatim`` perhaps the memory of ``out``.
       observe: reads every contribution's values.
       factors: of all contributors, from a caller that has computed them already.
 

@@ -1,5 +1,4 @@
-"""Sets of the contributors that are in a chunk, and the manifest: the sets of all chunks of a
-result.
+"""Sets of the contributors in a chunk, and the manifest: the sets of a result's chunks.
 
 A set of contributors is one bit each, in the order's order, the first one lowest, in as few bytes
 as hold them all. A result in which no contributor is missing has no manifest.
@@ -51,15 +50,6 @@ def manifest_of(sets: Sequence[bytes], full: bytes) -> tuple[ContributorRun, ...
     if all(packed == full for packed in sets):
         return ()
     return tuple(ContributorRun(packed, len(list(run))) for packed, run in itertools.groupby(sets))
-
-
-def sets_of(
-    manifest: Sequence[ContributorRun], chunk_count: int, contributor_count: int
-) -> list[bytes]:
-    """Return every chunk's packed set."""
-    full = pack_set([True] * contributor_count)
-    runs = manifest or (ContributorRun(full, chunk_count),)
-    return [run.contributors for run in runs for _chunk in range(run.chunk_count)]
 
 
 def digest_of(digests: Sequence[bytes], sets: Sequence[bytes]) -> bytes:

@@ -51,8 +51,7 @@ class EncodedInput:
         self._pool = pool
         self._done = [False] * len(self._layout.cuts)
         self._kept: dict[int, memoryview] = {}  # encodings, if there is a correction
-        # After a repair a chunk may be needed for its new owner while it is encoded for the lost
-        # one.
+        # A repair may need a chunk for its new owner while it is encoded for the lost one.
         self._locks = [threading.Lock() for _cut in self._layout.cuts]
 
     def fits(self, plan: Plan, size: FragmentSize) -> bool:

@@ -56,9 +56,7 @@ class NormSums:
         return min(self._momentum_square, LARGEST)
 
     def norm_sums(self, peers: Iterable[str]) -> bytes:
-        """Return the sums as ``Reduced`` has them, in this order; empty if nothing was added
-        here.
-        """
+        """Return the sums as ``Reduced`` has them; empty if nothing was added here."""
         if not self._sums:
             return b""
         sums = [self._sums.get(peer, (0.0, 0.0, 0.0)) for peer in peers]

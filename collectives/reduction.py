@@ -25,8 +25,7 @@ A loss does not end a reduction, the master repairs it. ``flush`` shuts the lost
 returns which chunks are here; from then on our own chunks wait for the other contributors only.
 ``repair`` gives the chunks of lost owners to other peers: to a peer that holds the result and
 spreads it as it is, or to a peer that adds the chunk up again from what contributors send again.
-The set of a chunk's contributors comes with its result and is hashed with it, so equal digests mean
-equal sets.
+The set of a chunk's contributors is hashed with its result, so equal digests mean equal sets.
 """
 
 from __future__ import annotations
@@ -60,6 +59,7 @@ from ..protocol.messages import (
 )
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import FrameKind
+from ..protocol.pulse import Pulse
 from ..protocol.unnamed_file import IN_MEMORY_BYTES_MAX
 from .arithmetic import Counters, Values
 from .chunk_adder import ChunkAdder, ThreadEntry
@@ -103,9 +103,7 @@ class ReduceResult:
 
     @property
     def values(self) -> Values:
-        """All values in one new array, shape ``(value_count,)``; a large fragment is better read in
-        pieces.
-        """
+        """All values in one new array, ``(value_count,)``; read large fragments in pieces."""
         parts = [values for _where, values in self.pieces()]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
@@ -126,8 +124,7 @@ class Reduction:
     See ``run`` and ``serve``. All methods are called on the event loop.
 
     Args:
-      order: the master's; names contributors, receivers and the plan. Contributors and owners must
-        be receivers.
+      order: the master's. Contributors and owners must be receivers.
       me: this node's peer id, one of the receivers.
       size: of the fragment, as this node knows it.
       hub: where the links are; running.
@@ -195,7 +192,7 @@ class Reduction:
         self._workers = 0
         self._complete = not context.layout.cuts
         self._reported_attempt = -1
-        self._changed = trio.Event()
+        self._changed = Pulse()
         self._error: HoldfastError | None = None
         self._scope = trio.CancelScope()
         self._whole: Callable[[ReduceResult], None] = _ignore
@@ -267,7 +264,7 @@ class Reduction:
                             nursery,
                             self._link_wait_s,
                             on_lost=self._lose,
-                            on_ended=self._wake,
+                            on_ended=self._changed.notify_all,
                         )
                         self._running = running = _Running(nursery, keys, entry, tasks)
                         try:
@@ -307,10 +304,6 @@ class Reduction:
         if self._error is None:
             self._error = error
             self._scope.cancel()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     # ------------------------------------------------------------ chunks that no frame completes
 
@@ -438,9 +431,7 @@ class Reduction:
     # ------------------------------------------------------------ checks
 
     def audit(self, order: AuditOrder, tell: Callable[[Audited], object]) -> None:
-        """Do this node's part in a check of the result, which is whole; ``tell`` gets its
-        findings.
-        """
+        """Do this node's part in a check of the whole result; ``tell`` gets its findings."""
         if self._running is not None and order.attempt == self.attempt:
             check = SpotCheck(self._context, self._adder.added, self._hub, self._network)
             self._running.nursery.start_soon(check.take_part, order, self._link_wait_s, tell)
@@ -462,7 +453,7 @@ class Reduction:
         if attempt == self.attempt != self._reported_attempt:
             self._reported_attempt = attempt
             self._whole(result)
-            self._wake()
+            self._changed.notify_all()
 
     def move_result(self, folder: Path, *, to_send: bool) -> None:
         """Move the result, which is whole, out of memory into a file if it is large. Heavy.

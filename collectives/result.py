@@ -6,8 +6,7 @@ length, the set of its contributors, and the compressed form for sending if that
 Only encodings are held. Their values are decoded when they are read (``pieces``), chunk by chunk.
 
 Each chunk has a room of its own, taken from a pool when its first byte comes. A frame that was sent
-but not acknowledged, and a lane that still receives from a peer that is shut out, so hold one
-chunk.
+but not acknowledged, and a lane that still receives from a peer that is shut out, hold it.
 
 A whole result that waits (for a copy that it will be replayed on, or for receivers with slow lines)
 may be moved into a file.
@@ -66,9 +65,7 @@ class RoundResult:
     # ------------------------------------------------------------ a chunk that is made here
 
     def room(self, index: int) -> memoryview:
-        """Return the memory to encode a chunk into; ``made`` then gets the length that was
-        needed.
-        """
+        """Return the memory to encode a chunk into; ``made`` then gets the length needed."""
         room = self._rooms[index]
         if room is None:
             room = self._rooms[index] = self._pool.take(self._layout.cuts[index].down_bytes)
@@ -102,9 +99,7 @@ class RoundResult:
         return self.room(index)[:payload_bytes]
 
     def move(self, index: int) -> None:
-        """Give a chunk another room: a lane may still write to the memory that ``place``
-        returned.
-        """
+        """Give a chunk another room: a lane may still write to what ``place`` returned."""
         self._rooms[index] = None
 
     def decode(self, kind: FrameKind, index: int, payload: memoryview, owner: str) -> None:
@@ -153,9 +148,7 @@ class RoundResult:
             return self._undone_count == 0
 
     def chunk(self, index: int) -> memoryview:
-        """Return the encoding of a chunk that is here; raises OSError if its file cannot be
-        read.
-        """
+        """Return the encoding of a chunk that is here; OSError if its file is not readable."""
         room = self._rooms[index]
         if room is None and self._file is not None:
             return self._file.read(self._starts[index], self._lengths[index])
@@ -213,9 +206,7 @@ class RoundResult:
         return digest_of(self._digests, self._packed_sets() if self._sets else ())
 
     def digest_of_chunks(self, indices: Iterable[int]) -> bytes:
-        """Return BLAKE3 of these chunks' digests and sets; empty if one of the chunks is not
-        done.
-        """
+        """Return BLAKE3 of these chunks' digests and sets; empty if any chunk is not done."""
         hasher = blake3()
         for index in indices:
             if not self._digests[index]:

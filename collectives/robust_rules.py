@@ -140,9 +140,7 @@ Exchange = tuple[int, int]  # places i < j: afterwards the smaller value is at i
 
 
 def middle_places(count: int) -> tuple[int, int]:
-    """Return the places whose mean is the median of values in order; of an odd number they are
-    equal.
-    """
+    """Return the places whose mean is the median of ordered values; equal for an odd number."""
     return (count - 1) // 2, count // 2
 
 

@@ -7,8 +7,7 @@
 The master draws the chunks and their checkers when all have reported one result. Contributors keep
 their inputs until the commit, as for a repair. A checker adds up as an owner does, so it gets the
 same bytes. If it does not, the owner's digests show whether one contributor has sent the two
-different things. No word of this is proof: ``membership.master.rounds.audits`` says what follows
-from it.
+different things. No word of this is proof: see ``membership.master.rounds.audits``.
 
 All frames are BLOCK frames of the order's transfer. Contributions have their chunk's index, digests
 the index of the chunk plus the number of chunks.
@@ -29,6 +28,7 @@ from ..protocol.errors import BadContributionError, PeerLostError, RemoteProtoco
 from ..protocol.messages import Audited, AuditOrder, ChunkFinding
 from ..protocol.network.interface import Network
 from ..protocol.network.lane import Buffer, FrameHeader, FrameKind
+from ..protocol.pulse import Pulse
 from .codecs.compression import expand
 from .combine import Rule, combined
 from .contributor_sets import unpack_bits
@@ -56,6 +56,7 @@ def digests_of(context: ReductionContext, index: int, pieces: Mapping[str, memor
     return b"".join(digest(pieces[peer]) for peer in context.contributors if peer in pieces)
 
 
+@define(eq=False)
 class SpotCheck:
     """One node's part in the checks of a reduction's result.
 
@@ -63,17 +64,10 @@ class SpotCheck:
       added: by chunk that this node made: ``digests_of`` what it added.
     """
 
-    def __init__(
-        self,
-        context: ReductionContext,
-        added: Mapping[int, bytes],
-        hub: LinkHub,
-        network: Network,
-    ) -> None:
-        self._context = context
-        self._added = added
-        self._hub = hub
-        self._network = network
+    _context: ReductionContext
+    _added: Mapping[int, bytes]
+    _hub: LinkHub
+    _network: Network
 
     async def take_part(
         self, order: AuditOrder, patience_s: float, tell: Callable[[Audited], object]
@@ -256,7 +250,7 @@ class _Arrivals:
     def __init__(self, inputs: Sequence[_Input], chunk_count: int) -> None:
         self.inputs = {each.chunk: each for each in inputs}
         self._chunk_count = chunk_count
-        self._changed = trio.Event()
+        self._came = Pulse()
 
     def take_whole(self) -> list[_Input]:
         """Take out the inputs that lack nothing any more."""
@@ -267,10 +261,10 @@ class _Arrivals:
 
     async def more(self, patience_s: float) -> bool:
         """Wait for the next frame; False if none comes in time."""
-        self._changed = trio.Event()
         with trio.move_on_after(patience_s):
-            await self._changed.wait()
-        return self._changed.is_set()
+            await self._came.wait()
+            return True
+        return False
 
     def place(self, peer: str, header: FrameHeader) -> memoryview | None:
         """See ``frame_routing.Sink``."""
@@ -283,7 +277,7 @@ class _Arrivals:
         """See ``frame_routing.Sink``."""
         if (given := self.inputs.get(header.index % self._chunk_count)) is not None:
             given.take(peer, header, payload)
-            self._changed.set()
+            self._came.notify_all()
 
     def abandon(self, _peer: str, _header: FrameHeader, _view: memoryview) -> None:
         """Do nothing: the frame comes again, or is missing."""

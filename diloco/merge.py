@@ -14,11 +14,9 @@ Values = NDArray[np.float32]
 
 
 def merged(shared: Values, local: Values, anchor: Values) -> Values:
-    """Return ``shared + (local - anchor)``: the steps taken since the anchor are kept, counted
-    once.
+    """Return ``shared + (local - anchor)``: steps since the anchor are kept, counted once.
 
     It is computed as ``shared - (anchor - local)``: the rounding is the same, but where ``local``
-    and ``anchor`` have the same bits the result has exactly the bits of ``shared``, even those of a
-    -0.0.
+    and ``anchor`` have the same bits the result has exactly those of ``shared``, even of -0.0.
     """
     return shared - (anchor - local)

@@ -35,8 +35,7 @@ def outer_step(
 
     Args:
       values: ``(n,)`` float32, parameters first, then buffers. Overwritten.
-      momentum: ``(m,)`` float32, ``m <= n``: of the parameters. Overwritten, but not if ``mu`` is
-        0.
+      momentum: ``(m,)`` float32, ``m <= n``: of the parameters. Overwritten unless ``mu`` is 0.
       mean: ``(n,)`` float32, weighted mean of the contributors' pseudo-gradients. Only read.
       lr: outer learning rate; rounded to float32 once.
       mu: outer momentum; rounded to float32 once.

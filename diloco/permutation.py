@@ -3,8 +3,7 @@
 ``permuted`` is a Feistel network (Luby and Rackoff 1988) over the smallest square domain that holds
 the data set; numbers outside of the data set are enciphered again until they are inside ("cycle
 walking", Black and Rogaway 2002), four times on average at most for large sets. Its round function
-mixes 64 bit numbers with keys hashed from the run's key and the epoch. That shuffles well; it hides
-nothing.
+mixes 64 bit numbers with keys hashed from the run's key and the epoch. It hides nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-ROUND_COUNT = (
-    8  # of the network; four make a permutation that looks random, mixing is weaker than a cipher
-)
+# Of the network; four make a permutation that looks random, mixing is weaker than a cipher.
+ROUND_COUNT = 8
 HALF_BITS_MIN = 4  # a domain of fewer numbers is shuffled badly
 
 _MIX = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # MurmurHash3's finalizer

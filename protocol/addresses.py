@@ -112,8 +112,7 @@ def port_of(remote_address: str) -> int:
 def host_of(remote_address: str) -> str:
     """Return the host of a ``Channel.remote_address``, or an empty string if it has none.
 
-    The IPv6 zone is removed. An IPv4 address that a dual-stack socket gave as IPv6 becomes IPv4
-    again.
+    The IPv6 zone is removed. An IPv4 address that a dual-stack socket mapped becomes IPv4.
     """
     host, colon, _port = remote_address.rpartition(":")
     host = host.strip("[]").partition("%")[0] if colon else ""

@@ -151,8 +151,7 @@ class Arena:
             done += os.pwrite(self._file, data.data[done:], at + done)
 
     def release(self, fragment: int) -> None:
-        """Give a fragment's memory back to the system; its values and counters are zeros then, or
-        as before.
+        """Give a fragment's memory back to the system; it holds zeros then, or what it held.
 
         The pages that it shares with its neighbours stay. Other systems than Linux keep all.
         """
@@ -185,8 +184,7 @@ class Arena:
             sequence_and_version[0] += np.uint64(1)
 
     def read(self, fragment: int, copy: Callable[[], None], wait: Callable[[], None]) -> int:
-        """Call ``copy`` until the fragment did not change during it, and return the fragment's
-        version.
+        """Call ``copy`` until the fragment did not change meanwhile; return its version.
 
         Args:
           copy: must only read the arena and must be repeatable.

@@ -8,8 +8,7 @@
     peer         peer        LINK_GREETING                LINK
 
 Any other message is refused by its first bytes: see ``wire``. A peer accepts all messages from its
-master, and a daemon from its trainer (``ANY``), because it trusts them with more than time and
-memory.
+master, and a daemon from its trainer (``ANY``): it trusts them with more than memory.
 """
 
 from __future__ import annotations

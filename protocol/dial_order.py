@@ -22,7 +22,5 @@ def dialler(one: MemberInfo, other: MemberInfo) -> MemberInfo | None:
 
 
 def are_linked(one: MemberInfo, other: MemberInfo) -> bool:
-    """Return whether the two members have a link: a relay has none, for it takes part in no
-    round.
-    """
+    """Return whether the two members have a link: a relay has none, as it is in no round."""
     return one.peer != other.peer and Role.RELAY not in (one.role, other.role)

@@ -36,9 +36,7 @@ def keep_private(path: Path) -> None:
 
 
 def put_in_place(scratch: Path, target: Path) -> None:
-    """Give a whole file its name, in the same folder, so that even a loss of power leaves the old
-    or new one.
-    """
+    """Give a whole file its name; after a loss of power it has the old content or the new."""
     sync_to_disk(scratch)
     scratch.replace(target)
     sync_to_disk(target.parent)

@@ -213,8 +213,7 @@ async def answer_newcomer(
 
     Args:
       admit: takes the request and the peer id of the key that signed it, uses the token up and
-        records the admission, or raises ``Refusal``. Called once, when only the reply is left to
-        do.
+        records the admission, or raises ``Refusal``. Called once, just before the reply.
       known: returns whether a peer was admitted before. Such a peer gets another certificate for
         its key, which signed the request, and no token is used up.
       check: answers a newcomer that asks only for a machine check; may raise ``Refusal``.

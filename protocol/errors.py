@@ -102,15 +102,11 @@ WRONG_CLOCK_HINT = "set the clock (on both machines), then try again"
 
 
 class WrongClockError(RemoteProtocolError):
-    """By this machine's clock the other end's certificate is not valid now: one of both clocks is
-    wrong.
-    """
+    """By this machine's clock the other end's certificate is not valid now: a clock is wrong."""
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the operating system's error behind a failed dial; trio wraps the errors of its
-    attempts.
-    """
+    """Return the operating system's error behind a failed dial; trio wraps those of all tries."""
     while isinstance(error, OSError) and error.errno is None and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, BaseExceptionGroup):

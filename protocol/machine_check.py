@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import trio
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from .addresses import Address
 from .connection_phases import ADMITTING
@@ -138,6 +138,7 @@ def _rate(counted: ProbeBytesCounted) -> float:
 # ---------------------------------------------------------------- the master
 
 
+@define(eq=False)
 class Checkups:
     """The master's side of machine checks.
 
@@ -146,23 +147,16 @@ class Checkups:
       needs: returns an answer with the resources that a member needs; the rest is filled in here.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        look_at_token: Callable[[str], Awaitable[None]],
-        needs: Callable[[], CheckAnswer],
-    ) -> None:
-        self._network = network
-        self._look_at_token = look_at_token
-        self._needs = needs
-        self._running: Counter[str] = Counter()  # by token
+    _network: Network
+    _look_at_token: Callable[[str], Awaitable[None]]
+    _needs: Callable[[], CheckAnswer]
+    _running: Counter[str] = field(factory=Counter, init=False)  # by token
 
     async def answer(self, messages: MessageStream, request: CheckRequest, host: str) -> None:
         """Check the newcomer's machine and answer it.
 
         Raises:
-          Refusal: the token is not valid, or too many checks run; and what ``MessageStream``
-            raises.
+          Refusal: the token is not valid, or too many checks run; what ``MessageStream`` raises.
         """
         token, running = request.token, self._running
         await self._look_at_token(token)
@@ -183,9 +177,7 @@ class Checkups:
             running -= Counter([token])
 
     async def _reachability(self, request: CheckRequest, host: str) -> tuple[str, ...]:
-        """Return for each address the reason why its port at ``host`` is not reached, or an empty
-        text.
-        """
+        """Return for each address why its port at ``host`` is not reached, or an empty text."""
         ports = [_port_of(text) for text in request.addresses]
         named = dict.fromkeys(port for port in ports if port and host)
         dialled = list(named)[:CHECKED_PORTS_MAX]

@@ -3,8 +3,7 @@
 A text from the network or from a file may hold escape sequences that a terminal obeys, line ends
 that forge log lines, bidirectional controls that reverse the reading order, and zero-width
 characters that nobody sees. ``printable`` keeps them out of messages. Texts that this process puts
-into its own messages go through ``plain``, and everything that is printed or logged through
-``escaped``.
+into its own messages go through ``plain``, and all that is printed or logged through ``escaped``.
 
 The set of characters is written out, not taken from ``unicodedata``: two Python versions that
 disagree about a new character would refuse each other's messages.
@@ -33,9 +32,7 @@ _SPACES = re.compile(r"[\t\n\r]+")
 
 
 def unprintable(text: str) -> str:
-    """Return the name of the first character that must not be shown (``U+001B``), or an empty
-    string.
-    """
+    """Return the name of the first character that must not be shown (``U+001B``), or ""."""
     if text.isascii() and text.isprintable():
         return ""
     found = _UNPRINTABLE.search(text)
@@ -49,18 +46,14 @@ def printable(_instance: object, attribute: attrs.Attribute[str], value: str) ->
 
 
 def escaped(text: str) -> str:
-    r"""Escape the characters that must not be shown, as Python does (``\x1b``). One line stays one
-    line.
-    """
+    r"""Escape the characters that must not be shown, line ends too, as Python does (``\x1b``)."""
     if text.isascii() and text.isprintable():
         return text
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def escaped_lines(text: str) -> str:
-    """Escape each line of a text as ``escaped`` does, and keep the line ends, which are holdfast's
-    own.
-    """
+    """Escape each line of a text as ``escaped`` does, and keep the line ends."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
@@ -70,8 +63,7 @@ def plain(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """Return the text of a file from any system: UTF-8, or UTF-16 with a mark; a line ends with one
-    character.
+    """Return the text of a file from any system: UTF-8, or UTF-16 with a mark; lines end in LF.
 
     Raises:
       UnicodeDecodeError: it is neither.

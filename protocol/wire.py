@@ -342,8 +342,7 @@ def decode_counted(
 ) -> tuple[Message, int]:
     """Decode a message and count its items: entries of arrays, keys and values of maps.
 
-    Counting takes time, so the items of a short frame are estimated as ``BYTES_PER_ITEM`` bytes
-    each.
+    Counting takes time: the items of a short frame are estimated by ``BYTES_PER_ITEM`` each.
 
     Args:
       types: the types that may come; None: all.
@@ -402,9 +401,7 @@ def _unpack_counted(data: bytes, limits: MessageLimits) -> tuple[Any, int]:
 
 
 def _check_claims(data: bytes) -> None:
-    """Raise an error unless the bytes of all claimed lengths are there, without building
-    anything.
-    """
+    """Raise an error unless the bytes of all claimed lengths are there; build nothing."""
     scan = msgpack.Unpacker(max_buffer_size=len(data))
     scan.feed(data)
     scan.skip()

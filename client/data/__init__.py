@@ -1,3 +1,1 @@
-"""The samples that a training script draws: leased ones, shares of them, and whether peers draw the
-same.
-"""
+"""The samples that a script draws: leased ones, shares of them, and whether peers draw the same."""

@@ -58,8 +58,7 @@ class LeasedData:
           samples: as ``run.step`` was told.
 
         Raises:
-          MisuseError: it was not told of samples, or of more than were drawn, or of samples of
-            shards.
+          MisuseError: it was told of no samples, of more than were drawn, or of those of shards.
         """
         stream = self.stream
         if stream is None:

@@ -190,8 +190,7 @@ class SampleStream:
         """Return the next sample; wait for it if necessary.
 
         Raises:
-          MisuseError: another iteration has begun since, or too many samples are not reported as
-            trained.
+          MisuseError: another iteration has begun, or too many samples are not reported.
           AttachRefused: the run has another data set.
         """
         with self._lock:
@@ -254,9 +253,7 @@ class SampleStream:
             return list(islice(self._kept, min(count, self._next)))
 
     def train(self, count: int) -> None:
-        """Note that the first ``count`` samples are trained; raises MisuseError if fewer were
-        drawn.
-        """
+        """Note that ``count`` samples more are trained; raises MisuseError if fewer were drawn."""
         with self._lock:
             if count > self._next:
                 raise MisuseError(
@@ -271,9 +268,7 @@ class SampleStream:
             self._trained_count += count
 
     def use_up(self, iteration: int) -> None:
-        """Note that what an iteration has drawn will not be read again; ``train_used`` counts it as
-        trained.
-        """
+        """Note that what an iteration has drawn is read no more: ``train_used`` counts it."""
         with self._lock:
             if iteration == self._iteration:
                 self._used_count = self._next
@@ -289,12 +284,10 @@ class LeasedSampler(torch.utils.data.Sampler[int]):
     """Samples that are leased to this trainer: give it to a ``DataLoader`` as its ``sampler``.
 
     Each sample of the data set is used once an epoch in the run's committed work, whatever joins,
-    leaves or dies. An iteration begins with what was drawn before and not trained. It has no
-    length.
+    leaves or dies. An iteration begins with what was drawn and not trained; it has no length.
 
     Args:
-      endless: one iteration goes on over all epochs, so every batch is whole; False: it ends with
-        the epoch.
+      endless: one iteration goes on over all epochs, in whole batches; False: it ends with one.
     """
 
     def __init__(self, stream: SampleStream, *, endless: bool) -> None:
@@ -303,9 +296,7 @@ class LeasedSampler(torch.utils.data.Sampler[int]):
         self._epoch = -1  # of the last iteration, if it is not endless
 
     def untrained(self, count: int) -> list[tuple[int, int]]:
-        """Return the first ``count`` samples that were drawn and are not trained, each with its
-        epoch.
-        """
+        """Return the first ``count`` samples drawn and not trained, each with its epoch."""
         return self._stream.untrained(count)
 
     def __iter__(self) -> Iterator[int]:

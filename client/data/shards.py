@@ -1,5 +1,4 @@
-"""``run.shards``: leased shards of iterable data, such as files, for a training script that reads
-them one by one.
+"""``run.shards``: leased shards of iterable data, such as files, which a script reads in order.
 
     for shard in run.shards(names):      the next leased one; the one before is used up
         for batch in read(shard):
@@ -27,8 +26,7 @@ OF_SHARDS = DrawRule(first=1, most=1, early=False, ahead=1)
 
 
 class LeasedShards(Generic[ShardT]):
-    """Shards that are leased to this trainer, one after the other: iterate over it in the training
-    process.
+    """Shards that are leased to this trainer; iterate over it in the training process.
 
     Each shard is used once an epoch in the run's committed work. A shard is used up when the next
     one is asked for, and counts with the next ``run.step``. A new iteration begins with the shard

@@ -1,3 +1,1 @@
-"""Adapters for training frameworks; each imports its framework, and nothing imports it unless
-used.
-"""
+"""Adapters for training frameworks; each imports its framework, and only its users import it."""

@@ -81,9 +81,7 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         return require_run(self._run, "trainer.fit()")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach, with the weights of a checkpoint of the trainer's loaded, before there are
-        data.
-        """
+        """Attach before there are data, with the weights of the trainer's checkpoint loaded."""
         if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
             raise MisuseError(
                 "LightningCallback needs automatic optimization with one optimizer",
@@ -100,9 +98,7 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         self._steps = OptimizerSteps(self._run, optimizer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go to the run's step, whatever a checkpoint said, and take the end out of the trainer's
-        hands.
-        """
+        """Go to the run's step, whatever a checkpoint said; the run decides the end."""
         loop = trainer.fit_loop
         loop.min_epochs, loop.max_epochs = 0, -1
         loop.epoch_loop.min_steps, loop.epoch_loop.max_steps = None, -1
@@ -166,9 +162,7 @@ class LightningCallback(PluginBase):  # type: ignore[misc]
         trainer.limit_val_batches = self._validated if self.run.is_leader else 0
 
     def _save_as_leader(self, trainer: Trainer) -> None:
-        """Make the trainer write checkpoints, which other callbacks ask it for, only while this
-        peer leads.
-        """
+        """Make the trainer write other callbacks' checkpoints only while this peer leads."""
         save = trainer.save_checkpoint
 
         def save_if_leader(*arguments: Any, **options: Any) -> None:

@@ -1,6 +1,4 @@
-"""Which samples a framework's loader gives: an order of this peer's own, or samples that the run
-leases to it.
-"""
+"""Which samples a framework's loader gives: in an order of this peer's own, or leased ones."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ def _batches_of(loader: object) -> Any:
 
 
 def draw_apart(loader: object, run: Run) -> None:
-    """Make a loader that no one has iterated over yet draw samples in an order of this peer's
-    own.
-    """
+    """Make a loader that is not iterated over yet draw in an order of this peer's own."""
     sampler: Any = getattr(_batches_of(loader), "sampler", None)
     generator = run.generator()
     if hasattr(sampler, "initial_seed"):  # Accelerate's, which seeds its generator at each epoch
@@ -50,8 +46,7 @@ def draw_apart(loader: object, run: Run) -> None:
 
 
 def draw_leased(loader: object, run: Run, process_count: int) -> int:
-    """Make a loader draw samples that the run leases to this peer; iterators that it has made do
-    not.
+    """Make a loader draw samples that the run leases to this peer; not its iterators.
 
     Args:
       loader: a ``DataLoader``; it keeps its data set, batch size, workers and collation.

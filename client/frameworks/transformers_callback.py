@@ -1,5 +1,4 @@
-"""A callback of Transformers' ``Trainer``, and of trainers made of it, such as TRL's
-``SFTTrainer``.
+"""A callback of Transformers' ``Trainer``, and of trainers made of it, such as ``SFTTrainer``.
 
 Trainer                                     run
 on_init_end    no end of its own            -
@@ -248,9 +247,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         follow_step(schedule, run.global_step)
 
     def _correct_summary(self, args: TrainingArguments, logs: dict[str, float]) -> None:
-        """Replace means over the run's steps, and over the most that there might be, by this
-        process's.
-        """
+        """Replace means over the run's steps, or over the most possible, by this process's."""
         steps = self.run.global_step - self._first_step
         samples = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         logs["train_steps_per_second"] = round(steps / logs["train_runtime"], 3)

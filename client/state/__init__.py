@@ -1,3 +1,1 @@
-"""The tensors of a training script, and what a peer keeps of them: arenas, copies, merges,
-checkpoints.
-"""
+"""The tensors of a script, and what a peer keeps of them: arenas, copies, merges, checkpoints."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ...protocol.arena import Arena, map_arena
 from ...protocol.errors import RemoteProtocolError
@@ -17,12 +17,17 @@ from .tensors import SharedTensor
 
 @frozen
 class Arenas:
-    """The arenas and fragments of ``ArenaOpened``, checked against the model."""
+    """The arenas and fragments of ``ArenaOpened``, checked against the model.
+
+    Attributes:
+      spent: fragments that nothing needs in the posted arena any more.
+    """
 
     replicas: tuple[FragmentReplica, ...]
     shared: Arena
     posted: Arena
     overlap_steps: int
+    spent: set[int] = field(factory=set)
 
     @classmethod
     def open(
@@ -72,22 +77,22 @@ class Arenas:
 
     @property
     def under_way(self) -> bool:
-        """A copy between a GPU and the host is under way, or work on the host's memory that belongs
-        to it.
-        """
+        """A copy between a GPU and the host is under way, or the host's work that belongs to it."""
         return any(replica.under_way for replica in self.replicas)
 
     @property
     def lost(self) -> bool:
-        """A merge was given up, as its fragment is being fetched: the daemon's ``Load`` must
-        follow.
-        """
+        """A merge was given up: its fragment is being fetched, and ``Load`` must follow."""
         return any(replica.lost for replica in self.replicas)
 
+    def release_spent(self, needed: Set[int]) -> None:
+        """Give back memory of rounds that are over; the last one's daemon may still read."""
+        for fragment in self.spent - needed:
+            self.replicas[fragment].release()
+        self.spent.clear()
+
     def advance(self, *, wait: bool) -> None:
-        """Continue operations whose copy between GPU and host has finished; with ``wait``, finish
-        all.
-        """
+        """Continue operations whose copy has finished; with ``wait``, finish all."""
         for replica in self.replicas:
             if wait:
                 replica.finish()

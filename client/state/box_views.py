@@ -1,6 +1,4 @@
-"""Views of one process's parts of a whole fragment, when the model is sharded over several
-processes.
-"""
+"""Views of one process's parts of a whole fragment, when several processes share the model."""
 
 from __future__ import annotations
 

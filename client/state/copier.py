@@ -35,9 +35,7 @@ class CudaCopier:
         return tensor.device.type == "cuda"
 
     def down(self, parts: Sequence[torch.Tensor]) -> Transfer:
-        """Begin to copy tensors to the host. Tensors that it ``defers`` must not change
-        meanwhile.
-        """
+        """Begin to copy tensors to the host; those that it ``defers`` must not change meanwhile."""
         hosts: list[torch.Tensor] = []
         streams: dict[torch.device, torch.cuda.Stream] = {}
         for part in parts:
@@ -70,9 +68,7 @@ class CudaCopier:
         return Transfer(sent, streams, to_host=False)
 
     def beside(self, work: Callable[[], Result]) -> WorkBeside[Result]:
-        """Begin to do work in the thread, in the order of the calls. It must not touch the
-        model.
-        """
+        """Begin work in the thread, in the order of the calls. It must not touch the model."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-copier")
         return WorkBeside(self._thread.submit(work))
@@ -146,7 +142,5 @@ class WorkBeside(Generic[Result]):
         wait([self._future])
 
     def drop(self) -> None:
-        """Wait until the memory that the work uses is free; its outcome does not matter any
-        more.
-        """
+        """Wait until the memory that the work uses is free, whatever its outcome."""
         wait([self._future])

@@ -93,8 +93,7 @@ class FragmentReplica:
         integer = [tensor for tensor in tensors if tensor.spec.kind == COUNTER]
         self._floating = _slices(floating)
         self._integer = _slices(integer)
-        # One process with whole tensors copies fragments as they are; of several each has its own
-        # boxes.
+        # One process with whole tensors copies fragments as they are; several have boxes.
         self._boxes = None if writes is None else BoxViews(floating, integer, writes)
         self._shared = shared
         self._posted = posted
@@ -150,8 +149,7 @@ class FragmentReplica:
     def release(self) -> None:
         """Give back the posted arena's memory of a round that is over; several processes keep it.
 
-        They come to the same step at different moments: one may have posted again before another's
-        call.
+        They come to one step at different moments: one may have posted again before another calls.
         """
         if self._boxes is None:
             self._posted.release(self._index)
@@ -262,9 +260,7 @@ class FragmentReplica:
                     count[...] = counters_here.reshape(count.shape)
 
     def _merge_here(self, *, contributed: bool) -> None:
-        """Merge as ``_merge`` does, at once and piece by piece, as all tensors are in the host's
-        memory.
-        """
+        """Merge as ``_merge`` does, at once and in pieces: all tensors are in host memory."""
         theta = self._shared.values(self._index)
         sources = (
             [theta[place] for _, place in self._floating]
@@ -320,8 +316,7 @@ class FragmentReplica:
         yield from self._move_anchor(roundings)
 
     def _fetch(self, *, with_anchor: bool) -> tuple[Values, Transfer, int] | None:
-        """Read the shared state and begin to copy it to the tensors' devices, with the anchor if
-        wanted.
+        """Read the shared state and begin to copy it to the tensors' devices, or the anchor too.
 
         Returns:
           The values, the transfer of them, of the anchor and of the counters, and their version.
@@ -349,9 +344,7 @@ class FragmentReplica:
         return theta, sent, found
 
     def _beside(self, work: Callable[[], Result]) -> Generator[Awaited, None, Result]:
-        """Have the copier's thread do work on the host's memory; at once, if no tensor is on a
-        device.
-        """
+        """Have the copier's thread work on the host's memory; at once if there is no device."""
         if not self._defers:
             return work()
         pending = self._copier.beside(work)
@@ -418,9 +411,7 @@ class FragmentReplica:
         return self._posted.writing(self._index, version)
 
     def _posted_values(self) -> Iterable[Values | None]:
-        """Yield the posted arena's part for each floating tensor, or None if another process writes
-        it.
-        """
+        """Yield each floating tensor's part of the posted arena; None: another process has it."""
         posted = self._posted.values(self._index)
         if self._boxes is None:
             return [posted[place] for _, place in self._floating]

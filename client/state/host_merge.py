@@ -1,8 +1,7 @@
 """A merge in the host's memory, piece by piece, so that the next values are nowhere held whole.
 
 The daemon may commit another version meanwhile. The pieces that were merged before are then merged
-again, from the version that they have: the training that no version contains stays in the tensors,
-as always.
+again, from the version that they have: training in no version stays in the tensors, as always.
 """
 
 from __future__ import annotations

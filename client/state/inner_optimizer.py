@@ -1,5 +1,4 @@
-"""The script's optimizer, as far as the run touches it: its state after a load or a merge, and its
-rate ramp.
+"""The script's optimizer: its state after a load or a merge, and its rate ramp.
 
 An optimizer's first steps are too large: Adam's first one moves every weight by the whole learning
 rate, whatever the gradient. At the start of a run the schedule's warm-up prevents that. A joiner
@@ -23,8 +22,7 @@ from .tensors import SharedTensor, local_part
 
 RAMP_STEPS = 50  # own steps; Adam's second moments at 0.95 have forgotten their start by then
 
-# By a part of the name of the optimizer's class, in lower case: what its state calls copies of
-# weights.
+# By a part of the optimizer's class name, in lower case: what it calls copies of weights.
 KNOWN_COPIES = {
     "asgd": ("ax",),
     "lookahead": ("slow_buffer", "slow_params"),
@@ -36,24 +34,19 @@ SAMPLE_COUNT = 1024  # elements of each tensor that are compared
 
 
 def local_optimizer(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
-    """Return the optimizer that holds the state: ``ZeroRedundancyOptimizer`` has one for this
-    rank's part.
-    """
+    """Return the optimizer that holds the state: ``ZeroRedundancyOptimizer`` wraps it."""
     inner = getattr(optimizer, "optim", None)
     return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def has_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer has taken steps; Adagrad's state is there before the first
-    one.
-    """
+    """Return whether an optimizer has taken steps; Adagrad has a state before its first one."""
     states = optimizer.state.values()
     return any(not isinstance(each, dict) or each.get("step", 1) > 0 for each in states)
 
 
 class InnerOptimizer:
-    """Clears the optimizer's state when the steps behind it are dropped, and renews copies of
-    weights in it.
+    """Clears the optimizer's state when its steps are dropped, and renews copies of weights.
 
     Args:
       optimizer: the script's; None: the script did not pass it to ``attach``.
@@ -70,9 +63,7 @@ class InnerOptimizer:
         self._compared = False
 
     def rate_scale(self, own_step: int) -> float:
-        """Return the factor on the learning rate: from ``1 / RAMP_STEPS`` at a ramp's first step to
-        1.
-        """
+        """Return the factor on the learning rate: ``1 / RAMP_STEPS`` at a ramp's first step."""
         if self._ramp_from is None:
             return 1.0
         return min(1.0, (own_step - self._ramp_from + 1) / RAMP_STEPS)
@@ -97,8 +88,7 @@ class InnerOptimizer:
 
         Args:
           own_step: of the trainer; None at the run's own start, which needs no ramp.
-          first: the trainer was not loaded before; an unknown optimizer is then taken for a new
-            one.
+          first: the trainer was not loaded before; an unknown optimizer then counts as new.
         """
         if self._optimizer is None:
             if not (first or self._spoilt):

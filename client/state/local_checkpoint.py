@@ -45,9 +45,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def rank_path(path: Path, part: RankPart) -> Path:
-    """Return where one of several ranks keeps its state: another number of ranks has other
-    parts.
-    """
+    """Return where a rank keeps its state: another number of ranks has other parts."""
     if part.world_size == 1:
         return path
     return path.with_name(f"{path.stem}-{part.rank}-of-{part.world_size}{path.suffix}")
@@ -57,8 +55,7 @@ class LocalCheckpoint:
     """Writes and restores the local state.
 
     Args:
-      optimizer: the script's; None: not known, and only the generators are stored. This is said,
-        once.
+      optimizer: the script's; None: only the generators are stored, which is said once.
     """
 
     def __init__(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
@@ -73,9 +70,7 @@ class LocalCheckpoint:
     # ------------------------------------------------------------ keeping
 
     def keep(self, step: int) -> None:
-        """Copy the state now and write it in a thread; does nothing while an earlier one is
-        written.
-        """
+        """Copy the state now and write it in a thread, unless an earlier one is being written."""
         if self._writer is not None and self._writer.is_alive():
             return
         try:
@@ -133,8 +128,7 @@ class LocalCheckpoint:
     # ------------------------------------------------------------ restoring
 
     def restore(self, step_limit: int) -> bool:
-        """Restore the optimizer and the generators, and return whether the optimizer has a state
-        now.
+        """Restore optimizer and generators; return whether the optimizer has a state now.
 
         A state that the script has loaded itself stays. A file that is damaged, of another
         optimizer, or of a later step than the run's limit is ignored with a warning: up to there
@@ -174,8 +168,7 @@ class LocalCheckpoint:
             for index, flat in state.items()
         }
         self._optimizer.load_state_dict({"state": entries, "param_groups": groups})
-        # Torch gives tensors the parameter's dtype, which loses digits of those that have another
-        # one.
+        # Torch gives tensors the parameter's dtype: others lose digits.
         for index, values in entries.items():
             loaded = self._optimizer.state[parameters[index]]
             for name, value in loaded.items():
@@ -184,17 +177,13 @@ class LocalCheckpoint:
 
 
 def _place(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return a parameter's shape, or of one that is sharded the start and the shape of the part
-    here.
-    """
+    """Return a parameter's shape; of a sharded one the start and the shape of the part here."""
     box = box_of("", parameter)
     return tuple(parameter.shape) if box is None else (*box.start, *box.shape)
 
 
 def _as_part(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a state's tensor sharded as its parameter is, if it is of the shape of this process's
-    part.
-    """
+    """Return a state's tensor, sharded as its parameter is if it has the shape of the part here."""
     if not is_sharded(parameter) or value.shape != local_part(parameter.detach()).shape:
         return value
     from torch.distributed.tensor import DTensor  # only scripts that have made one need it

@@ -104,29 +104,21 @@ class SharedTensor:
         return values
 
     def values(self, *, copy: bool) -> torch.Tensor:
-        """Return its values on its device, ``(count,)`` float32; without ``copy`` it may be a
-        view.
-        """
+        """Return its values on its device, ``(count,)`` float32; without ``copy`` maybe a view."""
         return self.tensor.to(torch.float32, copy=copy).reshape(-1)
 
     def precise_values(self) -> torch.Tensor:
-        """Return its values as ``values`` does without ``copy``, but in float64 if it is
-        float64.
-        """
+        """Return its values as ``values`` without ``copy`` does, in float64 if they are float64."""
         tensor = self.tensor
         precise = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         return tensor.to(precise).reshape(-1)
 
     def counters(self, *, copy: bool) -> torch.Tensor:
-        """Return an integer tensor's values on its device, ``(count,)`` int64; without ``copy`` a
-        view.
-        """
+        """Return an integer tensor's ``(count,)`` int64 on its device; without ``copy`` a view."""
         return self.tensor.to(torch.int64, copy=copy).reshape(-1)
 
     def write(self, values: Values | torch.Tensor) -> None:
-        """Overwrite it with ``(count,)`` values, rounded to its dtype (to nearest, ties to
-        even).
-        """
+        """Overwrite it with ``(count,)`` values, rounded to its dtype (nearest, ties to even)."""
         tensor = self.tensor
         if not isinstance(values, torch.Tensor):
             values = torch.as_tensor(values, device="cpu")
@@ -174,9 +166,7 @@ def layout_of(tensors: tuple[SharedTensor, ...]) -> ModelLayout:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over modules in the order of ``state_dict``, under each of their names without
-    wrappers.
-    """
+    """Iterate over modules as ``state_dict`` does, under each of their names without wrappers."""
     hidden = {
         f"{path}.{_PARALLEL}" if path else _PARALLEL
         for path, module in model.named_modules(remove_duplicate=False)
@@ -193,9 +183,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def entries_of(model: nn.Module) -> Iterator[tuple[str, Holder, str, torch.Tensor]]:
-    """Iterate over all names of all tensors to share: the name, its module's table, its key, the
-    tensor.
-    """
+    """Iterate over all names of tensors to share: name, its module's table, its key, tensor."""
     for prefix, module in _modules(model):
         parameters: Holder = module._parameters  # type: ignore[assignment]
         for holder in (parameters, module._buffers):
@@ -207,9 +195,7 @@ def entries_of(model: nn.Module) -> Iterator[tuple[str, Holder, str, torch.Tenso
 
 
 def _refuse_flattened(model: nn.Module) -> None:
-    """Refuse FullyShardedDataParallel: its parameters are parts of flat ones without the model's
-    shapes.
-    """
+    """Refuse FullyShardedDataParallel: its parameters do not have the model's shapes."""
     wrappers = sys.modules.get("torch.distributed.fsdp")  # a script that uses it has imported it
     if wrappers is not None and any(
         isinstance(module, wrappers.FullyShardedDataParallel) for module in model.modules()
@@ -292,9 +278,7 @@ def box_of(name: str, tensor: torch.Tensor) -> TensorBox | None:
 
 
 def _resharding(model: nn.Module) -> Callable[[], None] | None:
-    """Return a function that makes all modules under FSDP2 hold their parts, or None if there are
-    none.
-    """
+    """Return what makes all modules under FSDP2 hold their parts; None if there are none."""
     sharded = [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
 
     def reshard() -> None:

@@ -1,5 +1,4 @@
-"""``python -m holdfast.client.state.torch_file IN OUT``: converts exported weights to torch's own
-format.
+"""``python -m holdfast.client.state.torch_file IN OUT``: exported weights in torch's own format.
 
 ``holdfast export --format torch`` runs this, because its own process never imports torch. A tied
 tensor is one tensor under all of its names, as in the model's state dict.

@@ -1,6 +1,4 @@
-"""Finds what a run does not share because the script added, tied or replaced it after
-``attach``.
-"""
+"""Finds what a run does not share: what was added, tied or replaced after ``attach``."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ class TrainedParameters:
     """The tensors of the model and the optimizer at ``attach``.
 
     A tensor may be replaced in its place, since its present one is shared; a parameter together
-    with the optimizer's. What the optimizer trained beside the model at ``attach`` stays the
-    script's own.
+    with the optimizer's. What the optimizer trained beside the model stays the script's own.
 
     Raises:
       ModelError: a tensor cannot be shared, or the optimizer trains none of the model's.
@@ -59,9 +56,7 @@ class TrainedParameters:
         return shared
 
     def check(self) -> None:
-        """Raise ModelError if the model has, or the optimizer trains, what the run does not
-        share.
-        """
+        """Raise ModelError if the model has, or the optimizer trains, what is not shared."""
         shared = self._shared()
         for name, _, _, tensor in entries_of(self._model):
             if not _is_in(shared, tensor):

@@ -1,5 +1,4 @@
-"""The top-k codecs: the largest 64th part of a chunk's values, as position, sign and one of two
-levels.
+"""The top-k codecs: a chunk's largest 64th of values, as position, sign and one of two levels.
 
 Of ``n`` values the ``k = ceil(n / 64)`` of largest magnitude survive (among equals the earlier
 ones; zeros never); of ``topk16``, ``topk8`` and ``topk4`` the 16th, 8th and 4th part. Their

@@ -1,5 +1,4 @@
-"""Links: all bulk bytes between two members, over lanes that are opened, measured and shared
-fairly.
+"""Links: all bulk bytes between two members, over lanes that are opened, measured and shared.
 
 Each object is made and owned by the one above it:
 

@@ -1,5 +1,4 @@
-"""Buffers of chunks that are used again, for the first touch of fresh memory costs more than its
-use.
+"""Buffers of chunks that are used again: the first touch of fresh memory costs more than its use.
 
 A round writes a whole encoded result, and other peers' contributions, chunk by chunk. Memory that
 the kernel has to find, clear and map first takes longer to write than the network takes to fill it,
@@ -36,8 +35,7 @@ class BufferPool:
 
     The pool never has more memory, lent or spare, than was lent at one time in this period, which
     began when all of it was back, or in one of the ``PERIODS_KEPT`` before. So a round uses the
-    memory of the rounds before it, and the memory of an unusual round is free again some rounds
-    later.
+    memory of the rounds before it, and that of an unusual round is free some rounds later.
 
     Attributes:
       lent_bytes: the bytes of all buffers that are lent now.
@@ -54,9 +52,7 @@ class BufferPool:
         self._lock = threading.RLock()
 
     def take(self, size_bytes: int) -> memoryview:
-        """Lend a buffer with any content. It comes back when nothing refers to it, or to part of
-        it.
-        """
+        """Lend a buffer with any content. It comes back when nothing refers to it any more."""
         with self._lock:
             self.lent_bytes += size_bytes
             self._most_bytes = max(self._most_bytes, self.lent_bytes)
@@ -86,9 +82,7 @@ class BufferPool:
                 self._free()
 
     def _free(self) -> None:
-        """Free spare buffers that are too many, those of a size that was not used for long
-        first.
-        """
+        """Free spare buffers that are too many; first those of sizes not used for long."""
         most_bytes = max(self._most_bytes, *self._most_before_bytes)
         while self._spare and self.lent_bytes + self._spare_bytes > most_bytes:
             size_bytes, alike = next(iter(self._spare.items()))
@@ -100,8 +94,7 @@ class BufferPool:
 
 
 def _new_memory(size_bytes: int) -> NDArray[np.uint8]:
-    """Return fresh memory, which goes back to the system as soon as it is freed; in huge pages if
-    they fit.
+    """Return fresh memory, given back as soon as it is freed; in huge pages if they fit.
 
     Chunks of one round may be longer than those of the next one. ``malloc`` keeps what is freed for
     the thread that had taken it, so rounds of changing chunks took twice their memory.

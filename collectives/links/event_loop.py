@@ -27,9 +27,7 @@ class Loop:
             self._token.run_sync_soon(function)
 
     def now_s(self) -> float:
-        """Return trio's time, also in a thread: the clocks differ by a constant if time is not
-        virtual.
-        """
+        """Return trio's time, in any thread: the clocks differ by a constant in real time."""
         if threading.get_ident() == self._thread:
             return trio.current_time()
         return time.perf_counter() + self._clock_offset_s

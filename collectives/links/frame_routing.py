@@ -19,10 +19,10 @@ import trio
 
 from ...protocol.errors import LocalProtocolError, RemoteProtocolError
 from ...protocol.network.lane import FrameHeader, FrameKind
+from ...protocol.pulse import Pulse
 
 EARLY_WAIT_S = 10.0  # how long a lane waits for a sink of its frame; then the frame is dropped
-# Rounds and transfers whose end is remembered. A late frame of an older one only costs its own lane
-# the early wait.
+# Rounds and transfers whose end is remembered. Late frames of others cost a lane the early wait.
 ENDED_MAX = 4_096
 
 Key = tuple[int, ...]
@@ -78,7 +78,7 @@ class FrameRouter:
         # The sinks that threads may call. Threads only look up keys in these two tables, each time
         # in one operation of the interpreter; everything else here belongs to the event loop.
         self._sinks_in_threads: dict[Key, Sink] = {}
-        self._changed = trio.Event()
+        self._changed = Pulse()
         # Round -> last attempt that is over.
         self._ended_attempts: OrderedDict[int, int] = OrderedDict()
         self._ended_transfers: OrderedDict[Key, None] = OrderedDict()
@@ -109,7 +109,7 @@ class FrameRouter:
         self._sinks[key] = sink
         if threads:
             self._sinks_in_threads[key] = sink
-        self._wake()
+        self._changed.notify_all()
         try:
             yield
         finally:
@@ -120,14 +120,14 @@ class FrameRouter:
                 _bound(self._ended_transfers)
             else:
                 self.forget_through(key[1], key[2])
-            self._wake()
+            self._changed.notify_all()
 
     def forget_through(self, round_: int, attempt: int) -> None:
         """Drop frames of this round, up to this attempt, from now on."""
         ended = self._ended_attempts.pop(round_, -1)
         self._ended_attempts[round_] = max(ended, attempt)
         _bound(self._ended_attempts)
-        self._wake()
+        self._changed.notify_all()
 
     async def place(
         self, peer: str, header: FrameHeader
@@ -157,12 +157,10 @@ class FrameRouter:
         if scope.cancelled_caught:
             self._given_up[key] = None
             _bound(self._given_up)
-            self._wake()
+            self._changed.notify_all()
 
     def place_in_thread(self, peer: str, header: FrameHeader) -> tuple[Sink, memoryview] | None:
-        """Find the frame's sink and its memory, in a thread; return None to ask ``place``
-        instead.
-        """
+        """Find the frame's sink and its memory, in a thread; None: ask ``place`` instead."""
         sink = self._sinks_in_threads.get(frame_key(header))
         view = None if sink is None else sink.place(peer, header)
         return None if sink is None or view is None else (sink, view)
@@ -180,9 +178,7 @@ class FrameRouter:
             sink.deliver(peer, header, payload)
 
     def abandon(self, sink: Sink, peer: str, header: FrameHeader, view: memoryview) -> None:
-        """Tell the sink that placed a frame that its payload will not come; called as ``deliver``
-        is.
-        """
+        """Tell the frame's sink that its payload will not come; called as ``deliver`` is."""
         if self._sinks.get(frame_key(header)) is sink:
             sink.abandon(peer, header, view)
 
@@ -190,10 +186,6 @@ class FrameRouter:
         if key[0] == FrameKind.BLOCK:
             return key in self._ended_transfers
         return key not in self._sinks and self._ended_attempts.get(key[1], -1) >= key[2]
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
 
 def _bound(table: OrderedDict[Any, Any]) -> None:

@@ -17,11 +17,11 @@ peer that leaves the view is closed at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 import trio
+from attrs import evolve
 
 from ...protocol.dial_order import are_linked
 from ...protocol.errors import LocalProtocolError, PeerLostError, RemoteProtocolError
@@ -35,14 +35,15 @@ from ...protocol.messages import (
     Route,
 )
 from ...protocol.network.interface import Channel, Network
+from ...protocol.pulse import Pulse
 from ...protocol.trust.authority import Party
 from .buffer_pool import BufferPool
 from .dialling.handshake import LaneAcceptor, keys_for, version_refusal, welcome_link
 from .dialling.peer_link import HANDSHAKE_S, PeerLink
 from .frame_routing import EARLY_WAIT_S, FrameRouter, Key, Sink
 from .lane_pool import LANE_STALL_SHARE, DialLane
-from .link import STALL_S, WATCH_TICKS, Link, OnMessage
-from .link_parts import LaneRules, SharedByLinks
+from .link import WATCH_TICKS, Link, OnMessage
+from .link_parts import STALL_S, CarriedBytes, LaneRules, LinkRules, SharedByLinks
 from .rates.line_watch import LineWatch
 from .rates.rate_limiter import RateLimiter
 from .rates.rate_meter import Measurements
@@ -60,15 +61,13 @@ class LinkHub:
       me: this node's peer id.
       router: the table of sinks for frames.
       buffers: memory for chunks, used again round after round.
-      silence_s: a link on which nothing comes for this long is lost; for links made from now on.
-      rules: rules for the lanes of links made from now on.
       on_message: called with each message that arrives on a link's control stream, one at a time
         per link; it should not wait for long. A RemoteProtocolError that it raises ends the link.
-      tell_master: called with messages to the master about routes and links. The default drops
-        them.
+      tell_master: called with messages to the master about routes and links; by default dropped.
 
     Args:
       upload, download: caps on what all lanes together carry; None: no cap.
+      rules: for the lanes, until ``configure`` gives others.
       stall_s: a link on which nothing moves for this long is lost.
       early_wait_s: how long a frame waits for its sink to register. It must be less than the time
         after which a lane counts as stalled, or the sender would take the wait for a stall.
@@ -100,9 +99,7 @@ class LinkHub:
         self._shared = SharedByLinks(
             self.router, upload, download, line, send_priority=SendPriority(spare=line.spare)
         )
-        self._silence_s = math.inf
-        self._rules = rules if rules is not None else LaneRules()
-        self._stall_s = stall_s
+        self._rules = LinkRules(rules or LaneRules(), stall_s)  # of links made from now on
         self._members: dict[str, MemberInfo] = {}
         self._peer_links: dict[str, PeerLink] = {}
         self._links: dict[str, Link] = {}  # the newest of each peer
@@ -113,12 +110,10 @@ class LinkHub:
         self._unconfirmed: set[str] = set()
         self._lane_acceptor = LaneAcceptor(network)
         self._handshakes: dict[str, trio.CancelScope] = {}  # of accepted streams, by peer
-        self._changed = trio.Event()
+        self._changed = Pulse()
         self._nursery: trio.Nursery | None = None  # while it runs
         self._trailing = TrailingTasks()
-        self._closed_sent_bytes = 0  # of links that have ended
-        self._closed_received_bytes = 0
-        self._closed_retransmitted_bytes = 0
+        self._ended = CarriedBytes()
 
     # ------------------------------------------------------------ running, and the view
 
@@ -133,7 +128,8 @@ class LinkHub:
                 while True:
                     while not self._running:
                         await self._changed.wait()
-                    tick_s = min(LANE_STALL_SHARE * self._stall_s, self._silence_s) / WATCH_TICKS
+                    rules = self._rules
+                    tick_s = min(LANE_STALL_SHARE * rules.stall_s, rules.silence_s) / WATCH_TICKS
                     await trio.sleep(tick_s)
                     for link in list(self._running):
                         link.watch(tick_s)
@@ -154,8 +150,7 @@ class LinkHub:
             this node has left and come back, though no view told it: the routes that the master had
             arranged for it are void at both ends, and the others have ended their links to it.
           new_master: this is the first view of this master. It knows of no route that an earlier
-            master had arranged; links that follow from the view stay, and with them what is being
-            reduced.
+            master had arranged; links that follow from the view stay, with what they reduce.
         """
         before, self._members = self._members, {member.peer: member for member in members}
         if self.me not in self._members:
@@ -174,7 +169,7 @@ class LinkHub:
                 self._cut_off(peer, "it left the view")
         for member in self._members.values():
             self._update_peer_link(member)
-        self._wake()
+        self._changed.notify_all()
 
     async def link(self, peer: str, deadline_s: float = LINK_WAIT_S) -> Link:
         """Wait for the link to a member to come up, and return it.
@@ -239,20 +234,15 @@ class LinkHub:
         return peer in self._members and self._members[peer].in_sync
 
     def configure(
-        self,
-        *,
-        rules: LaneRules,
-        silence_s: float = math.inf,
-        donor_share: float | None = None,
+        self, *, rules: LaneRules, silence_s: float, donor_share: float | None = None
     ) -> None:
         """Apply the run's spec, which a peer gets when it attaches; links made later use it.
 
         Args:
           silence_s: a link without a byte for so long is given up.
-          donor_share: the least of the line for copies of the state while a round runs; None leaves
-            it.
+          donor_share: the line's least for copies of the state in a round; None leaves it.
         """
-        self._rules, self._silence_s = rules, silence_s
+        self._rules = evolve(self._rules, lanes=rules, silence_s=silence_s)
         if donor_share is not None:
             self.send_priority.share = donor_share
 
@@ -269,19 +259,16 @@ class LinkHub:
     @property
     def sent_bytes(self) -> int:
         """Bytes of frames sent over all links, past ones too."""
-        return self._closed_sent_bytes + sum(link.sent_bytes for link in self._running)
+        return self._ended.sent + sum(link.sent_bytes for link in self._running)
 
     @property
     def received_bytes(self) -> int:
         """Bytes of frames received over all links, past ones too."""
-        return self._closed_received_bytes + sum(link.received_bytes for link in self._running)
+        return self._ended.received + sum(link.received_bytes for link in self._running)
 
     def count_retransmitted(self) -> int:
-        """Return how many bytes of frames the kernel has sent again over all links, past ones
-        too.
-        """
-        now_bytes = sum(link.count_retransmitted() for link in self._running)
-        return self._closed_retransmitted_bytes + now_bytes
+        """Return how many bytes the kernel has sent again over all links, past ones too."""
+        return self._ended.retransmitted + sum(link.count_retransmitted() for link in self._running)
 
     def take_measurements(self) -> Measurements:
         """Return what the lines carried since the last call, and how long they were busy.
@@ -341,9 +328,7 @@ class LinkHub:
             raise RemoteProtocolError(f"peer {link.peer[:8]} hung up on its link") from None
 
     async def _check_expected(self, peer: str) -> Refused | None:
-        """Wait for the view or the route that lets the peer dial; return a refusal if none
-        comes.
-        """
+        """Wait for the view or route that lets the peer dial; return a refusal if none comes."""
         with trio.move_on_after(UNEXPECTED_WAIT_S):
             while True:
                 peer_link = self._peer_links.get(peer)
@@ -373,7 +358,7 @@ class LinkHub:
         """Reach a member over the route that the master has arranged, from now on."""
         if (peer_link := self._peer_links.get(route.peer)) is not None:
             peer_link.set_route(route)
-            self._wake()
+            self._changed.notify_all()
 
     def _update_peer_link(self, member: MemberInfo) -> None:
         me = self._members.get(self.me)
@@ -397,15 +382,7 @@ class LinkHub:
     # ------------------------------------------------------------ dialled and accepted links
 
     def _new_link(self, peer: str, channel: Channel) -> Link:
-        return Link(
-            peer,
-            channel.stream,
-            self._shared,
-            self._dispatch,
-            stall_s=self._stall_s,
-            silence_s=self._silence_s,
-            rules=self._rules,
-        )
+        return Link(peer, channel.stream, self._shared, self._dispatch, self._rules)
 
     async def _dispatch(self, peer: str, message: Message) -> None:
         if isinstance(message, Refused):
@@ -426,21 +403,19 @@ class LinkHub:
         if peer in self._unconfirmed:
             self._unconfirmed.discard(peer)
             peer_link.report_works()
-        self._wake()
+        self._changed.notify_all()
         try:
             await link.run(dial)
         finally:
             del self._running[link]
-            self._closed_sent_bytes += link.sent_bytes
-            self._closed_received_bytes += link.received_bytes
-            self._closed_retransmitted_bytes += link.count_retransmitted()
+            self._ended.add(link.sent_bytes, link.received_bytes, link.count_retransmitted())
             if self._links.get(peer) is link:
                 del self._links[peer]
                 peer_link.error = f"the last link was lost: {link.reason}"
                 if peer in self._members and self._nursery is not None:
                     self._unconfirmed.add(peer)
                     self.tell_master(LinkBroken(peer))
-            self._wake()
+            self._changed.notify_all()
 
     def _cut_off(self, peer: str, reason: str) -> None:
         if (link := self._links.get(peer)) is not None:
@@ -449,10 +424,6 @@ class LinkHub:
             peer_link.stop()
         if (handshake := self._handshakes.get(peer)) is not None:
             handshake.cancel()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
 
 async def _refuse(_peer: str, message: Message) -> None:

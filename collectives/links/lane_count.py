@@ -9,8 +9,7 @@ There a line is filled by several connections:
 
 The line has room if every lane of the link had something to send all the time, and no queue formed
 in front of the line nor was the node paced (``line_watch``). So lanes are not added to a full line,
-where they would only crowd out its other users. There are never fewer again: an idle lane costs
-nothing.
+where they only crowd out its other users. There are never fewer again: idle lanes cost nothing.
 
 A link begins with more lanes over longer paths, divided by the links that share the node's line, so
 that its first round need not wait for the search. Over short paths, and under a congestion control
@@ -27,8 +26,7 @@ from attrs import define, frozen
 
 COUNT_FIRST = 2  # while one pauses for a loss, the other sends
 COUNT_MAX = 32
-# Of all links of a node that begin over a path as long as this one, or longer; of one at most the
-# second.
+# Of all links of a node that begin over a path at least as long; of one at most the second.
 FIRST_BY_ROUND_TRIP = ((0.05, 24), (0.015, 12), (0.005, 6))
 SHARED_MAX = 48  # of all links of a node, as far as each has more than it began with
 GROWTH = 1.5

@@ -24,9 +24,10 @@ from attrs import define
 
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LANES_OPEN_MAX, LaneReceived, LanesReceived, Message
+from ...protocol.pulse import Pulse
 from .lane_count import LaneCount, Sample
 from .link_lane import LinkLane
-from .link_parts import LaneRules, SharedByLanes
+from .link_parts import CarriedBytes, LaneRules, LinkRules, SharedByLanes
 
 # The share of a link's stall time after which a lane on which nothing moves is given up, even if
 # other lanes work ...
@@ -37,9 +38,8 @@ LANE_OPEN_S = 10.0  # to dial a lane and prove the keys; then another one is tri
 BACK_OFF_FIRST_S = 0.1  # before a lane is dialled again; doubled each time
 BACK_OFF_LAST_S = 5.0
 BACK_OFF_DOUBLINGS = 6
-REFUSED_S = (
-    60.0  # for which a link makes do with the lanes that it has, when no further one can be opened
-)
+# For which a link makes do with the lanes that it has, when no further one can be opened.
+REFUSED_S = 60.0
 CONGESTION_AGAIN_S = 60.0  # after which lanes ask again for the congestion control of the rules
 FIRST_LANE = 0  # the number of the lane with which a link comes up; the link's dialer dials it
 
@@ -52,13 +52,30 @@ Task = Callable[[], Awaitable[None]]
 
 
 @define(eq=False)
-class _RemovedLanes:
-    """Bytes that lanes carried before they were removed from the pool."""
+class _Opening:
+    """Lanes that are dialled, and what became of the last ones.
 
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    arrived_bytes: int = 0
-    retransmitted_bytes: int = 0
+    Attributes:
+      count: of lanes that are dialled now.
+      failures: of dialled lanes, in a row.
+      refused_s: when no further lane could be opened; there were ``refused_at`` then.
+    """
+
+    count: int = 0
+    failures: int = 0
+    refused_s: float = -math.inf
+    refused_at: int = 0
+    next_number: int = FIRST_LANE + 1
+
+    def count_max(self, rules: LaneRules) -> int:
+        """Return how many lanes to open at most: not many more than could be opened lately."""
+        if trio.current_time() < self.refused_s + REFUSED_S:
+            return max(1, self.refused_at)
+        return rules.count_max
+
+    def take_number(self) -> int:
+        number, self.next_number = self.next_number, self.next_number + 1
+        return number
 
 
 class UsedLaneNumbers:
@@ -84,49 +101,38 @@ class UsedLaneNumbers:
 class LanePool:
     """See the top of this file. Made and owned by ``Link``.
 
-    Attributes:
-      rules: the number and the kind of lanes.
-
     Args:
-      stall_s: the link is lost when nothing moves for this long, though something should.
       send: sends a message on the link's control stream.
     """
 
     def __init__(
         self,
         shared: SharedByLanes,
-        rules: LaneRules,
-        stall_s: float,
+        rules: LinkRules,
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
-        self.rules = rules
+        self.rules = rules.lanes
         self._shared = shared
-        self._stall_s = stall_s
+        self._stall_s = rules.stall_s
         self._send = send
         self._lanes: dict[int, LinkLane] = {}  # from their claim until both sides have closed them
         self._working: dict[int, LinkLane] = {}  # those that carry frames
         self._numbers = UsedLaneNumbers()
-        self._removed = _RemovedLanes()
-        self._changed = trio.Event()  # replaced each time that ``_keep_count`` has to look again
+        self._removed = CarriedBytes()  # by lanes that were in the pool
+        self._changed = Pulse()  # when ``_keep_count`` has to look again
         self._closed = False
         self._trouble = ""  # why the last lane ended, or could not be opened
         self._laneless_s = 0.0
         self._unasked_s = 0.0  # since lanes were refused their congestion control
         # How many lanes there should be.
-        self._count = LaneCount(rules.first, rules.count_max)
-        self._arrived_bytes = 0  # on all lanes, as far as the other side has acknowledged
+        self._count = LaneCount(self.rules.first, self.rules.count_max)
+        self._removed_arrived_bytes = 0  # on lanes that were in the pool, as ``LinkLane`` counts
         self._wanted_there = 1
-        self._announced_count = rules.first
+        self._announced_count = self.rules.first
         # Opening them.
         self._start_task: Callable[[Task], None] | None = None  # while the link runs
         self._dials = False
-        self._opening_count = 0
-        self._failures = 0  # of dialled lanes, in a row
-        self._refused_s, self._refused_at = (
-            -math.inf,
-            0,
-        )  # when no further lane could be opened, and how many were
-        self._next_number = FIRST_LANE + 1
+        self._opening = _Opening()
 
     @property
     def working(self) -> tuple[LinkLane, ...]:
@@ -135,19 +141,17 @@ class LanePool:
 
     @property
     def sent_bytes(self) -> int:
-        return self._removed.sent_bytes + sum(lane.sent_bytes for lane in self._lanes.values())
+        return self._removed.sent + sum(lane.sent_bytes for lane in self._lanes.values())
 
     @property
     def received_bytes(self) -> int:
         lanes = self._lanes.values()
-        return self._removed.received_bytes + sum(lane.received_bytes for lane in lanes)
+        return self._removed.received + sum(lane.received_bytes for lane in lanes)
 
     def count_retransmitted(self) -> int:
-        """Return how many bytes the kernel has sent again on all lanes; asks it about each open
-        one.
-        """
+        """Return how many bytes the kernel has sent again on all lanes; asks about open ones."""
         lanes = self._lanes.values()
-        return self._removed.retransmitted_bytes + sum(lane.count_retransmitted() for lane in lanes)
+        return self._removed.retransmitted + sum(lane.count_retransmitted() for lane in lanes)
 
     @property
     def receiving(self) -> bool:
@@ -184,7 +188,7 @@ class LanePool:
     def start_lane(self, lane: LinkLane) -> None:
         """Let a claimed lane, now open both ways, carry frames as soon as the link runs."""
         self._working[lane.number] = lane
-        self._wake()
+        self._changed.notify_all()
         if self._start_task is not None:
             self._start_task(partial(self._carry, lane))
 
@@ -231,38 +235,30 @@ class LanePool:
         finally:
             self._working.pop(lane.number, None)
             self._trouble = lane.reason or self._trouble
-            self._wake()
+            self._changed.notify_all()
         if (received := lane.take_received()) is not None:
             await self._send(LanesReceived((received,)))
         await lane.closed_there.wait()
         lane.frames.give_back()
         del self._lanes[lane.number]
-        self._removed.sent_bytes += lane.sent_bytes
-        self._removed.received_bytes += lane.received_bytes
-        self._removed.arrived_bytes += lane.arrived_bytes
-        self._removed.retransmitted_bytes += lane.count_retransmitted()
+        self._removed.add(lane.sent_bytes, lane.received_bytes, lane.count_retransmitted())
+        self._removed_arrived_bytes += lane.arrived_bytes
 
     async def _keep_count(self, dial: DialLane, start_task: Callable[[Task], None]) -> None:
         while True:
-            wanted = min(max(self._count.wanted, self._wanted_there), self._most_now())
+            count_max = self._opening.count_max(self.rules)
+            wanted = min(max(self._count.wanted, self._wanted_there), count_max)
             active = [lane for lane in self.working if not lane.frames.retiring]
-            for _missing in range(wanted - len(active) - self._opening_count):
-                self._opening_count += 1
+            for _missing in range(wanted - len(active) - self._opening.count):
+                self._opening.count += 1
                 start_task(partial(self._open_lane, dial))
             for lane in active[max(wanted, 1) :]:
                 lane.frames.retire()
             self._announced_count = self._count.wanted
             await self._changed.wait()
 
-    def _most_now(self) -> int:
-        """Return how many lanes to open at most: not many more than could be opened lately."""
-        if trio.current_time() < self._refused_s + REFUSED_S:
-            return max(1, self._refused_at)
-        return self.rules.count_max
-
     async def _open_lane(self, dial: DialLane) -> None:
-        number = self._next_number
-        self._next_number += 1
+        opening, number = self._opening, self._opening.take_number()
         lane: LinkLane | None = None
         try:
             with trio.move_on_after(LANE_OPEN_S):
@@ -272,18 +268,18 @@ class LanePool:
         except trio.EndOfChannel:
             self._trouble = "the other side hung up on a lane"
         if lane is not None:
-            self._failures = 0
-            self._opening_count -= 1
+            opening.failures = 0
+            opening.count -= 1
             self.start_lane(lane)
             return
         if len(self._working) >= self.rules.first:  # it has what it needs
-            self._refused_s, self._refused_at = trio.current_time(), len(self._working)
+            opening.refused_s, opening.refused_at = trio.current_time(), len(self._working)
         # The other side may take it for open, and may even have sent something.
         await self._send(LanesReceived((LaneReceived(number, 0, 0, closed=True),)))
-        await trio.sleep(min(BACK_OFF_FIRST_S * 2**self._failures, BACK_OFF_LAST_S))
-        self._failures = min(self._failures + 1, BACK_OFF_DOUBLINGS)
-        self._opening_count -= 1
-        self._wake()
+        await trio.sleep(min(BACK_OFF_FIRST_S * 2**opening.failures, BACK_OFF_LAST_S))
+        opening.failures = min(opening.failures + 1, BACK_OFF_DOUBLINGS)
+        opening.count -= 1
+        self._changed.notify_all()
 
     # ------------------------------------------------------------ what has arrived
 
@@ -307,12 +303,10 @@ class LanePool:
                 # The other side has given up dialling this lane: it must not come late.
                 self._numbers.use(received.lane)
         self._shared.node.line.look(trio.current_time())
-        self._arrived_bytes = self._removed.arrived_bytes + sum(
-            lane.arrived_bytes for lane in self._lanes.values()
-        )
+        on_lanes_bytes = sum(lane.arrived_bytes for lane in self._lanes.values())
         sample = Sample(
             now_s=trio.current_time(),
-            carried_bytes=self._arrived_bytes,
+            carried_bytes=self._removed_arrived_bytes + on_lanes_bytes,
             lane_count=len(self._working),
             busy=all(lane.frames.writing for lane in self._working.values()),
             room=self._shared.node.line.has_room(
@@ -324,13 +318,11 @@ class LanePool:
             and self._count.sample(sample, self.round_trip_s, self._shared.node.links.count)
             != self._announced_count
         ):
-            self._wake()
+            self._changed.notify_all()
 
     @property
     def _slows_on_loss(self) -> bool:
-        """Return whether losses are known to slow lanes down, so that more of them may carry
-        more.
-        """
+        """Return whether losses are known to slow lanes down: more lanes may carry more then."""
         return any(lane.facts.congestion not in ("", STEADY) for lane in self._working.values())
 
     @property
@@ -344,7 +336,7 @@ class LanePool:
 
     def set_wanted_there(self, count: int) -> None:
         self._wanted_there = count
-        self._wake()
+        self._changed.notify_all()
 
     # ------------------------------------------------------------ watching
 
@@ -368,7 +360,3 @@ class LanePool:
         self._laneless_s = 0.0 if self._working else self._laneless_s + elapsed_s
         if self._laneless_s >= laneless_s:
             lose_link(f"no lane has worked for {laneless_s:g} s ({self._trouble})")
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import trio
+from attrs import define
 
 from ...protocol.network.lane import FrameHeader, Lane
 from .frame_routing import Sink
@@ -10,20 +11,14 @@ from .lane_frames import LaneFrames
 from .link_parts import SharedByLanes
 
 
+@define(eq=False)
 class LaneTasks:
     """See the top of this file. Made by ``LinkLane``."""
 
-    def __init__(
-        self,
-        stream: trio.abc.Stream,
-        lane: Lane,
-        frames: LaneFrames,
-        shared: SharedByLanes,
-    ) -> None:
-        self._stream = stream
-        self._lane = lane
-        self._frames = frames
-        self._shared = shared
+    _stream: trio.abc.Stream
+    _lane: Lane
+    _frames: LaneFrames
+    _shared: SharedByLanes
 
     async def read(self) -> None:
         """Receive frames until trio.EndOfChannel."""

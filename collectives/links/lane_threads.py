@@ -31,8 +31,7 @@ from .send_queue import TakenFrame
 LINGER_S = 0.1
 # A frame that a round's frames may overtake is sent in pieces of this size.
 TURN_BYTES = 64 * 1024
-# Lanes' threads have a limiter of their own: they must not wait for other work, nor other work for
-# them.
+# Lanes' threads have a limiter of their own: they and other work must not wait for each other.
 _LANE_THREADS = trio.CapacityLimiter(math.inf)
 
 T = TypeVar("T")
@@ -161,9 +160,7 @@ class LaneThreads:
         self.socket_lane.send_eof()
 
     def _write_frames(self, first: list[TakenFrame]) -> None:
-        """Send ``first`` (taken out of the list) and the frames after it, until the queue is
-        empty.
-        """
+        """Send ``first``, taken out of the list, and the frames after it until there are none."""
         fan_out, peer = self._shared.node.fan_out, self._shared.peer
         taken: TakenFrame | None = first.pop()
         while taken is not None:

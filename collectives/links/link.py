@@ -4,8 +4,7 @@ One control stream (messages, inside TLS) and some lanes (frames of bulk bytes; 
 The lanes have no static split: a frame goes to the lane that is idle first. The link is lost when
 its control stream breaks or is silent for ``silence_s`` (both sides send a ``Heartbeat`` several
 times in that span), when no lane has worked for a while, or when the other side breaks the
-protocol. Then all of its streams are closed, ``lost`` is set, and every task that waits for the
-link is told.
+protocol. Then all streams are closed, ``lost`` is set, and all tasks that wait for it are told.
 
     run                    until the link is lost; closes all its streams
      ├── read_messages     control stream -> on_message
@@ -16,8 +15,7 @@ link is told.
 The hub calls ``watch`` at regular intervals; it measures silence, and how long nothing moves.
 
 Nothing is ever sent from the caller's task: a caller that is cancelled in the middle of a frame
-would tear the lane. A cancelled caller withdraws frames that are still queued; a frame on its way
-is finished.
+would tear the lane. A cancelled caller withdraws queued frames; those on their way are finished.
 """
 
 from __future__ import annotations
@@ -37,20 +35,51 @@ from .acknowledgement import Acknowledger
 from .event_loop import Loop
 from .lane_pool import DialLane, LanePool, Task
 from .link_lane import LinkLane
-from .link_parts import LaneRules, SharedByLanes, SharedByLinks
+from .link_parts import LinkRules, SharedByLanes, SharedByLinks
 from .message_queue import MessageQueue
 from .rates.paced_stream import PacedStream
 from .rates.rate_meter import Meter
 from .rates.send_priority import SendRank
 from .send_queue import FrameSource, SendQueue
 
-STALL_S = 20.0  # a link on which nothing moves for this long is lost, though something should
-WATCH_TICKS = (
-    8  # calls of ``watch`` in the time after which a lane counts as stalled, or silence as loss
-)
+# Calls of ``watch`` in the time after which a lane counts as stalled, or silence as loss.
+WATCH_TICKS = 8
 BEATS_PER_SILENCE = 4  # heartbeats in the time after which silence means loss
 
 OnMessage = Callable[[str, Message], Awaitable[None]]
+
+
+class _ControlWatch:
+    """Watches a link's control stream, and sends its heartbeats.
+
+    Attributes:
+      silent_s: how long nothing has come over the link.
+    """
+
+    def __init__(self, stream: PacedStream, queue: MessageQueue, rules: LinkRules) -> None:
+        self.silent_s = 0.0
+        self._stream = stream
+        self._queue = queue
+        self._rules = rules
+        self._beats = itertools.count()
+        self._unbeaten_s = 0.0  # since the last heartbeat
+        self._mute_s = 0.0  # how long no message could be sent, though one waits
+        self._sent_bytes = 0  # at the last call of ``watch``
+
+    def watch(self, elapsed_s: float) -> str:
+        """Send a heartbeat when one is due; return why the link is lost, "" if it is not."""
+        silence_s, stall_s = self._rules.silence_s, self._rules.stall_s
+        self._unbeaten_s += elapsed_s
+        if self._unbeaten_s > silence_s / BEATS_PER_SILENCE - elapsed_s / 2:
+            self._unbeaten_s = 0.0
+            self._queue.put_if_idle(Heartbeat(next(self._beats)))
+        self.silent_s += elapsed_s
+        if self.silent_s >= silence_s:
+            return f"nothing was heard for {silence_s:g} s"
+        before_bytes, self._sent_bytes = self._sent_bytes, self._stream.sent_bytes
+        stuck = self._queue.busy and self._sent_bytes == before_bytes
+        self._mute_s = self._mute_s + elapsed_s if stuck else 0.0
+        return f"nothing could be sent for {stall_s:g} s" if self._mute_s >= stall_s else ""
 
 
 class Link:
@@ -62,10 +91,6 @@ class Link:
       finished: set once all its streams are closed.
       sent_meter: the meter of what its lanes send.
       lane_pool: its lanes.
-
-    Args:
-      stall_s: the link is lost when nothing moves for this long, though something should.
-      silence_s: the link is lost when nothing at all comes for this long.
     """
 
     def __init__(
@@ -74,28 +99,19 @@ class Link:
         stream: trio.abc.Stream,
         node: SharedByLinks,
         on_message: OnMessage,
-        *,
-        stall_s: float,
-        silence_s: float,
-        rules: LaneRules,
+        rules: LinkRules,
     ) -> None:
         self.peer = peer
         self.lost = trio.Event()
         self.finished = trio.Event()
         self.reason = ""
         self._stream = stream
-        self._control = PacedStream(stream)
+        control = PacedStream(stream)
         quota = Quota(trio.current_time(), LINK_ITEMS_PER_S)
-        self.messages = MessageStream(self._control, LINK_GREETING, quota)
+        self.messages = MessageStream(control, LINK_GREETING, quota)
         self._message_queue = MessageQueue()
+        self._control_watch = _ControlWatch(control, self._message_queue, rules)
         self._on_message = on_message
-        self._stall_s = stall_s
-        self._silence_s = silence_s
-        self._beats = itertools.count()
-        self._unbeaten_s = 0.0  # since the last heartbeat
-        self._silent_s = 0.0  # how long nothing has come
-        self._mute_s = 0.0  # how long no message could be sent, though one waits
-        self._control_sent_bytes = 0  # at the last call of ``watch``
         self._scope = trio.CancelScope()
         self._send_queue = SendQueue(node.send_priority, partial(node.send_backlog.set_left, peer))
         self.sent_meter = Meter(node.sent)
@@ -109,7 +125,7 @@ class Link:
             note_received=self._note_received,
             lose_link=self.close,
         )
-        self.lane_pool = LanePool(shared, rules, stall_s, self.send)
+        self.lane_pool = LanePool(shared, rules, self.send)
         self._acknowledger = Acknowledger(self.lane_pool, shared.loop, self.send)
 
     # ------------------------------------------------------------ for all users
@@ -128,8 +144,7 @@ class Link:
     async def send_from(
         self, source: FrameSource, rank: SendRank = SendRank.ROUND, age: int = 0
     ) -> None:
-        """Send all frames of a source, over any idle lane, in turn with sources of its rank and
-        age.
+        """Send a source's frames, over any idle lane, in turn with sources of its rank and age.
 
         Frames leave in order, but need not arrive in order. Each arrives once, or the link is lost:
         what did not arrive on a lane that breaks is sent over other lanes.
@@ -164,9 +179,7 @@ class Link:
         return self.lane_pool.received_bytes
 
     def count_retransmitted(self) -> int:
-        """Return how many bytes of frames the kernel has sent again, on all lanes, past ones
-        too.
-        """
+        """Return how many bytes the kernel has sent again on all lanes, past ones too."""
         return self.lane_pool.count_retransmitted()
 
     @property
@@ -238,7 +251,7 @@ class Link:
     async def _read_messages(self) -> None:
         while True:
             message = await self.messages.receive()
-            self._silent_s = 0.0
+            self._control_watch.silent_s = 0.0
             if isinstance(message, LanesReceived):
                 self.lane_pool.take_acknowledged(message)
                 if self.lane_pool.has_new_count:
@@ -256,7 +269,7 @@ class Link:
 
     def _note_received(self) -> None:
         """Take note that something came on a lane; from any thread."""
-        self._silent_s = 0.0
+        self._control_watch.silent_s = 0.0
         self._acknowledger.note_received()
 
     # ------------------------------------------------------------ watching
@@ -266,19 +279,8 @@ class Link:
 
         Args:
           elapsed_s: time since the last call in which this process was awake. Only that counts:
-            after the process was stopped, or the machine slept, what came meanwhile is still to be
-            read.
+            after the process was stopped, or the machine slept, what came is still to be read.
         """
-        self._unbeaten_s += elapsed_s
-        if self._unbeaten_s > self._silence_s / BEATS_PER_SILENCE - elapsed_s / 2:
-            self._unbeaten_s = 0.0
-            self._message_queue.put_if_idle(Heartbeat(next(self._beats)))
-        self._silent_s += elapsed_s
-        if self._silent_s >= self._silence_s:
-            self.close(f"nothing was heard for {self._silence_s:g} s")
-        before_bytes, self._control_sent_bytes = self._control_sent_bytes, self._control.sent_bytes
-        stuck = self._message_queue.busy and self._control_sent_bytes == before_bytes
-        self._mute_s = self._mute_s + elapsed_s if stuck else 0.0
-        if self._mute_s >= self._stall_s:
-            self.close(f"nothing could be sent for {self._stall_s:g} s")
+        if reason := self._control_watch.watch(elapsed_s):
+            self.close(reason)
         self.lane_pool.watch(elapsed_s)

@@ -45,8 +45,7 @@ class LinkLane:
     Attributes:
       number: used once in a link's life, like the keys that belong to it.
       records: the frames of both directions, until ``run`` carries them.
-      facts: what the kernel says about the path, when the lane was opened; its congestion control
-        now.
+      facts: what the kernel said of the path at the opening; its congestion control now.
       reason: why it ended.
       finished: set when its stream is closed.
       arrived_bytes: bytes that arrived at the other side, as far as it has acknowledged them.
@@ -188,9 +187,7 @@ class LinkLane:
             self.facts = evolve(self.facts, congestion=congestion_of(self.stream.socket))
 
     async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a direction; end the lane for a fault of the network, the link for one of the
-        peer.
-        """
+        """Run a direction; end the lane for the network's fault, the link for the peer's."""
         try:
             await task()
         except trio.EndOfChannel:

@@ -6,10 +6,11 @@ Link     makes  SharedByLanes   one per link; refers to its node's
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
-from attrs import Factory, frozen
+from attrs import Factory, define, frozen
 
 from .event_loop import Loop
 from .fan_out import FanOutLimit
@@ -22,6 +23,7 @@ from .rates.send_backlog import SendBacklog
 from .rates.send_priority import SendPriority
 from .send_queue import SendQueue
 
+STALL_S = 20.0  # a link on which nothing moves for this long is lost, though something should
 LANES_WAITING_MAX = 4  # of a link, for the line's pace, at a time
 
 
@@ -38,6 +40,34 @@ class LaneRules:
     first: int = COUNT_FIRST
     count_max: int = COUNT_MAX
     congestion: str = "bbr"
+
+
+@frozen
+class LinkRules:
+    """When a link is lost, and the rules for its lanes.
+
+    Attributes:
+      stall_s: the link is lost when nothing moves for this long, though something should.
+      silence_s: the link is lost when nothing at all comes for this long.
+    """
+
+    lanes: LaneRules = Factory(LaneRules)
+    stall_s: float = STALL_S
+    silence_s: float = math.inf
+
+
+@define(eq=False)
+class CarriedBytes:
+    """Bytes of frames that links, or lanes, had carried when they ended."""
+
+    sent: int = 0
+    received: int = 0
+    retransmitted: int = 0
+
+    def add(self, sent_bytes: int, received_bytes: int, retransmitted_bytes: int) -> None:
+        self.sent += sent_bytes
+        self.received += received_bytes
+        self.retransmitted += retransmitted_bytes
 
 
 @frozen(eq=False)
@@ -77,12 +107,10 @@ class SharedByLanes:
       send_queue: the frames that wait to be sent over the link.
       loop: the event loop, for lanes in threads.
       sent_meter, received_meter: meters of this link; they pass everything on to the node's.
-      note_received: called, from any thread, when something has come that must be acknowledged
-        soon.
+      note_received: called, from any thread, when something came that must be acknowledged.
       lose_link: called with the reason when the other side breaks the protocol.
       turns: held by lanes in threads while their bytes wait for the line's pace. They wait first
-        come, first served: as many of each link, so that links get equal parts whatever their
-        lanes.
+        come, first served, as many of each link: links get equal parts whatever their lanes.
     """
 
     peer: str

@@ -43,9 +43,7 @@ class MessageQueue:
             self._idle.unpark()
 
     async def put(self, message: Message) -> bool:
-        """Queue a message and wait for it. Returns whether it was sent; False if the queue was
-        closed.
-        """
+        """Queue a message and wait for it; return False if the queue was closed before."""
         if self._closed:
             await trio.lowlevel.checkpoint()
             return False

@@ -20,6 +20,7 @@ from attrs import define, field
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.messages import LANES_OPEN_MAX, Relayed, RelayOffer, RelayPair
 from ...protocol.network.relay_ticket import PAIRED, RelayRole, receive_preamble
+from ...protocol.pulse import Pulse
 from .rates.rate_limiter import RateLimiter
 
 PREAMBLE_S = 10.0  # for a connection to show its ticket
@@ -43,7 +44,7 @@ class _Route:
 
     peers: tuple[str, ...]
     parked: deque[_Parked] = field(factory=deque)
-    came: trio.Event = field(factory=trio.Event)  # set when a connection parks, then replaced
+    came: Pulse = field(factory=Pulse)  # when a connection parks, or the route ends
     streams: int = 0
     calls: dict[trio.CancelScope, None] = field(factory=dict)  # calls that are forwarded, or wait
 
@@ -113,7 +114,7 @@ class RelayForwarder:
             scope.cancel()
         for parked in route.parked:
             parked.over.set()
-        route.came.set()
+        route.came.notify_all()
 
     # ------------------------------------------------------------ connections
 
@@ -140,8 +141,7 @@ class RelayForwarder:
             route.parked.popleft().over.set()
         parked = _Parked(stream)
         route.parked.append(parked)
-        route.came.set()
-        route.came = trio.Event()
+        route.came.notify_all()
         try:
             await parked.over.wait()
         finally:

@@ -147,8 +147,7 @@ class SendQueue:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Have one idle lane look for a frame, under the lock; if it finds one, it wakes the next
-        one.
+        """Have one idle lane look for a frame, under the lock; if it finds any, it wakes the next.
 
         If all were woken, dozens of lanes would look for each frame that becomes ready.
         """
@@ -169,8 +168,7 @@ class SendQueue:
                 taken = self._take()
                 if taken is not None:
                     return taken
-                # Under the lock, so that a thread that calls ``wake`` now sees that this task
-                # parks.
+                # Under the lock: a thread that calls ``wake`` now sees that this task parks.
                 self._parked_count += 1
                 wait_s = self._wait_s
             try:
@@ -187,9 +185,7 @@ class SendQueue:
             await self._lot.park()
 
     def take_in_thread(self, wait_s: float) -> TakenFrame | None:
-        """Wait for the next frame, in a lane's thread; return None if there is none within
-        ``wait_s``.
-        """
+        """Wait for the next frame, in a lane's thread; None if there is none within ``wait_s``."""
         with self._changed:
             while not self._closed:
                 taken = self._take()
@@ -241,8 +237,7 @@ class SendQueue:
         """Return the seconds until ``count`` more bytes of a frame may go; 0.0 if they may now.
 
         A round that begins does not wait for the rest of a frame of a lower rank, but for frames of
-        its own on this link the lane must become free. From a lane's thread, before each piece of a
-        frame.
+        its own here the lane must become free. In a lane's thread, before each piece of a frame.
         """
         if taken.rank is SendRank.ROUND:
             return 0.0
@@ -269,9 +264,7 @@ class SendQueue:
             self._loop.soon(feed.ended.set)
 
     def _settle(self, frames: Iterable[TakenFrame], sent_bytes: int = 0) -> None:
-        """End the frames' being under way. Not under the lock, for other links' queues may be
-        woken.
-        """
+        """End the frames' being under way; without the lock, as it may wake other queues."""
         with self._changed:
             settled = [taken for taken in frames if taken in self._under_way]
             self._under_way.difference_update(settled)

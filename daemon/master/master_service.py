@@ -37,6 +37,7 @@ from ...protocol.messages import (
     Renewed,
 )
 from ...protocol.network.interface import Channel, Network
+from ...protocol.pulse import Pulse
 from ...protocol.text import plain
 from ...protocol.trust.authority import Authority, Party, holder_of, load_certificate
 from ..process.exit_codes import ExitCode
@@ -93,13 +94,13 @@ class MasterService:
         self._clock = clock
         self._may_decide = may_decide
         self._began_s: float | None = None  # serving, by the clock of decisions
-        self._deadline_changed = trio.Event()
+        self._deadline_changed = Pulse()
         self._noted = trio.Event()  # a message came from which nothing was concluded yet
         self._superseded = trio.Event()
         self._journal = JournalWriter(
             self._append,
             self._note,
-            lambda: self._deadline_changed.set(),
+            self._deadline_changed.notify_all,
             self._superseded,
             store.remedy,
         )
@@ -206,7 +207,7 @@ class MasterService:
             return
         self.effects.add(effects)
         if sooner:
-            self._deadline_changed.set()
+            self._deadline_changed.notify_all()
 
     async def see_through(self, decision: Decision) -> None:
         """Make a decision; return when it is on disk and the peers concerned were told."""
@@ -290,7 +291,6 @@ class MasterService:
 
     async def _keep_time(self) -> None:
         while True:
-            self._deadline_changed = trio.Event()
             deadline = self.coordinator.next_deadline_s()
             left_s = max(deadline - self.now(), TICK_S_MIN)
             if self._journal.stops_clock:

@@ -17,6 +17,7 @@ from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
 from ...membership.shared.lease_ranges import order_key
 from ...protocol.messages import Draw, DrawHello, Drawn, Leased, Message, Rejected
+from ...protocol.pulse import Pulse
 from .peer_config import CurrentSpec
 from .trainer.port import TrainerPort
 
@@ -44,7 +45,7 @@ class DataService:
     _spec: CurrentSpec
     _tell: Callable[[Message], None] = field(kw_only=True)
     _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
-    _changed: trio.Event = field(factory=trio.Event, init=False)
+    _changed: Pulse = field(factory=Pulse, init=False)
 
     async def run(self) -> None:
         """Look after the trainer's samples until cancelled."""
@@ -69,8 +70,7 @@ class DataService:
     def leased(self, message: Leased) -> None:
         """Take the master's leases."""
         self._replica.leases.leased(message)
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify_all()
         if self._replica.leases.length:
             self._look()
 
@@ -125,6 +125,5 @@ class DataService:
 
     async def _wait(self) -> None:
         """Wait for leases, or a moment: the peer's role may change meanwhile."""
-        changed = self._changed
         with trio.move_on_after(LOOK_S):
-            await changed.wait()
+            await self._changed.wait()

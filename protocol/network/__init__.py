@@ -1,3 +1,1 @@
-"""The network interface, TCP and TLS connections, lanes, message streams, limits on unidentified
-connections.
-"""
+"""The network interface, TCP and TLS connections, lanes, message streams, limits on strangers."""

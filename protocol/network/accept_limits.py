@@ -78,6 +78,7 @@ class AcceptSlot:
         give_back()
 
 
+@define(eq=False)
 class AcceptSlots:
     """A limited number of slots, in all and per address.
 
@@ -85,19 +86,13 @@ class AcceptSlots:
       slow_s: age from which a connection gives way to another when no slot is free.
     """
 
-    def __init__(
-        self,
-        count_max: int,
-        per_group_max: int,
-        slow_s: float,
-        now: Callable[[], float] = trio.current_time,
-    ) -> None:
-        self._count_max = count_max
-        self._per_group_max = per_group_max
-        self._slow_s = slow_s
-        self._now = now
-        self._held: dict[AcceptSlot, None] = {}  # the oldest is first
-        self._by_group: Counter[str] = Counter()
+    _count_max: int
+    _per_group_max: int
+    _slow_s: float
+    _now: Callable[[], float] = trio.current_time
+    # The oldest is first.
+    _held: dict[AcceptSlot, None] = field(factory=dict, init=False)
+    _by_group: Counter[str] = field(factory=Counter, init=False)
 
     @contextmanager
     def slot(self, group: AddressGroup, *, known: bool = False) -> Iterator[AcceptSlot | None]:
@@ -135,9 +130,7 @@ class AcceptSlots:
         return SLOTS_PER_SITE * self._per_group_max
 
     def _clear(self, may_yield: Callable[[AcceptSlot], bool]) -> bool:
-        """Close the oldest silent or slow connection among these, and return whether there was
-        one.
-        """
+        """Close the oldest silent or slow connection among these; return whether there was any."""
         due_s = self._now() - self._slow_s
         for slot in self._held:
             if (slot.silent or slot.since_s <= due_s) and may_yield(slot):

@@ -115,9 +115,7 @@ class Network(Protocol):
         ...
 
     async def dial_relay(self, address: Address) -> trio.abc.Stream:
-        """Open a plain byte stream to a relay; ``relay_ticket`` has its first bytes. Raises
-        OSError.
-        """
+        """Open a byte stream to a relay; ``relay_ticket`` has its first bytes. Raises OSError."""
         ...
 
     async def open_hole(self, towards: Address, port: int = 0) -> Hole:
@@ -147,8 +145,7 @@ class Network(Protocol):
         ...
 
     def prepare_lane(self, stream: trio.abc.Stream, congestion: str) -> LaneFacts:
-        """Make the stream of a lane, dialled or accepted, use this congestion control if the kernel
-        has it.
+        """Make a lane's stream use this congestion control if the kernel has it.
 
         Also for a stream to be relayed. Call it once an accepted one has shown its link's keys or
         its ticket: until then it is unidentified, and holds a slot of ``accept_limits``.

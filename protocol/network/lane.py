@@ -90,8 +90,7 @@ class FrameHeader:
     payload_bytes: int
 
     def __attrs_post_init__(self) -> None:
-        # One expression, for a validator a field takes longer than all else that is done to a
-        # header.
+        # One expression: a validator a field takes longer than all else that is done here.
         if not (
             0 <= self.round < 2**64
             and 0 <= self.attempt < 2**32
@@ -125,9 +124,7 @@ OPEN = FrameHeader(FrameKind.OPEN, 0, 0, 0, 0, 0)
 
 @frozen
 class LanePreamble:
-    """The first bytes of a lane, from its dialer: the link whose keys to use, and the lane's
-    number.
-    """
+    """The first bytes of a lane, from its dialer: the link and the lane's number."""
 
     link_id: bytes = field(validator=and_(min_len(LINK_ID_BYTES), max_len(LINK_ID_BYTES)))
     lane: int = field(validator=and_(ge(0), le(LANES_MAX - 1)))
@@ -197,8 +194,7 @@ class RecordSealer:
         self._buffer = bytearray(HEADER_BYTES + TAG_BYTES)
 
     def seal(self, header: FrameHeader, payload: Buffer) -> Iterator[memoryview]:
-        """Return an iterator over the frame's bytes: the header with the first record, then each
-        record.
+        """Return an iterator over the frame's bytes: header and first record, then each record.
 
         Each record is sealed when it is asked for and overwritten by the next one. The iterator
         must be exhausted, because the records are counted.
@@ -264,8 +260,7 @@ class RecordOpener:
         """Iterate over the frame's records.
 
         Args:
-          target: buffer for the payload, of exactly its size; None: the payload is checked and
-            dropped.
+          target: buffer for the payload, of its exact size; None: it is checked and dropped.
 
         Returns:
           For each record the buffer to read it into, and the buffer for ``open`` to decrypt it to.

@@ -38,18 +38,14 @@ class Conversation:
         return not self.broken
 
     def hears(self, message: Message) -> None:
-        """Record a received message; raises RemoteProtocolError if it confirms an impossible
-        count.
-        """
+        """Record a received message; raises RemoteProtocolError for an impossible count in it."""
         if isinstance(message, Heartbeat):
             self.confirm(message.received)
         else:
             self.received += 1
 
     def confirm(self, count: int) -> None:
-        """Drop the messages that the other side has; raises RemoteProtocolError for a wrong
-        count.
-        """
+        """Drop the messages that the other side has; RemoteProtocolError for a wrong count."""
         if not self._confirmed <= count <= self._confirmed + len(self._kept):
             raise RemoteProtocolError(f"it confirms {count} messages of this session")
         for _ in range(count - self._confirmed):

@@ -83,8 +83,7 @@ class SocketLane:
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._socket = socket.socket(fileno=os.dup(stream.socket.fileno()))
         self._socket.setblocking(True)
-        # Python's own timeout would make the socket non-blocking again, and take many calls a
-        # piece.
+        # Python's own timeout would make the socket non-blocking, and take many calls a piece.
         limit = struct.pack("@ll", int(LOOK_UP_S), int(LOOK_UP_S % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -86,9 +86,7 @@ class SmallSegments(trio.abc.SocketFactory):
 
 
 def congestion_of(sock: AnySocket) -> str:
-    """Return the congestion control of a connection, or an empty text if the kernel does not tell
-    it.
-    """
+    """Return the congestion control of a connection; empty if the kernel does not tell it."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return ""
     try:
@@ -117,9 +115,7 @@ def shortest_round_trip_s(sock: AnySocket) -> float:
 
 
 def retransmitted_bytes(sock: AnySocket) -> int:
-    """Return how many bytes the kernel sent again; 0 on a closed socket, or if it does not tell
-    it.
-    """
+    """Return how many bytes the kernel sent again; 0 if closed, or if it does not tell it."""
     info = _tcp_info(sock, RETRANSMITTED_OFFSET + 8)
     return 0 if info is None else _number(info, RETRANSMITTED_OFFSET, 8)
 
@@ -148,9 +144,7 @@ class PathNow:
 
 
 def path_now(sock: AnySocket) -> PathNow | None:
-    """Return what the kernel says of a connection's path; None if it tells nothing, or does not
-    know yet.
-    """
+    """Return what the kernel says of a connection's path; None if it does not know it yet."""
     info = _tcp_info(sock, MIN_RTT_OFFSET + 4)
     if info is None:
         return None
@@ -163,9 +157,7 @@ def path_now(sock: AnySocket) -> PathNow | None:
 
 
 def _tcp_info(sock: AnySocket, size_bytes: int) -> bytes | None:
-    """Return the kernel's report of a connection up to a place; None if it is shorter, or there is
-    none.
-    """
+    """Return the kernel's report of a connection up to a place; None if it is shorter."""
     if sys.platform != "linux" or not hasattr(socket, "TCP_INFO"):
         return None
     try:

@@ -25,8 +25,7 @@ QUOTA_PAUSE_S_MIN = 0.05  # a peer over its quota waits at least this long, not 
 CLOSE_S = 1.0  # for a clean close if the other side does not read; then the connection is cut
 FINAL_WAIT_S = 2.0  # for the other side to read the last message and hang up
 
-# The exceptions that the other side can cause in a handler: each ends that connection and nothing
-# else.
+# What the other side can cause in a handler: each ends that connection and nothing else.
 CONNECTION_ENDS = (
     HoldfastError,
     trio.BrokenResourceError,
@@ -46,9 +45,7 @@ _LENGTH = struct.Struct(">I")
 
 
 async def receive_exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
-    """Receive the first ``count`` bytes of a stream; raises RemoteProtocolError if it ends
-    before.
-    """
+    """Receive a stream's first ``count`` bytes; raises RemoteProtocolError if it ends before."""
     data = b""
     while len(data) < count:
         more = await stream.receive_some(count - len(data))
@@ -59,9 +56,7 @@ async def receive_exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
 
 
 async def close(stream: trio.abc.Stream) -> None:
-    """Close a stream, within ``CLOSE_S`` even if the other side does not read, and when
-    cancelled.
-    """
+    """Close a stream within ``CLOSE_S``, even if the other side does not read or on a cancel."""
     with trio.move_on_after(CLOSE_S):
         await stream.aclose()
 
@@ -144,14 +139,12 @@ class MessageStream:
             self._send_lock.release()
 
     async def receive(self) -> Message:
-        """Receive the next message, once the quota allows. Cancellation loses no bytes: the next
-        call continues with them.
+        """Receive the next message, once the quota allows. Cancellation loses no bytes.
 
         Raises:
           RemoteProtocolError: not a message, one that may not come in this phase, or an end within
           it. trio.EndOfChannel: the other side closed, between two messages.
-          trio.BrokenResourceError: the connection is gone. trio.ClosedResourceError: this side
-          closed it.
+          trio.BrokenResourceError, trio.ClosedResourceError: the connection ended.
         """
         return await self._receive(self.phase.types)
 
@@ -196,8 +189,7 @@ class MessageStream:
         return await self._receive(types)
 
     async def send_final(self, message: Message) -> None:
-        """Send a last message (``Refused``), wait up to ``FINAL_WAIT_S`` until it is read, and
-        close.
+        """Send a last message (``Refused``), wait until it is read (``FINAL_WAIT_S``), and close.
 
         Closing at once, with unread bytes of the other side, would make TCP reset the connection
         and drop the message. The other side cannot make this raise an error.

@@ -105,9 +105,7 @@ def holder_of(certificate: x509.Certificate) -> Holder:
 
 
 def check_issued(certificate: x509.Certificate, authority: x509.Certificate) -> None:
-    """Check a certificate's signature; raises RemoteProtocolError if the authority did not sign
-    it.
-    """
+    """Check a certificate's signature; RemoteProtocolError: the authority did not sign it."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -274,8 +272,7 @@ class Authority:
           The certificate in PEM.
 
         Raises:
-          RemoteProtocolError: the request is invalid, over-long, not Ed25519 or not signed by its
-            key.
+          RemoteProtocolError: the request is invalid, over-long, not Ed25519 or not signed.
         """
         if party is Party.NEWCOMER:
             raise LocalProtocolError("a newcomer has no certificate")
@@ -309,9 +306,7 @@ class Authority:
 
 
 def open_key(sealed_key: bytes, secret: bytes) -> PrivateKeyTypes:
-    """Open what ``Authority.sealed`` returned; raises UserError if it was sealed with another
-    secret.
-    """
+    """Open what ``Authority.sealed`` returned; UserError: it was sealed with another secret."""
     try:
         return serialization.load_pem_private_key(sealed_key, secret)
     except (ValueError, TypeError) as error:

@@ -79,9 +79,7 @@ class Credentials:
         return self.holder.run_id
 
     def expires_in_s(self) -> float:
-        """Return the seconds until the certificate ends by the wall clock; negative after its
-        end.
-        """
+        """Return the seconds until the certificate ends by the wall clock; negative later."""
         return (self.expires_at - datetime.datetime.now(datetime.UTC)).total_seconds()
 
     def replace_certificate(self, certificate_pem: bytes) -> None:
@@ -108,8 +106,7 @@ class Credentials:
         return context
 
     def ssl_client_context(self) -> ssl.SSLContext:
-        """Return the context to dial with: TLS 1.3 only, the server shows a certificate of this
-        run.
+        """Return the context to dial with: TLS 1.3, the server has a certificate of this run.
 
         Names in certificates are peer ids, not hosts: the caller compares them.
         """

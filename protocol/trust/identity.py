@@ -32,9 +32,7 @@ NOT_X509 = (
 
 
 def peer_id_of_public_key(key: Ed25519PublicKey) -> str:
-    """Return a key's peer id: 32 hex digits, the first half of SHA-256 of its
-    SubjectPublicKeyInfo.
-    """
+    """Return a key's peer id: 32 hex digits, half of SHA-256 of its SubjectPublicKeyInfo."""
     der = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )

@@ -1,6 +1,4 @@
-"""Invites: the one string that a newcomer needs, and the only thing that it must trust
-beforehand.
-"""
+"""Invites: the one string that a newcomer needs, and all that it must trust beforehand."""
 
 from __future__ import annotations
 

@@ -19,4 +19,4 @@ def copied(state: SharedState, fragment: int) -> tuple[int, ...]:
 def copied_to_files(state: SharedState, fragment: int) -> tuple[int, ...]:
     """Return the pinned versions whose copy lies in a file."""
     pins = state._fragments[fragment]._pins
-    return tuple(version for version, pin in sorted(pins.items()) if pin.copy and pin.copy.in_file)
+    return tuple(version for version, pin in sorted(pins.items()) if pin.copy and pin.copy._file)

@@ -20,7 +20,7 @@ from attrs import evolve
 from torch import nn
 
 import holdfast
-from holdfast.client import hook
+from holdfast.client import quiet_step
 from holdfast.client.attach import attach
 from holdfast.client.daemon_connection import DaemonConnection
 from holdfast.client.hook import Run
@@ -248,7 +248,7 @@ def test_a_quiet_step_writes_its_figures_and_says_nothing() -> None:
 def test_quiet_steps_make_no_system_call_and_the_mailbox_alone_wakes_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hook, "POLL_INTERVAL_S", 1e9)
+    monkeypatch.setattr(quiet_step, "POLL_INTERVAL_S", 1e9)
     calls = []
     receive_nowait = DaemonConnection.receive_nowait
 
@@ -865,7 +865,7 @@ def test_ctrl_c_works_while_the_trainer_waits() -> None:
     with talking(script, stay=True) as path, attach(line(), socket_path=path) as run:
         with pytest.raises(KeyboardInterrupt):
             train(run)
-        assert run._slots[WAITING_SLOT] == 0, "a script that catches it may train on"
+        assert run._quiet.slots[WAITING_SLOT] == 0, "a script that catches it may train on"
 
 
 # ---------------------------------------------------------------- the package

@@ -69,7 +69,7 @@ def test_whole_numbers_of_other_kinds_are_taken(run: Run, tokens: Any) -> None:
 
 def test_a_loss_may_be_a_tensor_that_requires_gradients(run: Run) -> None:
     run.step(loss=torch.tensor(0.5, requires_grad=True))
-    assert run._loss[0] == 0.5
+    assert run._quiet.loss[0] == 0.5
 
 
 def test_a_step_after_close(run: Run) -> None:

@@ -295,7 +295,7 @@ async def test_links_get_equal_parts_of_the_pace_whatever_their_lanes(
     async with real_nodes(tmp_path, 3, rules=LaneRules(4, 4)) as (a, *others):
         many, few = [await link_between(a, other, 4) for other in others]
         for node in (a, others[0]):
-            node.hub.configure(rules=LaneRules(16, 16))
+            node.hub.configure(rules=LaneRules(16, 16), silence_s=math.inf)
         many.close("it gets other rules")
         await many.finished.wait()
         with trio.fail_after(SOON_S):

@@ -216,7 +216,7 @@ async def test_lanes_retire_without_sending_anything_twice() -> None:
                 nursery.start_soon(send_all, at_b, 20, random.Random(5))
                 await trio.sleep(1.2)
                 at_b.lane_pool._count.wanted = 1
-                at_b.lane_pool._wake()
+                at_b.lane_pool._changed.notify_all()
                 await trio.sleep(5)
                 assert len(at_a.lanes) == len(at_b.lanes) == 1
             await trio.sleep(5)

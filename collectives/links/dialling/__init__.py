@@ -1,3 +1,1 @@
-"""How two members get a connection: dialled in turn, through two routers, and what both say
-first.
-"""
+"""How two members get a connection: dialled in turn, through routers, and what both say first."""

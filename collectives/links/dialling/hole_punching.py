@@ -5,8 +5,7 @@ for further streams, each with its own two ports:
 
     > port from which I dial       < port from which I dial; now both dial
 
-These numbers travel in clear; what is carried over the streams is TLS or a lane, as over any other
-route.
+These numbers travel in clear; over the streams go TLS or a lane, as over any other route.
 """
 
 from __future__ import annotations

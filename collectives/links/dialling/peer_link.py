@@ -6,8 +6,7 @@
      └── or meet the other end by hole punching (``hole_punching``), then dial or accept as above
 
 The route follows from the view until the master arranges another one. The end that dials notices
-when the route does not work, and asks the master for another; if neither can dial, both ask at
-once.
+when the route does not work, and asks the master for another; if neither can dial, both ask.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
+from attrs import define, field
 
 from ....protocol.addresses import Address
 from ....protocol.dial_order import dialler
@@ -32,9 +32,8 @@ from .handshake import Connect, dial_lane, dial_link
 from .hole_punching import HolePuncher, answer, meet
 from .staggered_dial import DIAL_S, dial_first
 
-HANDSHAKE_S = (
-    15.0  # from the control stream to an open lane; later the other side gave up or is stuck
-)
+# From the control stream to an open lane; later the other side gave up or is stuck.
+HANDSHAKE_S = 15.0
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_LAST_S = 5.0  # a member that cannot be dialled costs a dozen packets a minute
 # The master is asked for another route after this one has failed for this long. Until then the
@@ -43,6 +42,7 @@ ROUTE_PATIENCE_S = 4.0
 ROUTE_ASK_S = 5.0  # between two requests for another route
 
 
+@define(eq=False)
 class PeerLink:
     """This node's part in having a link to one other member of the view. Made by ``LinkHub``.
 
@@ -59,35 +59,23 @@ class PeerLink:
       accept: handle control streams, and lanes, that come over an arranged route.
     """
 
-    def __init__(
-        self,
-        member: MemberInfo,
-        me: MemberInfo,
-        network: Network,
-        *,
-        is_up: Callable[[], bool],
-        new_link: Callable[[str, Channel], Link],
-        carry: Callable[[Link, DialLane], Awaitable[None]],
-        tell_master: Callable[[Message], None],
-        unconfirm: Callable[[], None],
-        accept: tuple[ChannelHandler, LaneHandler],
-    ) -> None:
-        self.route: Route | None = None
-        self.error = ""
-        self._member = member
-        self._me = me
-        self._network = network
-        self._is_up = is_up
-        self._new_link = new_link
-        self._carry = carry
-        self._tell_master = tell_master
-        self._unconfirm = unconfirm
-        self._accept = accept
-        self._nursery: trio.Nursery | None = None
-        self._scope: trio.CancelScope | None = None  # of the task, while there is one
-        self._asked_s = -math.inf  # when the master was last asked for a route
-        self._worked = False  # whether there ever was a link over this route
-        self._links_made = 0
+    _member: MemberInfo
+    _me: MemberInfo
+    _network: Network
+    _is_up: Callable[[], bool] = field(kw_only=True)
+    _new_link: Callable[[str, Channel], Link] = field(kw_only=True)
+    _carry: Callable[[Link, DialLane], Awaitable[None]] = field(kw_only=True)
+    _tell_master: Callable[[Message], None] = field(kw_only=True)
+    _unconfirm: Callable[[], None] = field(kw_only=True)
+    _accept: tuple[ChannelHandler, LaneHandler] = field(kw_only=True)
+    route: Route | None = field(default=None, init=False)
+    error: str = field(default="", init=False)
+    _nursery: trio.Nursery | None = field(default=None, init=False)
+    # Of the task, while there is one.
+    _scope: trio.CancelScope | None = field(default=None, init=False)
+    _asked_s: float = field(default=-math.inf, init=False)  # when the master was last asked
+    _worked: bool = field(default=False, init=False)  # whether a link ever was over this route
+    _links_made: int = field(default=0, init=False)
 
     # ------------------------------------------------------------ the route
 

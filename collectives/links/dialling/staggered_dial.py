@@ -21,8 +21,7 @@ async def dial_first(
     dial: Callable[[Address], Awaitable[T]],
     close: Callable[[T], Awaitable[None]],
 ) -> tuple[Address, T]:
-    """Dial addresses, each ``STAGGER_S`` after the one before or as that fails; take what answers
-    first.
+    """Dial addresses, each ``STAGGER_S`` later or as one fails; take what answers first.
 
     Args:
       dial: connects to an address.

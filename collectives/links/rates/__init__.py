@@ -1,3 +1,1 @@
-"""How fast a node sends: what its line carries, who gets how much of it, and how bytes are held
-back.
-"""
+"""How fast a node sends: what its line carries, how it is shared, and how bytes are held back."""

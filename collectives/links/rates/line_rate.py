@@ -1,5 +1,4 @@
-"""The rate at which a node may send: learnt from what its lanes deliver and from how long that
-queues.
+"""The rate at which a node may send: learnt from what its lanes deliver and how long that queues.
 
 Whoever sends faster than the line carries fills the queue in front of it: packets are lost, some
 flows get far more than others, and everybody behind the line waits. TCP itself finds the line's
@@ -63,9 +62,7 @@ class LineSample:
 
 
 def is_queue(waits_s: float, round_trip_s: float) -> bool:
-    """Return whether packets that take so much longer than the shortest round trip stand in a
-    queue.
-    """
+    """Return whether packets that take so much longer than the shortest trip are in a queue."""
     return waits_s > max(QUEUE_S_MIN, QUEUE_SHARE * round_trip_s)
 
 
@@ -139,9 +136,7 @@ class PaceRule:
         return ranked[int(GOOD_WINDOW * (len(ranked) - 1))] if ranked else 0.0
 
     def _measure(self, sample: LineSample) -> float | None:
-        """Return bytes per second of the window that ends with this sample; None if it is too
-        short.
-        """
+        """Return bytes per second of the window that this sample ends; None if it is too short."""
         now_s, recent = sample.now_s, self._recent
         if recent and now_s - recent[-1][0] > GAP_S_MAX:
             recent.clear()

@@ -1,5 +1,4 @@
-"""The pace of a node's lanes: what the kernel says of their paths, made into the rate of one
-bucket.
+"""The pace of a node's lanes: the rate of one bucket, from what the kernel says of their paths.
 
 ``line_rate`` has the rule. Here the connections are read, a few times a second and only while the
 other sides acknowledge something, so that an idle node does nothing. Lanes in memory have no path
@@ -23,8 +22,7 @@ RECENT_S = 0.5  # an older look says nothing about now
 
 
 class LineWatch:
-    """See the top of this file. One per node; ``add``, ``remove`` and ``look`` on the event loop
-    only.
+    """See the top of this file. One per node; on the event loop: ``add``, ``remove``, ``look``.
 
     Args:
       cap: the owner's limit of what is sent.
@@ -58,9 +56,7 @@ class LineWatch:
         return self._limiter is None and self._cap is None
 
     def spare(self, now_s: float) -> bool:
-        """Return whether no byte waits to be sent, and the line is known to have room.
-        Thread-safe.
-        """
+        """Return whether no byte waits and the line is known to have room. Thread-safe."""
         limiters = [each for each in (self._limiter, self._cap) if each is not None]
         if any(limiter.debt_s(now_s) > 0 for limiter in limiters):
             return False
@@ -120,9 +116,7 @@ class LineWatch:
             self._limiter.set_rate(rate)
 
     def take_best_rate(self) -> float:
-        """Return bytes per second in the best second since the last call; 0.0: none has ended
-        since.
-        """
+        """Return bytes per second in the best second since the last call; 0.0: none has ended."""
         fresh = self.rate.windows_ended - self._windows_taken
         self._windows_taken += fresh
         return self.rate.best_rate(fresh)

@@ -32,8 +32,7 @@ class Measurements:
 
     Attributes:
       sent: by the whole node.
-      received: by the whole node; a transfer begins with its header, so waiting for it does not
-        count.
+      received: by the whole node; a transfer begins with its header, so no wait for it counts.
       sent_to: by member, for members to which anything was sent.
       best_bytes_per_s: at which the whole node has sent in its best second; 0.0: it has not sent
         for so long, or the kernel does not tell.

@@ -1,10 +1,8 @@
-"""How much of a round each link of a node still has to send: links that have more get more of the
-line.
+"""How much of a round each link still has to send: links that have more get more of the line.
 
 Owners have unequal shares where lines are unequal. If all links had equal parts of the line, those
 to small owners would be done first; the rest would go to the largest one alone, as fast as it
-comes, and its results would come all at once at the end. In parts by what is left all links are
-done together.
+comes, and its results would come at the end. In parts by what is left all links end together.
 """
 
 from __future__ import annotations

@@ -105,8 +105,7 @@ class SendPriority:
             return max(LOOK_S_MIN, min(waits))
 
     def piece_wait_s(self, count: int, now_s: float) -> float:
-        """Return the seconds until ``count`` more bytes of a lower rank's frame may go; 0.0 if they
-        may now.
+        """Return the seconds until ``count`` more bytes of a lower rank's frame may go, or 0.0.
 
         Bytes that may go are counted.
         """

@@ -54,6 +54,7 @@ from ....protocol.messages import (
     Rejected,
     TrainerHello,
 )
+from ....protocol.pulse import Pulse
 from ....protocol.text import plain
 
 log = logging.getLogger("holdfast.bridge")
@@ -124,7 +125,7 @@ class TrainerGroup:
     _initial: set[int] = field(factory=set, init=False)
     _pushed_count: int = field(default=0, init=False)
     _handed_count: int = field(default=0, init=False)
-    _named: trio.Event = field(factory=trio.Event, init=False)
+    _named: Pulse = field(factory=Pulse, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._gate = RankGate(self.world_size)
@@ -294,7 +295,7 @@ class TrainerGroup:
                 case Name(step=step):
                     if arenas is not None:
                         arenas[0].slots[NAMED_SLOT] = NO_STEP_NAMED if step is None else step
-                    self._named.set()
+                    self._named.notify_all()
                 case PassOn(rank=number):
                     self._waiting.discard(number)
                     self.ranks[number].send(RankPassOn())
@@ -332,7 +333,6 @@ class TrainerGroup:
         summed_s = -math.inf
         while True:
             if self._gate.named is None:
-                self._named = trio.Event()
                 with trio.move_on_after(SUM_UP_S):
                     await self._named.wait()
             else:

@@ -34,6 +34,7 @@ import trio
 
 from ....protocol.errors import UserError
 from ....protocol.messages import Failing, FailureKind, Remedy, TrainerFailed
+from ....protocol.pulse import Pulse
 from ....protocol.text import plain
 from ...process.exit_codes import ExitCode
 from . import watcher
@@ -122,7 +123,7 @@ class TrainerSupervisor:
         self._process_scope = trio.CancelScope()
         self._verdict: Failure | None = None  # the reason to end the running process
         self._sick_s = 0.0  # for how long it had failed by then
-        self._retry = trio.Event()
+        self._retry = Pulse()
         self._ended = trio.Event()
         self._exited = trio.Event()  # of the newest process
         self._exited.set()
@@ -182,7 +183,7 @@ class TrainerSupervisor:
         """Start the command now, whatever its failures; return False if it runs."""
         if self.failed is None:
             return False
-        self._retry.set()
+        self._retry.notify_all()
         return True
 
     async def _keep_running(self) -> None:
@@ -191,7 +192,6 @@ class TrainerSupervisor:
             began_s = trio.current_time()
             kills = memory_kills()
             self.failed, self._verdict, self._sick_s = None, None, 0.0
-            self._retry = trio.Event()
             await self._enough_gpus()
             status = await self._run_once(first=self.restarts == 0)
             if status == 0 and self._verdict is None and not self._renewal:
