@@ -170,7 +170,7 @@ class Adoption:
             },
             closed_s=now_s,
             original_count=len(order.contributors),
-            attempt=Attempt.of(order, UNKNOWN, now_s, adopted=True),
+            attempt=Attempt(order, UNKNOWN, now_s, adopted=True),
         )
         return round_
 

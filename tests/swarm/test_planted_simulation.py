@@ -330,7 +330,7 @@ def _(patch: Patch) -> None:
 
     def begin(self: reduction_orders.ReductionOrders, round_: Round, contributors: Any) -> None:
         if round_.attempt is not None:
-            round_.attempt.number = round_.attempt.flush_number = round_.attempt.number - 1
+            round_.attempt.number = round_.attempt.flush.number = round_.attempt.number - 1
         original(self, round_, contributors)
 
     patch.setattr(reduction_orders.ReductionOrders, "begin", begin)

@@ -17,8 +17,9 @@ that accuses more than half of the others is ignored.
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from attrs import Factory, define
 
@@ -47,6 +48,39 @@ class Inquiry:
     asked: tuple[str, ...]
     began_s: float
     answers: dict[str, Diagnosis] = Factory(dict)
+
+
+@define
+class Inquiries:
+    """The inquiries of one attempt.
+
+    Attributes:
+      current: in progress.
+      asked: questions asked under the attempt's present number.
+      patience_s: until then no member is left behind.
+      two_faced: owners that gave two or more others different results.
+      misled: by member with another result: the owner it is from.
+    """
+
+    current: Inquiry | None = None
+    asked: set[Question] = Factory(set)
+    patience_s: float = -math.inf
+    two_faced: list[str] = Factory(list)
+    misled: dict[str, str] = Factory(dict)
+
+    def begin(self, question: Question, asked: Iterable[str], now_s: float) -> bool:
+        """Begin an inquiry. Returns False if the question was asked before under this number."""
+        if question in self.asked:
+            return False
+        self.asked.add(question)
+        self.current = Inquiry(question, tuple(asked), now_s)
+        return True
+
+    def end(self) -> Inquiry:
+        """End the inquiry in progress and return it."""
+        inquiry, self.current = self.current, None
+        assert inquiry is not None
+        return inquiry
 
 
 @define

@@ -100,21 +100,21 @@ class ReductionDriver:
             self._violation(member, "its norm report does not fit the round's contributors")
             return
         attempt.outcomes[member.peer] = ReductionOutcome(message.digest, message.manifest)
-        attempt.reports[member.peer] = message.norm_sums, message.momentum_square
+        attempt.reports.norms[member.peer] = message.norm_sums, message.momentum_square
         round_ = self.round_table.rounds[message.round]
         round_.mark(member.peer, member.name).reduced_s = self.context.now_s
         attempt.missed.pop(member.peer, None)
         attempt.blind.pop(member.peer, None)
         if attempt.contributes(member.peer) and member.peer not in attempt.lost:
-            attempt.moved_s = self.context.now_s
+            attempt.reports.moved_s = self.context.now_s
             quorum = self.round_table.quorum(len(attempt.contributors))
             # Counting takes time for each survivor, so it begins when there may be enough.
             if (
-                attempt.quorum_s is None
+                attempt.reports.quorum_s is None
                 and len(attempt.outcomes) >= quorum
                 and len(attempt.survivors()) - len(attempt.unreported()) >= quorum
             ):
-                attempt.quorum_s = self.context.now_s
+                attempt.reports.quorum_s = self.context.now_s
 
     def _reduced_late(self, member: Member, message: Reduced) -> None:
         """Compare a result that comes after the decision with the committed one."""
@@ -154,7 +154,7 @@ class ReductionDriver:
             attempt = round_.running()
             if attempt.unreported():
                 if member.peer in attempt.served():
-                    attempt.moved(member.peer, self.context.now_s)
+                    attempt.reports.moved(member.peer, self.context.now_s)
             elif attempt.audit is not None:
                 self.audits.moved(member, attempt.audit)
 
@@ -177,11 +177,11 @@ class ReductionDriver:
             self.orders.rerun(round_, attempt.why_lost())  # it may be in chunks that are done
         elif not attempt.unreported():
             return self.decision.decide(round_)
-        elif attempt.lost and attempt.ended.intersection(attempt.survivors()):
+        elif attempt.lost and attempt.blame.ended.intersection(attempt.survivors()):
             self.orders.rerun(round_, attempt.why_lost())  # they hold nothing to repair with
-        elif attempt.lost.keys() - attempt.shut:
+        elif attempt.lost.keys() - attempt.flush.shut:
             self.repairer.flush(round_)
-        elif attempt.flushing and self.repairer.may_repair(attempt):
+        elif attempt.flush.in_progress and self.repairer.may_repair(attempt):
             if not self.repairer.repair(round_):
                 self.orders.rerun(round_, attempt.why_lost())
         elif now_s >= self.repairer.flush_limit_s(attempt):
@@ -189,7 +189,7 @@ class ReductionDriver:
         elif now_s >= self.accusations.limit_s(attempt):
             if why := self.accusations.resolve(round_):
                 self.orders.rerun(round_, why)
-        elif attempt.inquiry is not None and now_s >= self.inquirer.limit_s(attempt):
+        elif attempt.inquiries.current is not None and now_s >= self.inquirer.limit_s(attempt):
             self.inquirer.find_blockers(round_)
         elif now_s >= self._lag_limit_s(attempt):
             if not self.inquirer.ask(round_, Question.LAG, attempt.unreported()):
@@ -227,18 +227,18 @@ class ReductionDriver:
 
         That is after twice the time that the quorum took, and at least a deadline after the quorum.
         """
-        if attempt.quorum_s is None or attempt.adopted or _is_handled(attempt):
+        if attempt.reports.quorum_s is None or attempt.adopted or _is_handled(attempt):
             return math.inf
-        taken_s = attempt.quorum_s - attempt.started_s
-        limit_s = attempt.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
-        return max(limit_s, attempt.patience_s)
+        taken_s = attempt.reports.quorum_s - attempt.started_s
+        limit_s = attempt.reports.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
+        return max(limit_s, attempt.inquiries.patience_s)
 
     def _stall_limit_s(self, attempt: Attempt) -> float:
         """Return when an attempt in which nothing moves counts as stalled."""
         if _is_handled(attempt):
             return math.inf
-        limit_s = attempt.moved_s + self.context.spec.membership.deadline_s
-        return max(limit_s, attempt.patience_s)
+        limit_s = attempt.reports.moved_s + self.context.spec.membership.deadline_s
+        return max(limit_s, attempt.inquiries.patience_s)
 
     def _leave_behind(self, attempt: Attempt) -> None:
         why = "it did not finish a reduction that others did"
@@ -264,4 +264,8 @@ class ReductionDriver:
 
 def _is_handled(attempt: Attempt) -> bool:
     """Return whether the cause of a delay is known, or about to be: another limit applies then."""
-    return attempt.flushing or attempt.inquiry is not None or attempt.is_accused()
+    return (
+        attempt.flush.in_progress
+        or attempt.inquiries.current is not None
+        or bool(attempt.blame.accused())
+    )

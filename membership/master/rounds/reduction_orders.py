@@ -72,7 +72,7 @@ class ReductionOrders:
         except NoReachableOwnerError as error:
             self.round_table.abort(round_, str(error))
             return
-        number = 1 if before is None else max(before.number, before.flush_number) + 1
+        number = 1 if before is None else max(before.number, before.flush.number) + 1
         message = Reduce(
             round=round_.number,
             attempt=number,
@@ -87,7 +87,7 @@ class ReductionOrders:
         if estimate.predicted_s is not None:
             trips_s = CONTROL_TRIPS * lines.delay_s
             estimate = evolve(estimate, predicted_s=estimate.predicted_s + trips_s)
-        round_.attempt = Attempt.of(message, estimate, now_s, correction=correction)
+        round_.attempt = Attempt(message, estimate, now_s, correction=correction)
         self.round_table.leases.ordered(round_.number, [each.peer for each in contributors])
         if len(receivers) <= RECORDED_RECEIVERS_MAX:
             ready = tuple(round_.ready[each.peer] for each in contributors)
@@ -122,10 +122,9 @@ class ReductionOrders:
         """Return how long an earlier attempt's plan would take over these lines, without a
         correction.
         """
-        if (order := attempt.order) is not None:
-            size = self.context.history.sizes[order.fragment]
-            if (needed_s := planned_s(order, size, lines)) is not None:
-                return needed_s + CONTROL_TRIPS * lines.delay_s
+        size = self.context.history.sizes[attempt.order.fragment]
+        if (needed_s := planned_s(attempt.order, size, lines)) is not None:
+            return needed_s + CONTROL_TRIPS * lines.delay_s
         return attempt.estimate.predicted_s
 
     def _without_route(

@@ -88,7 +88,7 @@ def _check_rounds(coordinator: Coordinator) -> None:
         assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
         assert not round_.refused.intersection(attempt.peers()), "a refused update is still in"
         assert len(survivors) >= coordinator.scheduler.round_table.quorum(round_.original_count)
-        if not attempt.unreported() and attempt.inquiry is not None:
+        if not attempt.unreported() and attempt.inquiries.current is not None:
             assert attempt.unanswered(), "all have answered and nothing was decided"
             continue
         if not attempt.unreported():
@@ -98,8 +98,10 @@ def _check_rounds(coordinator: Coordinator) -> None:
             checkers = {check.checker for check in look.open.values() if check is not None}
             assert checkers <= set(survivors), "a check waits for somebody who is gone"
             continue
-        assert not attempt.flushing or attempt.unheard() or attempt.may_learn_more(), "answered"
-        assert not attempt.held.keys() & attempt.lost.keys(), "the lost have a say"
-        assert attempt.lost.keys() <= attempt.shut, "somebody is lost and the attempt goes on"
-        assert attempt.flushing or not attempt.shut & set(attempt.owners), "the dead own chunks"
+        flush = attempt.flush
+        waits = not flush.in_progress or attempt.unheard() or attempt.may_learn_more()
+        assert waits, "answered"
+        assert not flush.held.keys() & attempt.lost.keys(), "the lost have a say"
+        assert attempt.lost.keys() <= flush.shut, "somebody is lost and the attempt goes on"
+        assert flush.in_progress or not flush.shut & set(attempt.owners), "the dead own chunks"
         assert len(set(attempt.peers())) == len(attempt.peers())

@@ -49,7 +49,7 @@ def round_row(coordinator: Coordinator, round_: Round, now_s: float) -> RoundRow
         ),
         reported=tuple(sorted(attempt.outcomes)) if attempt else (),
         lost=dict(attempt.lost) if attempt else {},
-        flushing=attempt is not None and attempt.flushing,
+        flushing=attempt is not None and attempt.flush.in_progress,
         repairs=round_.repair_count,
         reruns=round_.rerun_count,
     )

@@ -110,8 +110,9 @@ class WaitReasons:
                 return f"training up to step {round_.at_step}, where the next round averages"
             return self._sentence("the next round waits", waiting, "still training")
         attempt = round_.running()
-        if attempt.flushing:
-            waiting = attempt.unheard() or [p for p in attempt.served() if p not in attempt.held]
+        if attempt.flush.in_progress:
+            held = attempt.flush.held
+            waiting = attempt.unheard() or [p for p in attempt.served() if p not in held]
             lost = ", ".join(self._short_name(peer) for peer in attempt.lost)
             what = f"the round goes on without {lost}"
             return self._sentence(what, waiting, "still to report the chunks they hold")
