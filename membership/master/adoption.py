@@ -24,7 +24,7 @@ from ..planning.plan import PlanEstimate
 from ..shared.event_kind import EventKind
 from .rounds.attempt import Attempt
 from .rounds.reduction_driver import ReductionDriver
-from .rounds.round import Round, RoundPhase
+from .rounds.round import Answers, Round, RoundPhase
 from .rounds.round_table import RoundTable
 from .state.context import Context
 from .state.journal import RoundOrdered
@@ -164,10 +164,12 @@ class Adoption:
             at_step=record.at_step,
             opened_s=now_s,
             phase=RoundPhase.REDUCING,
-            ready={
-                each.peer: ready
-                for each, ready in zip(order.contributors, record.ready, strict=True)
-            },
+            answers=Answers(
+                ready={
+                    each.peer: ready
+                    for each, ready in zip(order.contributors, record.ready, strict=True)
+                }
+            ),
             closed_s=now_s,
             original_count=len(order.contributors),
             attempt=Attempt(order, UNKNOWN, now_s, adopted=True),

@@ -303,7 +303,7 @@ def _(patch: Patch) -> None:
     original = round_scheduler.RoundScheduler._invite
 
     def invite(self: round_scheduler.RoundScheduler, round_: Round) -> None:
-        if not round_.invited:
+        if not round_.answers.invited:
             original(self, round_)
 
     patch.setattr(round_scheduler.RoundScheduler, "_invite", invite)

@@ -89,7 +89,7 @@ class Accusations:
         """
         round_ = self.round_table.rounds[number]
         attempt = round_.running()
-        if accuser in round_.alone:
+        if accuser in round_.distrust.alone:
             return []
         return [peer for peer in named if attempt.gives(peer, accuser)]
 
@@ -99,7 +99,7 @@ class Accusations:
         Returns:
           True if the update is refused.
         """
-        accusers = round_.called_bad.setdefault(peer, set())
+        accusers = round_.distrust.called_bad.setdefault(peer, set())
         accusers.add(accuser)
         others = [other for other in round_.running().peers() if other != peer]
         voices = voices_of(self.context.roster, {*others, *accusers})
@@ -108,8 +108,8 @@ class Accusations:
         heard = [voices[each] for each in accusers if each in voices]
         if len(heard) < ACCUSERS_MIN or len(set(heard)) < needed:
             return False
-        round_.alone -= accusers
-        if peer not in round_.refused:
+        round_.distrust.alone -= accusers
+        if peer not in round_.distrust.refused:
             self.round_table.refuse_update(round_, peer, why)
         return True
 
@@ -119,7 +119,7 @@ class Accusations:
         Returns:
           A sentence about it: why the round is run again.
         """
-        round_.alone.add(accuser)
+        round_.distrust.alone.add(accuser)
         lasts_s = self.routes.disputes.note(accuser, accused, self.context.now_s)
         name, other = self.context.name(accuser), self.context.name(accused)
         why = f"only {name} says that what {other} sent must not be added"

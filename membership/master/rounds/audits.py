@@ -162,7 +162,7 @@ class Auditing:
             audit = attempt.audit = self._begin(round_, outcome)
             if (chunk := self._lacking(attempt, outcome)) is not None:
                 maker = attempt.makers[chunk]
-                round_.barred.add(maker)
+                round_.distrust.barred.add(maker)
                 return f"{self.context.name(maker)} has left out a contributor that is not lost"
         if audit.different:
             first = {
@@ -250,7 +250,7 @@ class Auditing:
     def _able(self, round_: Round, audit: Audit) -> list[str]:
         """Return the members that may check: that others can send to, and that are believed."""
         attempt = round_.running()
-        out = round_.barred | self.distrusted() | self.routes.apart(attempt.survivors())
+        out = round_.distrust.barred | self.distrusted() | self.routes.apart(attempt.survivors())
         return [
             peer
             for peer in attempt.survivors()
@@ -306,7 +306,7 @@ class Auditing:
         suspects = {owner, checker}
         if attempt.contributes(found.peer):
             suspects.add(found.peer)
-        round_.barred |= suspects
+        round_.distrust.barred |= suspects
         others = suspects - {owner, checker}
         between = (
             f", to whom {self.context.name(min(others))} has sent unlike bytes" if others else ""
@@ -357,7 +357,7 @@ class Auditing:
         self.context.announce(EventKind.BAD, peer, f"{self.context.name(peer)} is removed: {text}")
         for round_ in self.round_table.reducing():  # its results there may be wrong, too
             if peer in round_.running().peers():
-                round_.refused.add(peer)
+                round_.distrust.refused.add(peer)
         self.round_table.evict(peer, RefusalCode.KICKED, text)
 
 

@@ -25,7 +25,8 @@ class ContributionChecks:
         """
         attempt = round_.running()
         reports = attempt.norm_reports()
-        announced = {p: round_.ready[p].norm for p in attempt.survivors() if p in round_.ready}
+        ready = round_.answers.ready
+        announced = {peer: ready[peer].norm for peer in attempt.survivors() if peer in ready}
         liars = understated(reports, attempt.peers(), announced, attempt.order.plan.codec_up)
         others_count = len(attempt.peers()) - 1
         if others_count > 1 and 2 * len(liars) > others_count:

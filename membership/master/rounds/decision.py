@@ -111,7 +111,7 @@ class Decision:
                 self.round_table.refuse_update(round_, found.peer, found.why)
             elif not self.accusations.call_bad(round_, found.peer, found.accuser, found.why):
                 lone.append(self.accusations.keep_apart(round_, found.accuser, found.peer))
-        if lone and not round_.refused.intersection(round_.running().peers()):
+        if lone and not round_.distrust.refused.intersection(round_.running().peers()):
             self.orders.rerun(round_, quoted("; ".join(lone)))
         return bool(overlong)
 

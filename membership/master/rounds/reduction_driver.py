@@ -173,7 +173,7 @@ class ReductionDriver:
         if self.orders.abort_below_quorum(round_):
             return True
         attempt, now_s = round_.running(), self.context.now_s
-        if round_.refused.intersection(attempt.peers()):
+        if round_.distrust.refused.intersection(attempt.peers()):
             self.orders.rerun(round_, attempt.why_lost())  # it may be in chunks that are done
         elif not attempt.unreported():
             return self.decision.decide(round_)

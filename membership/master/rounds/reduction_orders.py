@@ -45,9 +45,9 @@ class ReductionOrders:
     def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
         """Order a reduction of these contributors: the first attempt of the round, or another one.
 
-        All of them must be in ``round_.ready``: a member that is gone or refused is in neither.
+        All of them must be ready: a member that is gone or refused is in neither.
         """
-        assert all(each.peer in round_.ready for each in contributors)
+        assert all(each.peer in round_.answers.ready for each in contributors)
         everybody = [contributor.peer for contributor in contributors]
         wanted = self._receivers(set(everybody), round_.fragment)
         if round_.attempt is None:
@@ -67,7 +67,7 @@ class ReductionOrders:
                 lines := self._lines(receivers, adding),
                 self.context.spec,
                 fragment=round_.fragment,
-                barred=self.audits.barred() | round_.barred,
+                barred=self.audits.barred() | round_.distrust.barred,
             )
         except NoReachableOwnerError as error:
             self.round_table.abort(round_, str(error))
@@ -90,7 +90,7 @@ class ReductionOrders:
         round_.attempt = Attempt(message, estimate, now_s, correction=correction)
         self.round_table.leases.ordered(round_.number, [each.peer for each in contributors])
         if len(receivers) <= RECORDED_RECEIVERS_MAX:
-            ready = tuple(round_.ready[each.peer] for each in contributors)
+            ready = tuple(round_.answers.ready[each.peer] for each in contributors)
             self.context.record(RoundOrdered(message, round_.at_step, ready))
         for peer in receivers:
             round_.mark(peer, roster.members[peer].name)
@@ -133,7 +133,7 @@ class ReductionOrders:
         for contributor in contributors:
             if contributor.peer not in adding:
                 why = "it has no route to the members that add up"
-                round_.declined[contributor.peer] = why
+                round_.answers.declined[contributor.peer] = why
                 self.context.announce(
                     EventKind.ROUTE,
                     contributor.peer,

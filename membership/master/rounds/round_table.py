@@ -91,10 +91,9 @@ class RoundTable:
         if len(self._bad_counts) > MEMBERS_MAX:
             del self._bad_counts[next(iter(self._bad_counts))]
         if round_.attempt is not None:
-            round_.refused.add(peer)
+            round_.distrust.refused.add(peer)
             round_.attempt.lose(peer, f"its update was refused: {why}")
-        round_.ready.pop(peer, None)
-        round_.declined[peer] = f"refused: {why}"
+        round_.answers.decline(peer, f"refused: {why}")
         name = self.context.name(peer)
         text = f"the update of {name} for round {round_.number} was refused: {why}"
         self.context.announce(EventKind.BAD, peer, text)
@@ -120,13 +119,13 @@ class RoundTable:
     def abort(self, round_: Round, reason: str) -> None:
         """End a round without a result, and tell its members."""
         reason = plain(reason)
-        receivers = set(round_.invited)
+        receivers = set(round_.answers.invited)
         if round_.attempt is not None:
             receivers.update(round_.attempt.reached())
         for member in self.context.roster.by_number():
             if member.peer in receivers:
                 self.context.send(member.peer, Abort(round_.number, reason))
-        self.backoff.aborted(self.context.now_s, failed=not round_.idle)
+        self.backoff.aborted(self.context.now_s, failed=not round_.answers.idle)
         self.void(round_, reason)
 
     def void(self, round_: Round, reason: str) -> None:

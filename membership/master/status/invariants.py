@@ -76,9 +76,9 @@ def _check_rounds(coordinator: Coordinator) -> None:
         assert round_.number < history.next_round
         assert round_.version == history.versions[round_.fragment]
         if round_.phase is RoundPhase.OPEN:
-            assert round_.invited <= set(roster.members)
+            assert round_.answers.invited <= set(roster.members)
             for member in roster:
-                invited = member.peer in round_.invited
+                invited = member.peer in round_.answers.invited
                 assert invited or not can_contribute(member, history.places)
             continue
         attempt = round_.running()
@@ -86,7 +86,8 @@ def _check_rounds(coordinator: Coordinator) -> None:
         survivors = attempt.survivors()
         assert survivors, "a reduction without contributors"
         assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
-        assert not round_.refused.intersection(attempt.peers()), "a refused update is still in"
+        refused = round_.distrust.refused
+        assert not refused.intersection(attempt.peers()), "a refused update is still in"
         assert len(survivors) >= coordinator.scheduler.round_table.quorum(round_.original_count)
         if not attempt.unreported() and attempt.inquiries.current is not None:
             assert attempt.unanswered(), "all have answered and nothing was decided"

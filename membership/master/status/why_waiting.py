@@ -9,7 +9,7 @@ from ....protocol.messages import CopyProgress
 from ....protocol.text import plural
 from ...shared.peer_rows import NO_STEP, format_copy
 from ...shared.run_status import RunState
-from ..rounds.round import Round, RoundPhase, answered
+from ..rounds.round import Round, RoundPhase
 from ..state.context import quoted
 from ..state.roster import CopyState, Member, can_contribute
 from ..state.run_end import how_to_go_on, what_is_committed
@@ -104,9 +104,9 @@ class WaitReasons:
             waiting = [
                 peer
                 for peer in self._coordinator.scheduler.expected(round_)
-                if peer not in round_.ready and peer not in round_.declined
+                if peer not in round_.answers.ready and peer not in round_.answers.declined
             ]
-            if not round_.ready:
+            if not round_.answers.ready:
                 return f"training up to step {round_.at_step}, where the next round averages"
             return self._sentence("the next round waits", waiting, "still training")
         attempt = round_.running()
@@ -161,14 +161,14 @@ class WaitReasons:
         if not can_contribute(member, history.places):
             return self._no_place(member)
         for round_ in self._coordinator.scheduler.rounds.values():
-            if round_.phase is RoundPhase.OPEN and member.peer in round_.ready:
+            if round_.phase is RoundPhase.OPEN and member.peer in round_.answers.ready:
                 others = [
                     p for p in self._coordinator.scheduler.expected(round_) if p != member.peer
                 ]
-                if not answered(round_, others):
+                if not round_.answers.complete(others):
                     return self._of_round(round_)
-            if member.peer in round_.declined:
-                return f"not in this round: {round_.declined[member.peer]}"
+            if member.peer in round_.answers.declined:
+                return f"not in this round: {round_.answers.declined[member.peer]}"
         return ""
 
     def _no_place(self, member: Member) -> str:
