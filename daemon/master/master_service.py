@@ -350,7 +350,7 @@ class MasterService:
 
     def _member_addresses(self) -> list[tuple[str, tuple[str, ...]]]:
         roster = self.coordinator.context.roster
-        return [(member.peer, member.addresses) for member in roster.by_number()]
+        return [(member.peer, member.connection.addresses) for member in roster.by_number()]
 
     def _classed(self, peer: str, reachable: bool) -> None:
         self.decide(partial(self.coordinator.classed, peer, reachable))

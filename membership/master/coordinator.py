@@ -289,10 +289,10 @@ class Coordinator:
         if member is None:
             return False
         self.context.detector.heard(peer, self.context.now_s)
-        member.host, member.port = host, port
-        if member.addresses == addresses:
+        member.connection.host, member.connection.port = host, port
+        if member.connection.addresses == addresses:
             return False
-        member.addresses = addresses
+        member.connection.addresses = addresses
         self.context.announce(
             EventKind.ROUTE, peer, f"{format_member(member)} is at {', '.join(addresses)} now"
         )
@@ -305,9 +305,9 @@ class Coordinator:
 
     def _classed(self, peer: str, reachable: bool) -> bool:
         member = self.context.roster.get(peer)
-        if member is None or member.reachable == reachable:
+        if member is None or member.connection.reachable == reachable:
             return False
-        member.reachable = reachable
+        member.connection.reachable = reachable
         reach = "can be dialled now" if reachable else "cannot be dialled any more"
         self.context.announce(EventKind.ROUTE, peer, f"{format_member(member)} {reach}")
         self.routes.classed(member)

@@ -44,7 +44,7 @@ class Founding:
         if self.context.history.founded or self.founder is not None:
             return False
         for member in self.founders():
-            if member.layout is not None:
+            if member.trainer.running:
                 self.founder = member.peer
                 self.context.send(member.peer, SupplyWeights())
                 return True
@@ -72,7 +72,7 @@ class Founding:
             EventKind.RUN, member.peer, f"{format_member(member)} supplied the initial weights"
         )
         for other in self.context.roster.by_number():
-            refused = layout_refusal(self.context, other.layout)
+            refused = layout_refusal(self.context, other.trainer.layout)
             if refused is not None:
                 self.removal.evict(other.peer, *refused)
             elif other is not member:

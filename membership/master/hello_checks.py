@@ -111,8 +111,8 @@ def founding_fault(member: Member, message: WeightsSupplied, spec: RunSpec) -> s
             return f"head {index} is not version 0 of fragment {index} with a root"
     if not message.lineage:
         return "no lineage"
-    if member.layout is not None:
-        difference = layout_difference(member.layout, message.layout)
+    if member.trainer.layout is not None:
+        difference = layout_difference(member.trainer.layout, message.layout)
         if difference is not None:
             return f"another layout than its trainer's: {difference}"
     return sizes_fault(message.layout, message.sizes, spec)

@@ -235,7 +235,7 @@ class Leases:
         if self.context.history.finished:
             return
         for member in self.context.roster.by_number():
-            trains = member.layout is not None and not member.draining
+            trains = member.trainer.running and not member.draining
             wants = member.peer in self._wanted and member.peer in self.context.history.places
             if trains and wants:
                 self._grant(member, waiting=waiting)

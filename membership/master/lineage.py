@@ -78,10 +78,10 @@ class Lineage:
         useless = False
         for fragment in range(history.fragment_count):
             reported = {
-                member.peer: member.reported_heads[fragment]
+                member.peer: member.transfers.reported_heads[fragment]
                 for member in self.context.roster
-                if fragment in member.reported_heads
-                and member.reported_heads[fragment].version > history.versions[fragment]
+                if fragment in member.transfers.reported_heads
+                and member.transfers.reported_heads[fragment].version > history.versions[fragment]
             }
             claims = Counter(
                 reported[peer] for peer in self.succession.electorate if peer in reported
@@ -191,7 +191,7 @@ class Lineage:
         holders: dict[tuple[int, ...], list[str]] = {}
         for member in self.context.roster.by_number():
             # A member's checkpoints count too: its newest state may have been given up.
-            kept = [self._known(member, heads) for heads in member.kept]
+            kept = [self._known(member, heads) for heads in member.transfers.kept]
             for versions in (self._holds(member), *kept):
                 if versions is not None:
                     holders.setdefault(versions, []).append(member.peer)
@@ -208,7 +208,7 @@ class Lineage:
 
     def _holds(self, member: Member) -> tuple[int, ...] | None:
         """Return the versions of a member's state, if the journal knows all its roots."""
-        heads = member.reported_heads
+        heads = member.transfers.reported_heads
         if len(heads) != self.context.history.fragment_count:
             return None
         return self._known(member, [heads[fragment] for fragment in sorted(heads)])

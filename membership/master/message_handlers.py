@@ -122,14 +122,14 @@ class MessageHandlers:
         if refused is not None:
             self.removal.evict(member.peer, *refused)
             return
-        if member.layout is None:  # peers repeat the message after a reconnect
+        if not member.trainer.running:  # peers repeat the message after a reconnect
             self.context.announce(
                 EventKind.ROLE, member.peer, f"{format_member(member)} has a trainer"
             )
-        member.layout, member.trainerless_s, member.failed = message.layout, None, None
+        member.trainer.start(message.layout)
 
     def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
-        trainers.lost(self.context, member)
+        member.trainer.stop(self.context.now_s)
         self.scheduler.trainer_lost(member)
         self.founding.withdraw(member.peer)
         what = f"has lost its trainer: {quoted(message.reason)}"

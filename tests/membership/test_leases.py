@@ -118,8 +118,8 @@ class Desk:
 
     def attach(self, peer: str) -> None:
         number = PEERS.index(peer)
-        member = Member(peer, peer, number, (), 1, Grant(Role.CONTRIBUTOR), self.now_s)
-        member.layout, member.in_sync = ModelLayout(()), True
+        member = Member(peer, peer, number, 1, Grant(Role.CONTRIBUTOR), self.now_s)
+        member.trainer.layout, member.in_sync = ModelLayout(()), True
         self.context.roster.members[peer] = member
 
     def leave(self, peer: str, *, forgets: bool = False) -> None:

@@ -229,7 +229,7 @@ def _(patch: Patch) -> None:
         beyond = {
             member.peer
             for member in self.context.roster
-            for head in member.reported_heads.values()
+            for head in member.transfers.reported_heads.values()
             if head.version > versions[head.fragment]
         }
         self.succession.electorate = electorate & beyond or electorate
@@ -258,7 +258,7 @@ def _(patch: Patch) -> None:
 )
 def _(patch: Patch) -> None:
     def holds(self: Lineage, member: roster.Member) -> tuple[int, ...]:
-        return tuple(head.version for head in member.reported_heads.values())
+        return tuple(head.version for head in member.transfers.reported_heads.values())
 
     patch.setattr(Lineage, "_holds", holds)
 

@@ -222,7 +222,7 @@ def _(patch: Patch) -> None:
     ) -> Member | None:
         if place_count and len(places) >= place_count:
             return None
-        waiting = [m for m in roster if m.peer not in places and m.layout is not None]
+        waiting = [m for m in roster if m.peer not in places and m.trainer.running]
         return min(waiting, key=lambda member: member.number, default=None)
 
     patch.setattr(places_rules, "next_to_seat", first_that_waits)

@@ -310,13 +310,13 @@ class RoundScheduler:
         """Note which contributors the round closes without, and how often in a row for each."""
         for peer in round_.answers.ready:
             if (member := self.context.roster.get(peer)) is not None:
-                member.late_count = 0
+                member.trainer.late_count = 0
         for peer in expected:
             member = self.context.roster.get(peer)
             if member is None or peer in round_.answers.ready or peer in round_.answers.declined:
                 continue
             round_.answers.declined[peer] = "it was not ready in time"
-            member.late_count += 1
+            member.trainer.late_count += 1
             self.clock.missed(round_, peer)
         self.clock.closed(round_)
 

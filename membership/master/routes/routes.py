@@ -196,7 +196,7 @@ class Routes:
 
     def relayed(self, member: Member, message: Relayed) -> None:
         """Take a relay's report of what it forwards."""
-        member.relayed = message
+        member.connection.relayed = message
 
     def classed(self, member: Member) -> None:
         """Drop what was tried for a member that can be dialled now, or no longer, or elsewhere."""
@@ -245,7 +245,7 @@ class Routes:
             return pair.works or self._context.now_s < again_s
         members = self._context.roster
         a, b = members.get(one), members.get(other)
-        return a is None or b is None or a.reachable or b.reachable
+        return a is None or b is None or a.connection.reachable or b.connection.reachable
 
     def without(self, peer: str) -> set[str]:
         """Return the members that report that they have no link to this one."""
@@ -283,9 +283,9 @@ class Routes:
     def _share(self, relay: str, pair_count: int) -> float:
         """Return the bytes per second that each pair of a relay can count on, each way."""
         member = self._context.roster.get(relay)
-        if member is None or member.offer is None:
+        if member is None or member.connection.offer is None:
             return 0.0
-        return member.offer.bytes_per_s / (2 * max(1, pair_count))
+        return member.connection.offer.bytes_per_s / (2 * max(1, pair_count))
 
     def _doubtful(self, inside: Collection[str]) -> Iterable[Ends]:
         """Yield the pairs among these peers that may have no link."""
@@ -294,7 +294,7 @@ class Routes:
         for ends in self.disputes.pairs(inside, self._context.now_s):
             if ends not in self._pairs:
                 yield ends
-        outbound = sorted(m.peer for m in roster if not m.reachable and m.peer in inside)
+        outbound = sorted(m.peer for m in roster if not m.connection.reachable and m.peer in inside)
         for at, one in enumerate(outbound):
             for other in outbound[at + 1 :]:
                 if (one, other) not in self._pairs:
@@ -366,7 +366,7 @@ class Routes:
         relays: tuple[str, ...] = ()
         if pair.route.relay:
             pair.ticket = self._ticket(one, other, number)
-            relays = self._context.roster.members[pair.route.relay].addresses
+            relays = self._context.roster.members[pair.route.relay].connection.addresses
             self._context.send(pair.route.relay, RelayPair(pair.ticket, (one.peer, other.peer)))
         punched = pair.route.kind is RouteKind.PUNCHED
         for end, far in ((one, other), (other, one)):
@@ -378,9 +378,11 @@ class Routes:
                     pair.route.kind,
                     pair.route.dials == end.peer,
                     pair.route.relay,
-                    (str(Address(self._seen_by(end, far), far.port)),) if punched else relays,
+                    (str(Address(self._seen_by(end, far), far.connection.port)),)
+                    if punched
+                    else relays,
                     pair.ticket,
-                    end.port if punched else 0,
+                    end.connection.port if punched else 0,
                 ),
             )
 
@@ -403,13 +405,13 @@ class Routes:
         found = [
             member
             for member in self._context.roster
-            if member.offer is not None
-            and member.reachable
+            if member.connection.offer is not None
+            and member.connection.reachable
             and not member.draining
             and member is not one
             and member is not other
-            and (member.peer == mine or carried[member.peer] < member.offer.pairs)
-            and not (member.relayed is not None and member.relayed.spent)
+            and (member.peer == mine or carried[member.peer] < member.connection.offer.pairs)
+            and not (member.connection.relayed is not None and member.connection.relayed.spent)
         ]
         return sorted(found, key=lambda m: (-self._share(m.peer, carried[m.peer] + 1), m.number))
 
@@ -417,18 +419,19 @@ class Routes:
         """Return all routes that the two might take, best first."""
         first, later = sorted((one, other), key=lambda member: member.number)
         found = []
-        if first.reachable == later.reachable:
-            neighbours = first.host != "" and first.host == later.host
-            if first.reachable or neighbours:  # members behind one router may reach each other
+        near, far = first.connection, later.connection
+        if near.reachable == far.reachable:
+            # Members behind one router may reach each other.
+            if near.reachable or (near.host != "" and near.host == far.host):
                 found += [
                     CandidateRoute(RouteKind.DIRECT, later.peer),
                     CandidateRoute(RouteKind.DIRECT, first.peer),
                 ]
         else:
-            caller = later if first.reachable else first
+            caller = later if near.reachable else first
             found.append(CandidateRoute(RouteKind.DIRECT, caller.peer))
         same_family = (":" in self._seen_by(later, first)) == (":" in self._seen_by(first, later))
-        if first.port and later.port and first.host and later.host and same_family:
+        if near.port and far.port and near.host and far.host and same_family:
             found.append(CandidateRoute(RouteKind.PUNCHED, later.peer))
         found += [
             CandidateRoute(RouteKind.RELAYED, later.peer, relay.peer)
@@ -442,14 +445,16 @@ class Routes:
         A member behind this master's own router comes from a private address. Machines outside see
         it at that router's, which is the one at which they dial this master.
         """
-        if is_public(far.host) or not is_public(near.host):
-            return far.host
+        if is_public(far.connection.host) or not is_public(near.connection.host):
+            return far.connection.host
         hosts = (Address.parse(text).host for text in self._context.history.masters)
-        return next((host for host in hosts if ":" not in host and is_public(host)), far.host)
+        return next(
+            (host for host in hosts if ":" not in host and is_public(host)), far.connection.host
+        )
 
     def _default(self, one: Member, other: Member) -> CandidateRoute:
         first, later = sorted((one, other), key=lambda member: member.number)
-        caller = first if later.reachable and not first.reachable else later
+        caller = first if later.connection.reachable and not first.connection.reachable else later
         return CandidateRoute(RouteKind.DIRECT, caller.peer)
 
     def format_kind(self, route: CandidateRoute) -> str:

@@ -109,54 +109,124 @@ class Copy:
 
 
 @define
+class Connection:
+    """The ways to reach a member, and what its line may carry.
+
+    Attributes:
+      host: the source address that the master sees; empty if unknown.
+      port: its source port if the master sees the same; 0 if a router maps ports.
+      reachable: the master can dial it.
+      upload_bytes_per_s, download_bytes_per_s: limits set by its machine's owner; 0: none.
+      offer: what it would forward for others.
+      relayed: what it has forwarded.
+    """
+
+    addresses: tuple[str, ...] = ()
+    host: str = ""
+    port: int = 0
+    reachable: bool = True
+    upload_bytes_per_s: float = 0.0
+    download_bytes_per_s: float = 0.0
+    offer: RelayOffer | None = None
+    relayed: Relayed | None = None
+
+
+@define
+class Trainer:
+    """A member's trainer, and how it keeps up with the run (see ``trainers``).
+
+    Attributes:
+      layout: None while there is no trainer.
+      gone_s: since when there is none.
+      failed: why there is none, and the remedy; received at ``failed_s``.
+      late_count: rounds in a row that closed without the member.
+      rest_count: how often the member gave up its place for being late.
+      rests_until_s: it takes no place before.
+    """
+
+    layout: ModelLayout | None = None
+    gone_s: float | None = None
+    failed: TrainerFailed | None = None
+    failed_s: float = 0.0
+    late_count: int = 0
+    rest_count: int = 0
+    rests_until_s: float = -math.inf
+
+    @property
+    def running(self) -> bool:
+        return self.layout is not None
+
+    def start(self, layout: ModelLayout) -> None:
+        self.layout, self.gone_s, self.failed = layout, None, None
+
+    def stop(self, now_s: float) -> None:
+        if self.running or self.gone_s is None:
+            self.gone_s = now_s
+        self.layout = None
+
+
+@define
+class Transfers:
+    """What a member holds as it says, and its transfers so far.
+
+    Attributes:
+      reported_heads: by fragment, the last ones.
+      kept: states in its checkpoints, by fragment.
+      bad_donors: members that served this one wrong blocks.
+      bad_blocks_count: transfers to others in which it served blocks with wrong digests.
+      called_bad_donor: members that report it; one alone may lie.
+      failures: transfers that failed in a row.
+    """
+
+    reported_heads: dict[int, FragmentHead] = Factory(dict)
+    kept: list[tuple[FragmentHead, ...]] = Factory(list)
+    bad_donors: set[str] = Factory(set)
+    bad_blocks_count: int = 0
+    called_bad_donor: set[str] = Factory(set)
+    failures: int = 0
+
+
+@define
 class Member:
-    """A peer that is attached."""
+    """A peer that is attached.
+
+    Attributes:
+      gone_s: when it was removed.
+      copies: by fragment; empty before the run is founded.
+      software: its daemon's version of holdfast.
+      draining_s: since when it wants to leave, for the reason ``draining_why``.
+      direction: cosine of its last update with the outer momentum.
+      against: that update pointed against the momentum while most pointed along it.
+    """
 
     peer: str
     name: str
     number: int
-    addresses: tuple[str, ...]
     incarnation: int
     grant: Grant
     attached_s: float
-    gone_s: float | None = None  # when it was removed
-    layout: ModelLayout | None = None  # of its trainer; None while it has no trainer
-    trainerless_s: float | None = None  # since when it has none
-    failed: TrainerFailed | None = None  # why it has none, and the remedy; received at ``failed_s``
-    failed_s: float = 0.0
-    copies: list[Copy] = Factory(list)  # by fragment; empty before the run is founded
+    connection: Connection = Factory(Connection)
+    trainer: Trainer = Factory(Trainer)
+    copies: list[Copy] = Factory(list)
+    transfers: Transfers = Factory(Transfers)
     in_sync: bool = False
-    upload_bytes_per_s: float = 0.0  # limit set by its machine's owner; 0: none
-    download_bytes_per_s: float = 0.0  # likewise
-    host: str = ""  # the source address that the master sees; empty if unknown
-    port: int = 0  # its source port if the master sees the same; 0 if a router maps ports
-    reachable: bool = True  # the master can dial it
-    offer: RelayOffer | None = None  # what it would forward for others
-    relayed: Relayed | None = None  # what it has forwarded
-    software: str = ""  # its daemon's version of holdfast
-    late_count: int = 0  # rounds in a row that closed without it
-    rest_count: int = 0  # how often it gave up its place for being late
-    rests_until_s: float = -math.inf  # it takes no place before
-    draining_s: float | None = None  # since when it wants to leave
-    draining_why: str = ""  # its reason
+    software: str = ""
+    draining_s: float | None = None
+    draining_why: str = ""
     progress: Progress | None = None
-    reported_heads: dict[int, FragmentHead] = Factory(dict)  # by fragment, the last ones
-    kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
-    bad_donors: set[str] = Factory(set)  # members that served this one wrong blocks
-    bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
-    called_bad_donor: set[str] = Factory(set)  # members that report it; one alone may lie
-    sync_failures: int = 0  # transfers that failed in a row
-    direction: float | None = None  # cosine of its last update with the outer momentum
-    against: bool = False  # that update pointed against the momentum while most pointed along it
+    direction: float | None = None
+    against: bool = False
+    gone_s: float | None = None
 
     def has_on_disk(self, head: FragmentHead) -> bool:
         """Return whether the member needs no donor for this version."""
-        return any(heads[head.fragment] == head for heads in self.kept)
+        return any(heads[head.fragment] == head for heads in self.transfers.kept)
 
     @property
     def relay(self) -> bool:
         """Return whether the member only forwards for others."""
-        return self.grant.role is Role.RELAY or (self.offer is not None and self.offer.only)
+        offer = self.connection.offer
+        return self.grant.role is Role.RELAY or (offer is not None and offer.only)
 
     @property
     def draining(self) -> bool:
@@ -219,31 +289,34 @@ def new_member(
         peer=peer,
         name=hello.name,
         number=number,
-        addresses=hello.addresses,
         incarnation=hello.incarnation,
         grant=grant,
         attached_s=now_s,
-        layout=hello.layout,
-        trainerless_s=now_s if hello.layout is None else None,
+        connection=Connection(
+            addresses=hello.addresses,
+            host=host,
+            port=port if port == hello.local_port else 0,
+            reachable=reachable,
+            upload_bytes_per_s=hello.upload_bytes_per_s,
+            download_bytes_per_s=hello.download_bytes_per_s,
+            offer=hello.relay,
+        ),
+        trainer=Trainer(hello.layout, now_s if hello.layout is None else None),
         copies=[Copy() for _ in range(fragment_count)],
-        upload_bytes_per_s=hello.upload_bytes_per_s,
-        download_bytes_per_s=hello.download_bytes_per_s,
-        host=host,
-        port=port if port == hello.local_port else 0,
-        reachable=reachable,
-        offer=hello.relay,
         software=hello.software,
     )
 
 
 def caps_of(members: Iterable[Member]) -> dict[str, Bandwidth]:
     """Return the bandwidth limits set by the machines' owners, for the members that have any."""
-    return {
-        member.peer: Bandwidth(
-            member.upload_bytes_per_s or math.inf, member.download_bytes_per_s or math.inf
-        )
+    limits = {
+        member.peer: (member.connection.upload_bytes_per_s, member.connection.download_bytes_per_s)
         for member in members
-        if member.upload_bytes_per_s or member.download_bytes_per_s
+    }
+    return {
+        peer: Bandwidth(up or math.inf, down or math.inf)
+        for peer, (up, down) in limits.items()
+        if up or down
     }
 
 
@@ -265,8 +338,8 @@ def _info(member: Member, places: set[str], published: MemberInfo | None) -> Mem
         published is not None
         and published.role is role
         and published.in_sync == member.in_sync
-        and published.addresses == member.addresses
-        and published.reachable == member.reachable
+        and published.addresses == member.connection.addresses
+        and published.reachable == member.connection.reachable
         and published.name == member.name
         and published.peer == member.peer
     ):
@@ -275,10 +348,10 @@ def _info(member: Member, places: set[str], published: MemberInfo | None) -> Mem
         peer=member.peer,
         name=member.name,
         number=member.number,
-        addresses=member.addresses,
+        addresses=member.connection.addresses,
         role=role,
         in_sync=member.in_sync,
-        reachable=member.reachable,
+        reachable=member.connection.reachable,
     )
 
 
@@ -306,10 +379,10 @@ def next_to_seat(
         for member in roster
         if member.peer not in places
         and member.in_sync
-        and member.layout is not None
+        and member.trainer.running
         and not member.draining
         and not member.relay
-        and now_s >= member.rests_until_s
+        and now_s >= member.trainer.rests_until_s
         and holds_newest(member, versions)
         and (member.grant.role is Role.CONTRIBUTOR or vacancies > 0)
     ]
@@ -338,16 +411,16 @@ def waiting_in_line(
         key=lambda m: (
             not m.in_sync,
             not any(copy.fetch is not None for copy in m.copies),
-            m.layout is None,
+            not m.trainer.running,
             m.number,
         ),
     )
     waiting = set()
     for member in line:
-        if member.layout is not None and free > 0 and member.grant.role is Role.CONTRIBUTOR:
+        if member.trainer.running and free > 0 and member.grant.role is Role.CONTRIBUTOR:
             free -= 1
             left_free = max(0, left_free - 1)
-        elif member.layout is not None and left_free > 0:
+        elif member.trainer.running and left_free > 0:
             free, left_free = free - 1, left_free - 1
         elif spare_count > 0:
             spare_count -= 1
@@ -359,10 +432,7 @@ def waiting_in_line(
 def can_contribute(member: Member, places: set[str]) -> bool:
     """Return whether a member has a place, the state and a trainer, and does not leave."""
     return (
-        member.peer in places
-        and member.in_sync
-        and member.layout is not None
-        and not member.draining
+        member.peer in places and member.in_sync and member.trainer.running and not member.draining
     )
 
 

@@ -44,7 +44,7 @@ class Election(Generic[T]):
 
 def voice_of(member: Member) -> Voice:
     """Return the voice that a member is part of."""
-    return member.grant.invite, line_of(member.host)
+    return member.grant.invite, line_of(member.connection.host)
 
 
 def line_of(host: str) -> str:

@@ -153,7 +153,7 @@ class WaitReasons:
             return "waiting: all places and spares are taken"
         if not member.in_sync:
             return self._not_in_sync(member)
-        if member.layout is None:
+        if not member.trainer.running:
             state = state_of(member, context.now_s)
             return "waiting for its trainer" + ("" if state == "none" else f": {state}")
         if member.progress is not None and member.progress.phase.startswith(NO_STEP):
@@ -173,7 +173,7 @@ class WaitReasons:
 
     def _no_place(self, member: Member) -> str:
         context = self._coordinator.context
-        rest_s = member.rests_until_s - context.now_s
+        rest_s = member.trainer.rests_until_s - context.now_s
         if rest_s > 0.0:
             return f"a spare: it was late again and again; it is tried again in {rest_s:.0f} s"
         limit = context.spec.membership.contributors
@@ -208,7 +208,7 @@ class WaitReasons:
 
 
 def _format_relay(member: Member) -> str:
-    relayed = member.relayed
+    relayed = member.connection.relayed
     if relayed is None or not relayed.pairs:
         return "a relay: no pair of members needs it now"
     spent = "; its quota is used up" if relayed.spent else ""

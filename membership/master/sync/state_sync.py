@@ -84,7 +84,7 @@ class StateSync:
                     "it holds another run's state" if hello.lineage else "it holds no state yet"
                 )
             return
-        member.kept = [
+        member.transfers.kept = [
             kept.heads
             for kept in hello.kept
             if [head.fragment for head in kept.heads] == list(range(len(member.copies)))
@@ -92,7 +92,7 @@ class StateSync:
         next_results = {commit.fragment: commit.version for commit in committed}
         for head in hello.heads:
             if head.fragment < len(member.copies) and len(head.root) == ROOT_BYTES:
-                member.reported_heads[head.fragment] = head
+                member.transfers.reported_heads[head.fragment] = head
                 self._compare(
                     member, head, about_to_apply=next_results.get(head.fragment) == head.version
                 )
@@ -119,7 +119,7 @@ class StateSync:
         newest = self.context.history.versions[fragment]
         self.votes.forget_beyond(fragment, newest)
         for member in self.context.roster.by_number():
-            copy, head = member.copies[fragment], member.reported_heads.get(fragment)
+            copy, head = member.copies[fragment], member.transfers.reported_heads.get(fragment)
             if copy.state in RECEIVED_STATES:
                 why = f"the run has gone to version {newest} of fragment {fragment}"
                 self._move(member, fragment, CopyState.STALE, why)
@@ -133,7 +133,7 @@ class StateSync:
         """Take a copy as stale whose version is unknown here: of a branch not taken, or lost with
         the journal's end.
         """
-        member.reported_heads[head.fragment] = head
+        member.transfers.reported_heads[head.fragment] = head
         copy = member.copies[head.fragment]
         if copy.fetch is None:
             newest = self.context.history.versions[head.fragment]
@@ -170,7 +170,7 @@ class StateSync:
         copy = member.copies[head.fragment]
         if copy.state is CopyState.FETCHING:
             return  # what it holds is being replaced; its Synced will report the copy
-        member.reported_heads[head.fragment] = head
+        member.transfers.reported_heads[head.fragment] = head
         self.votes.cast(member, head)
         copy.version, copy.root, copy.mute = head.version, head.root, False
         newest = self.context.history.versions[head.fragment]
@@ -192,11 +192,11 @@ class StateSync:
             )
             return
         note_bad_donors(self.context, member, copy.fetch, message.bad_donors)
-        member.reported_heads[head.fragment] = head
+        member.transfers.reported_heads[head.fragment] = head
         copy.version, copy.root = head.version, head.root
         self._check(member, head.fragment)
         if copy.state in RECEIVED_STATES:
-            member.sync_failures = 0
+            member.transfers.failures = 0
             self.votes.cast(member, head)
 
     def failed(self, member: Member, message: SyncFailed) -> None:
@@ -337,9 +337,9 @@ class StateSync:
             return False
         member.in_sync = in_sync
         if in_sync:
-            member.bad_donors.clear()
-            member.kept.clear()
-            member.sync_failures = 0
+            member.transfers.bad_donors.clear()
+            member.transfers.kept.clear()
+            member.transfers.failures = 0
             self.catch_up.in_sync(member)
             self.context.announce(
                 EventKind.SYNC, member.peer, f"{format_member(member)} is in sync"
@@ -376,7 +376,7 @@ class StateSync:
             if copy.state is not CopyState.STALE or excluded(member, fragment):
                 continue
             head = self.context.history.head(fragment)
-            reported = member.reported_heads.get(fragment)
+            reported = member.transfers.reported_heads.get(fragment)
             beside = reported is not None or bool(copy.root)
             if beside and running >= BESIDE_MAX:
                 continue
@@ -392,7 +392,7 @@ class StateSync:
             choice.began(copy.fetch.donors)
             self.catch_up.began(member, copy.fetch)
             self._move(member, fragment, CopyState.FETCHING)
-            member.reported_heads.pop(fragment, None)  # it discards what it has
+            member.transfers.reported_heads.pop(fragment, None)  # it discards what it has
             for donor in donors:
                 self.context.send(donor.peer, Donate(head, member.peer))
             self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors), newer))
@@ -443,15 +443,16 @@ class StateSync:
         copy.due_s = self.context.now_s + deadline_s if behind else math.inf
 
     def _fail(self, member: Member, fragment: int, why: str) -> None:
-        member.sync_failures += 1
+        member.transfers.failures += 1
         fetch = member.copies[fragment].fetch
         if fetch is not None and not fetch.donors:  # the copy on its own disk was wrong
-            member.kept = [heads for heads in member.kept if heads[fragment] != fetch.head]
+            kept = member.transfers.kept
+            member.transfers.kept = [heads for heads in kept if heads[fragment] != fetch.head]
         self.context.announce(
             EventKind.SYNC,
             member.peer,
             f"{format_member(member)} could not fetch fragment {fragment}: {why} "
-            f"(failure {member.sync_failures} of {SYNC_ATTEMPTS_MAX})",
+            f"(failure {member.transfers.failures} of {SYNC_ATTEMPTS_MAX})",
         )
         self._move(member, fragment, CopyState.STALE, why)
 
@@ -481,7 +482,7 @@ class StateSync:
         return [
             (member, RefusalCode.LAGGING, f"{SYNC_ATTEMPTS_MAX} state transfers in a row failed")
             for member in self.context.roster.by_number()
-            if member.sync_failures >= SYNC_ATTEMPTS_MAX
+            if member.transfers.failures >= SYNC_ATTEMPTS_MAX
         ]
 
     def is_only_donor(self, member: Member) -> bool:
