@@ -201,7 +201,7 @@ class MasterService:
         """
         context = self.coordinator.context
         history, began_s = context.history, self._began_s
-        if began_s is None or history.finished or all(map(history.is_out, history.admitted)):
+        if began_s is None or history.finished or not history.members.able():
             return 0.0
         return context.detector.all_silent_s(self.now(), began_s)
 
@@ -303,7 +303,7 @@ class MasterService:
 
     def _renew(self, peer: str, message: Renew) -> None:
         grant = self.store.grant(peer)
-        out = self.coordinator.context.history.is_out(peer)
+        out = self.coordinator.context.history.members.is_out(peer)
         if self._authority is None or grant is None or out:
             return
         try:

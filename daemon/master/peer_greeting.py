@@ -125,6 +125,6 @@ class PeerGreeting:
         one.
         """
         context = self._context
-        past = (hello.term, hello.nonce) == (context.term, context.history.nonce)
+        past = (hello.term, hello.nonce) == (context.term, context.history.masters.nonce)
         past |= hello.term < context.term
         return past or self._authority is None or self._authority.vouches(hello.term, hello.nonce)

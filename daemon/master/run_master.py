@@ -19,13 +19,8 @@ from starlette.routing import Route
 from ... import __version__
 from ...membership.master.coordinator import Coordinator
 from ...membership.master.state.context import LOT_BYTES
-from ...membership.master.state.journal import (
-    TERMS_SKIPPED,
-    JournalRecord,
-    RunCreated,
-    SpecChanged,
-    TermStarted,
-)
+from ...membership.master.state.history import TERMS_SKIPPED
+from ...membership.master.state.journal import JournalRecord, RunCreated, SpecChanged, TermStarted
 from ...membership.master.state.master_effects import Event
 from ...membership.master.status.headline import headline
 from ...membership.master.status.status import describe
@@ -302,7 +297,7 @@ class Master:
         event.
         """
         masters = tuple(map(str, self._masters()))[:MASTERS_MAX]
-        self._moved = not set(masters) <= set(self.coordinator.context.history.masters)
+        self._moved = not set(masters) <= set(self.coordinator.context.history.masters.addresses)
         self.service.decide(partial(self.coordinator.know_masters, masters))
         if self.store.cut is not None:
             self.service.decide(partial(self.coordinator.note, str(self.store.cut)))
@@ -447,7 +442,8 @@ class Master:
         over.
         """
         ours = [Address.parse(text) for text in self.addresses()]
-        others = map(Address.parse, (*self._others, *self.coordinator.context.history.masters))
+        known = self.coordinator.context.history.masters.addresses
+        others = map(Address.parse, (*self._others, *known))
         return tuple(dict.fromkeys([*ours, *self.options.also, *others]))[:ADDRESSES_MAX]
 
     def know_others(self, addresses: Sequence[str]) -> None:

@@ -137,7 +137,7 @@ class RunRecorder:
         self._ending: Ending | None = None  # once the run is finished
         self._next_id = history.last_event_id() + 1
         self._began_at = wall_clock()
-        self._first_round = self._context.history.next_round
+        self._first_round = self._context.history.schedule.next_round
         # Reductions of the last master: they go on, or are aborted by this one.
         self._orders = {each.order.round for each in self._context.history.orders.values()}
         service.subscribe(self._record_event)
@@ -240,7 +240,7 @@ class RunRecorder:
                 f"the history may lack rounds: the journal cannot be read: {error}"
             )
             return
-        name_of = self._context.history.name_of
+        name_of = self._context.history.members.name_of
         rows = [
             journaled_round(each.commit, name_of, each.opened_at, each.committed_at)
             for each in missing
@@ -257,7 +257,7 @@ class RunRecorder:
     def _record_event(self, event: Event) -> None:
         context = self._context
         member = context.roster.get(event.peer) if event.peer else None
-        known = member or (context.history.admitted.get(event.peer) if event.peer else None)
+        known = member or (context.history.members.admitted.get(event.peer) if event.peer else None)
         past = PastEvent(
             self._next_id,
             self._at(event.at_s),
@@ -375,7 +375,7 @@ class RunRecorder:
                 loss_start=first,
                 loss_end=self._last.loss if known and self._last is not None else last,
                 # The contributors of the last commits hold the final weights.
-                weights_at=tuple(sorted(map(history.name_of, holders))),
+                weights_at=tuple(sorted(map(history.members.name_of, holders))),
             )
         return self._ending
 

@@ -151,7 +151,7 @@ class Adoption:
                 self.context.send(peer, Abort(number, reason))
         round_ = self._enter(record)
         for peer in record.order.receivers:
-            round_.mark(peer, self.context.history.name_of(peer))
+            round_.mark(peer, self.context.history.members.name_of(peer))
         self.round_table.void(round_, plain(reason))
 
     def _enter(self, record: RoundOrdered) -> Round:

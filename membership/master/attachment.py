@@ -70,7 +70,7 @@ class Attachment:
         """Add the peer to the roster, under the number of its process or under a new one."""
         history, now_s = self.context.history, self.context.now_s
         known = self._known_number(peer, hello)
-        number = history.next_number if known is None else known
+        number = history.members.next_number if known is None else known
         if known is None:
             self.context.record(PeerAdmitted(peer, hello.name, number, hello.incarnation))
         member = self.context.roster.members[peer] = new_member(
@@ -90,7 +90,7 @@ class Attachment:
 
     def _known_number(self, peer: str, hello: Hello) -> int | None:
         """Return the member number of a process that has attached before."""
-        admitted = self.context.history.admitted.get(peer)
+        admitted = self.context.history.members.admitted.get(peer)
         if admitted is None or admitted.incarnation != hello.incarnation:
             return None
         return admitted.number
@@ -131,9 +131,9 @@ class Attachment:
                 step=history.step,
                 committed=committed,
                 term=self.context.term,
-                nonce=history.nonce,
-                masters=history.masters,
-                branch=history.branch,
+                nonce=history.masters.nonce,
+                masters=history.masters.addresses,
+                branch=history.rewinds.branch,
                 going_on=going_on,
                 total_steps=self.context.total_steps,
             ),

@@ -57,14 +57,8 @@ from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.routes import Routes
 from .state.context import Context, format_member, quoted
-from .state.journal import (
-    JournalRecord,
-    PeerRevoked,
-    RunFinished,
-    RunHistory,
-    RunPaused,
-    SpecChanged,
-)
+from .state.history import RunHistory
+from .state.journal import JournalRecord, PeerRevoked, RunFinished, RunPaused, SpecChanged
 from .state.master_effects import Effect, StandDown
 from .state.roster import Grant, Member
 from .state.run_end import what_is_committed
@@ -473,7 +467,7 @@ class Coordinator:
             return
         roster = self.context.roster
         force, self._view_due = self._view_due, False
-        if roster.next_view(self.context.history.places, force=force):
+        if roster.next_view(self.context.history.members.places, force=force):
             self.context.send_all(
                 View(roster.view_number, roster.view_members, self.context.history.step)
             )
@@ -501,7 +495,7 @@ class Coordinator:
         if not history.finished:
             if self.scheduler.end_rounds("every epoch is in committed work"):
                 return False
-            self.context.record(RunFinished(history.last_round))
+            self.context.record(RunFinished(history.schedule.last_round))
             done = what_is_committed(history, self.context.spec)
             self.context.announce(EventKind.RUN, None, f"{done}; the run is finished")
             self._finish_due_s = self.context.now_s + self.context.spec.membership.deadline_s
@@ -515,5 +509,5 @@ class Coordinator:
         if not applied and self.context.now_s < self._finish_due_s:
             return False
         self._finish_sent = True
-        self.context.send_all(Finish(history.last_round))
+        self.context.send_all(Finish(history.schedule.last_round))
         return True

@@ -234,10 +234,10 @@ class Leases:
         self._take_old_back()
         if self.context.history.finished:
             return
+        places = self.context.history.members.places
         for member in self.context.roster.by_number():
             trains = member.trainer.running and not member.draining
-            wants = member.peer in self._wanted and member.peer in self.context.history.places
-            if trains and wants:
+            if trains and member.peer in self._wanted and member.peer in places:
                 self._grant(member, waiting=waiting)
 
     def _give_up(self) -> None:
@@ -254,7 +254,7 @@ class Leases:
         """Take the leases of members that are spares now."""
         for member in self.context.roster.by_number():
             held = self.held.get(member.peer)
-            if not held or not member.in_sync or member.peer in self.context.history.places:
+            if not held or not member.in_sync or member.peer in self.context.history.members.places:
                 continue
             flying = held & self._flying(member.peer)
             self.free.update(held - flying)

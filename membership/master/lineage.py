@@ -73,7 +73,7 @@ class Lineage:
         one.
         """
         history = self.context.history
-        if not history.founded or not history.behind:
+        if not history.founded or not history.masters.behind:
             return False
         useless = False
         for fragment in range(history.fragment_count):
@@ -111,7 +111,7 @@ class Lineage:
 
     def _voices(self) -> dict[str, Voice]:
         """Return the voices of the journal's contributors, the oldest first."""
-        admitted = self.context.history.admitted
+        admitted = self.context.history.members.admitted
         electorate = sorted(
             self.succession.electorate,
             key=lambda peer: (admitted[peer].number if peer in admitted else math.inf, peer),
@@ -140,10 +140,9 @@ class Lineage:
         know all peers.
         """
         history, roster = self.context.history, self.context.roster
-        admitted = [a for peer, a in history.admitted.items() if not history.is_out(peer)]
-        begun_again = not history.behind and all(
-            record.peer in roster.members and record.number >= history.number_at_commit
-            for record in admitted
+        begun_again = not history.masters.behind and all(
+            record.peer in roster.members and record.number >= history.members.number_at_commit
+            for record in history.members.able()
         )
         return since_s if begun_again else self._until_s(since_s)
 
@@ -151,7 +150,7 @@ class Lineage:
         history = self.context.history
         self.useless_since_s = None
         before = history.versions[head.fragment]
-        turn = history.turns[head.fragment] + head.version - before - 1
+        turn = history.schedule.turns[head.fragment] + head.version - before - 1
         self.context.record(VersionAdopted(head, self.context.due_step(head.fragment, turn)))
         self.context.announce(
             EventKind.RUN,
@@ -360,6 +359,8 @@ class Lineage:
                 found.setdefault(contributor.peer, self.context.name(contributor.peer))
         here = self.context.roster.members
         names = [
-            name for peer, name in found.items() if peer not in here and not history.is_out(peer)
+            name
+            for peer, name in found.items()
+            if peer not in here and not history.members.is_out(peer)
         ]
         return names[:NAMES_MAX]

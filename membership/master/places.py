@@ -19,7 +19,7 @@ class Places:
 
     def contributing(self) -> list[Member]:
         """Return the attached members that have a place, by number."""
-        places = self.context.history.places
+        places = self.context.history.members.places
         return [member for member in self.context.roster.by_number() if member.peer in places]
 
     def assign(self) -> bool:
@@ -30,8 +30,8 @@ class Places:
         """
         history, limit = self.context.history, self.context.spec.membership.contributors
         changed = False
-        while limit and len(history.places) > limit:
-            admitted = [peer for peer in history.admitted if peer in history.places]
+        while limit and len(history.members.places) > limit:
+            admitted = [peer for peer in history.members.admitted if peer in history.members.places]
             self._vacate(admitted[-1], "the run has fewer places now")
             changed = True
         while (holder := trainers.unseated(self.context)) is not None:
@@ -43,8 +43,8 @@ class Places:
         while True:
             member = next_to_seat(
                 self.context.roster,
-                history.places,
-                history.vacancies,
+                history.members.places,
+                history.members.vacancies,
                 limit,
                 history.versions,
                 self.context.now_s,

@@ -49,6 +49,6 @@ class Removal:
         member.gone_s = self.context.now_s
         self.context.departed.append((member, why))
         self.context.detector.forget(member.peer)
-        if not keep_place and member.peer in self.context.history.places:
+        if not keep_place and member.peer in self.context.history.members.places:
             self.context.record(PlaceVacated(member.peer))
         self._removed(member, why)

@@ -43,14 +43,14 @@ def unseated(context: Context) -> Member | None:
     """Return a place holder without a trainer whose place is to be vacated now."""
     history, roster, spec = context.history, context.roster, context.spec
     for member in roster.by_number():
-        if member.peer not in history.places or member.trainer.running:
+        if member.peer not in history.members.places or member.trainer.running:
             continue
         if given_up(member):
             return member
         if context.now_s < (member.trainer.gone_s or 0.0) + spec.settle_s:
             continue
-        others = history.places - {member.peer}
-        limit, vacancies = spec.membership.contributors, history.vacancies + 1
+        others = history.members.places - {member.peer}
+        limit, vacancies = spec.membership.contributors, history.members.vacancies + 1
         versions, now_s = history.versions, context.now_s
         if next_to_seat(roster, others, vacancies, limit, versions, now_s) is not None:
             return member
@@ -60,7 +60,7 @@ def unseated(context: Context) -> Member | None:
 def too_late(context: Context) -> Member | None:
     """Return a place holder that was late ``LATE_MAX`` times in a row."""
     history = context.history
-    able = (m for m in context.roster.by_number() if can_contribute(m, history.places))
+    able = (m for m in context.roster.by_number() if can_contribute(m, history.members.places))
     return next((member for member in able if member.trainer.late_count >= LATE_MAX), None)
 
 
@@ -81,7 +81,7 @@ def next_deadline_s(context: Context) -> float:
         for member in context.roster
         if not member.trainer.running
         and member.trainer.gone_s is not None
-        and member.peer in context.history.places
+        and member.peer in context.history.members.places
     )
     rests = (member.trainer.rests_until_s for member in context.roster)
     times_s = itertools.chain(dues, rests)

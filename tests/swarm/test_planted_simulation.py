@@ -78,12 +78,8 @@ from holdfast.membership.master.rounds.round import Round
 from holdfast.membership.master.state import roster
 from holdfast.membership.master.state.context import Context
 from holdfast.membership.master.state.detector import Detector
-from holdfast.membership.master.state.journal import (
-    JournalRecord,
-    RoundCommitted,
-    RoundNumbered,
-    RunHistory,
-)
+from holdfast.membership.master.state.history import RunHistory
+from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted, RoundNumbered
 from holdfast.membership.master.state.master_effects import Effect, RecordDurably, SendMessage
 from holdfast.membership.master.state.roster import Member, Roster
 from holdfast.membership.master.sync import donor_choice, state_sync

@@ -320,7 +320,7 @@ class Auditing:
             self.context.tell(
                 peer, f"round {round_.number}: {why}. Test the memory of this machine"
             )
-        if suspects & self.context.history.revoked.keys():
+        if suspects & self.context.history.members.revoked.keys():
             return why  # a moment ago, for this
         before = self.distrusted()
         self.contradictions.append(

@@ -141,7 +141,7 @@ class RoundScheduler:
 
     def contributors(self) -> list[Member]:
         """Return the members that can contribute now, by number."""
-        places = self.context.history.places
+        places = self.context.history.members.places
         return [m for m in self.context.roster.by_number() if can_contribute(m, places)]
 
     # ------------------------------------------------------------ conclusions
@@ -170,11 +170,11 @@ class RoundScheduler:
             or len(self.contributors()) < spec.membership.min_members
         ):
             return False
-        fragment = next_fragment(history.turns, {r.fragment for r in self.rounds.values()})
+        fragment = next_fragment(history.schedule.turns, {r.fragment for r in self.rounds.values()})
         if fragment is None:
             return False
-        number, version = history.next_round, history.versions[fragment]
-        at_step = self.context.due_step(fragment, history.turns[fragment])
+        number, version = history.schedule.next_round, history.versions[fragment]
+        at_step = self.context.due_step(fragment, history.schedule.turns[fragment])
         schedule = spec.diloco.sync_every, self.context.moved
         self.context.record(RoundNumbered(number, fragment, version, at_step, *schedule))
         self.rounds[number] = Round(

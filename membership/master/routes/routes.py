@@ -447,7 +447,7 @@ class Routes:
         """
         if is_public(far.connection.host) or not is_public(near.connection.host):
             return far.connection.host
-        hosts = (Address.parse(text).host for text in self._context.history.masters)
+        hosts = (Address.parse(text).host for text in self._context.history.masters.addresses)
         return next(
             (host for host in hosts if ":" not in host and is_public(host)), far.connection.host
         )

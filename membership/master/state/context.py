@@ -16,7 +16,8 @@ from ....protocol.text import escaped, plain
 from ...shared.event_kind import EventKind
 from ...spec.spec import RunSpec
 from .detector import Detector
-from .journal import JournalRecord, RunHistory
+from .history import RunHistory
+from .journal import JournalRecord
 from .master_effects import (
     EVENT_CHARS_MAX,
     AnnounceEvent,
@@ -65,9 +66,10 @@ class Context:
         self.out: list[Effect] = []
         self.change_count = 0
         self.totals = RunTotals(history)
-        self.moved, sync_every = history.moved, spec.diloco.sync_every  # see ``round_schedule``
-        if history.sync_every not in (0, sync_every):
-            self.moved = moved_to(history.turns, history.sync_every, sync_every, history.moved)
+        schedule, sync_every = history.schedule, spec.diloco.sync_every
+        self.moved = schedule.moved  # see ``round_schedule``
+        if schedule.sync_every not in (0, sync_every):
+            self.moved = moved_to(schedule.turns, schedule.sync_every, sync_every, schedule.moved)
 
     def due_step(self, fragment: int, turn: int) -> int:
         """Return the run's step at which a fragment is due for the ``turn``-th time, from 0."""
@@ -78,7 +80,7 @@ class Context:
     def total_steps(self) -> int:
         """The step at which the last round is due; 0 for a run without an end."""
         spec, history = self.spec, self.history
-        undone_count = sum(history.turns) - history.commit_count
+        undone_count = sum(history.schedule.turns) - history.commit_count
         count = spec.run.rounds and spec.run.rounds + undone_count + self.moved
         return count * spec.diloco.sync_every // spec.diloco.fragments
 
@@ -119,9 +121,9 @@ class Context:
 
     def in_line(self) -> set[str]:
         """Return the members that get no state while all places and spares are taken."""
-        history, limits = self.history, self.spec.membership
+        members, limits = self.history.members, self.spec.membership
         return waiting_in_line(
-            self.roster, history.places, history.vacancies, limits.contributors, limits.spares
+            self.roster, members.places, members.vacancies, limits.contributors, limits.spares
         )
 
     def name(self, peer: str) -> str:
@@ -129,7 +131,7 @@ class Context:
         member = self.roster.get(peer)
         if member is not None:
             return format_member(member)
-        name = self.history.name_of(peer)
+        name = self.history.members.name_of(peer)
         return f"{name} ({peer[:8]})" if name else peer[:8]
 
 

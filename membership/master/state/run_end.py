@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...spec.spec import RunSpec
-from .journal import RunHistory
+from .history import RunHistory
 
 
 def ends_by_epochs(history: RunHistory, spec: RunSpec) -> bool:

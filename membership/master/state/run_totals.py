@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from ....protocol.messages import MEMBERS_MAX, Progress
-from .journal import RunHistory
+from .history import RunHistory
 from .roster import Member
 
 RECENT_ROUNDS = 4  # commits over which utilisation is computed

@@ -41,10 +41,9 @@ class Succession:
         self.superseded = ""
         history = context.history
         self.electorate: set[str] = set()
-        if history.behind:
-            self.electorate = set(history.places) or {
-                peer for peer in history.admitted if not history.is_out(peer)
-            }
+        if history.masters.behind:
+            able = {record.peer for record in history.members.able()}
+            self.electorate = set(history.members.places) or able
         self.attached: set[str] = set()
         self.elsewhere: set[str] = set()
 
@@ -59,7 +58,7 @@ class Succession:
         Returns:
           True if this master is superseded.
         """
-        own_term, own_nonce = self.context.term, self.context.history.nonce
+        own_term, own_nonce = self.context.term, self.context.history.masters.nonce
         ours = own_term, len(self.attached), own_nonce
         if not term or (term, nonce) == (own_term, own_nonce) or (term, followers, nonce) < ours:
             return False
@@ -76,7 +75,7 @@ class Succession:
         """
         context = self.context
         again = peer in self.elsewhere
-        other = hello.term == context.term and hello.nonce != context.history.nonce
+        other = hello.term == context.term and hello.nonce != context.history.masters.nonce
         if other:
             self.attached.discard(peer)
             self.elsewhere.add(peer)
@@ -91,8 +90,9 @@ class Succession:
 
     def know(self, addresses: tuple[str, ...]) -> None:
         """Record the addresses of this master and its standbys, before those already known."""
-        known = tuple(dict.fromkeys((*addresses, *self.context.history.masters)))[:MASTERS_MAX]
-        if known != self.context.history.masters:
+        before = self.context.history.masters.addresses
+        known = tuple(dict.fromkeys((*addresses, *before)))[:MASTERS_MAX]
+        if known != before:
             self.context.record(MastersKnown(known))
             for member in self.context.roster:
                 self.context.send(member.peer, Masters(known))
@@ -136,7 +136,7 @@ class Succession:
     def waiting(self) -> bool:
         """Return whether too few members have attached for this master to decide anything."""
         return (
-            self.context.history.behind
+            self.context.history.masters.behind
             and bool(self.electorate)
             and not (2 * self._here > len(self.electorate))
         )

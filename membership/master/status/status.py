@@ -61,7 +61,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         headline=headline(coordinator, state),
         step=history.step,
         committed=history.commit_count,
-        aborted=max(0, history.uncommitted_count - in_progress),
+        aborted=max(0, history.schedule.uncommitted_count - in_progress),
         repaired=round_table.repair_count,
         rerun=round_table.rerun_count,
         rounds_wanted=context.spec.run.rounds,
@@ -73,8 +73,8 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         ),
         places=PlaceCounts(
             limit=context.spec.membership.contributors,
-            taken=len(history.places),
-            vacant=history.vacancies,
+            taken=len(history.members.places),
+            vacant=history.members.vacancies,
         ),
         fragments=tuple(head_row(head) for head in history.heads()),
         copies=copy_agreement(coordinator, now_s),
@@ -89,9 +89,9 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         ),
         rounds=tuple(round_row(coordinator, round_, now_s) for round_ in scheduler.rounds.values()),
         routes=_routes(coordinator),
-        masters=tuple(history.masters),
-        rewound=history.rewind_count,
-        revoked=dict(history.revoked),
+        masters=tuple(history.masters.addresses),
+        rewound=history.rewinds.count,
+        revoked=dict(history.members.revoked),
         audited=scheduler.driver.audits.equal_count,
         warnings=(
             *_rewind_warning(coordinator),
@@ -113,7 +113,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
 def _rewind_warning(coordinator: Coordinator) -> Iterator[str]:
     """Yield what the last rewind has cost, until the run is as far again as it was."""
     context = coordinator.context
-    history, (before, after) = context.history, context.history.rewound
+    history, (before, after) = context.history, context.history.rewinds.last
     if history.commit_count < before:
         lost = before - after
         steps = lost * context.spec.diloco.sync_every // history.fragment_count
@@ -147,7 +147,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "reach": "reachable" if member.connection.reachable else "outbound",
         "relay": _relay(member),
         "software": member.software,
-        "role": role_of(member, context.history.places).value,
+        "role": role_of(member, context.history.members.places).value,
         "granted": member.grant.role.value,
         "in_sync": member.in_sync,
         "trainer": member.trainer.running,

@@ -83,7 +83,7 @@ class WaitReasons:
         coming = [
             f"{context.name(m.peer)} ({self.of_member(m) or 'no place yet'})"
             for m in context.roster.by_number()
-            if not m.relay and not can_contribute(m, context.history.places)
+            if not m.relay and not can_contribute(m, context.history.members.places)
         ]
         last = {c.peer for commit in context.history.commits.values() for c in commit.contributors}
         gone = [context.name(p) for p in sorted(last) if p not in context.roster]
@@ -158,7 +158,7 @@ class WaitReasons:
             return "waiting for its trainer" + ("" if state == "none" else f": {state}")
         if member.progress is not None and member.progress.phase.startswith(NO_STEP):
             return member.progress.phase
-        if not can_contribute(member, history.places):
+        if not can_contribute(member, history.members.places):
             return self._no_place(member)
         for round_ in self._coordinator.scheduler.rounds.values():
             if round_.phase is RoundPhase.OPEN and member.peer in round_.answers.ready:
@@ -177,7 +177,7 @@ class WaitReasons:
         if rest_s > 0.0:
             return f"a spare: it was late again and again; it is tried again in {rest_s:.0f} s"
         limit = context.spec.membership.contributors
-        if limit and len(context.history.places) >= limit:
+        if limit and len(context.history.members.places) >= limit:
             return f"all {limit} places are taken; it steps in when one becomes vacant"
         return "a spare: it steps in when a contributor is lost"
 

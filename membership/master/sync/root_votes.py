@@ -28,7 +28,7 @@ class RootVotes:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.unheard = set(context.history.places)
+        self.unheard = set(context.history.members.places)
         self._cast: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
         self._heard_s: dict[tuple[int, int], float] = {}  # likewise, of the last vote
 

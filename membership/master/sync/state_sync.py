@@ -69,7 +69,7 @@ class StateSync:
         self.routes = routes
         self.catch_up = CatchUp(context)
         self.votes = RootVotes(context)
-        self.missing = set(context.history.places)
+        self.missing = set(context.history.members.places)
 
     # ------------------------------------------------------------ coming and going
 
@@ -381,7 +381,8 @@ class StateSync:
             if beside and running >= BESIDE_MAX:
                 continue
             newer = reported is not None and reported.version > head.version
-            if newer and self.context.history.behind and (self.succession.waiting or self.missing):
+            unclear = self.succession.waiting or self.missing
+            if newer and unclear and self.context.history.masters.behind:
                 continue  # its version may turn out to be the run's, see ``lineage``
             if not head.root:
                 continue
