@@ -63,9 +63,7 @@ class Adoption:
     # ------------------------------------------------------------ facts
 
     def came(self, member: Member, hello: Hello) -> tuple[int, ...]:
-        """Note which reductions an attaching member still runs. Returns the rounds that it is to go
-        on with.
-        """
+        """Note which reductions an attaching member still runs; return those to go on with."""
         self._heard.add(member.peer)
         held = {(reduced.round, reduced.attempt) for reduced in hello.undecided}
         going_on = []
@@ -85,9 +83,7 @@ class Adoption:
                 self._missed(number, peer)
 
     def hears(self, member: Member, message: Reduced | ReduceFailed) -> bool:
-        """Keep a report about a round that may go on. Returns False for reports about other
-        rounds.
-        """
+        """Keep a report about a round that may go on; return False about other rounds."""
         if message.round not in self._orders:
             return False
         self._reports.append((member, message))

@@ -7,7 +7,7 @@ from ..shared.event_kind import EventKind
 from .attachment import Attachment
 from .hello_checks import founding_fault, layout_refusal
 from .removal import Removal
-from .state.context import Context, format_member
+from .state.context import Context
 from .state.journal import RunFounded
 from .state.roster import Member
 from .sync.state_sync import StateSync
@@ -68,9 +68,7 @@ class Founding:
             RunFounded(message.layout, message.sizes, message.lineage, message.heads)
         )
         self.state_sync.founded(member)
-        self.context.announce(
-            EventKind.RUN, member.peer, f"{format_member(member)} supplied the initial weights"
-        )
+        self.context.announce_peer(EventKind.RUN, member.peer, "supplied the initial weights")
         for other in self.context.roster.by_number():
             refused = layout_refusal(self.context, other.trainer.layout)
             if refused is not None:

@@ -277,7 +277,7 @@ class Leases:
                 self._old[peer] = old
                 self._tell_all(peer)
                 what = f"does not train on {old.count} samples that it leased: others do"
-                self.context.announce(EventKind.RUN, peer, f"{self.context.name(peer)} {what}")
+                self.context.announce_peer(EventKind.RUN, peer, what)
         self._looked = {peer: RangeSet(held) for peer, held in self.held.items()}
         self._looked_s, self._looked_step = now_s, step
 
@@ -304,9 +304,7 @@ class Leases:
         self.context.send(member.peer, self._leased(granted))
 
     def _know(self, member: Member, length: int) -> None:
-        """Take the length of the data set from the first member that wants leases, or from the
-        spec.
-        """
+        """Take the data set's length from the first member that wants leases, or the spec."""
         wanted = self.context.spec.data.samples
         self.context.record(DataKnown(wanted or length))
         self.context.announce(
@@ -365,9 +363,7 @@ class Leases:
         return min((each for each in due if each > self.context.settled_s), default=math.inf)
 
     def check(self) -> None:
-        """Raise AssertionError unless each position below the cursor has exactly one state. For
-        tests.
-        """
+        """Raise AssertionError unless each position has exactly one state. For tests."""
         parts = [self._data.spent, self.free, *self.held.values()]
         parts += [kept.ranges for kept in self.kept.values()]
         reached = 0

@@ -69,9 +69,7 @@ class Lineage:
     # --------------------------------------------------- versions that the journal has lost
 
     def adopt(self) -> bool:
-        """Adopt a version beyond the journal's that was the run's. Returns True if there was
-        one.
-        """
+        """Adopt a version beyond the journal's that was the run's; return whether there was one."""
         history = self.context.history
         if not history.founded or not history.masters.behind:
             return False
@@ -119,9 +117,7 @@ class Lineage:
         return voices_of(self.context.roster, electorate)
 
     def _everybody_came(self) -> bool:
-        """Return whether all members that may know the missing records have had the time to
-        attach.
-        """
+        """Return whether all that may know the missing records had the time to attach."""
         if self.succession.electorate <= self.succession.attached:
             return True
         return self.useless_since_s is not None and self.context.now_s >= self._until_s(
@@ -306,9 +302,7 @@ class Lineage:
     # ------------------------------------------------------------ for people
 
     def why_waiting(self, now_s: float) -> str:
-        """Return a sentence about lost versions and their last holders; empty if nothing is
-        lost.
-        """
+        """Return a sentence about lost versions and their last holders, or an empty one."""
         lost = self.lost()
         if not lost:
             return ""

@@ -45,7 +45,7 @@ from .leases import Leases
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.routes import Routes
-from .state.context import Context, format_member, quoted
+from .state.context import Context, quoted
 from .state.roster import Member
 from .sync.state_sync import ROOT_BYTES, StateSync
 
@@ -123,9 +123,7 @@ class MessageHandlers:
             self.removal.evict(member.peer, *refused)
             return
         if not member.trainer.running:  # peers repeat the message after a reconnect
-            self.context.announce(
-                EventKind.ROLE, member.peer, f"{format_member(member)} has a trainer"
-            )
+            self.context.announce_peer(EventKind.ROLE, member.peer, "has a trainer")
         member.trainer.start(message.layout)
 
     def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
@@ -135,7 +133,7 @@ class MessageHandlers:
         what = f"has lost its trainer: {quoted(message.reason)}"
         if self.context.history.finished:
             what = "has no trainer any more: the run is finished"
-        self.context.announce(EventKind.ROLE, member.peer, f"{format_member(member)} {what}")
+        self.context.announce_peer(EventKind.ROLE, member.peer, what)
 
     def _on_reduced(self, member: Member, message: Reduced) -> None:
         if not self.adoption.hears(member, message):
@@ -154,9 +152,7 @@ class MessageHandlers:
             self.state_sync.synced(member, message)
 
     def _known_head(self, member: Member, head: FragmentHead) -> bool:
-        """Return whether the run has had this version; if not, evict the member or note its
-        claim.
-        """
+        """Return whether the run has had this version; else evict the member or note its claim."""
         history = self.context.history
         valid = head.fragment < history.fragment_count and len(head.root) == ROOT_BYTES
         if valid and head.version <= history.versions[head.fragment]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..shared.event_kind import EventKind
 from . import trainers
-from .state.context import Context, format_member
+from .state.context import Context
 from .state.journal import PlaceTaken, PlaceVacated
 from .state.roster import Member, next_to_seat
 from .state.voting_blocs import format_invite_warning, large_invites
@@ -52,15 +52,12 @@ class Places:
             if member is None:
                 return changed
             self.context.record(PlaceTaken(member.peer))
-            self.context.announce(
-                EventKind.ROLE, member.peer, f"{format_member(member)} is now a contributor"
-            )
+            self.context.announce_peer(EventKind.ROLE, member.peer, "is now a contributor")
             changed = True
 
     def _vacate(self, peer: str, why: str) -> None:
         self.context.record(PlaceVacated(peer))
-        name = self.context.name(peer)
-        self.context.announce(EventKind.ROLE, peer, f"{name} gives up its place: {why}")
+        self.context.announce_peer(EventKind.ROLE, peer, f"gives up its place: {why}")
 
     def warn_of_invites(self) -> None:
         """Warn the operator once of each invite that a large part of the contributors came by."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ...protocol.messages import RefusalCode
 from ..shared.event_kind import EventKind
-from .state.context import Context, format_member
+from .state.context import Context
 from .state.journal import PlaceVacated
 from .state.roster import Member
 
@@ -29,9 +29,7 @@ class Removal:
         member = self.context.roster.get(peer)
         if member is None:
             return
-        self.context.announce(
-            EventKind.LEAVE, peer, f"{format_member(member)} was removed: {reason}"
-        )
+        self.context.announce_peer(EventKind.LEAVE, peer, f"was removed: {reason}")
         self.context.drop(peer, code, reason)
         self.remove(member, reason)
 

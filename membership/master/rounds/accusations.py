@@ -35,16 +35,11 @@ ACCUSERS_MIN = 2
 
 @frozen
 class Exclusion:
-    """A member that an attempt goes on without because a link has failed.
-
-    Attributes:
-      others: the members that accuse it; if ``alone``, those that it accuses.
-      alone: it is the only accuser of ``others``, and is not accused itself.
-    """
+    """A member that an attempt goes on without because a link has failed."""
 
     peer: str
-    others: Collection[str]
-    alone: bool
+    others: Collection[str]  # the members that accuse it; if ``alone``, those that it accuses
+    alone: bool  # it is the only accuser of ``others``, and is not accused itself
 
 
 class Accusations:

@@ -32,24 +32,15 @@ from .repair import FlushState, holds
 
 @define
 class Reports:
-    """What receivers have reported beside their results.
+    """What receivers have reported beside their results."""
 
-    Attributes:
-      moved_s: time of the last progress.
-      moves: by receiver: when it last reported that bytes move.
-      norms: of contributions, by receiver.
-      quorum_s: when the quorum had reported a result.
-    """
-
-    moved_s: float
-    moves: dict[str, float] = Factory(dict)
-    norms: dict[str, Report] = Factory(dict)
-    quorum_s: float | None = None
+    moved_s: float  # time of the last progress
+    moves: dict[str, float] = Factory(dict)  # by receiver: when it last reported that bytes move
+    norms: dict[str, Report] = Factory(dict)  # of contributions, by receiver
+    quorum_s: float | None = None  # when the quorum had reported a result
 
     def moved(self, peer: str, now_s: float) -> None:
-        """Note that bytes move at a receiver. It takes two receivers: a sender and its
-        counterpart.
-        """
+        """Note that bytes move at a receiver. It takes two: a sender and its counterpart."""
         self.moves[peer] = now_s
         if len(self.moves) > 1:
             self.moved_s = max(self.moved_s, sorted(self.moves.values())[-2])
@@ -62,44 +53,33 @@ class Reports:
 
 @define
 class Attempt:
-    """One reduction: its order, its losses and its results.
-
-    Attributes:
-      number: reports count under this number; the order's, later the last repair's.
-      owners: by chunk, by the plan and the repairs since.
-      makers: by chunk, the member that added it up; another one may spread the result if it is
-        lost.
-      adopted: begun under the previous master: its duration is not known.
-      correction: what the estimate's prediction is multiplied by.
-      outcomes: reported results, by receiver.
-      lost: contributors and owners that it goes on without, and why.
-      gone: receivers whose connection ended.
-      missed: receivers that will not get the result, and why.
-      blind: of these, the receivers that only cannot reach some members, with those members.
-      audit: of the result, before it is committed.
-    """
+    """One reduction: its order, its losses and its results."""
 
     order: Reduce
     estimate: PlanEstimate
     started_s: float
-    adopted: bool = False
-    correction: float = 1.0
+    adopted: bool = False  # begun under the previous master: its duration is not known
+    correction: float = 1.0  # what the estimate's prediction is multiplied by
+    # Reports count under this number; the order's, later the last repair's.
     number: int = Factory(lambda self: self.order.attempt, takes_self=True)
+    # By chunk, by the plan and the repairs since.
     owners: list[str] = Factory(
         lambda self: [run.peer for run in self.order.plan.owners for _ in range(run.chunk_count)],
         takes_self=True,
     )
+    # By chunk, the member that added it up; another one may spread the result if it is lost.
     makers: list[str] = Factory(lambda self: list(self.owners), takes_self=True)
-    outcomes: dict[str, ReductionOutcome] = Factory(dict)
-    lost: dict[str, str] = Factory(dict)
-    gone: set[str] = Factory(set)
-    missed: dict[str, str] = Factory(dict)
+    outcomes: dict[str, ReductionOutcome] = Factory(dict)  # reported results, by receiver
+    lost: dict[str, str] = Factory(dict)  # contributors and owners that it goes on without, and why
+    gone: set[str] = Factory(set)  # receivers whose connection ended
+    missed: dict[str, str] = Factory(dict)  # receivers that will not get the result, and why
+    # Of these, the receivers that only cannot reach some members, with those members.
     blind: dict[str, set[str]] = Factory(dict)
     reports: Reports = Factory(lambda self: Reports(self.started_s), takes_self=True)
     flush: FlushState = Factory(FlushState)
     blame: Blame = Factory(lambda self: Blame(self.receivers, self.lost), takes_self=True)
     inquiries: Inquiries = Factory(Inquiries)
-    audit: Audit | None = None
+    audit: Audit | None = None  # of the result, before it is committed
     # Looked up for every report: a list of a thousand takes its time.
     _contributing: frozenset[str] = Factory(lambda self: frozenset(self.peers()), takes_self=True)
     _receiving: frozenset[str] = Factory(lambda self: frozenset(self.receivers), takes_self=True)
@@ -142,9 +122,7 @@ class Attempt:
         return [peer for peer in self.peers() if peer not in self.lost]
 
     def needed(self) -> list[str]:
-        """Return the members that others depend on: survivors, and listeners that took over
-        chunks.
-        """
+        """Return those that others depend on: survivors, and listeners that took over chunks."""
         successors = set(self.owners).difference(self.peers(), self.lost)
         return [*self.survivors(), *(peer for peer in self.receivers if peer in successors)]
 
@@ -220,9 +198,7 @@ class Attempt:
         return [peer for peer in self.needed() if peer not in self.flush.held]
 
     def may_learn_more(self) -> bool:
-        """Return whether a listener that has not answered may hold a lost chunk that no other
-        holds.
-        """
+        """Return whether a listener may yet report a lost chunk that no other holds."""
         held = self.flush.held
         listeners = [p for p in self.served() if p not in held and p not in self.missed]
         return bool(listeners) and any(

@@ -63,16 +63,12 @@ _TRANSFER = struct.Struct(">16sQQQ")
 
 @frozen
 class SumContradiction:
-    """A checker's word that an owner's sum is wrong.
-
-    Attributes:
-      suspects: the owner, the checker, and a contributor if there is one; each with its voting
-      bloc.
-    """
+    """A checker's word that an owner's sum is wrong."""
 
     round: int
     owner: str
     checker: str
+    # The owner, the checker, and a contributor if there is one; each with its voting bloc.
     suspects: Mapping[str, Voice]
 
     def names(self, peer: str) -> bool:
@@ -332,9 +328,8 @@ class Auditing:
         if common is not None:
             self._remove(common, f"round {round_.number}: {why}")
         for peer in sorted(self.distrusted() - before):
-            name = self.context.name(peer)
-            text = f"{name} has contradicted {ALONE_MAX} owners alone: it checks no more"
-            self.context.announce(EventKind.ROLE, peer, text)
+            text = f"has contradicted {ALONE_MAX} owners alone: it checks no more"
+            self.context.announce_peer(EventKind.ROLE, peer, text)
         return why
 
     def _voices(self, attempt: Attempt, peers: Iterable[str]) -> dict[str, Voice]:
@@ -354,7 +349,7 @@ class Auditing:
             self.contradictions.remove(each)  # it was at fault, and the others were not
         text = f"{CONTRADICTED}, the last one in {why}"
         self.context.record(PeerRevoked(peer, quoted(text)))
-        self.context.announce(EventKind.BAD, peer, f"{self.context.name(peer)} is removed: {text}")
+        self.context.announce_peer(EventKind.BAD, peer, f"is removed: {text}")
         for round_ in self.round_table.reducing():  # its results there may be wrong, too
             if peer in round_.running().peers():
                 round_.distrust.refused.add(peer)

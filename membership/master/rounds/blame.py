@@ -10,28 +10,17 @@ from attrs import Factory, define
 
 @define
 class Blame:
-    """Members that others cannot reach, or wait for in vain, and those that say so.
+    """Members that others cannot reach, or wait for in vain, and those that say so."""
 
-    Attributes:
-      receivers: of the attempt's order; only they may accuse.
-      lost: of the attempt: what they say, and what is said of them, is void.
-      accusers: by accused member.
-      since_s: time of the first accusation.
-      ended: accusers of a bad update; they have nothing to repair with.
-      vain: by accused: members that wait over a working link.
-    """
-
-    receivers: tuple[str, ...]
-    lost: Mapping[str, str]
-    accusers: dict[str, set[str]] = Factory(dict)
-    since_s: float = math.inf
-    ended: set[str] = Factory(set)
-    vain: dict[str, set[str]] = Factory(dict)
+    receivers: tuple[str, ...]  # of the attempt's order; only they may accuse
+    lost: Mapping[str, str]  # of the attempt: what they say, and what is said of them, is void
+    accusers: dict[str, set[str]] = Factory(dict)  # by accused member
+    since_s: float = math.inf  # time of the first accusation
+    ended: set[str] = Factory(set)  # accusers of a bad update; they have nothing to repair with
+    vain: dict[str, set[str]] = Factory(dict)  # by accused: members that wait over a working link
 
     def accuse(self, peer: str, accuser: str, now_s: float) -> None:
-        """Note that a member cannot reach a peer that it needs, unless that peer is lost
-        already.
-        """
+        """Note that a member cannot reach a peer that it needs, unless that peer is lost."""
         if peer not in self.lost:
             self.accusers.setdefault(peer, set()).add(accuser)
             self.since_s = min(self.since_s, now_s)

@@ -20,9 +20,7 @@ class ContributionChecks:
         self.context = context
 
     def overlong(self, round_: Round) -> list[UnderstatedNorm]:
-        """Return the contributions that are longer than announced; the result is void if there are
-        any.
-        """
+        """Return the contributions longer than announced; with any, the result is void."""
         attempt = round_.running()
         reports = attempt.norm_reports()
         ready = round_.answers.ready

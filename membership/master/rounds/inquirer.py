@@ -92,9 +92,7 @@ class Inquirer:
         }
 
     def _weighed(self, attempt: Attempt, findings: Findings) -> Findings:
-        """Count one accuser for each voice; for a while plans avoid the pairs that accuse each
-        other.
-        """
+        """Count one accuser for each voice; for a while plans avoid the pairs in dispute."""
         voices = voices_of(self.context.roster, attempt.receivers)
         if len(set(voices.values())) > 1:  # else all came by one invite from one line
             findings = findings.by_voice(voices)

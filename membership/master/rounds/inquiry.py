@@ -36,37 +36,23 @@ class Question(enum.Enum):
 
 @define
 class Inquiry:
-    """An inquiry in progress.
-
-    Attributes:
-      asked: the members that are to answer.
-      began_s: when they were asked.
-      answers: by member.
-    """
+    """An inquiry in progress."""
 
     question: Question
-    asked: tuple[str, ...]
-    began_s: float
-    answers: dict[str, Diagnosis] = Factory(dict)
+    asked: tuple[str, ...]  # the members that are to answer
+    began_s: float  # when they were asked
+    answers: dict[str, Diagnosis] = Factory(dict)  # by member
 
 
 @define
 class Inquiries:
-    """The inquiries of one attempt.
+    """The inquiries of one attempt."""
 
-    Attributes:
-      current: in progress.
-      asked: questions asked under the attempt's present number.
-      patience_s: until then no member is left behind.
-      two_faced: owners that gave two or more others different results.
-      misled: by member with another result: the owner it is from.
-    """
-
-    current: Inquiry | None = None
-    asked: set[Question] = Factory(set)
-    patience_s: float = -math.inf
-    two_faced: list[str] = Factory(list)
-    misled: dict[str, str] = Factory(dict)
+    current: Inquiry | None = None  # in progress
+    asked: set[Question] = Factory(set)  # questions asked under the attempt's present number
+    patience_s: float = -math.inf  # until then no member is left behind
+    two_faced: list[str] = Factory(list)  # owners that gave two or more others different results
+    misled: dict[str, str] = Factory(dict)  # by member with another result: the owner it is from
 
     def begin(self, question: Question, asked: Iterable[str], now_s: float) -> bool:
         """Begin an inquiry. Returns False if the question was asked before under this number."""

@@ -127,9 +127,7 @@ class ReductionDriver:
             round_.mark(member.peer, member.name).reduced_s = self.context.now_s
 
     def reduce_failed(self, member: Member, message: ReduceFailed) -> None:
-        """Note that a receiver cannot finish the reduction, and which members it could not
-        reach.
-        """
+        """Note that a receiver cannot finish, and which members it could not reach."""
         attempt = self.round_table.attempt(message.round, message.attempt)
         if attempt is None:
             self._missed(member, message.round, quoted(message.reason))

@@ -119,9 +119,7 @@ class ReductionOrders:
         return statistics.median(recent) if recent else 1.0
 
     def _needed_s(self, attempt: Attempt, lines: LineCapacities) -> float | None:
-        """Return how long an earlier attempt's plan would take over these lines, without a
-        correction.
-        """
+        """Return how long an earlier attempt's plan would take over these lines, uncorrected."""
         size = self.context.history.sizes[attempt.order.fragment]
         if (needed_s := planned_s(attempt.order, size, lines)) is not None:
             return needed_s + CONTROL_TRIPS * lines.delay_s
@@ -164,9 +162,7 @@ class ReductionOrders:
         )
 
     def rerun(self, round_: Round, why: str) -> None:
-        """Order the reduction again, from the contributors' inputs; abort after too many
-        attempts.
-        """
+        """Order the reduction again, from the inputs; abort after too many attempts."""
         attempt = round_.running()
         if round_.rerun_count >= RERUNS_MAX:
             self.round_table.abort(round_, f"{attempt.number} attempts failed, the last one: {why}")

@@ -21,19 +21,12 @@ from ....protocol.messages import Assignment
 
 @define
 class FlushState:
-    """The flush in progress, or the last one.
+    """The flush in progress, or the last one."""
 
-    Attributes:
-      number: of the repair that it prepares.
-      began_s: infinity if none is in progress.
-      shut: the lost that the others were told to shut out.
-      held: by receiver: the chunks it holds, a bit each.
-    """
-
-    number: int = 0
-    began_s: float = math.inf
-    shut: set[str] = Factory(set)
-    held: dict[str, bytes] = Factory(dict)
+    number: int = 0  # of the repair that it prepares
+    began_s: float = math.inf  # infinity if none is in progress
+    shut: set[str] = Factory(set)  # the lost that the others were told to shut out
+    held: dict[str, bytes] = Factory(dict)  # by receiver: the chunks it holds, a bit each
 
     @property
     def in_progress(self) -> bool:

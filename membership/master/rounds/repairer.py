@@ -86,9 +86,7 @@ class Repairer:
         )
 
     def repair(self, round_: Round) -> bool:
-        """Give the chunks of the lost to others. Returns False if the message would be too
-        large.
-        """
+        """Give the chunks of the lost to others; return False if the message would be too large."""
         attempt = round_.running()
         assignments = self._assignments(attempt, attempt.survivors(), attempt.flush.held)
         if len(assignments) > OWNER_RUNS_MAX:

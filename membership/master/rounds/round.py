@@ -74,22 +74,14 @@ class RoundTimes:
 
 @define
 class Answers:
-    """The members that a round has invited, and what they have answered.
+    """The members that a round has invited, and what they have answered."""
 
-    Attributes:
-      invited: sent ``Open``, and in sync ever since.
-      declined: members that will not contribute, and why.
-      nudged: when a late member was told to post what it has.
-      reached_s: when the first contributor reached the round's step.
-      quorum_s: when the quorum was ready.
-    """
-
-    invited: set[str] = Factory(set)
+    invited: set[str] = Factory(set)  # sent ``Open``, and in sync ever since
     ready: dict[str, Ready] = Factory(dict)
-    declined: dict[str, str] = Factory(dict)
-    nudged: dict[str, float] = Factory(dict)
-    reached_s: float | None = None
-    quorum_s: float | None = None
+    declined: dict[str, str] = Factory(dict)  # members that will not contribute, and why
+    nudged: dict[str, float] = Factory(dict)  # when a late member was told to post what it has
+    reached_s: float | None = None  # when the first contributor reached the round's step
+    quorum_s: float | None = None  # when the quorum was ready
 
     @property
     def idle(self) -> bool:
@@ -118,19 +110,12 @@ class Answers:
 
 @define
 class Distrust:
-    """Members whose updates or words do not count in a round.
+    """Members whose updates or words do not count in a round."""
 
-    Attributes:
-      refused: members whose update must not be added.
-      called_bad: by peer: members that call its update bad.
-      alone: accusers on whose word alone the round was run again.
-      barred: own and check nothing: audits suspect them.
-    """
-
-    refused: set[str] = Factory(set)
-    called_bad: dict[str, set[str]] = Factory(dict)
-    alone: set[str] = Factory(set)
-    barred: set[str] = Factory(set)
+    refused: set[str] = Factory(set)  # members whose update must not be added
+    called_bad: dict[str, set[str]] = Factory(dict)  # by peer: members that call its update bad
+    alone: set[str] = Factory(set)  # accusers on whose word alone the round was run again
+    barred: set[str] = Factory(set)  # own and check nothing: audits suspect them
 
 
 @define

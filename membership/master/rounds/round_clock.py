@@ -41,9 +41,7 @@ GRACE_STEPS_MIN = 2.0  # steps of the run
 
 
 class RoundClock:
-    """Predicts rounds, decides when to nudge contributors and how long a quorum waits for the
-    others.
-    """
+    """Predicts rounds, nudges contributors, and limits how long a quorum waits."""
 
     def __init__(self, context: Context, round_table: RoundTable) -> None:
         self.context = context
@@ -84,9 +82,7 @@ class RoundClock:
             self._note_lead(peer, self.context.now_s - round_.answers.nudged[peer])
 
     def missed(self, round_: Round, peer: str) -> None:
-        """Note that a round closed without a contributor; if it was nudged, it needs a longer lead
-        time.
-        """
+        """Note that a round closed without a contributor: a nudged one needs a longer lead."""
         if peer in round_.answers.nudged:
             waited_s = self.context.now_s - round_.answers.nudged[peer]
             self._note_lead(peer, MISSED_FACTOR * waited_s)
@@ -114,9 +110,7 @@ class RoundClock:
 
     @property
     def step_s(self) -> float:
-        """Return seconds per step of the run, including waits in every round; 0 if not known
-        yet.
-        """
+        """Return seconds per step of the run, waits included; 0 if not known yet."""
         return min(self._paces_s, default=0.0)
 
     def lead_s(self, peer: str) -> float:

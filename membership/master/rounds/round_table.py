@@ -83,9 +83,7 @@ class RoundTable:
     # ------------------------------------------------------------ updates that must not be added
 
     def refuse_update(self, round_: Round, peer: str, why: str) -> None:
-        """Refuse a contribution that must not be added; evict its sender if that happens
-        repeatedly.
-        """
+        """Refuse a contribution that must not be added; evict its sender after several."""
         count = self._bad_counts.get(peer, 0) + 1
         self._bad_counts[peer] = count
         if len(self._bad_counts) > MEMBERS_MAX:

@@ -62,43 +62,27 @@ APART_S = 3_600.0
 
 @frozen
 class CandidateRoute:
-    """A route that a pair might take.
-
-    Attributes:
-      dials: the peer that dials.
-      relay: the peer that forwards; empty: none.
-    """
+    """A route that a pair might take."""
 
     kind: RouteKind
-    dials: str
-    relay: str = ""
+    dials: str  # the peer that dials
+    relay: str = ""  # the peer that forwards; empty: none
 
 
 @define
 class RoutedPair:
-    """Two members of which one has reported about their link.
+    """Two members of which one has reported about their link."""
 
-    Attributes:
-      number: of the current route; 0: the default one.
-      route: the current route; None: the default one.
-      since_s: when it was arranged.
-      works: they have a link, as far as is known.
-      broken_s: when the working link broke; most links are made again at once.
-      without: ends that report that they have no link to the other one.
-      ticket: of a relayed route; empty: there is none.
-      failed: routes that failed since one worked or all had failed.
-      tried: texts on routes that failed since one worked, for people.
-    """
-
-    number: int = 0
-    route: CandidateRoute | None = None
-    since_s: float = -math.inf
-    works: bool = False
-    broken_s: float = -math.inf
-    without: set[str] = Factory(set)
-    ticket: bytes = b""
+    number: int = 0  # of the current route; 0: the default one
+    route: CandidateRoute | None = None  # the current route; None: the default one
+    since_s: float = -math.inf  # when it was arranged
+    works: bool = False  # they have a link, as far as is known
+    broken_s: float = -math.inf  # when the working link broke; most links are made again at once
+    without: set[str] = Factory(set)  # ends that report that they have no link to the other one
+    ticket: bytes = b""  # of a relayed route; empty: there is none
+    # Routes that failed since one worked or all had failed.
     failed: list[CandidateRoute] = Factory(list)
-    tried: list[str] = Factory(list)
+    tried: list[str] = Factory(list)  # texts on routes that failed since one worked, for people
 
 
 class Routes:

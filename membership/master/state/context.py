@@ -119,6 +119,10 @@ class Context:
         self.events.append(event)
         self.out.append(AnnounceEvent(event))
 
+    def announce_peer(self, kind: EventKind, peer: str, text: str) -> None:
+        """Announce something about a peer: its name and the text."""
+        self.announce(kind, peer, f"{self.name(peer)} {text}")
+
     def in_line(self) -> set[str]:
         """Return the members that get no state while all places and spares are taken."""
         members, limits = self.history.members, self.spec.membership

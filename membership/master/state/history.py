@@ -58,15 +58,11 @@ REVOKED_MAX = 65_536  # the oldest are forgotten; their certificates have expire
 
 @define
 class MasterHistory:
-    """The run's masters: the present term, and where they can be reached.
-
-    Attributes:
-      behind: see ``TermStarted``; until a round is opened.
-    """
+    """The run's masters: the present term, and where they can be reached."""
 
     term: int = 0
     nonce: bytes = b""
-    behind: bool = False
+    behind: bool = False  # see ``TermStarted``; until a round is opened
     addresses: tuple[str, ...] = ()
 
     def start_term(self, record: TermStarted) -> None:
@@ -77,23 +73,15 @@ class MasterHistory:
 
 @define
 class MemberHistory:
-    """The peers that were ever members, as far as they are remembered, and contributors' places.
+    """The peers that were ever members, as far as they are remembered, and contributors' places."""
 
-    Attributes:
-      admitted: by peer, oldest first.
-      number_at_commit: ``next_number`` at the last commit; members with smaller numbers may still
-        be applying it.
-      places: peers that are contributors.
-      vacancies: places given up and not taken again.
-      revoked: by peer: the reason.
-    """
-
-    admitted: dict[str, PeerAdmitted] = Factory(dict)
+    admitted: dict[str, PeerAdmitted] = Factory(dict)  # by peer, oldest first
     next_number: int = 1
+    # ``next_number`` at the last commit; members with smaller numbers may still be applying it.
     number_at_commit: int = 1
-    places: set[str] = Factory(set)
-    vacancies: int = 0
-    revoked: dict[str, str] = Factory(dict)
+    places: set[str] = Factory(set)  # peers that are contributors
+    vacancies: int = 0  # places given up and not taken again
+    revoked: dict[str, str] = Factory(dict)  # by peer: the reason
 
     def name_of(self, peer: str) -> str:
         """Return a peer's name; empty if it is not known any more."""
@@ -133,28 +121,18 @@ class MemberHistory:
 
 @define
 class ScheduleHistory:
-    """The rounds that were opened (see ``round_schedule``).
+    """The rounds that were opened (see ``round_schedule``)."""
 
-    Attributes:
-      turns: rounds that each fragment has had; never reduced by a rewind.
-      opened_count: rounds opened, also those that were aborted.
-      sync_every: of the last round's schedule; 0: no round was opened yet.
-      moved: likewise.
-      last_round: the last one that was committed.
-    """
-
-    turns: list[int] = Factory(list)
-    opened_count: int = 0
-    sync_every: int = 0
-    moved: int = 0
-    last_round: int = 0
+    turns: list[int] = Factory(list)  # rounds that each fragment has had; never reduced by a rewind
+    opened_count: int = 0  # rounds opened, also those that were aborted
+    sync_every: int = 0  # of the last round's schedule; 0: no round was opened yet
+    moved: int = 0  # likewise
+    last_round: int = 0  # the last one that was committed
     next_round: int = 1
 
     @property
     def uncommitted_count(self) -> int:
-        """Return the number of rounds that were opened and not committed, those in progress
-        included.
-        """
+        """Return the number of rounds opened and not committed, those in progress included."""
         return max(0, self.opened_count - sum(self.turns))
 
     def open(self, record: RoundNumbered) -> None:
@@ -172,16 +150,12 @@ class ScheduleHistory:
 
 @define
 class RewindHistory:
-    """How often the run went back to older versions.
-
-    Attributes:
-      last: ``RunHistory.commit_count`` before the last rewind, and after it.
-      branch: changes whenever commits that a peer has heard of may be void.
-    """
+    """How often the run went back to older versions."""
 
     count: int = 0
+    # ``RunHistory.commit_count`` before the last rewind, and after it.
     last: tuple[int, int] = (0, 0)
-    branch: int = 0
+    branch: int = 0  # changes whenever commits that a peer has heard of may be void
 
     def note(self, before: int, after: int) -> None:
         self.last = max(before, self.last[0]), after
@@ -191,19 +165,7 @@ class RewindHistory:
 
 @define
 class RunHistory:
-    """The state that the records add up to. Changed only by ``apply``.
-
-    Attributes:
-      layout: None before the run is founded.
-      versions: committed version by fragment.
-      roots: by fragment: version -> root, where known.
-      commits: the last commit by fragment.
-      orders: the last one since that commit, by fragment.
-      trail: fragments of the last commits, oldest first.
-      commit_count: rounds whose results are in the present versions.
-      token_count: in committed rounds, of all fragments together.
-      step: the run's global step.
-    """
+    """The state that the records add up to. Changed only by ``apply``."""
 
     run_id: str = ""
     masters: MasterHistory = Factory(MasterHistory)
@@ -211,17 +173,17 @@ class RunHistory:
     schedule: ScheduleHistory = Factory(ScheduleHistory)
     rewinds: RewindHistory = Factory(RewindHistory)
     data: LeaseHistory = Factory(LeaseHistory)
-    layout: ModelLayout | None = None
+    layout: ModelLayout | None = None  # None before the run is founded
     sizes: tuple[FragmentSize, ...] = ()
     lineage: bytes = b""
-    versions: list[int] = Factory(list)
-    roots: list[dict[int, bytes]] = Factory(list)
-    commits: dict[int, Commit] = Factory(dict)
-    orders: dict[int, RoundOrdered] = Factory(dict)
-    trail: deque[int] = Factory(deque)
-    commit_count: int = 0
-    token_count: int = 0
-    step: int = 0
+    versions: list[int] = Factory(list)  # committed version by fragment
+    roots: list[dict[int, bytes]] = Factory(list)  # by fragment: version -> root, where known
+    commits: dict[int, Commit] = Factory(dict)  # the last commit by fragment
+    orders: dict[int, RoundOrdered] = Factory(dict)  # the last one since that commit, by fragment
+    trail: deque[int] = Factory(deque)  # fragments of the last commits, oldest first
+    commit_count: int = 0  # rounds whose results are in the present versions
+    token_count: int = 0  # in committed rounds, of all fragments together
+    step: int = 0  # the run's global step
     paused: bool = False
     finished: bool = False
 
@@ -311,9 +273,7 @@ class RunHistory:
                 raise LocalProtocolError(f"the journal knows no {type(record).__name__}")
 
     def earlier(self, versions: Sequence[int]) -> int | None:
-        """Return how many commits ago the run had these versions; None if never, or too long
-        ago.
-        """
+        """Return how many commits ago the run had these versions; None if never or long ago."""
         if len(versions) != self.fragment_count:
             return None
         ahead = [ours - theirs for ours, theirs in zip(self.versions, versions, strict=True)]

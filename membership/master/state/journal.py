@@ -32,16 +32,13 @@ class RunCreated(JournalRecord):
 
 @frozen
 class TermStarted(JournalRecord):
-    """A master process took over; written by the daemon, before any peer may attach.
-
-    Attributes:
-      nonce: random; distinguishes masters that began the same term from copies of one journal.
-      behind: the journal may lack its last records, because it was cut or is a copy. Until a round
-        is opened, members may have newer versions than the journal (see ``succession``).
-    """
+    """A master process took over; written by the daemon, before any peer may attach."""
 
     term: int
+    # Random; distinguishes masters that began the same term from copies of one journal.
     nonce: bytes = b""
+    # The journal may lack its last records, because it was cut or is a copy. Until a round is
+    # opened, members may have newer versions than the journal (see ``succession``).
     behind: bool = False
 
 
@@ -72,13 +69,9 @@ class VersionAdopted(JournalRecord):
 
 @frozen
 class RunRewound(JournalRecord):
-    """The run goes back to older versions: all members that held newer ones are gone.
+    """The run goes back to older versions: all members that held newer ones are gone."""
 
-    Attributes:
-      heads: one for each fragment, the state after an earlier commit.
-    """
-
-    heads: tuple[FragmentHead, ...]
+    heads: tuple[FragmentHead, ...]  # one for each fragment, the state after an earlier commit
 
 
 @frozen
@@ -129,26 +122,19 @@ class RoundNumbered(JournalRecord):
 
 @frozen
 class RoundOrdered(JournalRecord):
-    """A reduction was ordered; the next master may go on with it (see ``adoption``).
-
-    Attributes:
-      ready: what the contributors had posted, in the order's order.
-    """
+    """A reduction was ordered; the next master may go on with it (see ``adoption``)."""
 
     order: Reduce
     at_step: int
-    ready: tuple[Ready, ...]
+    ready: tuple[Ready, ...]  # what the contributors had posted, in the order's order
 
 
 @frozen
 class RoundCommitted(JournalRecord):
-    """The result of a round is part of the run.
-
-    Attributes:
-      spent: leased positions whose samples are in it, and were in no committed round before.
-    """
+    """The result of a round is part of the run."""
 
     commit: Commit
+    # Leased positions whose samples are in it, and were in no committed round before.
     spent: tuple[LeaseRange, ...] = ()
 
 
@@ -175,9 +161,7 @@ class RootKnown(JournalRecord):
 
 @frozen
 class PeerRevoked(JournalRecord):
-    """The operator, or what checkers found, removed a peer for good; its place becomes a
-    vacancy.
-    """
+    """The operator, or what checkers found, removed a peer for good, and vacated its place."""
 
     peer: str
     reason: str

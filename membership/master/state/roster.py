@@ -39,17 +39,11 @@ VIEWS_PER_TERM = 1_000_000  # view numbers of a term start at a multiple of this
 
 @frozen
 class Grant:
-    """The rights that the peer's invite, or the operator's approval, gives.
+    """The rights that the peer's invite, or the operator's approval, gives."""
 
-    Attributes:
-      role: CONTRIBUTOR takes free places, SPARE only vacancies, RELAY neither.
-      founder: may give an empty run its first weights.
-      invite: id of the peer's invite; empty if it is not known.
-    """
-
-    role: Role
-    founder: bool = False
-    invite: str = ""
+    role: Role  # CONTRIBUTOR takes free places, SPARE only vacancies, RELAY neither
+    founder: bool = False  # may give an empty run its first weights
+    invite: str = ""  # id of the peer's invite; empty if it is not known
 
 
 class CopyState(enum.Enum):
@@ -74,23 +68,16 @@ RECEIVED_STATES = (CopyState.HELD, CopyState.UNCHECKED)
 
 @define
 class Fetch:
-    """One transfer of a fragment to one member.
-
-    Attributes:
-      donors: the members that still have the version pinned.
-      moved_s: time of the last progress.
-      began_s: time from which the following are counted.
-      received_before: bytes that the member had received by then; None if not known yet.
-      needed_bytes: results that the member was to receive since, of all fragments.
-      log_bytes, log_count: results of this fragment, which the member keeps for replay.
-    """
+    """One transfer of a fragment to one member."""
 
     head: FragmentHead
-    donors: list[str]
-    moved_s: float
-    began_s: float = 0.0
+    donors: list[str]  # the members that still have the version pinned
+    moved_s: float  # time of the last progress
+    began_s: float = 0.0  # time from which the following are counted
+    # Bytes that the member had received by then; None if not known yet.
     received_before: int | None = None
-    needed_bytes: int = 0
+    needed_bytes: int = 0  # results that the member was to receive since, of all fragments
+    # Results of this fragment, which the member keeps for replay.
     log_bytes: int = 0
     log_count: int = 0
 
@@ -110,47 +97,44 @@ class Copy:
 
 @define
 class Connection:
-    """The ways to reach a member, and what its line may carry.
-
-    Attributes:
-      host: the source address that the master sees; empty if unknown.
-      port: its source port if the master sees the same; 0 if a router maps ports.
-      reachable: the master can dial it.
-      upload_bytes_per_s, download_bytes_per_s: limits set by its machine's owner; 0: none.
-      offer: what it would forward for others.
-      relayed: what it has forwarded.
-    """
+    """The ways to reach a member, and what its line may carry."""
 
     addresses: tuple[str, ...] = ()
-    host: str = ""
-    port: int = 0
-    reachable: bool = True
+    host: str = ""  # the source address that the master sees; empty if unknown
+    port: int = 0  # its source port if the master sees the same; 0 if a router maps ports
+    reachable: bool = True  # the master can dial it
+    # Limits set by its machine's owner; 0: none.
     upload_bytes_per_s: float = 0.0
     download_bytes_per_s: float = 0.0
-    offer: RelayOffer | None = None
-    relayed: Relayed | None = None
+    offer: RelayOffer | None = None  # what it would forward for others
+    relayed: Relayed | None = None  # what it has forwarded
+
+    @classmethod
+    def of(cls, hello: Hello, host: str, port: int, reachable: bool) -> Connection:
+        """Return the connection over which a ``Hello`` came, from this address."""
+        return cls(
+            hello.addresses,
+            host,
+            port if port == hello.local_port else 0,
+            reachable,
+            hello.upload_bytes_per_s,
+            hello.download_bytes_per_s,
+            hello.relay,
+        )
 
 
 @define
 class Trainer:
-    """A member's trainer, and how it keeps up with the run (see ``trainers``).
+    """A member's trainer, and how it keeps up with the run (see ``trainers``)."""
 
-    Attributes:
-      layout: None while there is no trainer.
-      gone_s: since when there is none.
-      failed: why there is none, and the remedy; received at ``failed_s``.
-      late_count: rounds in a row that closed without the member.
-      rest_count: how often the member gave up its place for being late.
-      rests_until_s: it takes no place before.
-    """
-
-    layout: ModelLayout | None = None
-    gone_s: float | None = None
+    layout: ModelLayout | None = None  # None while there is no trainer
+    gone_s: float | None = None  # since when there is none
+    # Why there is none, and the remedy; received at ``failed_s``.
     failed: TrainerFailed | None = None
     failed_s: float = 0.0
-    late_count: int = 0
-    rest_count: int = 0
-    rests_until_s: float = -math.inf
+    late_count: int = 0  # rounds in a row that closed without the member
+    rest_count: int = 0  # how often the member gave up its place for being late
+    rests_until_s: float = -math.inf  # it takes no place before
 
     @property
     def running(self) -> bool:
@@ -167,37 +151,19 @@ class Trainer:
 
 @define
 class Transfers:
-    """What a member holds as it says, and its transfers so far.
+    """What a member holds as it says, and its transfers so far."""
 
-    Attributes:
-      reported_heads: by fragment, the last ones.
-      kept: states in its checkpoints, by fragment.
-      bad_donors: members that served this one wrong blocks.
-      bad_blocks_count: transfers to others in which it served blocks with wrong digests.
-      called_bad_donor: members that report it; one alone may lie.
-      failures: transfers that failed in a row.
-    """
-
-    reported_heads: dict[int, FragmentHead] = Factory(dict)
-    kept: list[tuple[FragmentHead, ...]] = Factory(list)
-    bad_donors: set[str] = Factory(set)
-    bad_blocks_count: int = 0
-    called_bad_donor: set[str] = Factory(set)
-    failures: int = 0
+    reported_heads: dict[int, FragmentHead] = Factory(dict)  # by fragment, the last ones
+    kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
+    bad_donors: set[str] = Factory(set)  # members that served this one wrong blocks
+    bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
+    called_bad_donor: set[str] = Factory(set)  # members that report it; one alone may lie
+    failures: int = 0  # transfers that failed in a row
 
 
 @define
 class Member:
-    """A peer that is attached.
-
-    Attributes:
-      gone_s: when it was removed.
-      copies: by fragment; empty before the run is founded.
-      software: its daemon's version of holdfast.
-      draining_s: since when it wants to leave, for the reason ``draining_why``.
-      direction: cosine of its last update with the outer momentum.
-      against: that update pointed against the momentum while most pointed along it.
-    """
+    """A peer that is attached."""
 
     peer: str
     name: str
@@ -207,16 +173,16 @@ class Member:
     attached_s: float
     connection: Connection = Factory(Connection)
     trainer: Trainer = Factory(Trainer)
-    copies: list[Copy] = Factory(list)
+    copies: list[Copy] = Factory(list)  # by fragment; empty before the run is founded
     transfers: Transfers = Factory(Transfers)
     in_sync: bool = False
-    software: str = ""
-    draining_s: float | None = None
+    software: str = ""  # its daemon's version of holdfast
+    draining_s: float | None = None  # since when it wants to leave, for the reason ``draining_why``
     draining_why: str = ""
     progress: Progress | None = None
-    direction: float | None = None
-    against: bool = False
-    gone_s: float | None = None
+    direction: float | None = None  # cosine of its last update with the outer momentum
+    against: bool = False  # that update pointed against the momentum while most pointed along it
+    gone_s: float | None = None  # when it was removed
 
     def has_on_disk(self, head: FragmentHead) -> bool:
         """Return whether the member needs no donor for this version."""
@@ -258,9 +224,7 @@ class Roster:
         return sorted(self.members.values(), key=_BY_NUMBER)
 
     def next_view(self, places: set[str], *, force: bool) -> bool:
-        """Make a view if anything in it changed, or if ``force``. Returns True if there is a new
-        one.
-        """
+        """Make a view if anything changed, or if ``force``; return whether there is a new one."""
         published = {member.number: member for member in self.view_members}
         members = tuple(
             _info(member, places, published.get(member.number)) for member in self.by_number()
@@ -270,41 +234,6 @@ class Roster:
         self.view_members = members
         self.view_number += 1
         return True
-
-
-def new_member(
-    peer: str,
-    hello: Hello,
-    grant: Grant,
-    number: int,
-    fragment_count: int,
-    now_s: float,
-    host: str = "",
-    *,
-    port: int = 0,
-    reachable: bool = True,
-) -> Member:
-    """Return the member that a ``Hello`` describes, with no copy checked yet."""
-    return Member(
-        peer=peer,
-        name=hello.name,
-        number=number,
-        incarnation=hello.incarnation,
-        grant=grant,
-        attached_s=now_s,
-        connection=Connection(
-            addresses=hello.addresses,
-            host=host,
-            port=port if port == hello.local_port else 0,
-            reachable=reachable,
-            upload_bytes_per_s=hello.upload_bytes_per_s,
-            download_bytes_per_s=hello.download_bytes_per_s,
-            offer=hello.relay,
-        ),
-        trainer=Trainer(hello.layout, now_s if hello.layout is None else None),
-        copies=[Copy() for _ in range(fragment_count)],
-        software=hello.software,
-    )
 
 
 def caps_of(members: Iterable[Member]) -> dict[str, Bandwidth]:

@@ -21,8 +21,6 @@ def what_is_committed(history: RunHistory, spec: RunSpec) -> str:
 
 
 def how_to_go_on(history: RunHistory, spec: RunSpec) -> tuple[str, str]:
-    """Return the command that lets a finished run go on, and to what: (command, "round N" or "epoch
-    N").
-    """
+    """Return the command with which a finished run goes on, and its goal ("round N")."""
     what = "epoch" if ends_by_epochs(history, spec) else "round"
     return f"`holdfast resume --{what}s N`", f"{what} N"

@@ -70,9 +70,7 @@ class Succession:
         return True
 
     def refuses(self, peer: str, hello: Hello) -> bool:
-        """Note whom a peer has obeyed; returns True if this master is superseded, or has refused
-        the peer.
-        """
+        """Note the master that a peer has obeyed; return whether it is not to be admitted."""
         context = self.context
         again = peer in self.elsewhere
         other = hello.term == context.term and hello.nonce != context.history.masters.nonce
@@ -85,7 +83,7 @@ class Succession:
             why = f"obeys another start of term {hello.term}: start this master again, and it comes"
             context.drop(peer, RefusalCode.SUPERSEDED, f"this peer {why}")
             if not again:
-                context.announce(EventKind.JOIN, peer, f"{context.name(peer)} {why}")
+                context.announce_peer(EventKind.JOIN, peer, why)
         return other
 
     def know(self, addresses: tuple[str, ...]) -> None:
@@ -100,18 +98,14 @@ class Succession:
     # ------------------------------------------------------------ taking over
 
     def came(self, peer: str) -> bool:
-        """Note that a peer has attached. Returns True if with it more than half of the electorate
-        have.
-        """
+        """Note that a peer has attached; return whether with it most of the electorate have."""
         before = self.waiting
         self.attached.add(peer)
         self.elsewhere.discard(peer)
         return self._announce_if_over(before)
 
     def kicked(self, peer: str) -> bool:
-        """Take a peer out of the electorate. Returns True if no others need to be waited for
-        now.
-        """
+        """Take a peer out of the electorate; return whether no others are waited for now."""
         before = self.waiting
         self.electorate.discard(peer)
         self.attached.discard(peer)

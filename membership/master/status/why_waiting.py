@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 class WaitReasons:
-    """Reasons as they are now; made once for a status, because most members wait for the same
-    round.
-    """
+    """Reasons as they are now; made once for a status: most wait for the same round."""
 
     def __init__(self, coordinator: Coordinator, now_s: float) -> None:
         self._coordinator = coordinator
@@ -126,9 +124,7 @@ class WaitReasons:
         return f"{what} ({listed} {why})"
 
     def _short_name(self, peer: str) -> str:
-        """Return a member's name, with the beginning of its id only if another one has the same
-        name.
-        """
+        """Return a member's name, with its id only if another one has the same name."""
         member = self._coordinator.context.roster.get(peer)
         if member is None or self._names[member.name] > 1:
             return self._coordinator.context.name(peer)

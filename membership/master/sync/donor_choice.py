@@ -81,9 +81,7 @@ class DonorChoice:
         self._receivers.update(donors)
 
     def _ranked(self, able: Sequence[Member]) -> list[Member]:
-        """Sort members by their uplink for one more receiver; members that are leaving come
-        last.
-        """
+        """Sort members by their uplink for one more receiver; those that leave come last."""
         lines = self._bandwidths.lines([other.peer for other in able], caps_of(able))
 
         def spare(other: Member) -> float:

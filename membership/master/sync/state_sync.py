@@ -79,10 +79,9 @@ class StateSync:
         self.missing.discard(member.peer)
         if not history.founded or hello.lineage != history.lineage:
             self.votes.unheard.discard(member.peer)
+            why = "it holds another run's state" if hello.lineage else "it holds no state yet"
             for copy in member.copies:
-                copy.why = (
-                    "it holds another run's state" if hello.lineage else "it holds no state yet"
-                )
+                copy.why = why
             return
         member.transfers.kept = [
             kept.heads
@@ -130,9 +129,7 @@ class StateSync:
                 self._compare(member, head)
 
     def beyond(self, member: Member, head: FragmentHead) -> None:
-        """Take a copy as stale whose version is unknown here: of a branch not taken, or lost with
-        the journal's end.
-        """
+        """Take a copy as stale whose version is of a branch not taken, or lost by the journal."""
         member.transfers.reported_heads[head.fragment] = head
         copy = member.copies[head.fragment]
         if copy.fetch is None:
@@ -213,9 +210,7 @@ class StateSync:
         self._fail(member, message.fragment, quoted(message.reason))
 
     def moved(self, member: Member, *, state: bool) -> None:
-        """Note that bytes arrive at the member: of a state transfer (``state``), or of a
-        reduction.
-        """
+        """Note that bytes arrive at a member: of a transfer (``state``), or of a reduction."""
         now_s = self.context.now_s
         for copy in member.copies:
             if copy.fetch is not None:
@@ -324,9 +319,7 @@ class StateSync:
         )
 
     def _settle_in_sync(self, member: Member, excluded: Excluded) -> bool:
-        """Update whether a member is in sync: from holding all newest versions until a copy is
-        stale.
-        """
+        """Update whether a member is in sync: from all newest versions until a copy is stale."""
         if member.in_sync:
             in_sync = all(copy.state in RECEIVED_STATES for copy in member.copies)
         else:
@@ -341,16 +334,11 @@ class StateSync:
             member.transfers.kept.clear()
             member.transfers.failures = 0
             self.catch_up.in_sync(member)
-            self.context.announce(
-                EventKind.SYNC, member.peer, f"{format_member(member)} is in sync"
-            )
+            text = "is in sync"
         else:
             whys = [copy.why for copy in member.copies if copy.state not in RECEIVED_STATES]
-            self.context.announce(
-                EventKind.SYNC,
-                member.peer,
-                f"{format_member(member)} is no longer in sync: {whys[0]}",
-            )
+            text = f"is no longer in sync: {whys[0]}"
+        self.context.announce_peer(EventKind.SYNC, member.peer, text)
         return True
 
     def _late_copies(self, member: Member) -> bool:
@@ -449,10 +437,10 @@ class StateSync:
         if fetch is not None and not fetch.donors:  # the copy on its own disk was wrong
             kept = member.transfers.kept
             member.transfers.kept = [heads for heads in kept if heads[fragment] != fetch.head]
-        self.context.announce(
+        self.context.announce_peer(
             EventKind.SYNC,
             member.peer,
-            f"{format_member(member)} could not fetch fragment {fragment}: {why} "
+            f"could not fetch fragment {fragment}: {why} "
             f"(failure {member.transfers.failures} of {SYNC_ATTEMPTS_MAX})",
         )
         self._move(member, fragment, CopyState.STALE, why)
@@ -477,9 +465,7 @@ class StateSync:
     # ------------------------------------------------------------ questions
 
     def hopeless(self) -> list[tuple[Member, RefusalCode, str]]:
-        """Return the members whose transfers failed too often, with the refusal; they must start
-        over.
-        """
+        """Return the members whose transfers failed too often, with the refusal."""
         return [
             (member, RefusalCode.LAGGING, f"{SYNC_ATTEMPTS_MAX} state transfers in a row failed")
             for member in self.context.roster.by_number()
