@@ -11,7 +11,7 @@ from typing import Protocol
 
 import trio
 
-from ...membership.master.state.run_end import how_to_go_on, what_is_committed
+from ...membership.master.run_end import how_to_go_on, what_is_committed
 from ...membership.master.status.why_waiting import WaitReasons
 from ...membership.spec.spec import STEPS_MAX, RunSpec
 from ...membership.spec.spec_changes import with_end

@@ -52,7 +52,7 @@ from .places import Places
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.routes import Routes
-from .run_ending import RunEnding
+from .run_end import RunEnding
 from .state.context import Context, format_member, quoted
 from .state.history import RunHistory
 from .state.journal import JournalRecord, PeerRevoked, RunPaused

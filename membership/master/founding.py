@@ -14,11 +14,7 @@ from .sync.state_sync import StateSync
 
 
 class Founding:
-    """Asks one member at a time for the first weights.
-
-    Attributes:
-      founder: the member that was asked and has not answered.
-    """
+    """Asks one member at a time for the first weights."""
 
     def __init__(
         self, context: Context, state_sync: StateSync, removal: Removal, attachment: Attachment
@@ -27,7 +23,7 @@ class Founding:
         self.state_sync = state_sync
         self.removal = removal
         self.attachment = attachment
-        self.founder: str | None = None
+        self.founder: str | None = None  # the member that was asked and has not answered
 
     def founders(self) -> list[Member]:
         """Return the members that may found the run: of each invite, only the first to attach."""

@@ -79,25 +79,19 @@ class KeptLeases:
 
 
 class Leases:
-    """All leases of a run.
-
-    Attributes:
-      cursor: no position from this one on is leased.
-      free: positions before it that are neither spent, held nor kept.
-      held: by peer, what it holds.
-      kept: by peer, what it held when it left.
-      posted: by round and peer, what its update was trained on.
-      left: by round whose reduction was ordered, whose members left the roster since they posted.
-    """
+    """All leases of a run."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self._data = data = context.history.data
-        self.cursor = data.reserved
+        self.cursor = data.reserved  # no position from this one on is leased
+        # Positions before it that are neither spent, held nor kept.
         self.free = RangeSet([(0, self.cursor)]) - data.spent
-        self.held: dict[str, RangeSet] = {}
-        self.kept: dict[str, KeptLeases] = {}
+        self.held: dict[str, RangeSet] = {}  # by peer, what it holds
+        self.kept: dict[str, KeptLeases] = {}  # by peer, what it held when it left
+        # By round and peer, what its update was trained on.
         self.posted: dict[int, dict[str, RangeSet]] = {}
+        # By round whose reduction was ordered, whose members left the roster since they posted.
         self.left: dict[int, set[str]] = {}
         self._wanted: dict[str, LeasesWanted] = {}
         self._recent: dict[str, deque[RangeSet]] = {}

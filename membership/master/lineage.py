@@ -47,13 +47,7 @@ class Fallback:
 
 
 class Lineage:
-    """Adopts versions beyond the journal's, and rewinds the run to older ones.
-
-    Attributes:
-      lost_since_s: since when no member holds the newest versions while some hold older ones.
-      useless_since_s: since when no member holds the versions of a journal that is behind, while
-        members hold different newer ones.
-    """
+    """Adopts versions beyond the journal's, and rewinds the run to older ones."""
 
     def __init__(
         self, context: Context, state_sync: StateSync, succession: Succession, evict: Evict
@@ -62,7 +56,10 @@ class Lineage:
         self.state_sync = state_sync
         self.succession = succession
         self._evict = evict
+        # Since when no member holds the newest versions while some hold older ones.
         self.lost_since_s: float | None = None
+        # Since when no member holds the versions of a journal that is behind, while members hold
+        # different newer ones.
         self.useless_since_s: float | None = None
         self._announced_lost = False
 

@@ -52,11 +52,7 @@ from .sync.state_sync import ROOT_BYTES, StateSync
 
 @define(eq=False)
 class MessageHandlers:
-    """Hands each message to its handler, which only notes what the message says.
-
-    Attributes:
-      table: the handler of each kind of message that a member may send.
-    """
+    """Hands each message to its handler, which only notes what the message says."""
 
     context: Context
     scheduler: RoundScheduler
@@ -67,6 +63,7 @@ class MessageHandlers:
     departures: Departures
     removal: Removal
     leases: Leases
+    # The handler of each kind of message that a member may send.
     table: dict[type[Message], Callable[[Member, Any], None]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:

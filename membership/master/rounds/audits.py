@@ -82,18 +82,14 @@ class SumContradiction:
 
 
 class Auditing:
-    """Draws chunks and evaluates their checks; ``decision`` runs the round again or commits it.
-
-    Attributes:
-      equal_count: checks that found the same sum.
-      contradictions: of members that are not removed, the oldest first; forgotten with this master.
-    """
+    """Draws chunks and evaluates their checks; ``decision`` runs the round again or commits it."""
 
     def __init__(self, context: Context, round_table: RoundTable, routes: Routes) -> None:
         self.context = context
         self.round_table = round_table
         self.routes = routes
-        self.equal_count = 0
+        self.equal_count = 0  # checks that found the same sum
+        # Of members that are not removed, the oldest first; forgotten with this master.
         self.contradictions: deque[SumContradiction] = deque(maxlen=CONTRADICTIONS_MAX)
 
     # ------------------------------------------------------------ facts

@@ -71,13 +71,9 @@ class Inquiries:
 
 @define
 class Findings:
-    """Conclusions from the answers.
+    """Conclusions from the answers."""
 
-    Attributes:
-      against: by member, its accusers.
-    """
-
-    against: dict[str, set[str]] = Factory(dict)
+    against: dict[str, set[str]] = Factory(dict)  # by member, its accusers
 
     def by_voice(self, voices: Mapping[str, Hashable]) -> Findings:
         """Return the findings with one accuser for each voice."""

@@ -6,12 +6,10 @@
                        |  '---- Reduce: an update was refused, or nothing moves for a deadline
                        '--> Abort: fewer than the quorum are left, or they do not agree
 
-A loss costs the chunks that the lost member owned. First all survivors stop accepting from the lost
-and say what they hold (``Flush``, ``Held``). Only then are those chunks given to others
-(``Repair``), so nothing can arrive from the lost later and make a second result. A chunk that a
-survivor holds is spread from there; a chunk that none holds is added up again by the survivors.
-Which contributors are in which chunk is part of the outcome that all have to agree on. Another loss
-meanwhile begins a new flush.
+A loss costs the chunks that the lost member owned (see ``attempt``, ``repair``). Those are given to
+others only when all survivors have stopped accepting from the lost, so nothing can arrive from the
+lost later and make a second result. Which contributors are in which chunk is part of the outcome
+that all have to agree on.
 
 Messages only add facts. ``advance`` looks at the facts and acts, so the order in which a death, an
 accusation and a late result arrive does not matter. No member waits for the dead: a death that the

@@ -36,10 +36,6 @@ class RoundScheduler:
 
     Args:
       evict: removes a member from the roster; calls back ``removed``.
-
-    Attributes:
-      rounds: open or reducing, by number; the round table's.
-      driver: of the rounds that are reducing; receives the messages about reductions.
     """
 
     def __init__(
@@ -61,10 +57,11 @@ class RoundScheduler:
         self.round_table = RoundTable(context, evict, leases)
         self.clock = RoundClock(context, self.round_table)
         self.same_samples = SameSamples(context)
+        # Of the rounds that are reducing; receives the messages about reductions.
         self.driver = ReductionDriver(
             context, state_sync, self.round_table, self.bandwidths, routes
         )
-        self.rounds = self.round_table.rounds
+        self.rounds = self.round_table.rounds  # open or reducing, by number; the round table's
 
     # ------------------------------------------------------------ facts
 

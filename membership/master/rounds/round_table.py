@@ -31,20 +31,16 @@ class RoundTable:
     Args:
       evict: removes a member from the roster.
       leases: of the samples that updates were trained on.
-
-    Attributes:
-      rounds: open or reducing, by number.
-      past: committed or aborted, oldest first.
-      backoff: how long to wait after rounds that were aborted.
     """
 
     def __init__(self, context: Context, evict: Evict, leases: Leases) -> None:
         self.context = context
         self.leases = leases
         self.evict = evict
-        self.rounds: dict[int, Round] = {}
+        self.rounds: dict[int, Round] = {}  # open or reducing, by number
+        # Committed or aborted, oldest first.
         self.past: deque[Round] = deque(maxlen=PAST_ROUNDS_MAX)
-        self.backoff = Backoff()
+        self.backoff = Backoff()  # how long to wait after rounds that were aborted
         self.abort_count = 0
         self.repair_count = 0
         self.rerun_count = 0

@@ -86,13 +86,10 @@ class RoutedPair:
 
 
 class Routes:
-    """Routes of all pairs; most pairs keep their default route.
-
-    Attributes:
-      disputes: pairs that failed each other in a round; they outlive removals and returns.
-    """
+    """Routes of all pairs; most pairs keep their default route."""
 
     def __init__(self, context: Context) -> None:
+        # Pairs that failed each other in a round; they outlive removals and returns.
         self.disputes = Disputes(context.spec.membership.deadline_s)
         self._context = context
         self._pairs: dict[Ends, RoutedPair] = {}

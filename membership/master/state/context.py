@@ -38,22 +38,13 @@ REASON_CHARS_MAX = 300  # of a peer's text that is passed on
 
 
 class Context:
-    """State shared by the rules of one master.
-
-    Attributes:
-      lot: random and secret; choices that no peer may predict are derived from it.
-      now_s: the time of the present call.
-      settled_s: the time of the last call after which all conclusions were drawn. What was due by
-        then is done; what is due later is not, even if ``now_s`` is past it.
-      out: effects of the present call, in order.
-      change_count: grows whenever the status may have changed.
-    """
+    """State shared by the rules of one master."""
 
     def __init__(
         self, spec: RunSpec, run_id: str, history: RunHistory, term: int, lot: bytes = b""
     ) -> None:
         self.spec = spec
-        self.lot = lot
+        self.lot = lot  # random and secret; choices that no peer may predict are derived from it
         self.run_id = run_id
         self.history = history
         self.term = term
@@ -61,10 +52,12 @@ class Context:
         self.detector = Detector(spec.membership.deadline_s)
         self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
         self.departed: deque[tuple[Member, str]] = deque(maxlen=DEPARTED_MAX)
-        self.now_s = 0.0
+        self.now_s = 0.0  # the time of the present call
+        # The time of the last call after which all conclusions were drawn. What was due by then is
+        # done; what is due later is not, even if ``now_s`` is past it.
         self.settled_s = -math.inf
-        self.out: list[Effect] = []
-        self.change_count = 0
+        self.out: list[Effect] = []  # effects of the present call, in order
+        self.change_count = 0  # grows whenever the status may have changed
         self.totals = RunTotals(history)
         schedule, sync_every = history.schedule, spec.diloco.sync_every
         self.moved = schedule.moved  # see ``round_schedule``

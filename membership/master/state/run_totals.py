@@ -18,16 +18,12 @@ BFLOAT16_BYTES = 2
 
 
 class RunTotals:
-    """Sums over all members.
-
-    Attributes:
-      sent_bytes: by all members to each other, as reported.
-      parallel_bytes: bytes that data parallel training with bfloat16 gradients would have sent for
-        the same steps: a ring sends each gradient 2 (n - 1) times.
-    """
+    """Sums over all members."""
 
     def __init__(self, history: RunHistory) -> None:
-        self.sent_bytes = 0
+        self.sent_bytes = 0  # by all members to each other, as reported
+        # Bytes that data parallel training with bfloat16 gradients would have sent for the same
+        # steps: a ring sends each gradient 2 (n - 1) times.
         self.parallel_bytes = 0
         self._history = history
         self._steps = {fragment: commit.at_step for fragment, commit in history.commits.items()}

@@ -26,26 +26,20 @@ NAMES_MAX = 8  # names in one sentence
 
 
 class Succession:
-    """The place of this master among the masters of its run.
-
-    Attributes:
-      superseded: why this master must not go on; empty while it may.
-      electorate: contributors named by the journal of a master that is behind, or all members if it
-        names none. Empty if the master is not behind.
-      attached: members that have attached to this master, and so obey it.
-      elsewhere: members that obey another start of this term.
-    """
+    """The place of this master among the masters of its run."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.superseded = ""
+        self.superseded = ""  # why this master must not go on; empty while it may
         history = context.history
+        # Contributors named by the journal of a master that is behind, or all members if it names
+        # none. Empty if the master is not behind.
         self.electorate: set[str] = set()
         if history.masters.behind:
             able = {record.peer for record in history.members.able()}
             self.electorate = set(history.members.places) or able
-        self.attached: set[str] = set()
-        self.elsewhere: set[str] = set()
+        self.attached: set[str] = set()  # members that have attached to this master, and so obey it
+        self.elsewhere: set[str] = set()  # members that obey another start of this term
 
     # ------------------------------------------------------------ fencing
 

@@ -10,9 +10,9 @@ from ....protocol.text import plural
 from ...shared.peer_rows import NO_STEP, format_copy
 from ...shared.run_status import RunState
 from ..rounds.round import Round, RoundPhase
+from ..run_end import how_to_go_on, what_is_committed
 from ..state.context import quoted
 from ..state.roster import CopyState, Member, can_contribute
-from ..state.run_end import how_to_go_on, what_is_committed
 from ..state.succession import NAMES_MAX
 from ..trainers import state_of
 

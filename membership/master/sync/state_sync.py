@@ -50,11 +50,7 @@ Excluded = Callable[[Member, int], bool]
 
 
 class StateSync:
-    """The members' copies of the state: their transitions, and transfers between members.
-
-    Attributes:
-      missing: contributors from before the master's restart that are not back yet.
-    """
+    """The members' copies of the state: their transitions, and transfers between members."""
 
     def __init__(
         self,
@@ -69,6 +65,7 @@ class StateSync:
         self.routes = routes
         self.catch_up = CatchUp(context)
         self.votes = RootVotes(context)
+        # Contributors from before the master's restart that are not back yet.
         self.missing = set(context.history.members.places)
 
     # ------------------------------------------------------------ coming and going

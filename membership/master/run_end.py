@@ -1,4 +1,4 @@
-"""The end of a run: ``Finish``, once its last round is applied."""
+"""The end of a run: with the last of its rounds, or of the epochs of its data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..spec.spec_changes import changed_settings
 from .leases import Leases
 from .rounds.round_scheduler import RoundScheduler
 from .state.context import Context
+from .state.history import RunHistory
 from .state.journal import RunFinished, SpecChanged
-from .state.run_end import what_is_committed
 
 
 class RunEnding:
@@ -64,3 +64,23 @@ class RunEnding:
     def next_deadline_s(self) -> float:
         """Return when ``Finish`` is sent even if the last round is not applied everywhere."""
         return math.inf if self._sent else self._due_s
+
+
+def ends_by_epochs(history: RunHistory, spec: RunSpec) -> bool:
+    """Return whether a finished run has ended with its epochs, and had rounds left."""
+    rounds = spec.run.rounds
+    return spec.data.epochs > 0 and not 0 < rounds <= history.commit_count
+
+
+def what_is_committed(history: RunHistory, spec: RunSpec) -> str:
+    """Return why a run is finished, such as "all 40 rounds are committed"."""
+    count, what = history.commit_count, "round"
+    if ends_by_epochs(history, spec):
+        count, what = spec.data.epochs, "epoch"
+    return f"the only {what} is committed" if count == 1 else f"all {count} {what}s are committed"
+
+
+def how_to_go_on(history: RunHistory, spec: RunSpec) -> tuple[str, str]:
+    """Return the command with which a finished run goes on, and its goal ("round N")."""
+    what = "epoch" if ends_by_epochs(history, spec) else "round"
+    return f"`holdfast resume --{what}s N`", f"{what} N"
