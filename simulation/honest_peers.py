@@ -92,7 +92,7 @@ def _is_harmless(swarm: Swarm, adversary: Liar) -> bool:
     coordinator, peer = swarm.coordinator, swarm.peers[adversary.name].peer
     if adversary.lie is Lie.CHECKER:
         return peer in coordinator.scheduler.driver.audits.distrusted()
-    return peer in coordinator.context.history.revoked
+    return peer in coordinator.context.history.members.revoked
 
 
 async def _withstand(swarm: Swarm, scenario: Scenario, adversary: Hostile) -> None:
@@ -144,7 +144,7 @@ class HonestPeersCheck:
                 continue
             if member is None or not member.in_sync:
                 return False
-            if name != SPARE and member.peer not in context.history.places:
+            if name != SPARE and member.peer not in context.history.members.places:
                 return False
         return True
 

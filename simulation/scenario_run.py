@@ -327,7 +327,7 @@ class _ScenarioRun:
 
     def _flushing(self) -> bool:
         round_ = self._reducing()
-        return round_ is None or round_.running().flushing
+        return round_ is None or round_.running().flush.in_progress
 
     def _all_but_one_reported(self) -> bool:
         round_ = self._reducing()

@@ -383,7 +383,7 @@ class Swarm:
         """Repeat removals that are not on the master's disk: the operator has no confirmation
         yet.
         """
-        for peer in sorted(self._kicked - set(self.coordinator.context.history.revoked)):
+        for peer in sorted(self._kicked - set(self.coordinator.context.history.members.revoked)):
             self.decide(partial(self.coordinator.kick, peer, "because"))
 
     # ------------------------------------------------------------ faults that last

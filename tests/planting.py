@@ -99,7 +99,7 @@ def owns_again(patch: Patch) -> None:
 
     def forgetful(self: Auditing, round_: Any, *word: Any) -> str:
         why = contradicted(self, round_, *word)
-        round_.barred.clear()
+        round_.distrust.barred.clear()
         return why
 
     patch.setattr(Auditing, "_contradicted", forgetful)

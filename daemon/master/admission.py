@@ -125,7 +125,7 @@ class Admission:
 
     def _is_known(self, peer: str) -> bool:
         """Return whether a peer was admitted before and not shut out since."""
-        out = self._coordinator.context.history.is_out(peer)
+        out = self._coordinator.context.history.members.is_out(peer)
         return self._store.grant(peer) is not None and not out
 
     def check_not_shut_out(self, peer: str) -> None:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...membership.master.state.journal import RoundCommitted, RunHistory
-from ...membership.master.state.run_end import ends_by_epochs, how_to_go_on
+from ...membership.master.run_end import ends_by_epochs, how_to_go_on
+from ...membership.master.state.history import RunHistory
+from ...membership.master.state.journal import RoundCommitted
 from ...membership.spec.spec import RunSpec
 from ...protocol.text import format_duration, plural
 from ..process.paths import join_line

@@ -29,7 +29,7 @@ class MasterInvites:
 
     def masters(self) -> tuple[Address, ...]:
         """Return the addresses for invites: this master's, then those of possible successors."""
-        known = self._run.coordinator.context.history.masters
+        known = self._run.coordinator.context.history.masters.addresses
         ours, others = (map(Address.parse, each) for each in (self.addresses(), self.others))
         every = [*ours, *self._options.also, *others, *map(Address.parse, known)]
         return tuple(dict.fromkeys(every))[:ADDRESSES_MAX]

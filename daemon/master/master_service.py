@@ -180,7 +180,7 @@ class MasterService:
         """Return for how long no member was heard of since this master began; 0 if none is due."""
         context = self.coordinator.context
         history, began_s = context.history, self._began_s
-        if began_s is None or history.finished or all(map(history.is_out, history.admitted)):
+        if began_s is None or history.finished or not history.members.able():
             return 0.0
         return context.detector.all_silent_s(self.now(), began_s)
 
@@ -275,7 +275,7 @@ class MasterService:
 
     def _renew(self, peer: str, message: Renew) -> None:
         grant = self.store.grant(peer)
-        out = self.coordinator.context.history.is_out(peer)
+        out = self.coordinator.context.history.members.is_out(peer)
         if self._authority is None or grant is None or out:
             return
         try:
@@ -321,7 +321,7 @@ class MasterService:
 
     def _member_addresses(self) -> list[tuple[str, tuple[str, ...]]]:
         roster = self.coordinator.context.roster
-        return [(member.peer, member.addresses) for member in roster.by_number()]
+        return [(member.peer, member.connection.addresses) for member in roster.by_number()]
 
     def _classed(self, peer: str, reachable: bool) -> None:
         self.decide(partial(self.coordinator.classed, peer, reachable))

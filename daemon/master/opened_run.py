@@ -13,8 +13,8 @@ from attrs import define, frozen
 
 from ...membership.master.coordinator import Coordinator
 from ...membership.master.state.context import LOT_BYTES
+from ...membership.master.state.history import TERMS_SKIPPED
 from ...membership.master.state.journal import (
-    TERMS_SKIPPED,
     JournalRecord,
     RunCreated,
     SpecChanged,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import trio
 
-from ...membership.master.state.run_end import how_to_go_on, what_is_committed
+from ...membership.master.run_end import how_to_go_on, what_is_committed
 from ...membership.master.status.why_waiting import WaitReasons
 from ...membership.spec.spec import STEPS_MAX, RunSpec
 from ...membership.spec.spec_changes import with_end
@@ -117,9 +117,9 @@ class OperatorCommands:
     def _find_peer(self, wanted: str) -> str:
         names = {peer: grant.name for peer, grant in self._store.granted().items()}
         history = self._coordinator.context.history
-        names |= {peer: admitted.name for peer, admitted in history.admitted.items()}
+        names |= {peer: admitted.name for peer, admitted in history.members.admitted.items()}
         names |= {member.peer: member.name for member in self._coordinator.context.roster}
-        for peer in history.revoked:
+        for peer in history.members.revoked:
             names.pop(peer, None)
         hint = "`holdfast status` lists the members; use the peer id's first digits"
         return find_peer(wanted, names, "peer", hint)

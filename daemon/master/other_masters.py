@@ -46,7 +46,7 @@ class OtherMasters:
     async def run(self) -> None:
         context = self._coordinator.context
         while True:
-            for text in context.history.masters:
+            for text in context.history.masters.addresses:
                 address = Address.parse(text)
                 if address not in self._bound():
                     await self._query(address)
@@ -74,7 +74,7 @@ class OtherMasters:
     def _own_claim(self) -> TermClaim:
         context = self._coordinator.context
         followers = len(self._coordinator.succession.attached)
-        return TermClaim(context.run_id, context.term, context.history.nonce, followers)
+        return TermClaim(context.run_id, context.term, context.history.masters.nonce, followers)
 
     def _hear(self, claim: TermClaim, where: str) -> None:
         if claim.run_id == self._coordinator.context.run_id:

@@ -114,6 +114,6 @@ class PeerGreeting:
     def _knows_term(self, hello: Hello) -> bool:
         """Return whether the peer's term existed: no member may end a master by inventing one."""
         context = self._context
-        past = (hello.term, hello.nonce) == (context.term, context.history.nonce)
+        past = (hello.term, hello.nonce) == (context.term, context.history.masters.nonce)
         past |= hello.term < context.term
         return past or self._authority is None or self._authority.vouches(hello.term, hello.nonce)

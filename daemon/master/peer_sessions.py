@@ -231,7 +231,7 @@ class PeerSessions:
             or not session.welcomed
             or session.crash_report is not None
             or session.incarnation != resume.incarnation
-            or theirs != (context.run_id, context.term, context.history.nonce)
+            or theirs != (context.run_id, context.term, context.history.masters.nonce)
         ):
             await stream.send_final(Refused(RefusalCode.RESUME, "that session is over"))
             return

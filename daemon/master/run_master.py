@@ -297,7 +297,7 @@ class Master:
     def _know_masters(self) -> bool:
         """Tell the members this run's master addresses; return whether some are new."""
         masters = tuple(map(str, self.invites.masters()))[:MASTERS_MAX]
-        new = set(masters) - set(self.coordinator.context.history.masters)
+        new = set(masters) - set(self.coordinator.context.history.masters.addresses)
         self.service.decide(partial(self.coordinator.know_masters, masters))
         return bool(new)
 

@@ -113,7 +113,7 @@ class RunFiles:
         self._journal = service.store
         self._run = service.coordinator.context.history
         self._began_at = began_at
-        self._first_round = self._run.next_round
+        self._first_round = self._run.schedule.next_round
         # Reductions of the last master: they go on, or are aborted by this one.
         self._orders = {each.order.round for each in self._run.orders.values()}
         self.rebuild()
@@ -145,7 +145,9 @@ class RunFiles:
             )
             return
         rows = [
-            journaled_round(each.commit, self._run.name_of, each.opened_at, each.committed_at)
+            journaled_round(
+                each.commit, self._run.members.name_of, each.opened_at, each.committed_at
+            )
             for each in missing
         ]
         rows += [
@@ -240,7 +242,7 @@ class RunRecorder:
     def _record_event(self, event: Event) -> None:
         context = self._context
         member = context.roster.get(event.peer) if event.peer else None
-        known = member or (context.history.admitted.get(event.peer) if event.peer else None)
+        known = member or (context.history.members.admitted.get(event.peer) if event.peer else None)
         past = PastEvent(
             self._next_id,
             self._at(event.at_s),
@@ -355,7 +357,7 @@ class RunRecorder:
                 loss_start=first,
                 loss_end=self._last.loss if known and self._last is not None else last,
                 # The contributors of the last commits hold the final weights.
-                weights_at=tuple(sorted(map(history.name_of, holders))),
+                weights_at=tuple(sorted(map(history.members.name_of, holders))),
             )
         return self._ending
 

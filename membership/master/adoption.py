@@ -24,7 +24,7 @@ from ..planning.plan import PlanEstimate
 from ..shared.event_kind import EventKind
 from .rounds.attempt import Attempt
 from .rounds.reduction_driver import ReductionDriver
-from .rounds.round import Round, RoundPhase
+from .rounds.round import Answers, Round, RoundPhase
 from .rounds.round_table import RoundTable
 from .state.context import Context
 from .state.journal import RoundOrdered
@@ -63,9 +63,7 @@ class Adoption:
     # ------------------------------------------------------------ facts
 
     def came(self, member: Member, hello: Hello) -> tuple[int, ...]:
-        """Note which reductions an attaching member still runs. Returns the rounds that it is to go
-        on with.
-        """
+        """Note which reductions an attaching member still runs; return those to go on with."""
         self._heard.add(member.peer)
         held = {(reduced.round, reduced.attempt) for reduced in hello.undecided}
         going_on = []
@@ -85,9 +83,7 @@ class Adoption:
                 self._missed(number, peer)
 
     def hears(self, member: Member, message: Reduced | ReduceFailed) -> bool:
-        """Keep a report about a round that may go on. Returns False for reports about other
-        rounds.
-        """
+        """Keep a report about a round that may go on; return False about other rounds."""
         if message.round not in self._orders:
             return False
         self._reports.append((member, message))
@@ -151,7 +147,7 @@ class Adoption:
                 self.context.send(peer, Abort(number, reason))
         round_ = self._enter(record)
         for peer in record.order.receivers:
-            round_.mark(peer, self.context.history.name_of(peer))
+            round_.mark(peer, self.context.history.members.name_of(peer))
         self.round_table.void(round_, plain(reason))
 
     def _enter(self, record: RoundOrdered) -> Round:
@@ -164,13 +160,15 @@ class Adoption:
             at_step=record.at_step,
             opened_s=now_s,
             phase=RoundPhase.REDUCING,
-            ready={
-                each.peer: ready
-                for each, ready in zip(order.contributors, record.ready, strict=True)
-            },
+            answers=Answers(
+                ready={
+                    each.peer: ready
+                    for each, ready in zip(order.contributors, record.ready, strict=True)
+                }
+            ),
             closed_s=now_s,
             original_count=len(order.contributors),
-            attempt=Attempt.of(order, UNKNOWN, now_s, adopted=True),
+            attempt=Attempt(order, UNKNOWN, now_s, adopted=True),
         )
         return round_
 

@@ -18,7 +18,7 @@ from .hello_checks import PROCESSES_MAX, Processes, refusal
 from .removal import Removal
 from .state.context import Context, format_member, quoted
 from .state.journal import PeerAdmitted
-from .state.roster import Grant, Member, new_member
+from .state.roster import Connection, Copy, Grant, Member, Trainer
 
 
 class Attachment:
@@ -64,25 +64,24 @@ class Attachment:
         self.removal.remove(old, reason, keep_place=again)
         return True
 
-    def admit(
-        self, peer: str, hello: Hello, grant: Grant, host: str, *, port: int, reachable: bool
-    ) -> Member:
+    def admit(self, peer: str, hello: Hello, grant: Grant, connection: Connection) -> Member:
         """Add the peer to the roster, under the number of its process or under a new one."""
         history, now_s = self.context.history, self.context.now_s
         known = self._known_number(peer, hello)
-        number = history.next_number if known is None else known
+        number = history.members.next_number if known is None else known
         if known is None:
             self.context.record(PeerAdmitted(peer, hello.name, number, hello.incarnation))
-        member = self.context.roster.members[peer] = new_member(
-            peer,
-            hello,
-            grant,
-            number,
-            history.fragment_count,
-            now_s,
-            host,
-            port=port,
-            reachable=reachable,
+        member = self.context.roster.members[peer] = Member(
+            peer=peer,
+            name=hello.name,
+            number=number,
+            incarnation=hello.incarnation,
+            grant=grant,
+            attached_s=now_s,
+            connection=connection,
+            trainer=Trainer(hello.layout, now_s if hello.layout is None else None),
+            copies=[Copy() for _ in history.versions],
+            software=hello.software,
         )
         self.context.totals.attached(member, known=known is not None)
         self.context.detector.heard(peer, now_s)
@@ -90,15 +89,13 @@ class Attachment:
 
     def _known_number(self, peer: str, hello: Hello) -> int | None:
         """Return the member number of a process that has attached before."""
-        admitted = self.context.history.admitted.get(peer)
+        admitted = self.context.history.members.admitted.get(peer)
         if admitted is None or admitted.incarnation != hello.incarnation:
             return None
         return admitted.number
 
     def outcomes(self, hello: Hello) -> tuple[Commit, ...]:
-        """Return the commits of the rounds whose results the peer holds without knowing the
-        decision.
-        """
+        """Return the commits of rounds whose results the peer holds without the decision."""
         held = {(reduced.round, reduced.digest) for reduced in hello.undecided}
         return tuple(
             commit
@@ -131,9 +128,9 @@ class Attachment:
                 step=history.step,
                 committed=committed,
                 term=self.context.term,
-                nonce=history.nonce,
-                masters=history.masters,
-                branch=history.branch,
+                nonce=history.masters.nonce,
+                masters=history.masters.addresses,
+                branch=history.rewinds.branch,
                 going_on=going_on,
                 total_steps=self.context.total_steps,
             ),

@@ -22,18 +22,15 @@ still run it (see ``adoption``); any other round that was not committed is void.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
 from ...protocol.errors import LocalProtocolError
 from ...protocol.messages import (
-    Finish,
     Heartbeat,
     Hello,
     Measured,
     Message,
-    NewSpec,
     Progress,
     RefusalCode,
     Renew,
@@ -43,7 +40,6 @@ from ...protocol.messages import (
 from ..planning.bandwidth import Bandwidths
 from ..shared.event_kind import EventKind
 from ..spec.spec import RunSpec
-from ..spec.spec_changes import changed_settings
 from . import trainers
 from .adoption import Adoption
 from .attachment import Attachment
@@ -56,18 +52,12 @@ from .places import Places
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.routes import Routes
+from .run_end import RunEnding
 from .state.context import Context, format_member, quoted
-from .state.journal import (
-    JournalRecord,
-    PeerRevoked,
-    RunFinished,
-    RunHistory,
-    RunPaused,
-    SpecChanged,
-)
+from .state.history import RunHistory
+from .state.journal import JournalRecord, PeerRevoked, RunPaused
 from .state.master_effects import Effect, StandDown
-from .state.roster import Grant, Member
-from .state.run_end import what_is_committed
+from .state.roster import Connection, Grant, Member
 from .state.succession import Succession
 from .sync.state_sync import StateSync
 
@@ -115,6 +105,7 @@ class Coordinator:
             evict,
             self.leases,
         )
+        self.ending = RunEnding(context, self.scheduler, self.leases)
         self.adoption = Adoption(context, self.scheduler.round_table, self.scheduler.driver)
         self.attachment = Attachment(context, self.removal)
         self.founding = Founding(context, self.state_sync, self.removal, self.attachment)
@@ -122,8 +113,6 @@ class Coordinator:
         self.departures = Departures(
             context, self.scheduler, self.state_sync, self.succession, self.removal
         )
-        self._finish_due_s = math.inf  # when Finish is sent even if the last round is not applied
-        self._finish_sent = False
         self._view_due = False  # a new member needs the view even if nothing in it changed
         self.handlers = MessageHandlers(
             context,
@@ -203,14 +192,11 @@ class Coordinator:
           settle: as of ``receive``.
         """
 
-        def attach() -> bool:
-            came = self._attach(peer, hello, grant, host, port=port, reachable=reachable)
-            return came and settle
-
-        return self._event(now_s, attach)
+        connection = Connection.of(hello, host, port, reachable)
+        return self._event(now_s, self._attach, peer, hello, grant, connection, settle)
 
     def _attach(
-        self, peer: str, hello: Hello, grant: Grant, host: str, *, port: int, reachable: bool
+        self, peer: str, hello: Hello, grant: Grant, connection: Connection, settle: bool
     ) -> bool:
         if self.attachment.refuse(peer, hello):
             return False
@@ -218,21 +204,18 @@ class Coordinator:
             return False
         if self.attachment.replace_connection(peer, hello):
             self._settle()  # a round that can end without it ends now, and Welcome has the outcome
-        member = self.attachment.admit(peer, hello, grant, host, port=port, reachable=reachable)
+        member = self.attachment.admit(peer, hello, grant, connection)
         self.routes.attached(peer)
         if self.succession.came(peer):
             self.departures.expect_return(again=True)
         committed = self.attachment.outcomes(hello)
         self.state_sync.attached(member, hello, committed)
         self.attachment.welcome(member, committed, self.adoption.came(member, hello))
-        self.context.announce(
-            EventKind.JOIN,
-            peer,
-            f"{format_member(member)} joined as member {member.number}"
-            + ("" if reachable else "; it cannot be dialled, it dials the others"),
-        )
+        how = "" if connection.reachable else "; it cannot be dialled, it dials the others"
+        text = f"joined as member {member.number}{how}"
+        self.context.announce_peer(EventKind.JOIN, peer, text)
         self._view_due = True
-        return True
+        return settle
 
     def receive(
         self, peer: str, message: Message, now_s: float, *, settle: bool = True
@@ -272,9 +255,7 @@ class Coordinator:
         member = self.context.roster.get(peer)
         if member is None:
             return False
-        self.context.announce(
-            EventKind.LEAVE, peer, f"{format_member(member)} is gone: {quoted(reason)}"
-        )
+        self.context.announce_peer(EventKind.LEAVE, peer, f"is gone: {quoted(reason)}")
         self.removal.remove(member, reason)
         return settle
 
@@ -289,13 +270,11 @@ class Coordinator:
         if member is None:
             return False
         self.context.detector.heard(peer, self.context.now_s)
-        member.host, member.port = host, port
-        if member.addresses == addresses:
+        member.connection.host, member.connection.port = host, port
+        if member.connection.addresses == addresses:
             return False
-        member.addresses = addresses
-        self.context.announce(
-            EventKind.ROUTE, peer, f"{format_member(member)} is at {', '.join(addresses)} now"
-        )
+        member.connection.addresses = addresses
+        self.context.announce_peer(EventKind.ROUTE, peer, f"is at {', '.join(addresses)} now")
         self.routes.classed(member)
         return True
 
@@ -305,11 +284,11 @@ class Coordinator:
 
     def _classed(self, peer: str, reachable: bool) -> bool:
         member = self.context.roster.get(peer)
-        if member is None or member.reachable == reachable:
+        if member is None or member.connection.reachable == reachable:
             return False
-        member.reachable = reachable
+        member.connection.reachable = reachable
         reach = "can be dialled now" if reachable else "cannot be dialled any more"
-        self.context.announce(EventKind.ROUTE, peer, f"{format_member(member)} {reach}")
+        self.context.announce_peer(EventKind.ROUTE, peer, reach)
         self.routes.classed(member)
         return True
 
@@ -350,19 +329,7 @@ class Coordinator:
         Args:
           spec: differs from the run's in these numbers only.
         """
-        return self._event(now_s, self._change_end, spec)
-
-    def _change_end(self, spec: RunSpec) -> bool:
-        before, self.context.spec = self.context.spec, spec
-        self.context.record(SpecChanged(spec.toml_text))
-        self._finish_due_s, self._finish_sent = math.inf, False
-        self.context.announce(
-            EventKind.RUN,
-            None,
-            f"the run's operator changed {', '.join(changed_settings(before, spec))}",
-        )
-        self.context.send_all(NewSpec(spec.toml_text, self.context.total_steps))
-        return True
+        return self._event(now_s, self.ending.change, spec)
 
     # ------------------------------------------------------------ events: other masters, the daemon
 
@@ -411,7 +378,7 @@ class Coordinator:
             self.lineage.due_s,
             self.adoption.next_deadline_s(),
             self.leases.next_deadline_s(),
-            self._finish_due_s if not self._finish_sent else math.inf,
+            self.ending.next_deadline_s(),
             self.departures.next_deadline_s(),
         )
 
@@ -427,9 +394,7 @@ class Coordinator:
         self.scheduler.removed(member.peer, f"{format_member(member)} is gone: {quoted(why)}")
 
     def _receiving(self) -> set[str]:
-        """Return the members that receive something over their links, which must stay as they
-        are.
-        """
+        """Return the members that receive something over links, which must stay as they are."""
         roster = self.context.roster
         busy = {m.peer for m in roster if any(copy.fetch is not None for copy in m.copies)}
         for round_ in self.scheduler.round_table.reducing():
@@ -466,14 +431,14 @@ class Coordinator:
         changed |= self.scheduler.advance()
         changed |= self.lineage.call_back()
         changed |= self._rewind()
-        return changed | self._finish()
+        return changed | self.ending.finish()
 
     def _publish_view(self) -> None:
         if self.adoption.waiting:
             return
         roster = self.context.roster
         force, self._view_due = self._view_due, False
-        if roster.next_view(self.context.history.places, force=force):
+        if roster.next_view(self.context.history.members.places, force=force):
             self.context.send_all(
                 View(roster.view_number, roster.view_members, self.context.history.step)
             )
@@ -490,30 +455,4 @@ class Coordinator:
         self.leases.rewound()
         for member in self.context.roster.by_number():
             self.attachment.welcome(member)  # has the number of the branch that the run is on now
-        return True
-
-    def _finish(self) -> bool:
-        """Finish the run after its last round, once all members in sync have applied that round."""
-        history, wanted = self.context.history, self.context.spec.run.rounds
-        by_rounds = bool(wanted) and history.commit_count >= wanted
-        if self._finish_sent or not (by_rounds or self.leases.complete):
-            return False
-        if not history.finished:
-            if self.scheduler.end_rounds("every epoch is in committed work"):
-                return False
-            self.context.record(RunFinished(history.last_round))
-            done = what_is_committed(history, self.context.spec)
-            self.context.announce(EventKind.RUN, None, f"{done}; the run is finished")
-            self._finish_due_s = self.context.now_s + self.context.spec.membership.deadline_s
-            return True
-        applied = all(
-            copy.version == version
-            for member in self.context.roster
-            if member.in_sync
-            for copy, version in zip(member.copies, history.versions, strict=True)
-        )
-        if not applied and self.context.now_s < self._finish_due_s:
-            return False
-        self._finish_sent = True
-        self.context.send_all(Finish(history.last_round))
         return True

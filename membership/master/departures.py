@@ -10,7 +10,7 @@ from ...protocol.messages import Leaving, RefusalCode, Released
 from ..shared.event_kind import EventKind
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
-from .state.context import Context, format_member, quoted
+from .state.context import Context, quoted
 from .state.journal import PlaceVacated
 from .state.roster import Member
 from .state.succession import Succession
@@ -40,10 +40,8 @@ class Departures:
         if member.draining_s is None:
             member.draining_s = self.context.now_s
             member.draining_why = message.reason
-            self.context.announce(
-                EventKind.LEAVE,
-                member.peer,
-                f"{format_member(member)} leaves: {quoted(message.reason)}",
+            self.context.announce_peer(
+                EventKind.LEAVE, member.peer, f"leaves: {quoted(message.reason)}"
             )
 
     def release(self) -> bool:
@@ -62,7 +60,7 @@ class Departures:
             ):
                 continue
             self.context.send(member.peer, Released())
-            self.context.announce(EventKind.LEAVE, member.peer, f"{format_member(member)} has left")
+            self.context.announce_peer(EventKind.LEAVE, member.peer, "has left")
             self.context.drop(member.peer, RefusalCode.LEFT, "you asked to leave")
             self.removal.remove(member, f"it left: {quoted(member.draining_why)}")
             return True
@@ -92,10 +90,8 @@ class Departures:
             return False
         for peer in sorted(self.state_sync.missing):
             self.context.record(PlaceVacated(peer))
-            self.context.announce(
-                EventKind.LEAVE,
-                peer,
-                f"{self.context.name(peer)} did not come back after the master's restart",
+            self.context.announce_peer(
+                EventKind.LEAVE, peer, "did not come back after the master's restart"
             )
         self.state_sync.missing.clear()
         self.state_sync.votes.unheard.clear()

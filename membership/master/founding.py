@@ -7,18 +7,14 @@ from ..shared.event_kind import EventKind
 from .attachment import Attachment
 from .hello_checks import founding_fault, layout_refusal
 from .removal import Removal
-from .state.context import Context, format_member
+from .state.context import Context
 from .state.journal import RunFounded
 from .state.roster import Member
 from .sync.state_sync import StateSync
 
 
 class Founding:
-    """Asks one member at a time for the first weights.
-
-    Attributes:
-      founder: the member that was asked and has not answered.
-    """
+    """Asks one member at a time for the first weights."""
 
     def __init__(
         self, context: Context, state_sync: StateSync, removal: Removal, attachment: Attachment
@@ -27,7 +23,7 @@ class Founding:
         self.state_sync = state_sync
         self.removal = removal
         self.attachment = attachment
-        self.founder: str | None = None
+        self.founder: str | None = None  # the member that was asked and has not answered
 
     def founders(self) -> list[Member]:
         """Return the members that may found the run: of each invite, only the first to attach."""
@@ -44,7 +40,7 @@ class Founding:
         if self.context.history.founded or self.founder is not None:
             return False
         for member in self.founders():
-            if member.layout is not None:
+            if member.trainer.running:
                 self.founder = member.peer
                 self.context.send(member.peer, SupplyWeights())
                 return True
@@ -68,11 +64,9 @@ class Founding:
             RunFounded(message.layout, message.sizes, message.lineage, message.heads)
         )
         self.state_sync.founded(member)
-        self.context.announce(
-            EventKind.RUN, member.peer, f"{format_member(member)} supplied the initial weights"
-        )
+        self.context.announce_peer(EventKind.RUN, member.peer, "supplied the initial weights")
         for other in self.context.roster.by_number():
-            refused = layout_refusal(self.context, other.layout)
+            refused = layout_refusal(self.context, other.trainer.layout)
             if refused is not None:
                 self.removal.evict(other.peer, *refused)
             elif other is not member:

@@ -18,7 +18,7 @@ from ..planning.fragment_sizes import sizes_fault
 from ..shared.layout_difference import layout_difference
 from ..spec.spec import RunSpec
 from .state.context import Context, quoted
-from .state.journal import RunHistory
+from .state.history import RunHistory
 from .state.roster import Member
 
 # New processes of one key. Each costs a journal record, so their rate is limited: a burst, then one
@@ -68,9 +68,9 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
     if (out := shut_out(history, peer)) is not None:
         return out
     if history.finished:
-        return RefusalCode.FINISHED, (
-            f"the run has committed all its rounds (the last was round {history.last_round})"
-        )
+        last = history.schedule.last_round
+        text = f"the run has committed all its rounds (the last was round {last})"
+        return RefusalCode.FINISHED, text
     if peer not in context.roster and len(context.roster) >= MEMBERS_MAX:
         return (
             RefusalCode.FULL,
@@ -84,10 +84,14 @@ def refusal(context: Context, peer: str, hello: Hello) -> Refusal | None:
 
 def shut_out(history: RunHistory, peer: str) -> Refusal | None:
     """Refuse a key that was removed for good."""
-    if peer not in history.revoked:
+    if peer not in history.members.revoked:
         return None
-    what = "removed from the run" if peer in history.admitted else "refused by the run's operator"
-    return RefusalCode.KICKED, f"{what}: {quoted(history.revoked[peer])}"
+    what = (
+        "removed from the run"
+        if peer in history.members.admitted
+        else "refused by the run's operator"
+    )
+    return RefusalCode.KICKED, f"{what}: {quoted(history.members.revoked[peer])}"
 
 
 def layout_refusal(context: Context, layout: ModelLayout | None) -> Refusal | None:
@@ -111,8 +115,8 @@ def founding_fault(member: Member, message: WeightsSupplied, spec: RunSpec) -> s
             return f"head {index} is not version 0 of fragment {index} with a root"
     if not message.lineage:
         return "no lineage"
-    if member.layout is not None:
-        difference = layout_difference(member.layout, message.layout)
+    if member.trainer.layout is not None:
+        difference = layout_difference(member.trainer.layout, message.layout)
         if difference is not None:
             return f"another layout than its trainer's: {difference}"
     return sizes_fault(message.layout, message.sizes, spec)

@@ -79,25 +79,19 @@ class KeptLeases:
 
 
 class Leases:
-    """All leases of a run.
-
-    Attributes:
-      cursor: no position from this one on is leased.
-      free: positions before it that are neither spent, held nor kept.
-      held: by peer, what it holds.
-      kept: by peer, what it held when it left.
-      posted: by round and peer, what its update was trained on.
-      left: by round whose reduction was ordered, whose members left the roster since they posted.
-    """
+    """All leases of a run."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self._data = data = context.history.data
-        self.cursor = data.reserved
+        self.cursor = data.reserved  # no position from this one on is leased
+        # Positions before it that are neither spent, held nor kept.
         self.free = RangeSet([(0, self.cursor)]) - data.spent
-        self.held: dict[str, RangeSet] = {}
-        self.kept: dict[str, KeptLeases] = {}
+        self.held: dict[str, RangeSet] = {}  # by peer, what it holds
+        self.kept: dict[str, KeptLeases] = {}  # by peer, what it held when it left
+        # By round and peer, what its update was trained on.
         self.posted: dict[int, dict[str, RangeSet]] = {}
+        # By round whose reduction was ordered, whose members left the roster since they posted.
         self.left: dict[int, set[str]] = {}
         self._wanted: dict[str, LeasesWanted] = {}
         self._recent: dict[str, deque[RangeSet]] = {}
@@ -234,10 +228,10 @@ class Leases:
         self._take_old_back()
         if self.context.history.finished:
             return
+        places = self.context.history.members.places
         for member in self.context.roster.by_number():
-            trains = member.layout is not None and not member.draining
-            wants = member.peer in self._wanted and member.peer in self.context.history.places
-            if trains and wants:
+            trains = member.trainer.running and not member.draining
+            if trains and member.peer in self._wanted and member.peer in places:
                 self._grant(member, waiting=waiting)
 
     def _give_up(self) -> None:
@@ -254,7 +248,7 @@ class Leases:
         """Take the leases of members that are spares now."""
         for member in self.context.roster.by_number():
             held = self.held.get(member.peer)
-            if not held or not member.in_sync or member.peer in self.context.history.places:
+            if not held or not member.in_sync or member.peer in self.context.history.members.places:
                 continue
             flying = held & self._flying(member.peer)
             self.free.update(held - flying)
@@ -277,7 +271,7 @@ class Leases:
                 self._old[peer] = old
                 self._tell_all(peer)
                 what = f"does not train on {old.count} samples that it leased: others do"
-                self.context.announce(EventKind.RUN, peer, f"{self.context.name(peer)} {what}")
+                self.context.announce_peer(EventKind.RUN, peer, what)
         self._looked = {peer: RangeSet(held) for peer, held in self.held.items()}
         self._looked_s, self._looked_step = now_s, step
 
@@ -304,9 +298,7 @@ class Leases:
         self.context.send(member.peer, self._leased(granted))
 
     def _know(self, member: Member, length: int) -> None:
-        """Take the length of the data set from the first member that wants leases, or from the
-        spec.
-        """
+        """Take the data set's length from the first member that wants leases, or the spec."""
         wanted = self.context.spec.data.samples
         self.context.record(DataKnown(wanted or length))
         self.context.announce(
@@ -365,9 +357,7 @@ class Leases:
         return min((each for each in due if each > self.context.settled_s), default=math.inf)
 
     def check(self) -> None:
-        """Raise AssertionError unless each position below the cursor has exactly one state. For
-        tests.
-        """
+        """Raise AssertionError unless each position has exactly one state. For tests."""
         parts = [self._data.spent, self.free, *self.held.values()]
         parts += [kept.ranges for kept in self.kept.values()]
         reached = 0

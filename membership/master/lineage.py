@@ -47,13 +47,7 @@ class Fallback:
 
 
 class Lineage:
-    """Adopts versions beyond the journal's, and rewinds the run to older ones.
-
-    Attributes:
-      lost_since_s: since when no member holds the newest versions while some hold older ones.
-      useless_since_s: since when no member holds the versions of a journal that is behind, while
-        members hold different newer ones.
-    """
+    """Adopts versions beyond the journal's, and rewinds the run to older ones."""
 
     def __init__(
         self, context: Context, state_sync: StateSync, succession: Succession, evict: Evict
@@ -62,26 +56,27 @@ class Lineage:
         self.state_sync = state_sync
         self.succession = succession
         self._evict = evict
+        # Since when no member holds the newest versions while some hold older ones.
         self.lost_since_s: float | None = None
+        # Since when no member holds the versions of a journal that is behind, while members hold
+        # different newer ones.
         self.useless_since_s: float | None = None
         self._announced_lost = False
 
     # --------------------------------------------------- versions that the journal has lost
 
     def adopt(self) -> bool:
-        """Adopt a version beyond the journal's that was the run's. Returns True if there was
-        one.
-        """
+        """Adopt a version beyond the journal's that was the run's; return whether there was one."""
         history = self.context.history
-        if not history.founded or not history.behind:
+        if not history.founded or not history.masters.behind:
             return False
         useless = False
         for fragment in range(history.fragment_count):
             reported = {
-                member.peer: member.reported_heads[fragment]
+                member.peer: member.transfers.reported_heads[fragment]
                 for member in self.context.roster
-                if fragment in member.reported_heads
-                and member.reported_heads[fragment].version > history.versions[fragment]
+                if fragment in member.transfers.reported_heads
+                and member.transfers.reported_heads[fragment].version > history.versions[fragment]
             }
             claims = Counter(
                 reported[peer] for peer in self.succession.electorate if peer in reported
@@ -111,7 +106,7 @@ class Lineage:
 
     def _voices(self) -> dict[str, Voice]:
         """Return the voices of the journal's contributors, the oldest first."""
-        admitted = self.context.history.admitted
+        admitted = self.context.history.members.admitted
         electorate = sorted(
             self.succession.electorate,
             key=lambda peer: (admitted[peer].number if peer in admitted else math.inf, peer),
@@ -119,9 +114,7 @@ class Lineage:
         return voices_of(self.context.roster, electorate)
 
     def _everybody_came(self) -> bool:
-        """Return whether all members that may know the missing records have had the time to
-        attach.
-        """
+        """Return whether all that may know the missing records had the time to attach."""
         if self.succession.electorate <= self.succession.attached:
             return True
         return self.useless_since_s is not None and self.context.now_s >= self._until_s(
@@ -140,10 +133,9 @@ class Lineage:
         know all peers.
         """
         history, roster = self.context.history, self.context.roster
-        admitted = [a for peer, a in history.admitted.items() if not history.is_out(peer)]
-        begun_again = not history.behind and all(
-            record.peer in roster.members and record.number >= history.number_at_commit
-            for record in admitted
+        begun_again = not history.masters.behind and all(
+            record.peer in roster.members and record.number >= history.members.number_at_commit
+            for record in history.members.able()
         )
         return since_s if begun_again else self._until_s(since_s)
 
@@ -151,7 +143,7 @@ class Lineage:
         history = self.context.history
         self.useless_since_s = None
         before = history.versions[head.fragment]
-        turn = history.turns[head.fragment] + head.version - before - 1
+        turn = history.schedule.turns[head.fragment] + head.version - before - 1
         self.context.record(VersionAdopted(head, self.context.due_step(head.fragment, turn)))
         self.context.announce(
             EventKind.RUN,
@@ -191,7 +183,7 @@ class Lineage:
         holders: dict[tuple[int, ...], list[str]] = {}
         for member in self.context.roster.by_number():
             # A member's checkpoints count too: its newest state may have been given up.
-            kept = [self._known(member, heads) for heads in member.kept]
+            kept = [self._known(member, heads) for heads in member.transfers.kept]
             for versions in (self._holds(member), *kept):
                 if versions is not None:
                     holders.setdefault(versions, []).append(member.peer)
@@ -208,7 +200,7 @@ class Lineage:
 
     def _holds(self, member: Member) -> tuple[int, ...] | None:
         """Return the versions of a member's state, if the journal knows all its roots."""
-        heads = member.reported_heads
+        heads = member.transfers.reported_heads
         if len(heads) != self.context.history.fragment_count:
             return None
         return self._known(member, [heads[fragment] for fragment in sorted(heads)])
@@ -307,9 +299,7 @@ class Lineage:
     # ------------------------------------------------------------ for people
 
     def why_waiting(self, now_s: float) -> str:
-        """Return a sentence about lost versions and their last holders; empty if nothing is
-        lost.
-        """
+        """Return a sentence about lost versions and their last holders, or an empty one."""
         lost = self.lost()
         if not lost:
             return ""
@@ -360,6 +350,8 @@ class Lineage:
                 found.setdefault(contributor.peer, self.context.name(contributor.peer))
         here = self.context.roster.members
         names = [
-            name for peer, name in found.items() if peer not in here and not history.is_out(peer)
+            name
+            for peer, name in found.items()
+            if peer not in here and not history.members.is_out(peer)
         ]
         return names[:NAMES_MAX]

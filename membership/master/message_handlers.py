@@ -45,18 +45,14 @@ from .leases import Leases
 from .removal import Removal
 from .rounds.round_scheduler import RoundScheduler
 from .routes.routes import Routes
-from .state.context import Context, format_member, quoted
+from .state.context import Context, quoted
 from .state.roster import Member
 from .sync.state_sync import ROOT_BYTES, StateSync
 
 
 @define(eq=False)
 class MessageHandlers:
-    """Hands each message to its handler, which only notes what the message says.
-
-    Attributes:
-      table: the handler of each kind of message that a member may send.
-    """
+    """Hands each message to its handler, which only notes what the message says."""
 
     context: Context
     scheduler: RoundScheduler
@@ -67,6 +63,7 @@ class MessageHandlers:
     departures: Departures
     removal: Removal
     leases: Leases
+    # The handler of each kind of message that a member may send.
     table: dict[type[Message], Callable[[Member, Any], None]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -122,20 +119,18 @@ class MessageHandlers:
         if refused is not None:
             self.removal.evict(member.peer, *refused)
             return
-        if member.layout is None:  # peers repeat the message after a reconnect
-            self.context.announce(
-                EventKind.ROLE, member.peer, f"{format_member(member)} has a trainer"
-            )
-        member.layout, member.trainerless_s, member.failed = message.layout, None, None
+        if not member.trainer.running:  # peers repeat the message after a reconnect
+            self.context.announce_peer(EventKind.ROLE, member.peer, "has a trainer")
+        member.trainer.start(message.layout)
 
     def _on_trainer_lost(self, member: Member, message: TrainerLost) -> None:
-        trainers.lost(self.context, member)
+        member.trainer.stop(self.context.now_s)
         self.scheduler.trainer_lost(member)
         self.founding.withdraw(member.peer)
         what = f"has lost its trainer: {quoted(message.reason)}"
         if self.context.history.finished:
             what = "has no trainer any more: the run is finished"
-        self.context.announce(EventKind.ROLE, member.peer, f"{format_member(member)} {what}")
+        self.context.announce_peer(EventKind.ROLE, member.peer, what)
 
     def _on_reduced(self, member: Member, message: Reduced) -> None:
         if not self.adoption.hears(member, message):
@@ -154,14 +149,14 @@ class MessageHandlers:
             self.state_sync.synced(member, message)
 
     def _known_head(self, member: Member, head: FragmentHead) -> bool:
-        """Return whether the run has had this version; if not, evict the member or note its
-        claim.
-        """
+        """Return whether the run has had this version; else evict the member or note its claim."""
         history = self.context.history
         valid = head.fragment < history.fragment_count and len(head.root) == ROOT_BYTES
         if valid and head.version <= history.versions[head.fragment]:
             return True
-        if valid and history.branch > 0:  # commits were lost or undone: it may be of another branch
+        if (
+            valid and history.rewinds.branch > 0
+        ):  # commits were lost or undone: it may be of another branch
             self.state_sync.beyond(member, head)
             return False
         what = f"it reports version {head.version} of fragment {head.fragment}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..shared.event_kind import EventKind
 from . import trainers
-from .state.context import Context, format_member
+from .state.context import Context
 from .state.journal import PlaceTaken, PlaceVacated
 from .state.roster import Member, next_to_seat
 from .state.voting_blocs import format_invite_warning, large_invites
@@ -19,7 +19,7 @@ class Places:
 
     def contributing(self) -> list[Member]:
         """Return the attached members that have a place, by number."""
-        places = self.context.history.places
+        places = self.context.history.members.places
         return [member for member in self.context.roster.by_number() if member.peer in places]
 
     def assign(self) -> bool:
@@ -30,8 +30,8 @@ class Places:
         """
         history, limit = self.context.history, self.context.spec.membership.contributors
         changed = False
-        while limit and len(history.places) > limit:
-            admitted = [peer for peer in history.admitted if peer in history.places]
+        while limit and len(history.members.places) > limit:
+            admitted = [peer for peer in history.members.admitted if peer in history.members.places]
             self._vacate(admitted[-1], "the run has fewer places now")
             changed = True
         while (holder := trainers.unseated(self.context)) is not None:
@@ -43,8 +43,8 @@ class Places:
         while True:
             member = next_to_seat(
                 self.context.roster,
-                history.places,
-                history.vacancies,
+                history.members.places,
+                history.members.vacancies,
                 limit,
                 history.versions,
                 self.context.now_s,
@@ -52,15 +52,12 @@ class Places:
             if member is None:
                 return changed
             self.context.record(PlaceTaken(member.peer))
-            self.context.announce(
-                EventKind.ROLE, member.peer, f"{format_member(member)} is now a contributor"
-            )
+            self.context.announce_peer(EventKind.ROLE, member.peer, "is now a contributor")
             changed = True
 
     def _vacate(self, peer: str, why: str) -> None:
         self.context.record(PlaceVacated(peer))
-        name = self.context.name(peer)
-        self.context.announce(EventKind.ROLE, peer, f"{name} gives up its place: {why}")
+        self.context.announce_peer(EventKind.ROLE, peer, f"gives up its place: {why}")
 
     def warn_of_invites(self) -> None:
         """Warn the operator once of each invite that a large part of the contributors came by."""

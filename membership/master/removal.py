@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ...protocol.messages import RefusalCode
 from ..shared.event_kind import EventKind
-from .state.context import Context, format_member
+from .state.context import Context
 from .state.journal import PlaceVacated
 from .state.roster import Member
 
@@ -29,9 +29,7 @@ class Removal:
         member = self.context.roster.get(peer)
         if member is None:
             return
-        self.context.announce(
-            EventKind.LEAVE, peer, f"{format_member(member)} was removed: {reason}"
-        )
+        self.context.announce_peer(EventKind.LEAVE, peer, f"was removed: {reason}")
         self.context.drop(peer, code, reason)
         self.remove(member, reason)
 
@@ -49,6 +47,6 @@ class Removal:
         member.gone_s = self.context.now_s
         self.context.departed.append((member, why))
         self.context.detector.forget(member.peer)
-        if not keep_place and member.peer in self.context.history.places:
+        if not keep_place and member.peer in self.context.history.members.places:
             self.context.record(PlaceVacated(member.peer))
         self._removed(member, why)

@@ -26,7 +26,8 @@ from holdfast.membership.master.coordinator import Coordinator, Grant
 from holdfast.membership.master.rounds import audits
 from holdfast.membership.master.rounds.audits import ALONE_MAX, CHECKERS_MAX, Auditing
 from holdfast.membership.master.rounds.outcome import Check
-from holdfast.membership.master.state.journal import PeerRevoked, RunHistory
+from holdfast.membership.master.state.history import RunHistory
+from holdfast.membership.master.state.journal import PeerRevoked
 from holdfast.membership.spec.spec import RunSpec
 from holdfast.protocol.messages import (
     Audited,
@@ -248,7 +249,7 @@ def test_an_owner_that_two_checkers_contradict_leaves_the_run() -> None:
     assert not table.master.scheduler.driver.audits.contradictions, "it was all its fault"
     rerun(table, order, others(owner))
     table.restart()
-    assert RunHistory.replay(table.journal).is_out(owner)
+    assert RunHistory.replay(table.journal).members.is_out(owner)
     table.join(owner, CONTRIBUTOR, hello_of(owner, incarnation=2))
     assert table.dropped(owner) is RefusalCode.KICKED
     assert owner in describe(table.master, table.now_s)["revoked"]

@@ -98,7 +98,7 @@ def test_a_ready_of_an_earlier_round_is_none_of_this_one() -> None:
     first = table.commit(*PEERS)
     for peer in PEERS:
         table.say(peer, Ready(first.round, 10, 1.0, root_of(0, 0), 1))
-    assert table.master.scheduler.rounds[table.open_round()].ready == {}
+    assert table.master.scheduler.rounds[table.open_round()].answers.ready == {}
 
 
 def test_a_stale_root_under_a_new_version_is_healed_and_counts_for_nothing() -> None:
@@ -120,7 +120,7 @@ def test_a_stale_root_in_a_ready_keeps_its_sender_out_of_the_round() -> None:
     table.ready(B)
     round_ = table.master.scheduler.rounds[table.open_round()]
     table.say(C, Ready(round_.number, 10, 1.0, root_of(0, 0), round_.at_step))
-    assert C not in round_.invited
+    assert C not in round_.answers.invited
     assert table.hear(C, SyncFragment).head == head_of(0, 1)
 
 

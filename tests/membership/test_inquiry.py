@@ -205,7 +205,7 @@ def test_two_are_not_asked() -> None:
 def test_answers_that_were_not_asked_for_are_ignored() -> None:
     table, order = five()
     table.say(A, Diagnosis(order.round, order.attempt, (B,)), Diagnosis(99, 1, (B,)))
-    assert table.master.scheduler.rounds[order.round].running().inquiry is None
+    assert table.master.scheduler.rounds[order.round].running().inquiries.current is None
 
 
 def test_a_report_without_an_answer_does_not_keep_the_others_from_being_asked() -> None:

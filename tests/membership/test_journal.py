@@ -8,10 +8,9 @@ import msgpack
 import pytest
 
 from holdfast.membership.master.state.detector import Detector
+from holdfast.membership.master.state.history import ADMITTED_MAX, ROOTS_KEPT_MAX, RunHistory
 from holdfast.membership.master.state.journal import (
-    ADMITTED_MAX,
     RECORDS,
-    ROOTS_KEPT_MAX,
     DataKnown,
     JournalRecord,
     LeasesReserved,
@@ -27,7 +26,6 @@ from holdfast.membership.master.state.journal import (
     RunCreated,
     RunFinished,
     RunFounded,
-    RunHistory,
     RunPaused,
     RunRewound,
     SpecChanged,
@@ -94,14 +92,14 @@ def test_every_kind_of_record_survives_the_disk() -> None:
 
 def test_what_the_records_amount_to() -> None:
     history = RunHistory.replay(EXAMPLES)
-    assert (history.run_id, history.term) == ("ab" * 16, 1)
+    assert (history.run_id, history.masters.term) == ("ab" * 16, 1)
     assert history.head(0) == head_of(0, 2)
-    assert (history.commit_count, history.step, history.last_round) == (2, 120, 3)
-    assert (history.next_round, history.next_number) == (4, 2)
+    assert (history.commit_count, history.step, history.schedule.last_round) == (2, 120, 3)
+    assert (history.schedule.next_round, history.members.next_number) == (4, 2)
     assert history.commits == {}, "an adopted version has none that we know"
-    assert history.masters == ("master:1", "standby:1")
-    assert (history.places, history.vacancies) == (set(), 1)
-    assert history.revoked == {A: "because"}
+    assert history.masters.addresses == ("master:1", "standby:1")
+    assert (history.members.places, history.members.vacancies) == (set(), 1)
+    assert history.members.revoked == {A: "because"}
     assert history.paused
     assert history.finished
 
@@ -138,8 +136,8 @@ def test_only_so_many_roots_and_numbers_are_kept() -> None:
     assert sorted(history.roots[0]) == list(range(2 * ROOTS_KEPT_MAX + 1, 3 * ROOTS_KEPT_MAX + 1))
     for number in range(ADMITTED_MAX + 5):
         history.apply(PeerAdmitted(f"{number:032x}", "", number, 0))
-    assert len(history.admitted) == ADMITTED_MAX
-    assert history.next_number == ADMITTED_MAX + 5
+    assert len(history.members.admitted) == ADMITTED_MAX
+    assert history.members.next_number == ADMITTED_MAX + 5
 
 
 def test_the_schedule_spreads_fragments_evenly() -> None:

@@ -21,7 +21,8 @@ from holdfast.membership.master.leases import (
     Leases,
 )
 from holdfast.membership.master.state.context import Context
-from holdfast.membership.master.state.journal import JournalRecord, LeasesReserved, RunHistory
+from holdfast.membership.master.state.history import RunHistory
+from holdfast.membership.master.state.journal import JournalRecord, LeasesReserved
 from holdfast.membership.master.state.master_effects import RecordDurably, SendMessage
 from holdfast.membership.master.state.roster import Grant, Member
 from holdfast.membership.shared.lease_ranges import RangeSet
@@ -76,7 +77,7 @@ class Desk:
     def __init__(self, spec: str = SPEC, peers: tuple[str, ...] = PEERS) -> None:
         self.spec = RunSpec.parse(spec)
         self.history = RunHistory()
-        self.history.places.update(peers)
+        self.history.members.places.update(peers)
         self.trainers = {peer: Trainer() for peer in peers}
         self.records: list[JournalRecord] = []
         self.commits: list[list[RangeSet]] = []  # the trained positions by contributor
@@ -118,8 +119,8 @@ class Desk:
 
     def attach(self, peer: str) -> None:
         number = PEERS.index(peer)
-        member = Member(peer, peer, number, (), 1, Grant(Role.CONTRIBUTOR), self.now_s)
-        member.layout, member.in_sync = ModelLayout(()), True
+        member = Member(peer, peer, number, 1, Grant(Role.CONTRIBUTOR), self.now_s)
+        member.trainer.layout, member.in_sync = ModelLayout(()), True
         self.context.roster.members[peer] = member
 
     def leave(self, peer: str, *, forgets: bool = False) -> None:
@@ -354,7 +355,7 @@ def test_an_update_of_given_away_leases_is_refused_and_its_peer_told() -> None:
 def test_a_spare_gives_its_leases_back() -> None:
     desk = Desk()
     desk.want("a", 4)
-    desk.history.places.discard("a")
+    desk.history.members.places.discard("a")
     desk.settle()
     assert not desk.trainers["a"].held
     assert desk.want("b", 4) == ranges((0, 4))

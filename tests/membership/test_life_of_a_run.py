@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.membership.master.coordinator import Grant
-from holdfast.membership.master.state.journal import RunFinished, RunHistory, SpecChanged
+from holdfast.membership.master.state.history import RunHistory
+from holdfast.membership.master.state.journal import RunFinished, SpecChanged
 from holdfast.membership.spec.spec_changes import with_end
 from holdfast.protocol.messages import (
     Finish,
@@ -112,7 +113,7 @@ def test_rounds_without_a_commit_are_counted_over_restarts() -> None:
     table.hear(A, Open)
     status = describe(table.master, table.now_s)
     assert (status["committed"], status["aborted"]) == (1, 1)
-    assert RunHistory.replay(table.journal).uncommitted_count == 2
+    assert RunHistory.replay(table.journal).schedule.uncommitted_count == 2
 
 
 def test_a_machine_that_was_never_a_member_was_refused_and_not_removed() -> None:

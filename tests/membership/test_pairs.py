@@ -125,8 +125,8 @@ def test_who_is_behind_the_masters_router_is_met_at_that_routers_address(
     table.take(table.master.know_masters(masters, table.now_s))
     hosts = {A: ("192.168.0.3", 40_001), B: ("198.51.100.7", 40_002)}
     for peer, (host, port) in hosts.items():
-        member = table.master.context.roster.members[peer]
-        member.host, member.port, member.reachable = host, port, peer == A
+        connection = table.master.context.roster.members[peer].connection
+        connection.host, connection.port, connection.reachable = host, port, peer == A
     table.say(B, RouteWanted(A, 0, True, "no answer"))
     routes = {peer: table.hear(peer, Route) for peer in (A, B)}
     assert {route.kind for route in routes.values()} == {RouteKind.PUNCHED}

@@ -56,7 +56,8 @@ from holdfast.membership.master.rounds import (
     repair,
     repairer,
 )
-from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.attempt import Attempt, Reports
+from holdfast.membership.master.rounds.blame import Blame
 from holdfast.membership.master.rounds.norms import UnderstatedNorm
 from holdfast.membership.master.rounds.outcome import ReductionOutcome
 from holdfast.membership.master.rounds.round_table import RoundTable
@@ -118,10 +119,10 @@ def _(patch: Patch) -> None:
 
 @conversation("the lost accuse", test_repair.test_what_the_lost_have_said_about_others_is_void)
 def _(patch: Patch) -> None:
-    def against(self: Attempt, peer: str, without: Mapping[str, Collection[str]]) -> set[str]:
+    def against(self: Blame, peer: str, without: Mapping[str, Collection[str]]) -> set[str]:
         return self.accusers.get(peer, set()).union(without.get(peer, ()))
 
-    patch.setattr(Attempt, "against", against)
+    patch.setattr(Blame, "against", against)
 
 
 @conversation(
@@ -143,7 +144,7 @@ def _(patch: Patch) -> None:
 
 @conversation("finds everywhere", test_rounds.test_who_owned_no_chunk_has_found_nothing)
 def _(patch: Patch) -> None:
-    patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports))
+    patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports.norms))
 
 
 @conversation(
@@ -200,7 +201,7 @@ def _(patch: Patch) -> None:
     "moves alone", test_rounds.test_one_member_that_says_it_moves_does_not_keep_an_attempt_alive
 )
 def _(patch: Patch) -> None:
-    patch.setattr(Attempt, "moved", lambda self, peer, now_s: setattr(self, "moved_s", now_s))
+    patch.setattr(Reports, "moved", lambda self, peer, now_s: setattr(self, "moved_s", now_s))
 
 
 @conversation("deaf to terms", test_succession.test_who_has_obeyed_a_later_master_ends_this_one)
@@ -228,7 +229,7 @@ def _(patch: Patch) -> None:
         beyond = {
             member.peer
             for member in self.context.roster
-            for head in member.reported_heads.values()
+            for head in member.transfers.reported_heads.values()
             if head.version > versions[head.fragment]
         }
         self.succession.electorate = electorate & beyond or electorate
@@ -257,7 +258,7 @@ def _(patch: Patch) -> None:
 )
 def _(patch: Patch) -> None:
     def holds(self: Lineage, member: roster.Member) -> tuple[int, ...]:
-        return tuple(head.version for head in member.reported_heads.values())
+        return tuple(head.version for head in member.transfers.reported_heads.values())
 
     patch.setattr(Lineage, "_holds", holds)
 
@@ -299,7 +300,8 @@ def _(patch: Patch) -> None:
 
     def begin_flush(self: Attempt, now_s: float) -> None:
         original(self, now_s)
-        self.held.update(dict.fromkeys(self.survivors()[1:], bytes((len(self.owners) + 7) // 8)))
+        nothing = bytes((len(self.owners) + 7) // 8)
+        self.flush.held.update(dict.fromkeys(self.survivors()[1:], nothing))
 
     patch.setattr(Attempt, "begin_flush", begin_flush)
 

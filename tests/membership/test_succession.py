@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.state.history import ROUNDS_SKIPPED
 from holdfast.membership.master.state.journal import (
-    ROUNDS_SKIPPED,
     PeerRevoked,
     RoundCommitted,
     RoundNumbered,

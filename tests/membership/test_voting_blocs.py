@@ -81,9 +81,9 @@ def test_two_of_one_invite_and_line_do_not_get_an_update_refused() -> None:
     for peer in (D, E):
         table.say(peer, ReduceFailed(order.round, 1, (A,), True, "not finite"))
     table.hears_no(B, Abort)
-    assert A not in table.master.scheduler.rounds[order.round].refused
+    assert A not in table.master.scheduler.rounds[order.round].distrust.refused
     table.say(B, ReduceFailed(order.round, 1, (A,), True, "not finite"))
-    assert A in table.master.scheduler.rounds[order.round].refused
+    assert A in table.master.scheduler.rounds[order.round].distrust.refused
 
 
 ONE, OTHER = ("x", "1"), ("y", "2")

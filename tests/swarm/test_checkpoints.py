@@ -89,8 +89,8 @@ async def test_when_all_die_ten_rounds_are_lost_at_most_unless_the_spec_says_oth
         await swarm.until(lambda: swarm.committed >= 16)
         await all_die(swarm)
         history = swarm.coordinator.context.history
-        await swarm.until(lambda: history.rewind_count == 1)
-        before, after = history.rewound
+        await swarm.until(lambda: history.rewinds.count == 1)
+        before, after = history.rewinds.last
         assert after == 10 <= 16 <= before
         await settled(swarm, "abc")
 

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from holdfast.membership.master.rounds import accusations, contribution_checks, inquirer, norms
-from holdfast.membership.master.rounds.attempt import Attempt
+from holdfast.membership.master.rounds.attempt import Attempt, Reports
 from holdfast.membership.master.rounds.inquiry import Findings
 from holdfast.membership.master.rounds.norms import UnderstatedNorm
 from holdfast.membership.master.rounds.outcome import ReductionOutcome
@@ -104,7 +104,7 @@ def _(patch: Patch) -> None:
         return [UnderstatedNorm(found.peer, "", found.why) for found in original(*arguments)]
 
     patch.setattr(contribution_checks, "understated", understated)
-    patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports))
+    patch.setattr(Attempt, "norm_reports", lambda self: dict(self.reports.norms))
 
 
 lies("heads that lie", Falsehood.ROOT)
@@ -134,10 +134,10 @@ lies("mover alone", Falsehood.MOVES)
 
 @bug("mover alone", seed=7)
 def _(patch: Patch) -> None:
-    def moved(self: Attempt, peer: str, now_s: float) -> None:
+    def moved(self: Reports, peer: str, now_s: float) -> None:
         self.moved_s, self.quorum_s = now_s, None
 
-    patch.setattr(Attempt, "moved", moved)
+    patch.setattr(Reports, "moved", moved)
 
 
 lies("blamed donors", Falsehood.DONORS)

@@ -17,8 +17,8 @@ from holdfast.daemon.master.journal.journal_base import JournalAwayError
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.process.exit_codes import ExitCode
 from holdfast.membership.master.coordinator import Coordinator
+from holdfast.membership.master.state.history import TERMS_SKIPPED
 from holdfast.membership.master.state.journal import (
-    TERMS_SKIPPED,
     JournalRecord,
     RoundCommitted,
     RunPaused,
@@ -474,7 +474,7 @@ async def test_the_run_waits_for_those_who_hold_the_newest_state_and_says_so() -
         assert "the run goes on without the last" in why(master)
         swarm.heal_all()
         await settled(swarm, master, ["a", "b", "c", "fresh"])
-        assert master.coordinator.context.history.rewind_count == 0
+        assert master.coordinator.context.history.rewinds.count == 0
 
 
 @pytest.mark.fault("all holders of the newest version are gone")
@@ -485,7 +485,7 @@ async def test_when_they_do_not_come_the_run_goes_back_and_they_are_synced_later
         master = swarm.master
         assert master is not None
         history = master.coordinator.context.history
-        await swarm.until(lambda: history.rewind_count == 1, within_s=120)
+        await swarm.until(lambda: history.rewinds.count == 1, within_s=120)
         assert history.versions[0] < newest
         assert "REWOUND" in told(master)
         target = history.commit_count + 2

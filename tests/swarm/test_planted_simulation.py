@@ -78,12 +78,8 @@ from holdfast.membership.master.rounds.round import Round
 from holdfast.membership.master.state import roster
 from holdfast.membership.master.state.context import Context
 from holdfast.membership.master.state.detector import Detector
-from holdfast.membership.master.state.journal import (
-    JournalRecord,
-    RoundCommitted,
-    RoundNumbered,
-    RunHistory,
-)
+from holdfast.membership.master.state.history import RunHistory
+from holdfast.membership.master.state.journal import JournalRecord, RoundCommitted, RoundNumbered
 from holdfast.membership.master.state.master_effects import Effect, RecordDurably, SendMessage
 from holdfast.membership.master.state.roster import Member, Roster
 from holdfast.membership.master.sync import donor_choice, state_sync
@@ -222,7 +218,7 @@ def _(patch: Patch) -> None:
     ) -> Member | None:
         if place_count and len(places) >= place_count:
             return None
-        waiting = [m for m in roster if m.peer not in places and m.layout is not None]
+        waiting = [m for m in roster if m.peer not in places and m.trainer.running]
         return min(waiting, key=lambda member: member.number, default=None)
 
     patch.setattr(places_rules, "next_to_seat", first_that_waits)
@@ -303,7 +299,7 @@ def _(patch: Patch) -> None:
     original = round_scheduler.RoundScheduler._invite
 
     def invite(self: round_scheduler.RoundScheduler, round_: Round) -> None:
-        if not round_.invited:
+        if not round_.answers.invited:
             original(self, round_)
 
     patch.setattr(round_scheduler.RoundScheduler, "_invite", invite)
@@ -330,7 +326,7 @@ def _(patch: Patch) -> None:
 
     def begin(self: reduction_orders.ReductionOrders, round_: Round, contributors: Any) -> None:
         if round_.attempt is not None:
-            round_.attempt.number = round_.attempt.flush_number = round_.attempt.number - 1
+            round_.attempt.number = round_.attempt.flush.number = round_.attempt.number - 1
         original(self, round_, contributors)
 
     patch.setattr(reduction_orders.ReductionOrders, "begin", begin)

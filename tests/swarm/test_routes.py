@@ -339,7 +339,7 @@ async def test_a_member_whose_router_maps_a_port_tells_its_address_in_the_same_s
         service = swarm.peers["b"].service
         service.ports.mappings = [PortMapping(Address("203.0.113.7", 40_000), 60.0, "PCP")]
         service.session.tell_addresses()
-        await swarm.until(lambda: member.addresses == ("b:29701", "203.0.113.7:40000"))
+        await swarm.until(lambda: member.connection.addresses == ("b:29701", "203.0.113.7:40000"))
         target = swarm.committed + 2
         await swarm.until(lambda: swarm.committed >= target and contributed(swarm, "abc"))
         assert swarm.coordinator.context.roster.members[member.peer] is member

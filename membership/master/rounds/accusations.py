@@ -35,16 +35,11 @@ ACCUSERS_MIN = 2
 
 @frozen
 class Exclusion:
-    """A member that an attempt goes on without because a link has failed.
-
-    Attributes:
-      others: the members that accuse it; if ``alone``, those that it accuses.
-      alone: it is the only accuser of ``others``, and is not accused itself.
-    """
+    """A member that an attempt goes on without because a link has failed."""
 
     peer: str
-    others: Collection[str]
-    alone: bool
+    others: Collection[str]  # the members that accuse it; if ``alone``, those that it accuses
+    alone: bool  # it is the only accuser of ``others``, and is not accused itself
 
 
 class Accusations:
@@ -73,9 +68,9 @@ class Accusations:
             self.context.announce(EventKind.ROUND, member.peer, f"{format_member(member)}: {why}")
             return
         if bad:
-            attempt.ended.add(member.peer)
+            attempt.blame.ended.add(member.peer)
         for peer in named:
-            attempt.accuse(peer, member.peer, self.context.now_s)
+            attempt.blame.accuse(peer, member.peer, self.context.now_s)
             if bad and peer in attempt.peers():
                 round_ = self.round_table.rounds[message.round]
                 self.call_bad(round_, peer, member.peer, quoted(message.reason))
@@ -89,7 +84,7 @@ class Accusations:
         """
         round_ = self.round_table.rounds[number]
         attempt = round_.running()
-        if accuser in round_.alone:
+        if accuser in round_.distrust.alone:
             return []
         return [peer for peer in named if attempt.gives(peer, accuser)]
 
@@ -99,7 +94,7 @@ class Accusations:
         Returns:
           True if the update is refused.
         """
-        accusers = round_.called_bad.setdefault(peer, set())
+        accusers = round_.distrust.called_bad.setdefault(peer, set())
         accusers.add(accuser)
         others = [other for other in round_.running().peers() if other != peer]
         voices = voices_of(self.context.roster, {*others, *accusers})
@@ -108,8 +103,8 @@ class Accusations:
         heard = [voices[each] for each in accusers if each in voices]
         if len(heard) < ACCUSERS_MIN or len(set(heard)) < needed:
             return False
-        round_.alone -= accusers
-        if peer not in round_.refused:
+        round_.distrust.alone -= accusers
+        if peer not in round_.distrust.refused:
             self.round_table.refuse_update(round_, peer, why)
         return True
 
@@ -119,7 +114,7 @@ class Accusations:
         Returns:
           A sentence about it: why the round is run again.
         """
-        round_.alone.add(accuser)
+        round_.distrust.alone.add(accuser)
         lasts_s = self.routes.disputes.note(accuser, accused, self.context.now_s)
         name, other = self.context.name(accuser), self.context.name(accused)
         why = f"only {name} says that what {other} sent must not be added"
@@ -138,22 +133,22 @@ class Accusations:
         if exclusion is None:
             return math.inf
         spec = self.context.spec
-        return attempt.accused_s + (spec.link_deadline_s if exclusion.alone else spec.settle_s)
+        return attempt.blame.since_s + (spec.link_deadline_s if exclusion.alone else spec.settle_s)
 
     def _exclusion(self, attempt: Attempt) -> Exclusion | None:
         """Return the member to go on without; None if none is accused."""
-        without = {peer: self.routes.without(peer) for peer in attempt.accusers}
-        peer = attempt.most_accused(without)
+        without = {peer: self.routes.without(peer) for peer in attempt.blame.accusers}
+        peer = attempt.blame.most_accused(without)
         if peer is None:
             return None
-        accusers = attempt.against(peer, without)
+        accusers = attempt.blame.against(peer, without)
         if len(accusers) > 1:
             return Exclusion(peer, accusers, alone=False)
         (accuser,) = accusers
-        returned = attempt.against(accuser, {accuser: self.routes.without(accuser)})
+        returned = attempt.blame.against(accuser, {accuser: self.routes.without(accuser)})
         if returned or self._disputes_more(peer, accuser, attempt):
             return Exclusion(peer, accusers, alone=False)
-        return Exclusion(accuser, attempt.accused_by(accuser), alone=True)
+        return Exclusion(accuser, attempt.blame.accused_by(accuser), alone=True)
 
     def _disputes_more(self, peer: str, other: str, attempt: Attempt) -> bool:
         """Return whether plans avoid more pairs of the one: it may fail the next member, too."""
@@ -168,11 +163,11 @@ class Accusations:
           owners are to check it. Otherwise empty.
         """
         attempt = round_.running()
-        ended = attempt.ended.intersection(attempt.survivors())
+        ended = attempt.blame.ended.intersection(attempt.survivors())
         if ended:
             lone = [
                 self.keep_apart(round_, accuser, accused)
-                for accused, accusers in attempt.accusers.items()
+                for accused, accusers in attempt.blame.accusers.items()
                 for accuser in sorted(accusers & ended)
             ]
             return quoted("; ".join(lone))
@@ -187,7 +182,8 @@ class Accusations:
             for other in sorted(exclusion.others):
                 self.routes.disputes.note(peer, other, self.context.now_s)
         others = quoted(", ".join(sorted(self.context.name(other) for other in exclusion.others)))
-        if attempt.vain.get(peer) or any(peer in vain for vain in attempt.vain.values()):
+        vain = attempt.blame.vain
+        if vain.get(peer) or any(peer in waiting for waiting in vain.values()):
             alone, joined = f"it alone waits in vain for {others}", f"it kept {others} waiting"
         else:
             alone, joined = f"it alone cannot reach {others}", f"{others} cannot reach it"

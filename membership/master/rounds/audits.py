@@ -63,16 +63,12 @@ _TRANSFER = struct.Struct(">16sQQQ")
 
 @frozen
 class SumContradiction:
-    """A checker's word that an owner's sum is wrong.
-
-    Attributes:
-      suspects: the owner, the checker, and a contributor if there is one; each with its voting
-      bloc.
-    """
+    """A checker's word that an owner's sum is wrong."""
 
     round: int
     owner: str
     checker: str
+    # The owner, the checker, and a contributor if there is one; each with its voting bloc.
     suspects: Mapping[str, Voice]
 
     def names(self, peer: str) -> bool:
@@ -86,18 +82,14 @@ class SumContradiction:
 
 
 class Auditing:
-    """Draws chunks and evaluates their checks; ``decision`` runs the round again or commits it.
-
-    Attributes:
-      equal_count: checks that found the same sum.
-      contradictions: of members that are not removed, the oldest first; forgotten with this master.
-    """
+    """Draws chunks and evaluates their checks; ``decision`` runs the round again or commits it."""
 
     def __init__(self, context: Context, round_table: RoundTable, routes: Routes) -> None:
         self.context = context
         self.round_table = round_table
         self.routes = routes
-        self.equal_count = 0
+        self.equal_count = 0  # checks that found the same sum
+        # Of members that are not removed, the oldest first; forgotten with this master.
         self.contradictions: deque[SumContradiction] = deque(maxlen=CONTRADICTIONS_MAX)
 
     # ------------------------------------------------------------ facts
@@ -162,7 +154,7 @@ class Auditing:
             audit = attempt.audit = self._begin(round_, outcome)
             if (chunk := self._lacking(attempt, outcome)) is not None:
                 maker = attempt.makers[chunk]
-                round_.barred.add(maker)
+                round_.distrust.barred.add(maker)
                 return f"{self.context.name(maker)} has left out a contributor that is not lost"
         if audit.different:
             first = {
@@ -250,7 +242,7 @@ class Auditing:
     def _able(self, round_: Round, audit: Audit) -> list[str]:
         """Return the members that may check: that others can send to, and that are believed."""
         attempt = round_.running()
-        out = round_.barred | self.distrusted() | self.routes.apart(attempt.survivors())
+        out = round_.distrust.barred | self.distrusted() | self.routes.apart(attempt.survivors())
         return [
             peer
             for peer in attempt.survivors()
@@ -306,7 +298,7 @@ class Auditing:
         suspects = {owner, checker}
         if attempt.contributes(found.peer):
             suspects.add(found.peer)
-        round_.barred |= suspects
+        round_.distrust.barred |= suspects
         others = suspects - {owner, checker}
         between = (
             f", to whom {self.context.name(min(others))} has sent unlike bytes" if others else ""
@@ -320,7 +312,7 @@ class Auditing:
             self.context.tell(
                 peer, f"round {round_.number}: {why}. Test the memory of this machine"
             )
-        if suspects & self.context.history.revoked.keys():
+        if suspects & self.context.history.members.revoked.keys():
             return why  # a moment ago, for this
         before = self.distrusted()
         self.contradictions.append(
@@ -332,9 +324,8 @@ class Auditing:
         if common is not None:
             self._remove(common, f"round {round_.number}: {why}")
         for peer in sorted(self.distrusted() - before):
-            name = self.context.name(peer)
-            text = f"{name} has contradicted {ALONE_MAX} owners alone: it checks no more"
-            self.context.announce(EventKind.ROLE, peer, text)
+            text = f"has contradicted {ALONE_MAX} owners alone: it checks no more"
+            self.context.announce_peer(EventKind.ROLE, peer, text)
         return why
 
     def _voices(self, attempt: Attempt, peers: Iterable[str]) -> dict[str, Voice]:
@@ -354,10 +345,10 @@ class Auditing:
             self.contradictions.remove(each)  # it was at fault, and the others were not
         text = f"{CONTRADICTED}, the last one in {why}"
         self.context.record(PeerRevoked(peer, quoted(text)))
-        self.context.announce(EventKind.BAD, peer, f"{self.context.name(peer)} is removed: {text}")
+        self.context.announce_peer(EventKind.BAD, peer, f"is removed: {text}")
         for round_ in self.round_table.reducing():  # its results there may be wrong, too
             if peer in round_.running().peers():
-                round_.refused.add(peer)
+                round_.distrust.refused.add(peer)
         self.round_table.evict(peer, RefusalCode.KICKED, text)
 
 

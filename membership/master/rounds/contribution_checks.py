@@ -20,13 +20,11 @@ class ContributionChecks:
         self.context = context
 
     def overlong(self, round_: Round) -> list[UnderstatedNorm]:
-        """Return the contributions that are longer than announced; the result is void if there are
-        any.
-        """
+        """Return the contributions longer than announced; with any, the result is void."""
         attempt = round_.running()
         reports = attempt.norm_reports()
-        announced = {p: round_.ready[p].norm for p in attempt.survivors() if p in round_.ready}
-        assert attempt.order is not None
+        ready = round_.answers.ready
+        announced = {peer: ready[peer].norm for peer in attempt.survivors() if peer in ready}
         liars = understated(reports, attempt.peers(), announced, attempt.order.plan.codec_up)
         others_count = len(attempt.peers()) - 1
         if others_count > 1 and 2 * len(liars) > others_count:

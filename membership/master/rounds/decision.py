@@ -48,9 +48,10 @@ class Decision:
           False if there is nothing to do before checkers or asked members answer.
         """
         attempt = round_.running()
-        if attempt.inquiry is not None and attempt.inquiry.question is not Question.DIFFERENCE:
-            attempt.end_inquiry()  # no survivor waits any more
-        if attempt.inquiry is not None:
+        inquiries = attempt.inquiries
+        if inquiries.current and inquiries.current.question is not Question.DIFFERENCE:
+            inquiries.end()  # no survivor waits any more
+        if inquiries.current is not None:
             if self.context.now_s < self.inquirer.limit_s(attempt):
                 return False
             self.inquirer.find_two_faced(attempt)
@@ -77,21 +78,21 @@ class Decision:
 
     def _disagreed(self, round_: Round) -> None:
         attempt = round_.running()
-        if not attempt.two_faced:
+        if not attempt.inquiries.two_faced:
             self.round_table.abort(
                 round_, "the contributors' results differ, and none has a majority"
             )
             return
         self._announce_two_faced(round_)
-        for peer in attempt.two_faced:
+        for peer in attempt.inquiries.two_faced:
             attempt.lose(peer, f"{self.context.name(peer)} gave others different results")
         if not self.orders.abort_below_quorum(round_):
-            names = ", ".join(self.context.name(peer) for peer in attempt.two_faced)
+            names = ", ".join(self.context.name(peer) for peer in attempt.inquiries.two_faced)
             self.orders.rerun(round_, f"{names} gave others different results")
 
     def _announce_two_faced(self, round_: Round) -> None:
         attempt = round_.running()
-        for peer in attempt.two_faced:
+        for peer in attempt.inquiries.two_faced:
             if peer not in attempt.lost:  # else another member has spread what it made
                 text = f"{self.context.name(peer)} gave others different results"
                 self.context.announce(EventKind.BAD, peer, f"round {round_.number}: {text}")
@@ -110,7 +111,7 @@ class Decision:
                 self.round_table.refuse_update(round_, found.peer, found.why)
             elif not self.accusations.call_bad(round_, found.peer, found.accuser, found.why):
                 lone.append(self.accusations.keep_apart(round_, found.accuser, found.peer))
-        if lone and not round_.refused.intersection(round_.running().peers()):
+        if lone and not round_.distrust.refused.intersection(round_.running().peers()):
             self.orders.rerun(round_, quoted("; ".join(lone)))
         return bool(overlong)
 
@@ -136,8 +137,8 @@ class Decision:
         for peer, reported in attempt.outcomes.items():
             if reported != outcome:
                 kind, why = EventKind.BAD, "differs from the one committed"
-                if peer in attempt.misled:
-                    owner = self.context.name(attempt.misled[peer])
+                if peer in attempt.inquiries.misled:
+                    owner = self.context.name(attempt.inquiries.misled[peer])
                     kind, why = EventKind.SYNC, f"is not what {owner} gave others"
                 wrong[peer] = f"its result of round {round_.number} {why}"
                 text = f"{self.context.name(peer)}: {wrong[peer]}; it is synced again"

@@ -40,7 +40,7 @@ class Inquirer:
         attempt = round_.running()
         if len(attempt.peers()) < INQUIRY_MIN:
             return False
-        if not attempt.begin_inquiry(question, asked, self.context.now_s):
+        if not attempt.inquiries.begin(question, asked, self.context.now_s):
             return False
         for peer in attempt.unanswered():
             self.context.send(peer, Diagnose(round_.number, attempt.number))
@@ -49,51 +49,50 @@ class Inquirer:
     def diagnosed(self, member: Member, message: Diagnosis) -> None:
         """Note an answer."""
         attempt = self.round_table.attempt(message.round, message.attempt)
-        inquiry = attempt.inquiry if attempt is not None else None
+        inquiry = attempt.inquiries.current if attempt is not None else None
         if inquiry is not None and member.peer in inquiry.asked:
             inquiry.answers[member.peer] = message
 
     def limit_s(self, attempt: Attempt) -> float:
         """Return when the answers are evaluated: at once if there are all of them."""
-        if attempt.inquiry is None:
+        inquiry = attempt.inquiries.current
+        if inquiry is None:
             return math.inf
         if not attempt.unanswered():
             return -math.inf
-        return attempt.inquiry.began_s + self.context.spec.settle_s
+        return inquiry.began_s + self.context.spec.settle_s
 
     def find_blockers(self, round_: Round) -> None:
         """End an inquiry about waiting: accuse the members that others wait for."""
         attempt, now_s = round_.running(), self.context.now_s
-        inquiry = attempt.end_inquiry()
+        inquiry = attempt.inquiries.end()
         if inquiry.question is Question.DIFFERENCE:  # a survivor has taken its report back
-            attempt.inquired.discard(Question.DIFFERENCE)
+            attempt.inquiries.asked.discard(Question.DIFFERENCE)
             return
         left = set(attempt.takes_part(attempt.receivers)) - attempt.lost.keys()
         findings = self._weighed(attempt, waiting(inquiry.answers, left, attempt.outcomes))
         for peer, accusers in findings.against.items():
-            attempt.vain[peer] = accusers
-            for accuser in accusers:
-                attempt.accuse(peer, accuser, now_s)
+            attempt.blame.wait_in_vain(peer, accusers, now_s)
         if findings.against:
             return
-        if inquiry.question is Question.STALL and attempt.moved_s > inquiry.began_s:
-            attempt.inquired.discard(Question.STALL)  # it goes on; the next stall has another cause
+        if inquiry.question is Question.STALL and attempt.reports.moved_s > inquiry.began_s:
+            attempt.inquiries.asked.discard(
+                Question.STALL
+            )  # it goes on; the next stall has another cause
         if any(is_done(answer) for answer in inquiry.answers.values()):
-            attempt.patience_s = now_s + self.context.spec.membership.deadline_s
+            attempt.inquiries.patience_s = now_s + self.context.spec.membership.deadline_s
 
     def find_two_faced(self, attempt: Attempt) -> None:
         """End an inquiry about results: note the owners that two or more members accuse."""
-        answers = attempt.end_inquiry().answers
+        answers = attempt.inquiries.end().answers
         findings = self._weighed(attempt, differing(answers, set(attempt.makers)))
-        attempt.two_faced = findings.culprits
-        attempt.misled = {
+        attempt.inquiries.two_faced = findings.culprits
+        attempt.inquiries.misled = {
             accuser: peer for peer, accusers in findings.against.items() for accuser in accusers
         }
 
     def _weighed(self, attempt: Attempt, findings: Findings) -> Findings:
-        """Count one accuser for each voice; for a while plans avoid the pairs that accuse each
-        other.
-        """
+        """Count one accuser for each voice; for a while plans avoid the pairs in dispute."""
         voices = voices_of(self.context.roster, attempt.receivers)
         if len(set(voices.values())) > 1:  # else all came by one invite from one line
             findings = findings.by_voice(voices)

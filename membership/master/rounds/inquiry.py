@@ -17,8 +17,9 @@ that accuses more than half of the others is ignored.
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from attrs import Factory, define
 
@@ -35,29 +36,44 @@ class Question(enum.Enum):
 
 @define
 class Inquiry:
-    """An inquiry in progress.
-
-    Attributes:
-      asked: the members that are to answer.
-      began_s: when they were asked.
-      answers: by member.
-    """
+    """An inquiry in progress."""
 
     question: Question
-    asked: tuple[str, ...]
-    began_s: float
-    answers: dict[str, Diagnosis] = Factory(dict)
+    asked: tuple[str, ...]  # the members that are to answer
+    began_s: float  # when they were asked
+    answers: dict[str, Diagnosis] = Factory(dict)  # by member
+
+
+@define
+class Inquiries:
+    """The inquiries of one attempt."""
+
+    current: Inquiry | None = None  # in progress
+    asked: set[Question] = Factory(set)  # questions asked under the attempt's present number
+    patience_s: float = -math.inf  # until then no member is left behind
+    two_faced: list[str] = Factory(list)  # owners that gave two or more others different results
+    misled: dict[str, str] = Factory(dict)  # by member with another result: the owner it is from
+
+    def begin(self, question: Question, asked: Iterable[str], now_s: float) -> bool:
+        """Begin an inquiry. Returns False if the question was asked before under this number."""
+        if question in self.asked:
+            return False
+        self.asked.add(question)
+        self.current = Inquiry(question, tuple(asked), now_s)
+        return True
+
+    def end(self) -> Inquiry:
+        """End the inquiry in progress and return it."""
+        inquiry, self.current = self.current, None
+        assert inquiry is not None
+        return inquiry
 
 
 @define
 class Findings:
-    """Conclusions from the answers.
+    """Conclusions from the answers."""
 
-    Attributes:
-      against: by member, its accusers.
-    """
-
-    against: dict[str, set[str]] = Factory(dict)
+    against: dict[str, set[str]] = Factory(dict)  # by member, its accusers
 
     def by_voice(self, voices: Mapping[str, Hashable]) -> Findings:
         """Return the findings with one accuser for each voice."""

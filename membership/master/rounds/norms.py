@@ -34,13 +34,10 @@ Report = tuple[bytes, float]  # a member's ``norm_sums`` and ``momentum_square``
 
 @frozen
 class NormsFound:
-    """Norm and direction of one contribution, as received.
-
-    Attributes:
-      cosine: with the outer momentum; None if one of them is zero, or no member has compared.
-    """
+    """Norm and direction of one contribution, as received."""
 
     norm: float
+    # With the outer momentum; None if one of them is zero, or no member has compared.
     cosine: float | None
 
 
@@ -80,14 +77,10 @@ def _numbers(norm_sums: bytes) -> tuple[float, ...]:
 
 @frozen
 class UnderstatedNorm:
-    """A contribution that is longer than its sender announced.
-
-    Attributes:
-      accuser: the only member that found it; empty if it does not depend on one member's word.
-    """
+    """A contribution that is longer than its sender announced."""
 
     peer: str
-    accuser: str
+    accuser: str  # the only member that found it; empty if it does not depend on one member's word
     why: str
 
 
@@ -129,9 +122,7 @@ def understated(
 
 
 def against_the_others(found: Mapping[str, NormsFound]) -> dict[str, str]:
-    """Return a phrase for each update that points against the outer momentum while most point along
-    it.
-    """
+    """Return a phrase for each update against the momentum while most point along it."""
     cosines = {peer: each.cosine for peer, each in found.items() if each.cosine is not None}
     if not cosines:
         return {}

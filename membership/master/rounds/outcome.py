@@ -27,30 +27,20 @@ class Check:
 
 @define
 class Audit:
-    """The audit of one attempt's result.
+    """The audit of one attempt's result."""
 
-    Attributes:
-      number: of the attempt, after repairs.
-      due_s: until when the present checkers are waited for.
-      lots: by chunk, a random number that selects its first checker.
-      open: drawn chunks that are not checked yet, with their checks; None: it is to be assigned.
-      until_s: limit of ``due_s``, even if bytes move.
-      tried: by chunk, members that could not check it.
-      different: findings of other sums, with their checkers.
-      silent: by member, the checkers that got nothing from it.
-      order_count: orders to checkers.
-    """
-
-    number: int
+    number: int  # of the attempt, after repairs
     outcome: ReductionOutcome
-    due_s: float
-    lots: dict[int, int]
+    due_s: float  # until when the present checkers are waited for
+    lots: dict[int, int]  # by chunk, a random number that selects its first checker
+    # Drawn chunks that are not checked yet, with their checks; None: it is to be assigned.
     open: dict[int, Check | None]
-    until_s: float = math.inf
-    tried: dict[int, set[str]] = Factory(dict)
+    until_s: float = math.inf  # limit of ``due_s``, even if bytes move
+    tried: dict[int, set[str]] = Factory(dict)  # by chunk, members that could not check it
+    # Findings of other sums, with their checkers.
     different: list[tuple[str, ChunkFinding]] = Factory(list)
-    silent: dict[str, set[str]] = Factory(dict)
-    order_count: int = 0
+    silent: dict[str, set[str]] = Factory(dict)  # by member, the checkers that got nothing from it
+    order_count: int = 0  # orders to checkers
 
     @property
     def over(self) -> bool:

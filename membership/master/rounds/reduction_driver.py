@@ -6,12 +6,10 @@
                        |  '---- Reduce: an update was refused, or nothing moves for a deadline
                        '--> Abort: fewer than the quorum are left, or they do not agree
 
-A loss costs the chunks that the lost member owned. First all survivors stop accepting from the lost
-and say what they hold (``Flush``, ``Held``). Only then are those chunks given to others
-(``Repair``), so nothing can arrive from the lost later and make a second result. A chunk that a
-survivor holds is spread from there; a chunk that none holds is added up again by the survivors.
-Which contributors are in which chunk is part of the outcome that all have to agree on. Another loss
-meanwhile begins a new flush.
+A loss costs the chunks that the lost member owned (see ``attempt``, ``repair``). Those are given to
+others only when all survivors have stopped accepting from the lost, so nothing can arrive from the
+lost later and make a second result. Which contributors are in which chunk is part of the outcome
+that all have to agree on.
 
 Messages only add facts. ``advance`` looks at the facts and acts, so the order in which a death, an
 accusation and a late result arrive does not matter. No member waits for the dead: a death that the
@@ -100,21 +98,21 @@ class ReductionDriver:
             self._violation(member, "its norm report does not fit the round's contributors")
             return
         attempt.outcomes[member.peer] = ReductionOutcome(message.digest, message.manifest)
-        attempt.reports[member.peer] = message.norm_sums, message.momentum_square
+        attempt.reports.norms[member.peer] = message.norm_sums, message.momentum_square
         round_ = self.round_table.rounds[message.round]
         round_.mark(member.peer, member.name).reduced_s = self.context.now_s
         attempt.missed.pop(member.peer, None)
         attempt.blind.pop(member.peer, None)
         if attempt.contributes(member.peer) and member.peer not in attempt.lost:
-            attempt.moved_s = self.context.now_s
+            attempt.reports.moved_s = self.context.now_s
             quorum = self.round_table.quorum(len(attempt.contributors))
             # Counting takes time for each survivor, so it begins when there may be enough.
             if (
-                attempt.quorum_s is None
+                attempt.reports.quorum_s is None
                 and len(attempt.outcomes) >= quorum
                 and len(attempt.survivors()) - len(attempt.unreported()) >= quorum
             ):
-                attempt.quorum_s = self.context.now_s
+                attempt.reports.quorum_s = self.context.now_s
 
     def _reduced_late(self, member: Member, message: Reduced) -> None:
         """Compare a result that comes after the decision with the committed one."""
@@ -127,9 +125,7 @@ class ReductionDriver:
             round_.mark(member.peer, member.name).reduced_s = self.context.now_s
 
     def reduce_failed(self, member: Member, message: ReduceFailed) -> None:
-        """Note that a receiver cannot finish the reduction, and which members it could not
-        reach.
-        """
+        """Note that a receiver cannot finish, and which members it could not reach."""
         attempt = self.round_table.attempt(message.round, message.attempt)
         if attempt is None:
             self._missed(member, message.round, quoted(message.reason))
@@ -154,7 +150,7 @@ class ReductionDriver:
             attempt = round_.running()
             if attempt.unreported():
                 if member.peer in attempt.served():
-                    attempt.moved(member.peer, self.context.now_s)
+                    attempt.reports.moved(member.peer, self.context.now_s)
             elif attempt.audit is not None:
                 self.audits.moved(member, attempt.audit)
 
@@ -173,15 +169,15 @@ class ReductionDriver:
         if self.orders.abort_below_quorum(round_):
             return True
         attempt, now_s = round_.running(), self.context.now_s
-        if round_.refused.intersection(attempt.peers()):
+        if round_.distrust.refused.intersection(attempt.peers()):
             self.orders.rerun(round_, attempt.why_lost())  # it may be in chunks that are done
         elif not attempt.unreported():
             return self.decision.decide(round_)
-        elif attempt.lost and attempt.ended.intersection(attempt.survivors()):
+        elif attempt.lost and attempt.blame.ended.intersection(attempt.survivors()):
             self.orders.rerun(round_, attempt.why_lost())  # they hold nothing to repair with
-        elif attempt.lost.keys() - attempt.shut:
+        elif attempt.lost.keys() - attempt.flush.shut:
             self.repairer.flush(round_)
-        elif attempt.flushing and self.repairer.may_repair(attempt):
+        elif attempt.flush.in_progress and self.repairer.may_repair(attempt):
             if not self.repairer.repair(round_):
                 self.orders.rerun(round_, attempt.why_lost())
         elif now_s >= self.repairer.flush_limit_s(attempt):
@@ -189,7 +185,7 @@ class ReductionDriver:
         elif now_s >= self.accusations.limit_s(attempt):
             if why := self.accusations.resolve(round_):
                 self.orders.rerun(round_, why)
-        elif attempt.inquiry is not None and now_s >= self.inquirer.limit_s(attempt):
+        elif attempt.inquiries.current is not None and now_s >= self.inquirer.limit_s(attempt):
             self.inquirer.find_blockers(round_)
         elif now_s >= self._lag_limit_s(attempt):
             if not self.inquirer.ask(round_, Question.LAG, attempt.unreported()):
@@ -227,18 +223,18 @@ class ReductionDriver:
 
         That is after twice the time that the quorum took, and at least a deadline after the quorum.
         """
-        if attempt.quorum_s is None or attempt.adopted or _is_handled(attempt):
+        if attempt.reports.quorum_s is None or attempt.adopted or _is_handled(attempt):
             return math.inf
-        taken_s = attempt.quorum_s - attempt.started_s
-        limit_s = attempt.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
-        return max(limit_s, attempt.patience_s)
+        taken_s = attempt.reports.quorum_s - attempt.started_s
+        limit_s = attempt.reports.quorum_s + max(self.context.spec.membership.deadline_s, taken_s)
+        return max(limit_s, attempt.inquiries.patience_s)
 
     def _stall_limit_s(self, attempt: Attempt) -> float:
         """Return when an attempt in which nothing moves counts as stalled."""
         if _is_handled(attempt):
             return math.inf
-        limit_s = attempt.moved_s + self.context.spec.membership.deadline_s
-        return max(limit_s, attempt.patience_s)
+        limit_s = attempt.reports.moved_s + self.context.spec.membership.deadline_s
+        return max(limit_s, attempt.inquiries.patience_s)
 
     def _leave_behind(self, attempt: Attempt) -> None:
         why = "it did not finish a reduction that others did"
@@ -264,4 +260,8 @@ class ReductionDriver:
 
 def _is_handled(attempt: Attempt) -> bool:
     """Return whether the cause of a delay is known, or about to be: another limit applies then."""
-    return attempt.flushing or attempt.inquiry is not None or attempt.is_accused()
+    return (
+        attempt.flush.in_progress
+        or attempt.inquiries.current is not None
+        or bool(attempt.blame.accused())
+    )

@@ -45,9 +45,9 @@ class ReductionOrders:
     def begin(self, round_: Round, contributors: tuple[Contributor, ...]) -> None:
         """Order a reduction of these contributors: the first attempt of the round, or another one.
 
-        All of them must be in ``round_.ready``: a member that is gone or refused is in neither.
+        All of them must be ready: a member that is gone or refused is in neither.
         """
-        assert all(each.peer in round_.ready for each in contributors)
+        assert all(each.peer in round_.answers.ready for each in contributors)
         everybody = [contributor.peer for contributor in contributors]
         wanted = self._receivers(set(everybody), round_.fragment)
         if round_.attempt is None:
@@ -67,12 +67,12 @@ class ReductionOrders:
                 lines := self._lines(receivers, adding),
                 self.context.spec,
                 fragment=round_.fragment,
-                barred=self.audits.barred() | round_.barred,
+                barred=self.audits.barred() | round_.distrust.barred,
             )
         except NoReachableOwnerError as error:
             self.round_table.abort(round_, str(error))
             return
-        number = 1 if before is None else max(before.number, before.flush_number) + 1
+        number = 1 if before is None else max(before.number, before.flush.number) + 1
         message = Reduce(
             round=round_.number,
             attempt=number,
@@ -87,10 +87,10 @@ class ReductionOrders:
         if estimate.predicted_s is not None:
             trips_s = CONTROL_TRIPS * lines.delay_s
             estimate = evolve(estimate, predicted_s=estimate.predicted_s + trips_s)
-        round_.attempt = Attempt.of(message, estimate, now_s, correction=correction)
+        round_.attempt = Attempt(message, estimate, now_s, correction=correction)
         self.round_table.leases.ordered(round_.number, [each.peer for each in contributors])
         if len(receivers) <= RECORDED_RECEIVERS_MAX:
-            ready = tuple(round_.ready[each.peer] for each in contributors)
+            ready = tuple(round_.answers.ready[each.peer] for each in contributors)
             self.context.record(RoundOrdered(message, round_.at_step, ready))
         for peer in receivers:
             round_.mark(peer, roster.members[peer].name)
@@ -119,13 +119,10 @@ class ReductionOrders:
         return statistics.median(recent) if recent else 1.0
 
     def _needed_s(self, attempt: Attempt, lines: LineCapacities) -> float | None:
-        """Return how long an earlier attempt's plan would take over these lines, without a
-        correction.
-        """
-        if (order := attempt.order) is not None:
-            size = self.context.history.sizes[order.fragment]
-            if (needed_s := planned_s(order, size, lines)) is not None:
-                return needed_s + CONTROL_TRIPS * lines.delay_s
+        """Return how long an earlier attempt's plan would take over these lines, uncorrected."""
+        size = self.context.history.sizes[attempt.order.fragment]
+        if (needed_s := planned_s(attempt.order, size, lines)) is not None:
+            return needed_s + CONTROL_TRIPS * lines.delay_s
         return attempt.estimate.predicted_s
 
     def _without_route(
@@ -134,7 +131,7 @@ class ReductionOrders:
         for contributor in contributors:
             if contributor.peer not in adding:
                 why = "it has no route to the members that add up"
-                round_.declined[contributor.peer] = why
+                round_.answers.declined[contributor.peer] = why
                 self.context.announce(
                     EventKind.ROUTE,
                     contributor.peer,
@@ -165,9 +162,7 @@ class ReductionOrders:
         )
 
     def rerun(self, round_: Round, why: str) -> None:
-        """Order the reduction again, from the contributors' inputs; abort after too many
-        attempts.
-        """
+        """Order the reduction again, from the inputs; abort after too many attempts."""
         attempt = round_.running()
         if round_.rerun_count >= RERUNS_MAX:
             self.round_table.abort(round_, f"{attempt.number} attempts failed, the last one: {why}")

@@ -1,4 +1,6 @@
-"""The plan of a repair: new owners for the chunks of lost ones. Pure; ``repairer`` asks and sends.
+"""A flush as data, and the plan of a repair: new owners for the chunks of lost ones.
+
+Pure; ``repairer`` asks and sends.
 
 A chunk whose result a survivor holds is spread from there, unchanged; if no survivor holds it, from
 a listener that does. Any other chunk gets a new owner among the survivors, which adds up what the
@@ -9,9 +11,36 @@ first.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 
+from attrs import Factory, define
+
 from ....protocol.messages import Assignment
+
+
+@define
+class FlushState:
+    """The flush in progress, or the last one."""
+
+    number: int = 0  # of the repair that it prepares
+    began_s: float = math.inf  # infinity if none is in progress
+    shut: set[str] = Factory(set)  # the lost that the others were told to shut out
+    held: dict[str, bytes] = Factory(dict)  # by receiver: the chunks it holds, a bit each
+
+    @property
+    def in_progress(self) -> bool:
+        return self.began_s < math.inf
+
+    def begin(self, number: int, lost: Collection[str], now_s: float) -> None:
+        """Ask again what is held without the lost."""
+        self.number, self.began_s, self.shut = number, now_s, set(lost)
+        self.held.clear()
+
+    def end(self) -> int:
+        """Ask no more; return the number of the repair."""
+        self.began_s = math.inf
+        return self.number
 
 
 def plan_repair(

@@ -36,7 +36,7 @@ class Repairer:
         """Tell all members in the attempt to accept nothing more from the lost."""
         attempt = round_.running()
         attempt.begin_flush(self.context.now_s)
-        message = Flush(round_.number, attempt.flush_number, tuple(attempt.lost))
+        message = Flush(round_.number, attempt.flush.number, tuple(attempt.lost))
         for peer in attempt.served():
             self.context.send(peer, message)
 
@@ -44,7 +44,11 @@ class Repairer:
         """Note which chunks' results a receiver holds, now that it has shut out the lost."""
         round_ = self.round_table.rounds.get(message.round)
         attempt = round_.attempt if round_ is not None else None
-        if attempt is None or not attempt.flushing or attempt.flush_number != message.attempt:
+        if (
+            attempt is None
+            or not attempt.flush.in_progress
+            or attempt.flush.number != message.attempt
+        ):
             return
         if member.peer not in attempt.served():
             return
@@ -52,17 +56,17 @@ class Repairer:
             why = "it holds chunks that the round does not have"
             self.round_table.evict(member.peer, RefusalCode.PROTOCOL, why)
             return
-        attempt.held[member.peer] = message.results
+        attempt.flush.held[member.peer] = message.results
 
     def flush_limit_s(self, attempt: Attempt) -> float:
         """Return when a needed member that has not answered the flush is removed."""
-        return attempt.flush_s + self.context.spec.membership.deadline_s
+        return attempt.flush.began_s + self.context.spec.membership.deadline_s
 
     def listeners_limit_s(self, attempt: Attempt) -> float:
         """Return until when listeners that may hold lost chunks are waited for."""
-        if not attempt.flushing or attempt.unheard():
+        if not attempt.flush.in_progress or attempt.unheard():
             return math.inf  # needed members are waited for, not listeners
-        return attempt.flush_s + self.context.spec.settle_s
+        return attempt.flush.began_s + self.context.spec.settle_s
 
     def remove_mute(self, round_: Round) -> None:
         """Remove the needed members that are alive and have not answered the flush."""
@@ -82,11 +86,9 @@ class Repairer:
         )
 
     def repair(self, round_: Round) -> bool:
-        """Give the chunks of the lost to others. Returns False if the message would be too
-        large.
-        """
+        """Give the chunks of the lost to others; return False if the message would be too large."""
         attempt = round_.running()
-        assignments = self._assignments(attempt, attempt.survivors(), attempt.held)
+        assignments = self._assignments(attempt, attempt.survivors(), attempt.flush.held)
         if len(assignments) > OWNER_RUNS_MAX:
             return False
         round_.repair_count += 1

@@ -73,36 +73,15 @@ class RoundTimes:
 
 
 @define
-class Round:
-    """One outer step of one fragment."""
+class Answers:
+    """The members that a round has invited, and what they have answered."""
 
-    number: int
-    fragment: int
-    version: int  # before the round
-    at_step: int
-    opened_s: float
-    phase: RoundPhase = RoundPhase.OPEN
-    invited: set[str] = Factory(set)  # sent Open, and in sync ever since
+    invited: set[str] = Factory(set)  # sent ``Open``, and in sync ever since
     ready: dict[str, Ready] = Factory(dict)
     declined: dict[str, str] = Factory(dict)  # members that will not contribute, and why
     nudged: dict[str, float] = Factory(dict)  # when a late member was told to post what it has
-    reached_s: float | None = None  # when the first contributor reached ``at_step``
+    reached_s: float | None = None  # when the first contributor reached the round's step
     quorum_s: float | None = None  # when the quorum was ready
-    closed_s: float = 0.0
-    ended_s: float = 0.0
-    original_count: int = 0  # contributors of the first attempt
-    attempt: Attempt | None = None
-    refused: set[str] = Factory(set)  # members whose update must not be added in this round
-    called_bad: dict[str, set[str]] = Factory(dict)  # by peer: members that call its update bad
-    alone: set[str] = Factory(set)  # accusers on whose word alone the round was run again
-    barred: set[str] = Factory(set)  # own and check nothing in this round: audits suspect them
-    digest: bytes = b""  # of the committed result
-    contents: MeanContents | None = None  # contributors of the committed mean
-    stall_count: int = 0  # attempts in which nothing moved
-    repair_count: int = 0
-    rerun_count: int = 0  # attempts after the first
-    outcome: str = ""  # a sentence, once the round is over
-    marks: dict[str, RoundTimes] = Factory(dict)  # by peer: all that were asked or reported
 
     @property
     def idle(self) -> bool:
@@ -113,6 +92,56 @@ class Round:
         """
         return {self.declined.get(peer) for peer in self.invited} == {NOTHING_TRAINED}
 
+    def decline(self, peer: str, why: str) -> None:
+        """Note that a member will not contribute."""
+        self.ready.pop(peer, None)
+        self.declined[peer] = why
+
+    def forget(self, peer: str) -> None:
+        self.invited.discard(peer)
+        self.ready.pop(peer, None)
+        self.declined.pop(peer, None)
+        self.nudged.pop(peer, None)
+
+    def complete(self, expected: Collection[str]) -> bool:
+        """Return whether all expected contributors are ready or have declined."""
+        return all(peer in self.ready or peer in self.declined for peer in expected)
+
+
+@define
+class Distrust:
+    """Members whose updates or words do not count in a round."""
+
+    refused: set[str] = Factory(set)  # members whose update must not be added
+    called_bad: dict[str, set[str]] = Factory(dict)  # by peer: members that call its update bad
+    alone: set[str] = Factory(set)  # accusers on whose word alone the round was run again
+    barred: set[str] = Factory(set)  # own and check nothing: audits suspect them
+
+
+@define
+class Round:
+    """One outer step of one fragment."""
+
+    number: int
+    fragment: int
+    version: int  # before the round
+    at_step: int
+    opened_s: float
+    phase: RoundPhase = RoundPhase.OPEN
+    answers: Answers = Factory(Answers)
+    closed_s: float = 0.0
+    ended_s: float = 0.0
+    original_count: int = 0  # contributors of the first attempt
+    attempt: Attempt | None = None
+    distrust: Distrust = Factory(Distrust)
+    digest: bytes = b""  # of the committed result
+    contents: MeanContents | None = None  # contributors of the committed mean
+    stall_count: int = 0  # attempts in which nothing moved
+    repair_count: int = 0
+    rerun_count: int = 0  # attempts after the first
+    outcome: str = ""  # a sentence, once the round is over
+    marks: dict[str, RoundTimes] = Factory(dict)  # by peer: all that were asked or reported
+
     def turn(self, phase: RoundPhase) -> None:
         """Change the phase."""
         assert phase in NEXT_PHASES[self.phase]
@@ -120,10 +149,7 @@ class Round:
 
     def forget(self, peer: str, why: str) -> None:
         """Note that a member is gone; if it returns it starts from scratch."""
-        self.invited.discard(peer)
-        self.ready.pop(peer, None)
-        self.declined.pop(peer, None)
-        self.nudged.pop(peer, None)
+        self.answers.forget(peer)
         if why and peer in self.marks:
             self.marks[peer].gone = True
         if self.attempt is not None:
@@ -189,17 +215,12 @@ def gate_norms(
     return scales, refused
 
 
-def answered(round_: Round, expected: Collection[str]) -> bool:
-    """Return whether all expected contributors are ready or have declined."""
-    return all(peer in round_.ready or peer in round_.declined for peer in expected)
-
-
 def part_of(round_: Round, peer: str) -> PastRole:
     """Return a peer's part in a round that is over, in which it has a mark."""
     attempt, mark = round_.attempt, round_.marks[peer]
     if mark.gone if attempt is None else peer in attempt.lost:
         return PastRole.LOST
-    if peer in round_.declined:
+    if peer in round_.answers.declined:
         return PastRole.EXCLUDED
     if attempt is None or peer not in attempt.receivers:
         return PastRole.LOST if mark.gone else PastRole.INVITED

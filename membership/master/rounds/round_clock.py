@@ -41,9 +41,7 @@ GRACE_STEPS_MIN = 2.0  # steps of the run
 
 
 class RoundClock:
-    """Predicts rounds, decides when to nudge contributors and how long a quorum waits for the
-    others.
-    """
+    """Predicts rounds, nudges contributors, and limits how long a quorum waits."""
 
     def __init__(self, context: Context, round_table: RoundTable) -> None:
         self.context = context
@@ -80,15 +78,13 @@ class RoundClock:
         """
         if step_s > 0.0:
             self._steps_s[peer] = min(step_s, LEAD_S_MAX)
-        if peer in round_.nudged:
-            self._note_lead(peer, self.context.now_s - round_.nudged[peer])
+        if peer in round_.answers.nudged:
+            self._note_lead(peer, self.context.now_s - round_.answers.nudged[peer])
 
     def missed(self, round_: Round, peer: str) -> None:
-        """Note that a round closed without a contributor; if it was nudged, it needs a longer lead
-        time.
-        """
-        if peer in round_.nudged:
-            waited_s = self.context.now_s - round_.nudged[peer]
+        """Note that a round closed without a contributor: a nudged one needs a longer lead."""
+        if peer in round_.answers.nudged:
+            waited_s = self.context.now_s - round_.answers.nudged[peer]
             self._note_lead(peer, MISSED_FACTOR * waited_s)
 
     def closed(self, round_: Round) -> None:
@@ -99,7 +95,7 @@ class RoundClock:
         the first one there. Otherwise those that predictions nudge would close every further round
         without the fastest.
         """
-        if round_.reached_s is None:
+        if round_.answers.reached_s is None:
             self._reached = None
 
     def removed(self, peer: str) -> None:
@@ -114,9 +110,7 @@ class RoundClock:
 
     @property
     def step_s(self) -> float:
-        """Return seconds per step of the run, including waits in every round; 0 if not known
-        yet.
-        """
+        """Return seconds per step of the run, waits included; 0 if not known yet."""
         return min(self._paces_s, default=0.0)
 
     def lead_s(self, peer: str) -> float:
@@ -135,10 +129,11 @@ class RoundClock:
 
     def nudges(self, round_: Round, expected: Collection[str]) -> dict[str, float]:
         """Return the contributors that are late, or will be, and when to nudge each of them."""
-        heard = round_.ready.keys() | round_.declined.keys() | round_.nudged.keys()
+        answers = round_.answers
+        heard = answers.ready.keys() | answers.declined.keys() | answers.nudged.keys()
         late = [peer for peer in expected if peer not in heard]
-        if round_.reached_s is not None:
-            return dict.fromkeys(late, round_.reached_s)
+        if answers.reached_s is not None:
+            return dict.fromkeys(late, answers.reached_s)
         due_s = self.due_s(round_)
         if not late or due_s == math.inf:
             return {}
@@ -151,12 +146,14 @@ class RoundClock:
 
     def limit_s(self, round_: Round) -> float:
         """Return when a round closes without late contributors; infinity if it has no quorum."""
-        if round_.quorum_s is None:
+        quorum_s, reached_s = round_.answers.quorum_s, round_.answers.reached_s
+        if quorum_s is None:
             return math.inf
-        reached_s = self.due_s(round_) if round_.reached_s is None else round_.reached_s
+        if reached_s is None:
+            reached_s = self.due_s(round_)
         if reached_s == math.inf:
-            reached_s = round_.quorum_s
-        return max(round_.quorum_s, reached_s) + self._grace_s()
+            reached_s = quorum_s
+        return max(quorum_s, reached_s) + self._grace_s()
 
     def _grace_s(self) -> float:
         """Return how long a quorum waits for late contributors.

@@ -23,7 +23,7 @@ from ..state.round_schedule import next_fragment
 from ..state.succession import Succession
 from ..sync.state_sync import StateSync
 from .reduction_driver import ReductionDriver
-from .round import NOTHING_TRAINED, Round, RoundPhase, answered, gate_norms
+from .round import NOTHING_TRAINED, Round, RoundPhase, gate_norms
 from .round_clock import RoundClock
 from .round_table import Evict, RoundTable
 from .same_samples import SameSamples
@@ -36,10 +36,6 @@ class RoundScheduler:
 
     Args:
       evict: removes a member from the roster; calls back ``removed``.
-
-    Attributes:
-      rounds: open or reducing, by number; the round table's.
-      driver: of the rounds that are reducing; receives the messages about reductions.
     """
 
     def __init__(
@@ -61,56 +57,57 @@ class RoundScheduler:
         self.round_table = RoundTable(context, evict, leases)
         self.clock = RoundClock(context, self.round_table)
         self.same_samples = SameSamples(context)
+        # Of the rounds that are reducing; receives the messages about reductions.
         self.driver = ReductionDriver(
             context, state_sync, self.round_table, self.bandwidths, routes
         )
-        self.rounds = self.round_table.rounds
+        self.rounds = self.round_table.rounds  # open or reducing, by number; the round table's
 
     # ------------------------------------------------------------ facts
 
     def ready(self, member: Member, message: Ready) -> None:
         """Note that a contributor has posted its update."""
         round_ = self._inviting(member, message)
-        if round_ is None or member.peer in round_.ready:
+        if round_ is None or member.peer in round_.answers.ready:
             return
         self.same_samples.note(member.peer, message.first_batches)
         head = FragmentHead(round_.fragment, round_.version, message.state_root)
         self.state_sync.report(member, head)
-        round_.declined.pop(member.peer, None)
+        answers = round_.answers
+        answers.declined.pop(member.peer, None)
         self.clock.answered(round_, member.peer, message.step_s)
         if message.weight == 0:
-            round_.declined[member.peer] = NOTHING_TRAINED
+            answers.decline(member.peer, NOTHING_TRAINED)
             return
         if not self.leases.may_post(member.peer, message.trained):
-            round_.declined[member.peer] = "it trained on samples that are not leased to it"
+            answers.decline(member.peer, "it trained on samples that are not leased to it")
             return
         self.leases.ready(round_.number, member.peer, message.trained)
-        round_.ready[member.peer] = message
+        answers.ready[member.peer] = message
         round_.mark(member.peer, member.name).ready_s = self.context.now_s
-        if message.step >= round_.at_step and round_.reached_s is None:
-            round_.reached_s = self.context.now_s
+        if message.step >= round_.at_step and answers.reached_s is None:
+            answers.reached_s = self.context.now_s
             self.clock.reached(round_, message.step)
 
     def not_ready(self, member: Member, message: NotReady) -> None:
         """Note that a contributor declines a round."""
         round_ = self._inviting(member, message)
         if round_ is not None:
-            round_.ready.pop(member.peer, None)
-            round_.declined[member.peer] = quoted(message.reason)
+            round_.answers.decline(member.peer, quoted(message.reason))
 
     def _inviting(self, member: Member, message: Ready | NotReady) -> Round | None:
         """Return the round that a contributor answers, if it is open and the member invited."""
         round_ = self.rounds.get(message.round)
         if round_ is None or round_.phase is not RoundPhase.OPEN:
             return None
-        return round_ if member.peer in round_.invited else None
+        return round_ if member.peer in round_.answers.invited else None
 
     def trainer_lost(self, member: Member) -> None:
         """Expect no update of a member without a trainer, except the ones that it has posted."""
         for round_ in self.rounds.values():
-            if member.peer not in round_.ready:
-                round_.invited.discard(member.peer)
-                round_.declined.pop(member.peer, None)
+            if member.peer not in round_.answers.ready:
+                round_.answers.invited.discard(member.peer)
+                round_.answers.declined.pop(member.peer, None)
 
     def measured(self, member: Member, message: Measured) -> None:
         """Note measured bandwidths, for the next plan."""
@@ -133,7 +130,7 @@ class RoundScheduler:
 
     def awaits(self, peer: str) -> bool:
         """Return whether an open round has an update of this member."""
-        return any(peer in round_.ready for round_ in self.round_table.opened())
+        return any(peer in round_.answers.ready for round_ in self.round_table.opened())
 
     def adds(self, peer: str) -> bool:
         """Return whether a reduction in progress needs this member."""
@@ -141,7 +138,7 @@ class RoundScheduler:
 
     def contributors(self) -> list[Member]:
         """Return the members that can contribute now, by number."""
-        places = self.context.history.places
+        places = self.context.history.members.places
         return [m for m in self.context.roster.by_number() if can_contribute(m, places)]
 
     # ------------------------------------------------------------ conclusions
@@ -170,11 +167,11 @@ class RoundScheduler:
             or len(self.contributors()) < spec.membership.min_members
         ):
             return False
-        fragment = next_fragment(history.turns, {r.fragment for r in self.rounds.values()})
+        fragment = next_fragment(history.schedule.turns, {r.fragment for r in self.rounds.values()})
         if fragment is None:
             return False
-        number, version = history.next_round, history.versions[fragment]
-        at_step = self.context.due_step(fragment, history.turns[fragment])
+        number, version = history.schedule.next_round, history.versions[fragment]
+        at_step = self.context.due_step(fragment, history.schedule.turns[fragment])
         schedule = spec.diloco.sync_every, self.context.moved
         self.context.record(RoundNumbered(number, fragment, version, at_step, *schedule))
         self.rounds[number] = Round(
@@ -198,20 +195,20 @@ class RoundScheduler:
         return [
             member.peer
             for member in self.context.roster.by_number()
-            if member.peer in round_.invited
-            and (member.peer in able or member.peer in round_.ready)
+            if member.peer in round_.answers.invited
+            and (member.peer in able or member.peer in round_.answers.ready)
         ]
 
     def _invite(self, round_: Round) -> None:
         for member in self.contributors():
-            if member.peer not in round_.invited:
-                round_.invited.add(member.peer)
+            if member.peer not in round_.answers.invited:
+                round_.answers.invited.add(member.peer)
                 round_.mark(member.peer, member.name).gone = False
                 self.context.send(
                     member.peer,
                     Open(round_.number, round_.fragment, round_.version, round_.at_step),
                 )
-        for peer in list(round_.invited):
+        for peer in list(round_.answers.invited):
             invited = self.context.roster.get(peer)
             if invited is None or not invited.in_sync:
                 # Its update was made against another state; once it is in sync it is invited again.
@@ -220,7 +217,8 @@ class RoundScheduler:
     def _advance_open(self, round_: Round) -> bool:
         self._invite(round_)
         expected = self.expected(round_)
-        ready = [peer for peer in expected if peer in round_.ready]
+        answers = round_.answers
+        ready = [peer for peer in expected if peer in answers.ready]
         needed = self.round_table.quorum(len(expected))
         if not expected:
             self.round_table.abort(round_, "no contributor is left")
@@ -228,17 +226,17 @@ class RoundScheduler:
         if self.elastic:
             self._nudge(round_, expected)
         if len(ready) < needed:
-            round_.quorum_s = None
-            if answered(round_, expected):
+            answers.quorum_s = None
+            if answers.complete(expected):
                 self.round_table.abort(
                     round_, self._shortage(round_, len(ready), len(expected), needed)
                 )
                 return True
             return False
-        if round_.quorum_s is None:
-            round_.quorum_s = self.context.now_s
+        if answers.quorum_s is None:
+            answers.quorum_s = self.context.now_s
         root = self.state_sync.decide(round_.fragment, round_.version)
-        if (root and answered(round_, expected)) or self.context.now_s >= self._limit_s(round_):
+        if (root and answers.complete(expected)) or self.context.now_s >= self._limit_s(round_):
             self._close(round_, ready, expected)
             return True
         return False
@@ -247,14 +245,15 @@ class RoundScheduler:
         """Tell late contributors to post, at their next step, what they have trained by then."""
         for peer, due_s in self.clock.nudges(round_, expected).items():
             if self.context.now_s >= due_s:
-                round_.nudged[peer] = self.context.now_s
+                round_.answers.nudged[peer] = self.context.now_s
                 self.context.send(peer, Open(round_.number, round_.fragment, round_.version, 0))
 
     def _limit_s(self, round_: Round) -> float:
         return self.clock.limit_s(round_) if self.elastic else math.inf
 
     def _shortage(self, round_: Round, ready: int, expected: int, needed: int) -> str:
-        whys = [f"{self.context.name(p)}: {why}" for p, why in sorted(round_.declined.items())]
+        declined = sorted(round_.answers.declined.items())
+        whys = [f"{self.context.name(peer)}: {why}" for peer, why in declined]
         return f"{ready} of {expected} contributors are ready, {needed} are needed" + (
             f" ({'; '.join(whys[:5])})" if whys else ""
         )
@@ -270,13 +269,13 @@ class RoundScheduler:
                 ready = [other for other in ready if other != peer]
                 self.state_sync.settle(self.excluded)
         needed = self.round_table.quorum(len(expected))
-        if any(peer not in round_.ready for peer in ready) or len(ready) < needed:
+        if any(peer not in round_.answers.ready for peer in ready) or len(ready) < needed:
             return
         scales, refused = gate_norms(
-            {peer: round_.ready[peer].norm for peer in ready},
-            {peer: round_.ready[peer].weight for peer in ready},
+            {peer: round_.answers.ready[peer].norm for peer in ready},
+            {peer: round_.answers.ready[peer].weight for peer in ready},
         )
-        messages = dict(round_.ready)
+        messages = dict(round_.answers.ready)
         for peer, why in refused.items():
             self.round_table.refuse_update(round_, peer, why)
         contributors = tuple(
@@ -306,15 +305,15 @@ class RoundScheduler:
 
     def _note_late(self, round_: Round, expected: list[str]) -> None:
         """Note which contributors the round closes without, and how often in a row for each."""
-        for peer in round_.ready:
+        for peer in round_.answers.ready:
             if (member := self.context.roster.get(peer)) is not None:
-                member.late_count = 0
+                member.trainer.late_count = 0
         for peer in expected:
             member = self.context.roster.get(peer)
-            if member is None or peer in round_.ready or peer in round_.declined:
+            if member is None or peer in round_.answers.ready or peer in round_.answers.declined:
                 continue
-            round_.declined[peer] = "it was not ready in time"
-            member.late_count += 1
+            round_.answers.declined[peer] = "it was not ready in time"
+            member.trainer.late_count += 1
             self.clock.missed(round_, peer)
         self.clock.closed(round_)
 

@@ -31,20 +31,16 @@ class RoundTable:
     Args:
       evict: removes a member from the roster.
       leases: of the samples that updates were trained on.
-
-    Attributes:
-      rounds: open or reducing, by number.
-      past: committed or aborted, oldest first.
-      backoff: how long to wait after rounds that were aborted.
     """
 
     def __init__(self, context: Context, evict: Evict, leases: Leases) -> None:
         self.context = context
         self.leases = leases
         self.evict = evict
-        self.rounds: dict[int, Round] = {}
+        self.rounds: dict[int, Round] = {}  # open or reducing, by number
+        # Committed or aborted, oldest first.
         self.past: deque[Round] = deque(maxlen=PAST_ROUNDS_MAX)
-        self.backoff = Backoff()
+        self.backoff = Backoff()  # how long to wait after rounds that were aborted
         self.abort_count = 0
         self.repair_count = 0
         self.rerun_count = 0
@@ -83,18 +79,15 @@ class RoundTable:
     # ------------------------------------------------------------ updates that must not be added
 
     def refuse_update(self, round_: Round, peer: str, why: str) -> None:
-        """Refuse a contribution that must not be added; evict its sender if that happens
-        repeatedly.
-        """
+        """Refuse a contribution that must not be added; evict its sender after several."""
         count = self._bad_counts.get(peer, 0) + 1
         self._bad_counts[peer] = count
         if len(self._bad_counts) > MEMBERS_MAX:
             del self._bad_counts[next(iter(self._bad_counts))]
         if round_.attempt is not None:
-            round_.refused.add(peer)
+            round_.distrust.refused.add(peer)
             round_.attempt.lose(peer, f"its update was refused: {why}")
-        round_.ready.pop(peer, None)
-        round_.declined[peer] = f"refused: {why}"
+        round_.answers.decline(peer, f"refused: {why}")
         name = self.context.name(peer)
         text = f"the update of {name} for round {round_.number} was refused: {why}"
         self.context.announce(EventKind.BAD, peer, text)
@@ -120,13 +113,13 @@ class RoundTable:
     def abort(self, round_: Round, reason: str) -> None:
         """End a round without a result, and tell its members."""
         reason = plain(reason)
-        receivers = set(round_.invited)
+        receivers = set(round_.answers.invited)
         if round_.attempt is not None:
             receivers.update(round_.attempt.reached())
         for member in self.context.roster.by_number():
             if member.peer in receivers:
                 self.context.send(member.peer, Abort(round_.number, reason))
-        self.backoff.aborted(self.context.now_s, failed=not round_.idle)
+        self.backoff.aborted(self.context.now_s, failed=not round_.answers.idle)
         self.void(round_, reason)
 
     def void(self, round_: Round, reason: str) -> None:

@@ -45,19 +45,12 @@ def ends_of(one: str, other: str) -> Ends:
 
 @define
 class Dispute:
-    """A dispute between two members.
+    """A dispute between two members."""
 
-    Attributes:
-      until_s: the time until which they are apart.
-      lasts_s: the length of that time, from the last accusation on.
-      lasts_rounds: the rounds for which they are apart.
-      rounds: planned since the last accusation.
-    """
-
-    until_s: float
-    lasts_s: float
-    lasts_rounds: int
-    rounds: int = 0
+    until_s: float  # the time until which they are apart
+    lasts_s: float  # the length of that time, from the last accusation on
+    lasts_rounds: int  # the rounds for which they are apart
+    rounds: int = 0  # planned since the last accusation
 
     def is_fresh(self, now_s: float) -> bool:
         return now_s < self.until_s
@@ -79,9 +72,7 @@ class Disputes:
         self._disputes: dict[Ends, Dispute] = {}
 
     def note(self, one: str, other: str, now_s: float) -> float:
-        """Note that one of the two accuses the other. Return for how many seconds they are
-        apart.
-        """
+        """Note that one accuses the other; return for how many seconds they are apart."""
         before = self._disputes.pop(ends_of(one, other), None)
         lasts_s, rounds = APART_DEADLINES * self._deadline_s, APART_ROUNDS
         forgotten_s = FORGOTTEN_DEADLINES * self._deadline_s
@@ -124,9 +115,7 @@ class Disputes:
         return found
 
     def quarrelsome(self, contributors: Sequence[str], now_s: float) -> list[str]:
-        """Return the contributors to leave out: apart from at least half of the others, and from
-        two.
-        """
+        """Return the contributors to leave out: apart from two others, and from at least half."""
         left, out = list(contributors), list[str]()
         while True:
             counts = self.counts(left, now_s)

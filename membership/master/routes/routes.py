@@ -62,53 +62,34 @@ APART_S = 3_600.0
 
 @frozen
 class CandidateRoute:
-    """A route that a pair might take.
-
-    Attributes:
-      dials: the peer that dials.
-      relay: the peer that forwards; empty: none.
-    """
+    """A route that a pair might take."""
 
     kind: RouteKind
-    dials: str
-    relay: str = ""
+    dials: str  # the peer that dials
+    relay: str = ""  # the peer that forwards; empty: none
 
 
 @define
 class RoutedPair:
-    """Two members of which one has reported about their link.
+    """Two members of which one has reported about their link."""
 
-    Attributes:
-      number: of the current route; 0: the default one.
-      route: the current route; None: the default one.
-      since_s: when it was arranged.
-      works: they have a link, as far as is known.
-      broken_s: when the working link broke; most links are made again at once.
-      without: ends that report that they have no link to the other one.
-      ticket: of a relayed route; empty: there is none.
-      failed: routes that failed since one worked or all had failed.
-      tried: texts on routes that failed since one worked, for people.
-    """
-
-    number: int = 0
-    route: CandidateRoute | None = None
-    since_s: float = -math.inf
-    works: bool = False
-    broken_s: float = -math.inf
-    without: set[str] = Factory(set)
-    ticket: bytes = b""
+    number: int = 0  # of the current route; 0: the default one
+    route: CandidateRoute | None = None  # the current route; None: the default one
+    since_s: float = -math.inf  # when it was arranged
+    works: bool = False  # they have a link, as far as is known
+    broken_s: float = -math.inf  # when the working link broke; most links are made again at once
+    without: set[str] = Factory(set)  # ends that report that they have no link to the other one
+    ticket: bytes = b""  # of a relayed route; empty: there is none
+    # Routes that failed since one worked or all had failed.
     failed: list[CandidateRoute] = Factory(list)
-    tried: list[str] = Factory(list)
+    tried: list[str] = Factory(list)  # texts on routes that failed since one worked, for people
 
 
 class Routes:
-    """Routes of all pairs; most pairs keep their default route.
-
-    Attributes:
-      disputes: pairs that failed each other in a round; they outlive removals and returns.
-    """
+    """Routes of all pairs; most pairs keep their default route."""
 
     def __init__(self, context: Context) -> None:
+        # Pairs that failed each other in a round; they outlive removals and returns.
         self.disputes = Disputes(context.spec.membership.deadline_s)
         self._context = context
         self._pairs: dict[Ends, RoutedPair] = {}
@@ -196,7 +177,7 @@ class Routes:
 
     def relayed(self, member: Member, message: Relayed) -> None:
         """Take a relay's report of what it forwards."""
-        member.relayed = message
+        member.connection.relayed = message
 
     def classed(self, member: Member) -> None:
         """Drop what was tried for a member that can be dialled now, or no longer, or elsewhere."""
@@ -245,7 +226,7 @@ class Routes:
             return pair.works or self._context.now_s < again_s
         members = self._context.roster
         a, b = members.get(one), members.get(other)
-        return a is None or b is None or a.reachable or b.reachable
+        return a is None or b is None or a.connection.reachable or b.connection.reachable
 
     def without(self, peer: str) -> set[str]:
         """Return the members that report that they have no link to this one."""
@@ -283,9 +264,9 @@ class Routes:
     def _share(self, relay: str, pair_count: int) -> float:
         """Return the bytes per second that each pair of a relay can count on, each way."""
         member = self._context.roster.get(relay)
-        if member is None or member.offer is None:
+        if member is None or member.connection.offer is None:
             return 0.0
-        return member.offer.bytes_per_s / (2 * max(1, pair_count))
+        return member.connection.offer.bytes_per_s / (2 * max(1, pair_count))
 
     def _doubtful(self, inside: Collection[str]) -> Iterable[Ends]:
         """Yield the pairs among these peers that may have no link."""
@@ -294,7 +275,7 @@ class Routes:
         for ends in self.disputes.pairs(inside, self._context.now_s):
             if ends not in self._pairs:
                 yield ends
-        outbound = sorted(m.peer for m in roster if not m.reachable and m.peer in inside)
+        outbound = sorted(m.peer for m in roster if not m.connection.reachable and m.peer in inside)
         for at, one in enumerate(outbound):
             for other in outbound[at + 1 :]:
                 if (one, other) not in self._pairs:
@@ -366,7 +347,7 @@ class Routes:
         relays: tuple[str, ...] = ()
         if pair.route.relay:
             pair.ticket = self._ticket(one, other, number)
-            relays = self._context.roster.members[pair.route.relay].addresses
+            relays = self._context.roster.members[pair.route.relay].connection.addresses
             self._context.send(pair.route.relay, RelayPair(pair.ticket, (one.peer, other.peer)))
         punched = pair.route.kind is RouteKind.PUNCHED
         for end, far in ((one, other), (other, one)):
@@ -378,9 +359,11 @@ class Routes:
                     pair.route.kind,
                     pair.route.dials == end.peer,
                     pair.route.relay,
-                    (str(Address(self._seen_by(end, far), far.port)),) if punched else relays,
+                    (str(Address(self._seen_by(end, far), far.connection.port)),)
+                    if punched
+                    else relays,
                     pair.ticket,
-                    end.port if punched else 0,
+                    end.connection.port if punched else 0,
                 ),
             )
 
@@ -403,13 +386,13 @@ class Routes:
         found = [
             member
             for member in self._context.roster
-            if member.offer is not None
-            and member.reachable
+            if member.connection.offer is not None
+            and member.connection.reachable
             and not member.draining
             and member is not one
             and member is not other
-            and (member.peer == mine or carried[member.peer] < member.offer.pairs)
-            and not (member.relayed is not None and member.relayed.spent)
+            and (member.peer == mine or carried[member.peer] < member.connection.offer.pairs)
+            and not (member.connection.relayed is not None and member.connection.relayed.spent)
         ]
         return sorted(found, key=lambda m: (-self._share(m.peer, carried[m.peer] + 1), m.number))
 
@@ -417,18 +400,19 @@ class Routes:
         """Return all routes that the two might take, best first."""
         first, later = sorted((one, other), key=lambda member: member.number)
         found = []
-        if first.reachable == later.reachable:
-            neighbours = first.host != "" and first.host == later.host
-            if first.reachable or neighbours:  # members behind one router may reach each other
+        near, far = first.connection, later.connection
+        if near.reachable == far.reachable:
+            # Members behind one router may reach each other.
+            if near.reachable or (near.host != "" and near.host == far.host):
                 found += [
                     CandidateRoute(RouteKind.DIRECT, later.peer),
                     CandidateRoute(RouteKind.DIRECT, first.peer),
                 ]
         else:
-            caller = later if first.reachable else first
+            caller = later if near.reachable else first
             found.append(CandidateRoute(RouteKind.DIRECT, caller.peer))
         same_family = (":" in self._seen_by(later, first)) == (":" in self._seen_by(first, later))
-        if first.port and later.port and first.host and later.host and same_family:
+        if near.port and far.port and near.host and far.host and same_family:
             found.append(CandidateRoute(RouteKind.PUNCHED, later.peer))
         found += [
             CandidateRoute(RouteKind.RELAYED, later.peer, relay.peer)
@@ -442,14 +426,16 @@ class Routes:
         A member behind this master's own router comes from a private address. Machines outside see
         it at that router's, which is the one at which they dial this master.
         """
-        if is_public(far.host) or not is_public(near.host):
-            return far.host
-        hosts = (Address.parse(text).host for text in self._context.history.masters)
-        return next((host for host in hosts if ":" not in host and is_public(host)), far.host)
+        if is_public(far.connection.host) or not is_public(near.connection.host):
+            return far.connection.host
+        hosts = (Address.parse(text).host for text in self._context.history.masters.addresses)
+        return next(
+            (host for host in hosts if ":" not in host and is_public(host)), far.connection.host
+        )
 
     def _default(self, one: Member, other: Member) -> CandidateRoute:
         first, later = sorted((one, other), key=lambda member: member.number)
-        caller = first if later.reachable and not first.reachable else later
+        caller = first if later.connection.reachable and not first.connection.reachable else later
         return CandidateRoute(RouteKind.DIRECT, caller.peer)
 
     def format_kind(self, route: CandidateRoute) -> str:

@@ -16,7 +16,8 @@ from ....protocol.text import escaped, plain
 from ...shared.event_kind import EventKind
 from ...spec.spec import RunSpec
 from .detector import Detector
-from .journal import JournalRecord, RunHistory
+from .history import RunHistory
+from .journal import JournalRecord
 from .master_effects import (
     EVENT_CHARS_MAX,
     AnnounceEvent,
@@ -37,22 +38,13 @@ REASON_CHARS_MAX = 300  # of a peer's text that is passed on
 
 
 class Context:
-    """State shared by the rules of one master.
-
-    Attributes:
-      lot: random and secret; choices that no peer may predict are derived from it.
-      now_s: the time of the present call.
-      settled_s: the time of the last call after which all conclusions were drawn. What was due by
-        then is done; what is due later is not, even if ``now_s`` is past it.
-      out: effects of the present call, in order.
-      change_count: grows whenever the status may have changed.
-    """
+    """State shared by the rules of one master."""
 
     def __init__(
         self, spec: RunSpec, run_id: str, history: RunHistory, term: int, lot: bytes = b""
     ) -> None:
         self.spec = spec
-        self.lot = lot
+        self.lot = lot  # random and secret; choices that no peer may predict are derived from it
         self.run_id = run_id
         self.history = history
         self.term = term
@@ -60,14 +52,17 @@ class Context:
         self.detector = Detector(spec.membership.deadline_s)
         self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
         self.departed: deque[tuple[Member, str]] = deque(maxlen=DEPARTED_MAX)
-        self.now_s = 0.0
+        self.now_s = 0.0  # the time of the present call
+        # The time of the last call after which all conclusions were drawn. What was due by then is
+        # done; what is due later is not, even if ``now_s`` is past it.
         self.settled_s = -math.inf
-        self.out: list[Effect] = []
-        self.change_count = 0
+        self.out: list[Effect] = []  # effects of the present call, in order
+        self.change_count = 0  # grows whenever the status may have changed
         self.totals = RunTotals(history)
-        self.moved, sync_every = history.moved, spec.diloco.sync_every  # see ``round_schedule``
-        if history.sync_every not in (0, sync_every):
-            self.moved = moved_to(history.turns, history.sync_every, sync_every, history.moved)
+        schedule, sync_every = history.schedule, spec.diloco.sync_every
+        self.moved = schedule.moved  # see ``round_schedule``
+        if schedule.sync_every not in (0, sync_every):
+            self.moved = moved_to(schedule.turns, schedule.sync_every, sync_every, schedule.moved)
 
     def due_step(self, fragment: int, turn: int) -> int:
         """Return the run's step at which a fragment is due for the ``turn``-th time, from 0."""
@@ -78,7 +73,7 @@ class Context:
     def total_steps(self) -> int:
         """The step at which the last round is due; 0 for a run without an end."""
         spec, history = self.spec, self.history
-        undone_count = sum(history.turns) - history.commit_count
+        undone_count = sum(history.schedule.turns) - history.commit_count
         count = spec.run.rounds and spec.run.rounds + undone_count + self.moved
         return count * spec.diloco.sync_every // spec.diloco.fragments
 
@@ -117,11 +112,15 @@ class Context:
         self.events.append(event)
         self.out.append(AnnounceEvent(event))
 
+    def announce_peer(self, kind: EventKind, peer: str, text: str) -> None:
+        """Announce something about a peer: its name and the text."""
+        self.announce(kind, peer, f"{self.name(peer)} {text}")
+
     def in_line(self) -> set[str]:
         """Return the members that get no state while all places and spares are taken."""
-        history, limits = self.history, self.spec.membership
+        members, limits = self.history.members, self.spec.membership
         return waiting_in_line(
-            self.roster, history.places, history.vacancies, limits.contributors, limits.spares
+            self.roster, members.places, members.vacancies, limits.contributors, limits.spares
         )
 
     def name(self, peer: str) -> str:
@@ -129,7 +128,7 @@ class Context:
         member = self.roster.get(peer)
         if member is not None:
             return format_member(member)
-        name = self.history.name_of(peer)
+        name = self.history.members.name_of(peer)
         return f"{name} ({peer[:8]})" if name else peer[:8]
 
 

@@ -19,18 +19,12 @@ from ...shared.lease_ranges import RangeSet
 
 @define
 class LeaseHistory:
-    """The run's data as the records tell it.
+    """The run's data as the records tell it."""
 
-    Attributes:
-      length: samples of the data set; 0: no sampler has told it yet.
-      spent: positions whose samples are in committed rounds.
-      reserved: no position from this one on was ever leased.
-      trail: what the last commits spent, oldest first; as long as the history's trail.
-    """
-
-    length: int = 0
-    spent: RangeSet = Factory(RangeSet)
-    reserved: int = 0
+    length: int = 0  # samples of the data set; 0: no sampler has told it yet
+    spent: RangeSet = Factory(RangeSet)  # positions whose samples are in committed rounds
+    reserved: int = 0  # no position from this one on was ever leased
+    # What the last commits spent, oldest first; as long as the history's trail.
     trail: deque[tuple[LeaseRange, ...]] = Factory(deque)
 
     def know(self, length: int) -> None:

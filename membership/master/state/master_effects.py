@@ -42,17 +42,13 @@ class RecordDurably:
 
 @frozen
 class DropPeer:
-    """Send ``Refused`` and close.
-
-    Attributes:
-      previous: close the connection that the peer had before the one that attaches; only in the
-        effects of ``attach``. Otherwise the peer's connection (in ``attach``, the new one) is
-        closed.
-    """
+    """Send ``Refused`` and close."""
 
     peer: str
     code: RefusalCode
     reason: str
+    # Close the connection that the peer had before the one that attaches; only in the effects of
+    # ``attach``. Otherwise the peer's connection (in ``attach``, the new one) is closed.
     previous: bool = False
 
 

@@ -39,17 +39,11 @@ VIEWS_PER_TERM = 1_000_000  # view numbers of a term start at a multiple of this
 
 @frozen
 class Grant:
-    """The rights that the peer's invite, or the operator's approval, gives.
+    """The rights that the peer's invite, or the operator's approval, gives."""
 
-    Attributes:
-      role: CONTRIBUTOR takes free places, SPARE only vacancies, RELAY neither.
-      founder: may give an empty run its first weights.
-      invite: id of the peer's invite; empty if it is not known.
-    """
-
-    role: Role
-    founder: bool = False
-    invite: str = ""
+    role: Role  # CONTRIBUTOR takes free places, SPARE only vacancies, RELAY neither
+    founder: bool = False  # may give an empty run its first weights
+    invite: str = ""  # id of the peer's invite; empty if it is not known
 
 
 class CopyState(enum.Enum):
@@ -74,23 +68,16 @@ RECEIVED_STATES = (CopyState.HELD, CopyState.UNCHECKED)
 
 @define
 class Fetch:
-    """One transfer of a fragment to one member.
-
-    Attributes:
-      donors: the members that still have the version pinned.
-      moved_s: time of the last progress.
-      began_s: time from which the following are counted.
-      received_before: bytes that the member had received by then; None if not known yet.
-      needed_bytes: results that the member was to receive since, of all fragments.
-      log_bytes, log_count: results of this fragment, which the member keeps for replay.
-    """
+    """One transfer of a fragment to one member."""
 
     head: FragmentHead
-    donors: list[str]
-    moved_s: float
-    began_s: float = 0.0
+    donors: list[str]  # the members that still have the version pinned
+    moved_s: float  # time of the last progress
+    began_s: float = 0.0  # time from which the following are counted
+    # Bytes that the member had received by then; None if not known yet.
     received_before: int | None = None
-    needed_bytes: int = 0
+    needed_bytes: int = 0  # results that the member was to receive since, of all fragments
+    # Results of this fragment, which the member keeps for replay.
     log_bytes: int = 0
     log_count: int = 0
 
@@ -109,54 +96,103 @@ class Copy:
 
 
 @define
+class Connection:
+    """The ways to reach a member, and what its line may carry."""
+
+    addresses: tuple[str, ...] = ()
+    host: str = ""  # the source address that the master sees; empty if unknown
+    port: int = 0  # its source port if the master sees the same; 0 if a router maps ports
+    reachable: bool = True  # the master can dial it
+    # Limits set by its machine's owner; 0: none.
+    upload_bytes_per_s: float = 0.0
+    download_bytes_per_s: float = 0.0
+    offer: RelayOffer | None = None  # what it would forward for others
+    relayed: Relayed | None = None  # what it has forwarded
+
+    @classmethod
+    def of(cls, hello: Hello, host: str, port: int, reachable: bool) -> Connection:
+        """Return the connection over which a ``Hello`` came, from this address."""
+        return cls(
+            hello.addresses,
+            host,
+            port if port == hello.local_port else 0,
+            reachable,
+            hello.upload_bytes_per_s,
+            hello.download_bytes_per_s,
+            hello.relay,
+        )
+
+
+@define
+class Trainer:
+    """A member's trainer, and how it keeps up with the run (see ``trainers``)."""
+
+    layout: ModelLayout | None = None  # None while there is no trainer
+    gone_s: float | None = None  # since when there is none
+    # Why there is none, and the remedy; received at ``failed_s``.
+    failed: TrainerFailed | None = None
+    failed_s: float = 0.0
+    late_count: int = 0  # rounds in a row that closed without the member
+    rest_count: int = 0  # how often the member gave up its place for being late
+    rests_until_s: float = -math.inf  # it takes no place before
+
+    @property
+    def running(self) -> bool:
+        return self.layout is not None
+
+    def start(self, layout: ModelLayout) -> None:
+        self.layout, self.gone_s, self.failed = layout, None, None
+
+    def stop(self, now_s: float) -> None:
+        if self.running or self.gone_s is None:
+            self.gone_s = now_s
+        self.layout = None
+
+
+@define
+class Transfers:
+    """What a member holds as it says, and its transfers so far."""
+
+    reported_heads: dict[int, FragmentHead] = Factory(dict)  # by fragment, the last ones
+    kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
+    bad_donors: set[str] = Factory(set)  # members that served this one wrong blocks
+    bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
+    called_bad_donor: set[str] = Factory(set)  # members that report it; one alone may lie
+    failures: int = 0  # transfers that failed in a row
+
+
+@define
 class Member:
     """A peer that is attached."""
 
     peer: str
     name: str
     number: int
-    addresses: tuple[str, ...]
     incarnation: int
     grant: Grant
     attached_s: float
-    gone_s: float | None = None  # when it was removed
-    layout: ModelLayout | None = None  # of its trainer; None while it has no trainer
-    trainerless_s: float | None = None  # since when it has none
-    failed: TrainerFailed | None = None  # why it has none, and the remedy; received at ``failed_s``
-    failed_s: float = 0.0
+    connection: Connection = Factory(Connection)
+    trainer: Trainer = Factory(Trainer)
     copies: list[Copy] = Factory(list)  # by fragment; empty before the run is founded
+    transfers: Transfers = Factory(Transfers)
     in_sync: bool = False
-    upload_bytes_per_s: float = 0.0  # limit set by its machine's owner; 0: none
-    download_bytes_per_s: float = 0.0  # likewise
-    host: str = ""  # the source address that the master sees; empty if unknown
-    port: int = 0  # its source port if the master sees the same; 0 if a router maps ports
-    reachable: bool = True  # the master can dial it
-    offer: RelayOffer | None = None  # what it would forward for others
-    relayed: Relayed | None = None  # what it has forwarded
     software: str = ""  # its daemon's version of holdfast
-    late_count: int = 0  # rounds in a row that closed without it
-    rest_count: int = 0  # how often it gave up its place for being late
-    rests_until_s: float = -math.inf  # it takes no place before
-    draining_s: float | None = None  # since when it wants to leave
-    draining_why: str = ""  # its reason
+    draining_s: float | None = None  # since when it wants to leave, for the reason ``draining_why``
+    draining_why: str = ""
     progress: Progress | None = None
-    reported_heads: dict[int, FragmentHead] = Factory(dict)  # by fragment, the last ones
-    kept: list[tuple[FragmentHead, ...]] = Factory(list)  # states in its checkpoints, by fragment
-    bad_donors: set[str] = Factory(set)  # members that served this one wrong blocks
-    bad_blocks_count: int = 0  # transfers to others in which it served blocks with wrong digests
-    called_bad_donor: set[str] = Factory(set)  # members that report it; one alone may lie
-    sync_failures: int = 0  # transfers that failed in a row
     direction: float | None = None  # cosine of its last update with the outer momentum
     against: bool = False  # that update pointed against the momentum while most pointed along it
+    gone_s: float | None = None  # when it was removed
 
     def has_on_disk(self, head: FragmentHead) -> bool:
         """Return whether the member needs no donor for this version."""
-        return any(heads[head.fragment] == head for heads in self.kept)
+        return any(heads[head.fragment] == head for heads in self.transfers.kept)
 
     @property
     def relay(self) -> bool:
         """Return whether the member only forwards for others."""
-        return self.grant.role is Role.RELAY or (self.offer is not None and self.offer.only)
+        offer = self.connection.offer
+        return self.grant.role is Role.RELAY or (offer is not None and offer.only)
 
     @property
     def draining(self) -> bool:
@@ -188,9 +224,7 @@ class Roster:
         return sorted(self.members.values(), key=_BY_NUMBER)
 
     def next_view(self, places: set[str], *, force: bool) -> bool:
-        """Make a view if anything in it changed, or if ``force``. Returns True if there is a new
-        one.
-        """
+        """Make a view if anything changed, or if ``force``; return whether there is a new one."""
         published = {member.number: member for member in self.view_members}
         members = tuple(
             _info(member, places, published.get(member.number)) for member in self.by_number()
@@ -202,48 +236,16 @@ class Roster:
         return True
 
 
-def new_member(
-    peer: str,
-    hello: Hello,
-    grant: Grant,
-    number: int,
-    fragment_count: int,
-    now_s: float,
-    host: str = "",
-    *,
-    port: int = 0,
-    reachable: bool = True,
-) -> Member:
-    """Return the member that a ``Hello`` describes, with no copy checked yet."""
-    return Member(
-        peer=peer,
-        name=hello.name,
-        number=number,
-        addresses=hello.addresses,
-        incarnation=hello.incarnation,
-        grant=grant,
-        attached_s=now_s,
-        layout=hello.layout,
-        trainerless_s=now_s if hello.layout is None else None,
-        copies=[Copy() for _ in range(fragment_count)],
-        upload_bytes_per_s=hello.upload_bytes_per_s,
-        download_bytes_per_s=hello.download_bytes_per_s,
-        host=host,
-        port=port if port == hello.local_port else 0,
-        reachable=reachable,
-        offer=hello.relay,
-        software=hello.software,
-    )
-
-
 def caps_of(members: Iterable[Member]) -> dict[str, Bandwidth]:
     """Return the bandwidth limits set by the machines' owners, for the members that have any."""
-    return {
-        member.peer: Bandwidth(
-            member.upload_bytes_per_s or math.inf, member.download_bytes_per_s or math.inf
-        )
+    limits = {
+        member.peer: (member.connection.upload_bytes_per_s, member.connection.download_bytes_per_s)
         for member in members
-        if member.upload_bytes_per_s or member.download_bytes_per_s
+    }
+    return {
+        peer: Bandwidth(up or math.inf, down or math.inf)
+        for peer, (up, down) in limits.items()
+        if up or down
     }
 
 
@@ -265,8 +267,8 @@ def _info(member: Member, places: set[str], published: MemberInfo | None) -> Mem
         published is not None
         and published.role is role
         and published.in_sync == member.in_sync
-        and published.addresses == member.addresses
-        and published.reachable == member.reachable
+        and published.addresses == member.connection.addresses
+        and published.reachable == member.connection.reachable
         and published.name == member.name
         and published.peer == member.peer
     ):
@@ -275,10 +277,10 @@ def _info(member: Member, places: set[str], published: MemberInfo | None) -> Mem
         peer=member.peer,
         name=member.name,
         number=member.number,
-        addresses=member.addresses,
+        addresses=member.connection.addresses,
         role=role,
         in_sync=member.in_sync,
-        reachable=member.reachable,
+        reachable=member.connection.reachable,
     )
 
 
@@ -306,10 +308,10 @@ def next_to_seat(
         for member in roster
         if member.peer not in places
         and member.in_sync
-        and member.layout is not None
+        and member.trainer.running
         and not member.draining
         and not member.relay
-        and now_s >= member.rests_until_s
+        and now_s >= member.trainer.rests_until_s
         and holds_newest(member, versions)
         and (member.grant.role is Role.CONTRIBUTOR or vacancies > 0)
     ]
@@ -338,16 +340,16 @@ def waiting_in_line(
         key=lambda m: (
             not m.in_sync,
             not any(copy.fetch is not None for copy in m.copies),
-            m.layout is None,
+            not m.trainer.running,
             m.number,
         ),
     )
     waiting = set()
     for member in line:
-        if member.layout is not None and free > 0 and member.grant.role is Role.CONTRIBUTOR:
+        if member.trainer.running and free > 0 and member.grant.role is Role.CONTRIBUTOR:
             free -= 1
             left_free = max(0, left_free - 1)
-        elif member.layout is not None and left_free > 0:
+        elif member.trainer.running and left_free > 0:
             free, left_free = free - 1, left_free - 1
         elif spare_count > 0:
             spare_count -= 1
@@ -359,10 +361,7 @@ def waiting_in_line(
 def can_contribute(member: Member, places: set[str]) -> bool:
     """Return whether a member has a place, the state and a trainer, and does not leave."""
     return (
-        member.peer in places
-        and member.in_sync
-        and member.layout is not None
-        and not member.draining
+        member.peer in places and member.in_sync and member.trainer.running and not member.draining
     )
 
 

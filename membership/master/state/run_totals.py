@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from ....protocol.messages import MEMBERS_MAX, Progress
-from .journal import RunHistory
+from .history import RunHistory
 from .roster import Member
 
 RECENT_ROUNDS = 4  # commits over which utilisation is computed
@@ -18,16 +18,12 @@ BFLOAT16_BYTES = 2
 
 
 class RunTotals:
-    """Sums over all members.
-
-    Attributes:
-      sent_bytes: by all members to each other, as reported.
-      parallel_bytes: bytes that data parallel training with bfloat16 gradients would have sent for
-        the same steps: a ring sends each gradient 2 (n - 1) times.
-    """
+    """Sums over all members."""
 
     def __init__(self, history: RunHistory) -> None:
-        self.sent_bytes = 0
+        self.sent_bytes = 0  # by all members to each other, as reported
+        # Bytes that data parallel training with bfloat16 gradients would have sent for the same
+        # steps: a ring sends each gradient 2 (n - 1) times.
         self.parallel_bytes = 0
         self._history = history
         self._steps = {fragment: commit.at_step for fragment, commit in history.commits.items()}

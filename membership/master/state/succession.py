@@ -26,27 +26,20 @@ NAMES_MAX = 8  # names in one sentence
 
 
 class Succession:
-    """The place of this master among the masters of its run.
-
-    Attributes:
-      superseded: why this master must not go on; empty while it may.
-      electorate: contributors named by the journal of a master that is behind, or all members if it
-        names none. Empty if the master is not behind.
-      attached: members that have attached to this master, and so obey it.
-      elsewhere: members that obey another start of this term.
-    """
+    """The place of this master among the masters of its run."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.superseded = ""
+        self.superseded = ""  # why this master must not go on; empty while it may
         history = context.history
+        # Contributors named by the journal of a master that is behind, or all members if it names
+        # none. Empty if the master is not behind.
         self.electorate: set[str] = set()
-        if history.behind:
-            self.electorate = set(history.places) or {
-                peer for peer in history.admitted if not history.is_out(peer)
-            }
-        self.attached: set[str] = set()
-        self.elsewhere: set[str] = set()
+        if history.masters.behind:
+            able = {record.peer for record in history.members.able()}
+            self.electorate = set(history.members.places) or able
+        self.attached: set[str] = set()  # members that have attached to this master, and so obey it
+        self.elsewhere: set[str] = set()  # members that obey another start of this term
 
     # ------------------------------------------------------------ fencing
 
@@ -59,7 +52,7 @@ class Succession:
         Returns:
           True if this master is superseded.
         """
-        own_term, own_nonce = self.context.term, self.context.history.nonce
+        own_term, own_nonce = self.context.term, self.context.history.masters.nonce
         ours = own_term, len(self.attached), own_nonce
         if not term or (term, nonce) == (own_term, own_nonce) or (term, followers, nonce) < ours:
             return False
@@ -71,12 +64,10 @@ class Succession:
         return True
 
     def refuses(self, peer: str, hello: Hello) -> bool:
-        """Note whom a peer has obeyed; returns True if this master is superseded, or has refused
-        the peer.
-        """
+        """Note the master that a peer has obeyed; return whether it is not to be admitted."""
         context = self.context
         again = peer in self.elsewhere
-        other = hello.term == context.term and hello.nonce != context.history.nonce
+        other = hello.term == context.term and hello.nonce != context.history.masters.nonce
         if other:
             self.attached.discard(peer)
             self.elsewhere.add(peer)
@@ -86,13 +77,14 @@ class Succession:
             why = f"obeys another start of term {hello.term}: start this master again, and it comes"
             context.drop(peer, RefusalCode.SUPERSEDED, f"this peer {why}")
             if not again:
-                context.announce(EventKind.JOIN, peer, f"{context.name(peer)} {why}")
+                context.announce_peer(EventKind.JOIN, peer, why)
         return other
 
     def know(self, addresses: tuple[str, ...]) -> None:
         """Record the addresses of this master and its standbys, before those already known."""
-        known = tuple(dict.fromkeys((*addresses, *self.context.history.masters)))[:MASTERS_MAX]
-        if known != self.context.history.masters:
+        before = self.context.history.masters.addresses
+        known = tuple(dict.fromkeys((*addresses, *before)))[:MASTERS_MAX]
+        if known != before:
             self.context.record(MastersKnown(known))
             for member in self.context.roster:
                 self.context.send(member.peer, Masters(known))
@@ -100,18 +92,14 @@ class Succession:
     # ------------------------------------------------------------ taking over
 
     def came(self, peer: str) -> bool:
-        """Note that a peer has attached. Returns True if with it more than half of the electorate
-        have.
-        """
+        """Note that a peer has attached; return whether with it most of the electorate have."""
         before = self.waiting
         self.attached.add(peer)
         self.elsewhere.discard(peer)
         return self._announce_if_over(before)
 
     def kicked(self, peer: str) -> bool:
-        """Take a peer out of the electorate. Returns True if no others need to be waited for
-        now.
-        """
+        """Take a peer out of the electorate; return whether no others are waited for now."""
         before = self.waiting
         self.electorate.discard(peer)
         self.attached.discard(peer)
@@ -136,7 +124,7 @@ class Succession:
     def waiting(self) -> bool:
         """Return whether too few members have attached for this master to decide anything."""
         return (
-            self.context.history.behind
+            self.context.history.masters.behind
             and bool(self.electorate)
             and not (2 * self._here > len(self.electorate))
         )

@@ -30,21 +30,17 @@ INVITE_MEMBERS_MIN = 2  # one machine by one invite is the normal case
 
 @frozen
 class Election(Generic[T]):
-    """Result of a vote.
+    """Result of a vote."""
 
-    Attributes:
-      winner: the value with the most votes.
-      majority: it has the votes of more than half of the members and of more than half of the
-        voting blocs, of all that may vote. Once all have voted, one of the two is enough.
-    """
-
-    winner: T
+    winner: T  # the value with the most votes
+    # It has the votes of more than half of the members and of more than half of the voting blocs,
+    # of all that may vote. Once all have voted, one of the two is enough.
     majority: bool
 
 
 def voice_of(member: Member) -> Voice:
     """Return the voice that a member is part of."""
-    return member.grant.invite, line_of(member.host)
+    return member.grant.invite, line_of(member.connection.host)
 
 
 def line_of(host: str) -> str:

@@ -71,9 +71,7 @@ def _mean_loss(losses: list[tuple[float, float]]) -> float | None:
 
 
 def left_s(coordinator: Coordinator, state: RunState) -> float | None:
-    """Return the seconds until the run's end: all that show them ask here. None: not known, or it
-    waits.
-    """
+    """Return the seconds until the run's end; None if not known, or while the run waits."""
     context = coordinator.context
     history, wanted = context.history, context.spec.run.rounds
     if not wanted or is_waiting(state) or history.paused:

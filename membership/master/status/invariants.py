@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.messages import MEMBERS_MAX
 from ..rounds.round import RoundPhase
-from ..state.journal import ROOTS_KEPT_MAX
+from ..state.history import ROOTS_KEPT_MAX
 from ..state.roster import RECEIVED_STATES, CopyState, can_contribute
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ def _check_roster(coordinator: Coordinator) -> None:
         assert [i.peer for i in roster.view_members] == [m.peer for m in roster.by_number()]
     numbers = [member.number for member in roster]
     assert len(set(numbers)) == len(numbers), "two members with one number"
-    assert all(number < history.next_number for number in numbers)
-    assert not any(history.is_out(peer) for peer in roster.members), "somebody is in who is out"
-    assert history.places <= set(roster.members) | coordinator.state_sync.missing
+    assert all(number < history.members.next_number for number in numbers)
+    assert not any(history.members.is_out(peer) for peer in roster.members), (
+        "somebody is in who is out"
+    )
+    assert history.members.places <= set(roster.members) | coordinator.state_sync.missing
     places = context.spec.membership.contributors
-    assert not places or len(history.places) <= places, "more contributors than places"
-    assert history.vacancies >= 0
+    assert not places or len(history.members.places) <= places, "more contributors than places"
+    assert history.members.vacancies >= 0
     for member in roster:
         assert len(member.copies) == history.fragment_count
         received = all(copy.state in RECEIVED_STATES for copy in member.copies)
@@ -73,22 +75,23 @@ def _check_rounds(coordinator: Coordinator) -> None:
     history, roster = context.history, context.roster
     for round_ in coordinator.scheduler.rounds.values():
         assert round_.phase in (RoundPhase.OPEN, RoundPhase.REDUCING)
-        assert round_.number < history.next_round
+        assert round_.number < history.schedule.next_round
         assert round_.version == history.versions[round_.fragment]
         if round_.phase is RoundPhase.OPEN:
-            assert round_.invited <= set(roster.members)
+            assert round_.answers.invited <= set(roster.members)
             for member in roster:
-                invited = member.peer in round_.invited
-                assert invited or not can_contribute(member, history.places)
+                invited = member.peer in round_.answers.invited
+                assert invited or not can_contribute(member, history.members.places)
             continue
         attempt = round_.running()
         assert set(attempt.peers()) <= set(attempt.receivers)
         survivors = attempt.survivors()
         assert survivors, "a reduction without contributors"
         assert set(survivors) <= set(roster.members), "a reduction waits for somebody who is gone"
-        assert not round_.refused.intersection(attempt.peers()), "a refused update is still in"
+        refused = round_.distrust.refused
+        assert not refused.intersection(attempt.peers()), "a refused update is still in"
         assert len(survivors) >= coordinator.scheduler.round_table.quorum(round_.original_count)
-        if not attempt.unreported() and attempt.inquiry is not None:
+        if not attempt.unreported() and attempt.inquiries.current is not None:
             assert attempt.unanswered(), "all have answered and nothing was decided"
             continue
         if not attempt.unreported():
@@ -98,8 +101,10 @@ def _check_rounds(coordinator: Coordinator) -> None:
             checkers = {check.checker for check in look.open.values() if check is not None}
             assert checkers <= set(survivors), "a check waits for somebody who is gone"
             continue
-        assert not attempt.flushing or attempt.unheard() or attempt.may_learn_more(), "answered"
-        assert not attempt.held.keys() & attempt.lost.keys(), "the lost have a say"
-        assert attempt.lost.keys() <= attempt.shut, "somebody is lost and the attempt goes on"
-        assert attempt.flushing or not attempt.shut & set(attempt.owners), "the dead own chunks"
+        flush = attempt.flush
+        waits = not flush.in_progress or attempt.unheard() or attempt.may_learn_more()
+        assert waits, "answered"
+        assert not flush.held.keys() & attempt.lost.keys(), "the lost have a say"
+        assert attempt.lost.keys() <= flush.shut, "somebody is lost and the attempt goes on"
+        assert flush.in_progress or not flush.shut & set(attempt.owners), "the dead own chunks"
         assert len(set(attempt.peers())) == len(attempt.peers())

@@ -40,8 +40,8 @@ def round_row(coordinator: Coordinator, round_: Round, now_s: float) -> RoundRow
         reduce_s=now_s - round_.closed_s if attempt else None,
         plan=_plan(attempt, now_s),
         expected=tuple(coordinator.scheduler.expected(round_)),
-        ready=tuple(sorted(round_.ready)),
-        declined=dict(round_.declined),
+        ready=tuple(sorted(round_.answers.ready)),
+        declined=dict(round_.answers.declined),
         attempt=attempt.number if attempt else 0,
         contributors=tuple(
             ContributorRow(peer=each.peer, weight=each.weight, scale=each.scale)
@@ -49,7 +49,7 @@ def round_row(coordinator: Coordinator, round_: Round, now_s: float) -> RoundRow
         ),
         reported=tuple(sorted(attempt.outcomes)) if attempt else (),
         lost=dict(attempt.lost) if attempt else {},
-        flushing=attempt is not None and attempt.flushing,
+        flushing=attempt is not None and attempt.flush.in_progress,
         repairs=round_.repair_count,
         reruns=round_.rerun_count,
     )
@@ -169,7 +169,7 @@ def _past(round_: Round) -> dict[str, Any]:
         "reruns": round_.rerun_count,
         "lost": dict(attempt.lost) if attempt else {},
         **_mean(round_.contents, attempt),
-        "declined": dict(round_.declined),
+        "declined": dict(round_.answers.declined),
         "digest": round_.digest.hex(),
         "opened_s": round_.opened_s,
         "open_s": closed_s - round_.opened_s,

@@ -61,7 +61,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         headline=headline(coordinator, state),
         step=history.step,
         committed=history.commit_count,
-        aborted=max(0, history.uncommitted_count - in_progress),
+        aborted=max(0, history.schedule.uncommitted_count - in_progress),
         repaired=round_table.repair_count,
         rerun=round_table.rerun_count,
         rounds_wanted=context.spec.run.rounds,
@@ -73,8 +73,8 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         ),
         places=PlaceCounts(
             limit=context.spec.membership.contributors,
-            taken=len(history.places),
-            vacant=history.vacancies,
+            taken=len(history.members.places),
+            vacant=history.members.vacancies,
         ),
         fragments=tuple(head_row(head) for head in history.heads()),
         copies=copy_agreement(coordinator, now_s),
@@ -89,9 +89,9 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
         ),
         rounds=tuple(round_row(coordinator, round_, now_s) for round_ in scheduler.rounds.values()),
         routes=_routes(coordinator),
-        masters=tuple(history.masters),
-        rewound=history.rewind_count,
-        revoked=dict(history.revoked),
+        masters=tuple(history.masters.addresses),
+        rewound=history.rewinds.count,
+        revoked=dict(history.members.revoked),
         audited=scheduler.driver.audits.equal_count,
         warnings=(
             *_rewind_warning(coordinator),
@@ -113,7 +113,7 @@ def describe(coordinator: Coordinator, now_s: float, *, past: bool = True) -> Ru
 def _rewind_warning(coordinator: Coordinator) -> Iterator[str]:
     """Yield what the last rewind has cost, until the run is as far again as it was."""
     context = coordinator.context
-    history, (before, after) = context.history, context.history.rewound
+    history, (before, after) = context.history, context.history.rewinds.last
     if history.commit_count < before:
         lost = before - after
         steps = lost * context.spec.diloco.sync_every // history.fragment_count
@@ -142,15 +142,15 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         "peer": member.peer,
         "name": member.name,
         "number": member.number,
-        "addresses": tuple(member.addresses),
-        "host": member.host,
-        "reach": "reachable" if member.reachable else "outbound",
+        "addresses": tuple(member.connection.addresses),
+        "host": member.connection.host,
+        "reach": "reachable" if member.connection.reachable else "outbound",
         "relay": _relay(member),
         "software": member.software,
-        "role": role_of(member, context.history.places).value,
+        "role": role_of(member, context.history.members.places).value,
         "granted": member.grant.role.value,
         "in_sync": member.in_sync,
-        "trainer": member.layout is not None,
+        "trainer": member.trainer.running,
         "trainer_state": state_of(member, context.now_s),
         "draining": member.draining,
         "phase": progress.phase,
@@ -169,7 +169,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
         ),
         "copies": tuple(map(copy_row, wanted_copies(member))),
         "bandwidth": _bandwidth(coordinator, member),
-        "bad_blocks": member.bad_blocks_count,
+        "bad_blocks": member.transfers.bad_blocks_count,
         "direction": member.direction,
         "heads": tuple(
             HeldHeadRow(
@@ -184,7 +184,7 @@ def _facts(coordinator: Coordinator, member: Member) -> dict[str, Any]:
 
 
 def _relay(member: Member) -> RelayRow | None:
-    offer, relayed = member.offer, member.relayed
+    offer, relayed = member.connection.offer, member.connection.relayed
     if offer is None:
         return None
     return RelayRow(
@@ -207,8 +207,8 @@ def _bandwidth(coordinator: Coordinator, member: Member) -> MeasuredBandwidth:
     return MeasuredBandwidth(
         up_bytes_per_s=known.up_bytes_per_s if known else None,
         down_bytes_per_s=known.down_bytes_per_s if known else None,
-        upload_cap_bytes_per_s=member.upload_bytes_per_s or None,
-        download_cap_bytes_per_s=member.download_bytes_per_s or None,
+        upload_cap_bytes_per_s=member.connection.upload_bytes_per_s or None,
+        download_cap_bytes_per_s=member.connection.download_bytes_per_s or None,
         links={peer: rate for peer, rate in links.items() if peer in context.roster},
     )
 

@@ -9,10 +9,10 @@ from ....protocol.messages import CopyProgress
 from ....protocol.text import plural
 from ...shared.peer_rows import NO_STEP, format_copy
 from ...shared.run_status import RunState
-from ..rounds.round import Round, RoundPhase, answered
+from ..rounds.round import Round, RoundPhase
+from ..run_end import how_to_go_on, what_is_committed
 from ..state.context import quoted
 from ..state.roster import CopyState, Member, can_contribute
-from ..state.run_end import how_to_go_on, what_is_committed
 from ..state.succession import NAMES_MAX
 from ..trainers import state_of
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 class WaitReasons:
-    """Reasons as they are now; made once for a status, because most members wait for the same
-    round.
-    """
+    """Reasons as they are now; made once for a status: most wait for the same round."""
 
     def __init__(self, coordinator: Coordinator, now_s: float) -> None:
         self._coordinator = coordinator
@@ -83,7 +81,7 @@ class WaitReasons:
         coming = [
             f"{context.name(m.peer)} ({self.of_member(m) or 'no place yet'})"
             for m in context.roster.by_number()
-            if not m.relay and not can_contribute(m, context.history.places)
+            if not m.relay and not can_contribute(m, context.history.members.places)
         ]
         last = {c.peer for commit in context.history.commits.values() for c in commit.contributors}
         gone = [context.name(p) for p in sorted(last) if p not in context.roster]
@@ -104,14 +102,15 @@ class WaitReasons:
             waiting = [
                 peer
                 for peer in self._coordinator.scheduler.expected(round_)
-                if peer not in round_.ready and peer not in round_.declined
+                if peer not in round_.answers.ready and peer not in round_.answers.declined
             ]
-            if not round_.ready:
+            if not round_.answers.ready:
                 return f"training up to step {round_.at_step}, where the next round averages"
             return self._sentence("the next round waits", waiting, "still training")
         attempt = round_.running()
-        if attempt.flushing:
-            waiting = attempt.unheard() or [p for p in attempt.served() if p not in attempt.held]
+        if attempt.flush.in_progress:
+            held = attempt.flush.held
+            waiting = attempt.unheard() or [p for p in attempt.served() if p not in held]
             lost = ", ".join(self._short_name(peer) for peer in attempt.lost)
             what = f"the round goes on without {lost}"
             return self._sentence(what, waiting, "still to report the chunks they hold")
@@ -125,9 +124,7 @@ class WaitReasons:
         return f"{what} ({listed} {why})"
 
     def _short_name(self, peer: str) -> str:
-        """Return a member's name, with the beginning of its id only if another one has the same
-        name.
-        """
+        """Return a member's name, with its id only if another one has the same name."""
         member = self._coordinator.context.roster.get(peer)
         if member is None or self._names[member.name] > 1:
             return self._coordinator.context.name(peer)
@@ -152,31 +149,31 @@ class WaitReasons:
             return "waiting: all places and spares are taken"
         if not member.in_sync:
             return self._not_in_sync(member)
-        if member.layout is None:
+        if not member.trainer.running:
             state = state_of(member, context.now_s)
             return "waiting for its trainer" + ("" if state == "none" else f": {state}")
         if member.progress is not None and member.progress.phase.startswith(NO_STEP):
             return member.progress.phase
-        if not can_contribute(member, history.places):
+        if not can_contribute(member, history.members.places):
             return self._no_place(member)
         for round_ in self._coordinator.scheduler.rounds.values():
-            if round_.phase is RoundPhase.OPEN and member.peer in round_.ready:
+            if round_.phase is RoundPhase.OPEN and member.peer in round_.answers.ready:
                 others = [
                     p for p in self._coordinator.scheduler.expected(round_) if p != member.peer
                 ]
-                if not answered(round_, others):
+                if not round_.answers.complete(others):
                     return self._of_round(round_)
-            if member.peer in round_.declined:
-                return f"not in this round: {round_.declined[member.peer]}"
+            if member.peer in round_.answers.declined:
+                return f"not in this round: {round_.answers.declined[member.peer]}"
         return ""
 
     def _no_place(self, member: Member) -> str:
         context = self._coordinator.context
-        rest_s = member.rests_until_s - context.now_s
+        rest_s = member.trainer.rests_until_s - context.now_s
         if rest_s > 0.0:
             return f"a spare: it was late again and again; it is tried again in {rest_s:.0f} s"
         limit = context.spec.membership.contributors
-        if limit and len(context.history.places) >= limit:
+        if limit and len(context.history.members.places) >= limit:
             return f"all {limit} places are taken; it steps in when one becomes vacant"
         return "a spare: it steps in when a contributor is lost"
 
@@ -207,7 +204,7 @@ class WaitReasons:
 
 
 def _format_relay(member: Member) -> str:
-    relayed = member.relayed
+    relayed = member.connection.relayed
     if relayed is None or not relayed.pairs:
         return "a relay: no pair of members needs it now"
     spent = "; its quota is used up" if relayed.spent else ""

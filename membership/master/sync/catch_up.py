@@ -20,7 +20,7 @@ from ....protocol.messages import ROUNDS_HELD_MAX
 from ...planning.plan import wire_bytes_per_value
 from ...shared.event_kind import EventKind
 from ...shared.peer_rows import format_rate
-from ..state.context import Context, format_member
+from ..state.context import Context
 from ..state.roster import Fetch, Member
 
 # Results that a joiner keeps for replay take at most the size of the state, or this if that is
@@ -36,26 +36,17 @@ MEASURED_S_MIN = 5.0  # a copy that is younger says nothing about what the line 
 
 @define
 class CatchUpDelay:
-    """A member that could not keep up, and when it is tried again.
+    """A member that could not keep up, and when it is tried again."""
 
-    Attributes:
-      text: the reason, for people.
-      carried_bytes_per_s: what its line carried; 0: unknown.
-      since_s, until_s: the delay.
-      tries: failed attempts to bring it in sync.
-      restarts: copies in a row that rounds have overtaken.
-      outrun: the copy before this one, if rounds have overtaken it.
-      waiting: the delay lasts; else the member is being tried again.
-    """
-
-    text: str = ""
-    carried_bytes_per_s: float = 0.0
+    text: str = ""  # the reason, for people
+    carried_bytes_per_s: float = 0.0  # what its line carried; 0: unknown
+    # The delay.
     since_s: float = -math.inf
     until_s: float = -math.inf
-    tries: int = 0
-    restarts: int = 0
-    outrun: Fetch | None = None
-    waiting: bool = False
+    tries: int = 0  # failed attempts to bring it in sync
+    restarts: int = 0  # copies in a row that rounds have overtaken
+    outrun: Fetch | None = None  # the copy before this one, if rounds have overtaken it
+    waiting: bool = False  # the delay lasts; else the member is being tried again
 
 
 class CatchUp:
@@ -69,9 +60,7 @@ class CatchUp:
     # ------------------------------------------------------------ facts
 
     def began(self, member: Member, fetch: Fetch) -> None:
-        """Start measuring a copy; one that follows an overtaken copy is measured together with
-        it.
-        """
+        """Start to measure a copy; the one after an overtaken copy is measured with that."""
         behind = self._behind.get(member.peer)
         if behind is not None and behind.outrun is not None:
             fetch.began_s, fetch.received_before = (
@@ -154,10 +143,8 @@ class CatchUp:
         behind.tries, behind.restarts = behind.tries + 1, 0
         behind.waiting, behind.outrun = True, None
         again = f"tried again in {wait_s:g} s, or when the run needs less"
-        self.context.announce(
-            EventKind.SYNC,
-            member.peer,
-            f"{format_member(member)} cannot keep up: {behind.text}; {again}",
+        self.context.announce_peer(
+            EventKind.SYNC, member.peer, f"cannot keep up: {behind.text}; {again}"
         )
         self.context.tell(member.peer, f"you cannot keep up with the run: {behind.text}; {again}")
         return behind.text
@@ -167,9 +154,7 @@ class CatchUp:
         return RETRY_DEADLINES * self.context.spec.membership.deadline_s
 
     def carries(self, member: Member, fetch: Fetch) -> bool:
-        """Return whether anything arrived since the copy began; if not, the line is cut, not
-        slow.
-        """
+        """Return whether anything arrived since the copy began; if not, the line is cut."""
         return self._rates(member, fetch)[0] > 0
 
     def _rates(self, member: Member, fetch: Fetch) -> tuple[float, float]:

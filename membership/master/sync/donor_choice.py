@@ -69,10 +69,10 @@ class DonorChoice:
         if not held:
             return []
         able = [*able, *coming][:CONSIDERED_MAX]
-        trusted = [other for other in able if other.peer not in member.bad_donors]
+        trusted = [other for other in able if other.peer not in member.transfers.bad_donors]
         if able and not trusted:
             # A member to which all donors seem bad may be at fault itself; its failures count.
-            member.bad_donors.clear()
+            member.transfers.bad_donors.clear()
             trusted = able
         return self._ranked(trusted)[:DONORS_MAX]
 
@@ -81,9 +81,7 @@ class DonorChoice:
         self._receivers.update(donors)
 
     def _ranked(self, able: Sequence[Member]) -> list[Member]:
-        """Sort members by their uplink for one more receiver; members that are leaving come
-        last.
-        """
+        """Sort members by their uplink for one more receiver; those that leave come last."""
         lines = self._bandwidths.lines([other.peer for other in able], caps_of(able))
 
         def spare(other: Member) -> float:
@@ -98,11 +96,11 @@ def note_bad_donors(context: Context, member: Member, fetch: Fetch, bad: Iterabl
         donor = context.roster.get(peer)
         if donor is None or peer not in fetch.donors:
             continue
-        member.bad_donors.add(peer)
-        donor.bad_blocks_count += 1
-        donor.called_bad_donor.add(member.peer)
+        member.transfers.bad_donors.add(peer)
+        donor.transfers.bad_blocks_count += 1
+        donor.transfers.called_bad_donor.add(member.peer)
         text = f"{format_member(donor)} served wrong blocks of fragment {fetch.head.fragment} to "
-        if len(donor.called_bad_donor) > 1:
+        if len(donor.transfers.called_bad_donor) > 1:
             context.announce(EventKind.BAD, peer, f"{text}{format_member(member)}")
         else:
             text = f"{text}{format_member(member)}, which alone says so"

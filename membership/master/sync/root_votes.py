@@ -20,15 +20,12 @@ VOTED_VERSIONS = 3  # newest versions of a fragment whose roots are still voted 
 
 
 class RootVotes:
-    """The votes of all members; one object per master.
-
-    Attributes:
-      unheard: contributors from before the master's restart that have not voted.
-    """
+    """The votes of all members; one object per master."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.unheard = set(context.history.places)
+        # Contributors from before the master's restart that have not voted.
+        self.unheard = set(context.history.members.places)
         self._cast: dict[tuple[int, int], dict[str, bytes]] = {}  # (fragment, version) -> by peer
         self._heard_s: dict[tuple[int, int], float] = {}  # likewise, of the last vote
 

@@ -50,11 +50,7 @@ Excluded = Callable[[Member, int], bool]
 
 
 class StateSync:
-    """The members' copies of the state: their transitions, and transfers between members.
-
-    Attributes:
-      missing: contributors from before the master's restart that are not back yet.
-    """
+    """The members' copies of the state: their transitions, and transfers between members."""
 
     def __init__(
         self,
@@ -69,7 +65,8 @@ class StateSync:
         self.routes = routes
         self.catch_up = CatchUp(context)
         self.votes = RootVotes(context)
-        self.missing = set(context.history.places)
+        # Contributors from before the master's restart that are not back yet.
+        self.missing = set(context.history.members.places)
 
     # ------------------------------------------------------------ coming and going
 
@@ -79,12 +76,11 @@ class StateSync:
         self.missing.discard(member.peer)
         if not history.founded or hello.lineage != history.lineage:
             self.votes.unheard.discard(member.peer)
+            why = "it holds another run's state" if hello.lineage else "it holds no state yet"
             for copy in member.copies:
-                copy.why = (
-                    "it holds another run's state" if hello.lineage else "it holds no state yet"
-                )
+                copy.why = why
             return
-        member.kept = [
+        member.transfers.kept = [
             kept.heads
             for kept in hello.kept
             if [head.fragment for head in kept.heads] == list(range(len(member.copies)))
@@ -92,7 +88,7 @@ class StateSync:
         next_results = {commit.fragment: commit.version for commit in committed}
         for head in hello.heads:
             if head.fragment < len(member.copies) and len(head.root) == ROOT_BYTES:
-                member.reported_heads[head.fragment] = head
+                member.transfers.reported_heads[head.fragment] = head
                 self._compare(
                     member, head, about_to_apply=next_results.get(head.fragment) == head.version
                 )
@@ -119,7 +115,7 @@ class StateSync:
         newest = self.context.history.versions[fragment]
         self.votes.forget_beyond(fragment, newest)
         for member in self.context.roster.by_number():
-            copy, head = member.copies[fragment], member.reported_heads.get(fragment)
+            copy, head = member.copies[fragment], member.transfers.reported_heads.get(fragment)
             if copy.state in RECEIVED_STATES:
                 why = f"the run has gone to version {newest} of fragment {fragment}"
                 self._move(member, fragment, CopyState.STALE, why)
@@ -130,10 +126,8 @@ class StateSync:
                 self._compare(member, head)
 
     def beyond(self, member: Member, head: FragmentHead) -> None:
-        """Take a copy as stale whose version is unknown here: of a branch not taken, or lost with
-        the journal's end.
-        """
-        member.reported_heads[head.fragment] = head
+        """Take a copy as stale whose version is of a branch not taken, or lost by the journal."""
+        member.transfers.reported_heads[head.fragment] = head
         copy = member.copies[head.fragment]
         if copy.fetch is None:
             newest = self.context.history.versions[head.fragment]
@@ -170,7 +164,7 @@ class StateSync:
         copy = member.copies[head.fragment]
         if copy.state is CopyState.FETCHING:
             return  # what it holds is being replaced; its Synced will report the copy
-        member.reported_heads[head.fragment] = head
+        member.transfers.reported_heads[head.fragment] = head
         self.votes.cast(member, head)
         copy.version, copy.root, copy.mute = head.version, head.root, False
         newest = self.context.history.versions[head.fragment]
@@ -192,11 +186,11 @@ class StateSync:
             )
             return
         note_bad_donors(self.context, member, copy.fetch, message.bad_donors)
-        member.reported_heads[head.fragment] = head
+        member.transfers.reported_heads[head.fragment] = head
         copy.version, copy.root = head.version, head.root
         self._check(member, head.fragment)
         if copy.state in RECEIVED_STATES:
-            member.sync_failures = 0
+            member.transfers.failures = 0
             self.votes.cast(member, head)
 
     def failed(self, member: Member, message: SyncFailed) -> None:
@@ -213,9 +207,7 @@ class StateSync:
         self._fail(member, message.fragment, quoted(message.reason))
 
     def moved(self, member: Member, *, state: bool) -> None:
-        """Note that bytes arrive at the member: of a state transfer (``state``), or of a
-        reduction.
-        """
+        """Note that bytes arrive at a member: of a transfer (``state``), or of a reduction."""
         now_s = self.context.now_s
         for copy in member.copies:
             if copy.fetch is not None:
@@ -324,9 +316,7 @@ class StateSync:
         )
 
     def _settle_in_sync(self, member: Member, excluded: Excluded) -> bool:
-        """Update whether a member is in sync: from holding all newest versions until a copy is
-        stale.
-        """
+        """Update whether a member is in sync: from all newest versions until a copy is stale."""
         if member.in_sync:
             in_sync = all(copy.state in RECEIVED_STATES for copy in member.copies)
         else:
@@ -337,20 +327,15 @@ class StateSync:
             return False
         member.in_sync = in_sync
         if in_sync:
-            member.bad_donors.clear()
-            member.kept.clear()
-            member.sync_failures = 0
+            member.transfers.bad_donors.clear()
+            member.transfers.kept.clear()
+            member.transfers.failures = 0
             self.catch_up.in_sync(member)
-            self.context.announce(
-                EventKind.SYNC, member.peer, f"{format_member(member)} is in sync"
-            )
+            text = "is in sync"
         else:
             whys = [copy.why for copy in member.copies if copy.state not in RECEIVED_STATES]
-            self.context.announce(
-                EventKind.SYNC,
-                member.peer,
-                f"{format_member(member)} is no longer in sync: {whys[0]}",
-            )
+            text = f"is no longer in sync: {whys[0]}"
+        self.context.announce_peer(EventKind.SYNC, member.peer, text)
         return True
 
     def _late_copies(self, member: Member) -> bool:
@@ -376,12 +361,13 @@ class StateSync:
             if copy.state is not CopyState.STALE or excluded(member, fragment):
                 continue
             head = self.context.history.head(fragment)
-            reported = member.reported_heads.get(fragment)
+            reported = member.transfers.reported_heads.get(fragment)
             beside = reported is not None or bool(copy.root)
             if beside and running >= BESIDE_MAX:
                 continue
             newer = reported is not None and reported.version > head.version
-            if newer and self.context.history.behind and (self.succession.waiting or self.missing):
+            unclear = self.succession.waiting or self.missing
+            if newer and unclear and self.context.history.masters.behind:
                 continue  # its version may turn out to be the run's, see ``lineage``
             if not head.root:
                 continue
@@ -392,7 +378,7 @@ class StateSync:
             choice.began(copy.fetch.donors)
             self.catch_up.began(member, copy.fetch)
             self._move(member, fragment, CopyState.FETCHING)
-            member.reported_heads.pop(fragment, None)  # it discards what it has
+            member.transfers.reported_heads.pop(fragment, None)  # it discards what it has
             for donor in donors:
                 self.context.send(donor.peer, Donate(head, member.peer))
             self.context.send(member.peer, SyncFragment(head, tuple(copy.fetch.donors), newer))
@@ -443,15 +429,16 @@ class StateSync:
         copy.due_s = self.context.now_s + deadline_s if behind else math.inf
 
     def _fail(self, member: Member, fragment: int, why: str) -> None:
-        member.sync_failures += 1
+        member.transfers.failures += 1
         fetch = member.copies[fragment].fetch
         if fetch is not None and not fetch.donors:  # the copy on its own disk was wrong
-            member.kept = [heads for heads in member.kept if heads[fragment] != fetch.head]
-        self.context.announce(
+            kept = member.transfers.kept
+            member.transfers.kept = [heads for heads in kept if heads[fragment] != fetch.head]
+        self.context.announce_peer(
             EventKind.SYNC,
             member.peer,
-            f"{format_member(member)} could not fetch fragment {fragment}: {why} "
-            f"(failure {member.sync_failures} of {SYNC_ATTEMPTS_MAX})",
+            f"could not fetch fragment {fragment}: {why} "
+            f"(failure {member.transfers.failures} of {SYNC_ATTEMPTS_MAX})",
         )
         self._move(member, fragment, CopyState.STALE, why)
 
@@ -475,13 +462,11 @@ class StateSync:
     # ------------------------------------------------------------ questions
 
     def hopeless(self) -> list[tuple[Member, RefusalCode, str]]:
-        """Return the members whose transfers failed too often, with the refusal; they must start
-        over.
-        """
+        """Return the members whose transfers failed too often, with the refusal."""
         return [
             (member, RefusalCode.LAGGING, f"{SYNC_ATTEMPTS_MAX} state transfers in a row failed")
             for member in self.context.roster.by_number()
-            if member.sync_failures >= SYNC_ATTEMPTS_MAX
+            if member.transfers.failures >= SYNC_ATTEMPTS_MAX
         ]
 
     def is_only_donor(self, member: Member) -> bool:
