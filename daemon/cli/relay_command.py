@@ -93,8 +93,8 @@ def relay(
       holdfast relay holdfast1.... --advertise relay.example.org:29702 --max-rate 50 --quota 900
     """
     from ...protocol.messages import RelayOffer
-    from ..peer.run_peer import PeerOptions
-    from ..peer.run_relay import Relay
+    from ..peer.peer_options import PeerOptions
+    from ..peer.relay.run_relay import Relay
     from ..process.this_machine import raise_descriptor_limit
 
     ticket, folder = entering(invite, state, lambda *run: Path(f"{peer_state(*run)}-relay"))

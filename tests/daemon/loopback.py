@@ -11,7 +11,8 @@ import trio
 from holdfast.daemon.master.journal.journal_store import JournalStore
 from holdfast.daemon.master.master_service import MasterService
 from holdfast.daemon.master.run_master import Master, MasterOptions
-from holdfast.daemon.peer.run_peer import Peer, PeerOptions
+from holdfast.daemon.peer.peer_options import PeerOptions
+from holdfast.daemon.peer.run_peer import Peer
 from holdfast.membership.master.coordinator import Coordinator
 from holdfast.membership.master.state.journal import RunCreated
 from holdfast.membership.spec.spec import RunSpec

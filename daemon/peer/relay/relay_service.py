@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from ...collectives.links.relay_forwarding import RelayForwarder
-from ...protocol.addresses import Address
-from ...protocol.errors import EvictedError
-from ...protocol.messages import (
+from ....collectives.links.relay_forwarding import RelayForwarder
+from ....protocol.addresses import Address
+from ....protocol.errors import EvictedError
+from ....protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
     Hello,
@@ -31,10 +31,10 @@ from ...protocol.messages import (
     StopRelayingPair,
     Welcome,
 )
-from ...protocol.network.interface import Channel, Network
-from ..advertised_hosts import dialable
-from .master_session import MasterSession, SessionEnded
-from .peer_config import CurrentSpec, PeerConfig, PeerReport
+from ....protocol.network.interface import Channel, Network
+from ...advertised_hosts import dialable
+from ..master_session import MasterSession, SessionEnded
+from ..peer_config import CurrentSpec, PeerConfig, PeerReport
 
 REPORT_S = 5.0  # between two reports
 LEAVE_S = 5.0  # for the master to release a relay that wants to leave

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import trio
 
-from ...protocol.errors import EvictedError, UserError
-from ...protocol.messages import RelayOffer
-from ...protocol.network.sockets import SocketNetwork
-from ..process.exit_codes import ExitCode
-from ..process.tasks import wait_for_signals
-from .peer_credentials import as_user_error, obtain_credentials
+from ....protocol.errors import EvictedError, UserError
+from ....protocol.messages import RelayOffer
+from ....protocol.network.sockets import SocketNetwork
+from ...process.exit_codes import ExitCode
+from ...process.tasks import wait_for_signals
+from ..peer_credentials import as_user_error, obtain_credentials
+from ..peer_options import PeerOptions
 from .relay_service import RelayService
-from .run_peer import PeerOptions
 
 
 class Relay:

@@ -1,0 +1,1 @@
+"""Relays: forward for pairs of peers that cannot connect directly."""
