@@ -22,7 +22,8 @@ from ..collectives.chunk_sender import OnBad, Send
 from ..collectives.links.send_queue import Frame
 from ..collectives.reduction import Reduction
 from ..daemon.peer.master_session import MasterSession
-from ..daemon.peer.peer_service import PeerFactories, PeerService
+from ..daemon.peer.peer_service import PeerService
+from ..daemon.peer.reducer import Reducer
 from ..protocol.messages import (
     NORM_SUMS_BYTES,
     Applied,
@@ -51,6 +52,7 @@ from ..protocol.messages import (
     SyncFailed,
     TrainerFailed,
 )
+from .witnessed_services import WitnessedPeer
 
 LIES_MAX = 3  # kinds of lies of one peer
 PAUSE_S = 0.4  # mean time between two unrequested messages
@@ -145,34 +147,9 @@ class HostilePeer:
         self._moved = 0
         self._quarry = ""  # the peer that it lies about, the same for a long time
 
-    def corrupt(self, service: PeerService, factories: PeerFactories) -> PeerFactories:
-        """Return factories for a session and reductions that carry lies."""
-        begin = service.run
-
-        async def run() -> None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._harass, service)
-                try:
-                    await begin()
-                finally:
-                    nursery.cancel_scope.cancel()
-
-        service.run = run  # type: ignore[method-assign]
-        return evolve(
-            factories,
-            session=partial(_HostileSession, self, service),
-            reduction=self._reduction_of(service, factories.reduction),
-        )
-
-    def _reduction_of(
-        self, service: PeerService, make: Callable[..., Reduction]
-    ) -> Callable[..., Reduction]:
-        def make_hostile(*args: Any, **options: Any) -> Reduction:
-            reduction = make(*args, **options)
-            _HostileSending(self, service, reduction)
-            return reduction
-
-        return make_hostile
+    def service(self, *args: Any, **options: Any) -> WitnessedPeer:
+        """Make a service whose session and reductions carry lies."""
+        return _HostileService(self, *args, **options)
 
     # ------------------------------------------------------------ falsified messages
 
@@ -258,7 +235,7 @@ class HostilePeer:
 
     # ------------------------------------------------------------ unrequested messages
 
-    async def _harass(self, service: PeerService) -> None:
+    async def harass(self, service: PeerService) -> None:
         while True:
             await trio.sleep(self.rng.expovariate(1 / PAUSE_S))
             if service.session.connected:
@@ -326,27 +303,50 @@ class HostilePeer:
             yield rng.choice(self._sent)
 
 
+class _HostileService(WitnessedPeer):
+    def __init__(self, hostile: HostilePeer, *args: Any, **options: Any) -> None:
+        self.hostile = hostile
+        super().__init__(*args, **options)
+
+    def make_session(self, kind: Callable[..., MasterSession] = MasterSession) -> MasterSession:
+        return super().make_session(partial(_HostileSession, self))
+
+    def make_reducer(self) -> Reducer:
+        return _HostileReducer(self)
+
+    def hello(self, master_host: str, local_port: int) -> Hello:
+        return self.hostile.greeting(super().hello(master_host, local_port))
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.hostile.harass, self)
+            try:
+                await super().run()
+            finally:
+                nursery.cancel_scope.cancel()
+
+
 class _HostileSession(MasterSession):
     """Says other things to the master than its daemon does."""
 
-    def __init__(
-        self,
-        hostile: HostilePeer,
-        service: PeerService,
-        *args: Any,
-        hello: Callable[[str, int], Hello],
-        **options: Any,
-    ) -> None:
-        def greet(host: str, port: int) -> Hello:
-            return hostile.greeting(hello(host, port))
-
-        super().__init__(*args, hello=greet, **options)
-        self._hostile = hostile
+    def __init__(self, service: _HostileService, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._service = service
 
     def tell(self, message: Message) -> None:
-        for sent in self._hostile.instead(self._service, message):
+        for sent in self._service.hostile.instead(self._service, message):
             super().tell(sent)
+
+
+class _HostileReducer(Reducer):
+    def __init__(self, service: _HostileService) -> None:
+        super().__init__(service.context, service.hub, service.state_service)
+        self._service = service
+
+    def make_reduction(self, *args: Any, **options: Any) -> Reduction:
+        reduction = super().make_reduction(*args, **options)
+        _HostileSending(self._service.hostile, self._service, reduction)
+        return reduction
 
 
 class _HostileSending:

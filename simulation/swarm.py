@@ -287,8 +287,8 @@ class Swarm:
         )
         disk = disk or (None if self.disks is None else self.disks / name)
         place = None if disk is None else FolderStore(disk)
-        liar = self.liars.get(name)
-        service = WitnessedPeer(config, network, trainer, checkpoints=place, liar=liar)
+        make = self.liars[name].service if name in self.liars else WitnessedPeer
+        service = make(config, network, trainer, checkpoints=place)
         service.witness, service.apply_s = self.witness, self.apply_s
         service.changed = self.notify
         trainer.tell_failed = service.training.failed_with

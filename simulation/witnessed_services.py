@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
 
 import trio
 from attrs import define, field
 
+from ..checkpoint.checkpoint_store import CheckpointStore
 from ..daemon.master.journal.journal_base import JournalAwayError
 from ..daemon.master.journal.journal_store import JournalStore
 from ..daemon.master.master_service import MasterService
 from ..daemon.peer.checkpointer import Checkpointer
 from ..daemon.peer.master_session import SessionEnded
-from ..daemon.peer.peer_service import PeerFactories, PeerService
+from ..daemon.peer.peer_service import PeerService
 from ..membership.master.rounds.audits import CONTRADICTED, Auditing
 from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceTaken
 from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably, SendMessage
@@ -35,7 +35,6 @@ from ..protocol.messages import (
     Welcome,
 )
 from .drifting_trainer import SimTrainer
-from .lying_peers import Corrupts
 from .memory_network import MemoryNetwork
 from .witness import ViolationError, Witness
 
@@ -134,21 +133,17 @@ class WitnessedPeer(PeerService):
     apply_s: float = 0.0  # simulated duration of an outer step; computing takes no virtual time
     changed: Callable[[], None] | None = None
 
-    def __init__(self, *args: Any, liar: Corrupts | None = None, **options: Any) -> None:
-        checkpointer = partial(SlowCheckpointer, wall_clock=trio.current_time)
-        factories = PeerFactories(checkpointer=checkpointer)
-        if liar is not None:
-            factories = liar.corrupt(self, factories)
-        super().__init__(*args, factories=factories, **options)
+    def make_checkpointer(self, place: CheckpointStore | None) -> SlowCheckpointer:
+        return SlowCheckpointer(
+            self.context, self.state_service, place, wall_clock=trio.current_time
+        )
 
-    def _welcome(self, message: Welcome) -> None:
-        self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
-        super()._welcome(message)
-
-    def _hear(self, message: Message | SessionEnded) -> None:
+    def hear(self, message: Message | SessionEnded) -> None:
         if fault := self._contradiction(message):
             raise ViolationError(f"{self.config.me[:8]} was sent {message}: {fault}")
-        super()._hear(message)
+        if isinstance(message, Welcome):
+            self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
+        super().hear(message)
 
     def _contradiction(self, message: Message | SessionEnded) -> str:
         """Return the reason why an honest peer cannot be sent a message, or an empty string."""
@@ -168,11 +163,11 @@ class WitnessedPeer(PeerService):
                     return f"it holds version {held}"
         return ""
 
-    def _perform(self, todo: list[PeerEffect]) -> None:
+    def perform(self, todo: list[PeerEffect]) -> None:
         for effect in todo:
             if isinstance(effect, TellMaster) and isinstance(effect.message, Applied | Synced):
                 self.witness.saw_root(self.config.me, effect.message.head)
-        super()._perform(todo)
+        super().perform(todo)
         if self.changed is not None:
             self.changed()
 

@@ -25,7 +25,6 @@ from attrs import frozen
 
 from ...membership.shared.brief_orders import OrderReader
 from ...membership.shared.views import changed_view
-from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address, host_of
 from ...protocol.durable_files import write_private
 from ...protocol.errors import (
@@ -43,7 +42,6 @@ from ...protocol.messages import (
     Message,
     RefusalCode,
     Refused,
-    Released,
     Renew,
     Renewed,
     Resume,
@@ -124,7 +122,7 @@ class MasterSession:
     """The connection of a peer to its run's master, kept up until the peer leaves.
 
     Args:
-      spec: this session sets it with each ``Welcome``.
+      spec: is known once ``handle`` has taken the first ``Welcome``.
       hello: returns the greeting for a master at a host, from a local port.
       obeys: returns whether this peer may obey the master of a term and nonce.
       handle: takes the master's messages, and the end of a session that had a ``Welcome``.
@@ -402,18 +400,14 @@ class MasterSession:
             why = f"this peer obeys a newer master of the run; term {first.term} is over"
             await stream.send_final(Refused(RefusalCode.SUPERSEDED, why))
             raise RemoteProtocolError(f"the master at {channel.remote_address} is not the run's")
-        self._learn(first.masters)
+        self.learn(first)
         conversation = self._conversation = Conversation()
         conversation.hears(first)
         self._with, self._view = (first.term, first.nonce), None
         self._orders = OrderReader()
         self._message_queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
-        self._welcome(first)
+        self._handle(first)
         await self._hold_on(stream, conversation, queue)
-
-    def _welcome(self, message: Welcome) -> None:
-        self._spec.known = RunSpec.parse(message.spec_toml)
-        self._handle(message)
 
     async def _resume(
         self, stream: MessageStream, hello: Hello, conversation: Conversation
@@ -474,13 +468,19 @@ class MasterSession:
             self._end()
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
-    def _learn(self, masters: Sequence[str]) -> None:
+    def learn(self, message: Welcome | Masters) -> None:
         """Take the addresses at which the run's master may be, beside those known at the start."""
         before, credentials = self._masters, self._config.credentials
-        self._masters = with_masters(self._config.masters, masters)
+        self._masters = with_masters(self._config.masters, message.masters)
         if credentials is not None and self._masters != before:
             with suppress(OSError):  # it is known until this process ends
-                write_private(credentials.directory / MASTERS_FILE, "\n".join(masters).encode())
+                write_private(
+                    credentials.directory / MASTERS_FILE, "\n".join(message.masters).encode()
+                )
+
+    def take_certificate(self, message: Renewed) -> None:
+        if self._config.credentials is not None:
+            self._config.credentials.replace_certificate(message.certificate_pem)
 
     async def _read(
         self, stream: MessageStream, conversation: Conversation, deadline_s: float
@@ -505,23 +505,9 @@ class MasterSession:
         if isinstance(message, ViewChange):
             message = changed_view(self._view, message)
         message = self._orders.whole(message, self._view)
-        match message:
-            case Heartbeat():
-                self._report.left_s = message.left_s
-            case Masters():
-                self._learn(message.masters)
-            case Released():
-                self.released.set()
-            case Renewed():
-                if self._config.credentials is not None:
-                    self._config.credentials.replace_certificate(message.certificate_pem)
-            case Welcome():  # the run got its initial weights meanwhile
-                self._welcome(message)
-            case View():
-                self._view = message
-                self._handle(message)
-            case _:
-                self._handle(message)
+        if isinstance(message, View):
+            self._view = message
+        self._handle(message)
 
     async def _write(
         self,

@@ -1,15 +1,8 @@
 """The peer service: one machine's part in the run.
 
-``membership.peer.replica.Replica`` decides what happens when; this service carries out its effects.
-Its parts do the work:
-
-    MasterSession   the connection to the master (``master_session``)
-    LinkHub         the links to the other members (``collectives.links.hub``)
-    StateService    the shared state in memory, fetched and served (``state_service``)
-    Checkpointer    the shared state on disk (``checkpointer``)
-    Reducer         rounds: reductions, repairs, outer steps (``reducer``)
-    TrainerService  the local trainer (``trainer_service``)
-    DataService     leases on the trainer's samples (``data_service``)
+``membership.peer.replica.Replica`` decides what happens when; the parts, which ``wiring`` connects,
+do the work. Here are the tasks, and the two tables: which part handles a message of the master
+(``_handlers``), and which one carries out an effect of the rules (``perform``).
 
     run                              one nursery; a bug in any task ends the process
      ├── network.serve               connections of other members: links, lanes, reachability tests
@@ -24,9 +17,8 @@ Its parts do the work:
      ├── await_last_weights          at the run's end, if its last weights are not here
      └── write        (if due)       a checkpoint, in pieces
 
-A part tells the replica what happened, the replica decides, ``_perform`` carries out. All of this
-is plain (not async) code on one event loop, so each event is handled completely before the next
-one.
+All of this is plain (not async) code on one event loop, so each event is handled completely before
+the next one.
 """
 
 from __future__ import annotations
@@ -34,49 +26,54 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import trio
-from attrs import frozen
 
 from ... import __version__
 from ...checkpoint.checkpoint_store import CheckpointStore
 from ...checkpoint.shared_state import SharedState
-from ...collectives.links.hub import LinkHub
 from ...collectives.links.link_parts import LaneRules
-from ...collectives.links.rates.rate_limiter import RateLimiter
-from ...collectives.reduction import Reduction
-from ...membership.peer import peer_effects
+from ...membership.peer import peer_effects as effects
 from ...membership.peer.peer_effects import PeerEffect
-from ...membership.peer.replica import Replica
 from ...membership.spec.spec import RunSpec
 from ...protocol.addresses import Address
 from ...protocol.errors import NO_LAST_WEIGHTS, EvictedError
 from ...protocol.messages import (
     VERSION_MAX,
     VERSION_MIN,
+    Abort,
     AuditOrder,
     Commit,
     Diagnose,
     Donate,
+    Finish,
     Finished,
     Flush,
+    Heartbeat,
     Hello,
     KeptState,
     Leased,
     Leaving,
     Load,
+    Masters,
     Message,
     ModelLayout,
     NewSpec,
     Notice,
+    Open,
     Progress,
+    Reduce,
     RelayPair,
     Release,
+    Released,
+    Renewed,
     Repair,
     Route,
     RouteKind,
     StopRelayingPair,
     SupplyWeights,
+    SyncFragment,
     TrainerAttached,
     View,
     Welcome,
@@ -84,19 +81,14 @@ from ...protocol.messages import (
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import DIALABLE_MAX, dialable
-from ..port_mapping.gateway_search import find_gateways
-from ..port_mapping.port_mapper import PortMapper
-from .checkpointer import Checkpointer
-from .data_service import DataService
-from .master_session import MasterSession, SessionEnded
-from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .reducer import Reducer
-from .relay.relay_service import RelayWork, make_forwarder
-from .state_service import StateService
+from .master_session import SessionEnded
+from .peer_config import PeerConfig
 from .trainer.port import TrainerPort
-from .trainer_service import TrainerService
+from .wiring import WiredPeer
 
 log = logging.getLogger("holdfast.peer")
+
+M = TypeVar("M", bound=Message)
 
 PROGRESS_S = 1.0
 # From one report of progress to the next, per member of the run: with 500 members each reports
@@ -106,20 +98,11 @@ PROGRESS_PER_MEMBER_S = 0.01
 LAST_WEIGHTS_S = 10.0
 
 
-@frozen
-class PeerFactories:
-    """Makers of the parts; the simulator replaces some of them."""
-
-    session: Callable[..., MasterSession] = MasterSession
-    checkpointer: Callable[..., Checkpointer] = Checkpointer
-    reduction: Callable[..., Reduction] = Reduction
-
-
-class PeerService:
+class PeerService(WiredPeer):
     """One peer of a run, on any ``Network`` with any ``TrainerPort``.
 
-    Args:
-      checkpoints: where checkpoints are written; None: nowhere.
+    Attributes:
+      finished: set when the run is over, and its last weights are here or will not come.
     """
 
     def __init__(
@@ -129,93 +112,10 @@ class PeerService:
         trainer: TrainerPort,
         *,
         checkpoints: CheckpointStore | None = None,
-        factories: PeerFactories | None = None,
     ) -> None:
-        factories = factories or PeerFactories()
-        start, perform = self._start, self._perform
-        self.config = config
-        self.network = network
-        self.replica = replica = Replica(config.me)
-        self.report = report = PeerReport()
-        self._trainer = trainer
-        self._spec = spec = CurrentSpec()
-        self.session = factories.session(
-            config,
-            network,
-            report,
-            spec,
-            hello=self._hello,
-            obeys=replica.obeys,
-            handle=self._hear,
-        )
-        tell = self.session.tell
-        self.hub = hub = LinkHub(
-            network,
-            config.me,
-            on_message=lambda peer, message: self.state_service.on_link_message(peer, message),
-            tell_master=tell,
-            upload=_cap(config.upload_bytes_per_s),
-            download=_cap(config.download_bytes_per_s),
-        )
-        self.state_service = StateService(
-            config,
-            network,
-            hub,
-            trainer,
-            replica,
-            report,
-            spec,
-            start=start,
-            tell=tell,
-            perform=perform,
-        )
-        self.reducer = Reducer(
-            config,
-            network,
-            hub,
-            spec,
-            self.state_service,
-            replica,
-            start=start,
-            tell=tell,
-            perform=perform,
-            make_reduction=factories.reduction,
-        )
-        self.data = DataService(config.run_id, trainer, replica, spec, tell=tell, perform=perform)
-        self.training = TrainerService(
-            network,
-            hub,
-            trainer,
-            replica,
-            report,
-            spec,
-            self.state_service,
-            self.data,
-            local_checkpoint=config.local_checkpoint,
-            residual_of=self.reducer.residual_of,
-            forget_residuals=self.reducer.forget_residuals,
-            start=start,
-            tell=tell,
-            perform=perform,
-        )
-        self.checkpointer = factories.checkpointer(
-            config,
-            network,
-            trainer,
-            replica,
-            report,
-            spec,
-            self.state_service,
-            checkpoints,
-            start=start,
-        )
-        self.relay: RelayWork | None = None
-        if config.relay is not None:
-            self.relay = RelayWork(make_forwarder(config.relay, network, spec), tell)
-        self.ports = PortMapper(lambda: find_gateways(self._bound), self.session.tell_addresses)
-        self.number = 0
+        super().__init__(config, network, trainer, checkpoints=checkpoints)
         self.finished = trio.Event()
-        self._bound: Sequence[Address] = ()
+        self._table = self._handlers()
         self._awaits_weights = False  # the run is over, and its last weights are not here
         self._refusal: EvictedError | None = None
         self._stop = trio.CancelScope()
@@ -227,7 +127,7 @@ class PeerService:
     @property
     def spec(self) -> RunSpec | None:
         """The run's spec; None until the first session."""
-        return self._spec.known
+        return self.context.spec.known
 
     @property
     def state(self) -> SharedState | None:
@@ -238,7 +138,7 @@ class PeerService:
         """The rounds after which the run is finished; 0: it has no end, or that is not known
         yet.
         """
-        return 0 if self._spec.known is None else self._spec.known.run.rounds
+        return 0 if self.context.spec.known is None else self.context.spec.known.run.rounds
 
     # ------------------------------------------------------------ life
 
@@ -252,9 +152,9 @@ class PeerService:
         with self._stop:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                self._bound = await nursery.start(self._serve)
+                self.bound = await nursery.start(self._serve)
                 nursery.start_soon(self.hub.run)
-                nursery.start_soon(self._trainer.run, self.training)
+                nursery.start_soon(self.context.trainer.run, self.training)
                 nursery.start_soon(self.data.run)
                 nursery.start_soon(self._report_progress)
                 nursery.start_soon(self._keep_session)
@@ -265,7 +165,7 @@ class PeerService:
         if self._refusal is not None:
             raise self._refusal
 
-    def _start(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+    def start(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         """Run a task until the service ends."""
         assert self._nursery is not None
         self._nursery.start_soon(function, *args)
@@ -273,7 +173,7 @@ class PeerService:
     async def _serve(
         self, task_status: trio.TaskStatus[Sequence[Address]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        await self.network.serve(
+        await self.context.network.serve(
             self.config.bind,
             self._on_channel,
             self.hub.handle_lane,
@@ -294,7 +194,7 @@ class PeerService:
         """Finish the round in flight and wait for the master's release; the trainer stays
         attached.
         """
-        session, spec = self.session, self._spec.known
+        session, spec = self.session, self.context.spec.known
         session.leaving = True
         deadline_s = spec.membership.deadline_s if spec is not None else 15.0
         with trio.move_on_after(2 * deadline_s):
@@ -334,11 +234,11 @@ class PeerService:
         """Return where other machines may dial this one: neighbours first, who need not go by the
         router.
         """
-        own = dialable(self._bound, self.config.advertise, master_host)
+        own = dialable(self.bound, self.config.advertise, master_host)
         mapped = tuple(str(each) for each in self.ports.addresses if str(each) not in own)
         return (own[: DIALABLE_MAX - len(mapped)] + mapped)[:DIALABLE_MAX]
 
-    def _hello(self, master_host: str, local_port: int) -> Hello:
+    def hello(self, master_host: str, local_port: int) -> Hello:
         config, replica = self.config, self.replica
         return Hello(
             VERSION_MIN,
@@ -361,23 +261,74 @@ class PeerService:
             local_port,
         )
 
+    def hear(self, message: Message | SessionEnded) -> None:
+        """Hand a message of the master, or the end of its session, to the part that handles it.
+
+        A message that is not in the table is ignored.
+        """
+        handler = self._table.get(type(message))
+        if handler is not None:
+            handler(message)
+
+    def _handlers(self) -> dict[type[Message | SessionEnded], Callable[[Any], None]]:
+        """Return the table of the master's messages: which part handles each type."""
+        session, replica, by_rules = self.session, self.replica, self._by_rules
+        table: dict[type[Message | SessionEnded], Callable[[Any], None]] = {
+            # the session
+            Welcome: self._welcome,
+            SessionEnded: self._session_ended,
+            Heartbeat: self._heartbeat,
+            Masters: session.learn,
+            Renewed: session.take_certificate,
+            Released: lambda _message: session.released.set(),
+            # the run
+            View: self._view,
+            NewSpec: self._new_spec,
+            Notice: self._notice,
+            Finish: by_rules(replica.finish),
+            # rounds
+            Open: by_rules(replica.open),
+            Reduce: by_rules(replica.reduce),
+            Flush: by_rules(replica.flush),
+            Diagnose: self.reducer.diagnose,
+            Repair: by_rules(replica.repair),
+            Commit: by_rules(replica.commit),
+            Abort: by_rules(replica.abort),
+            AuditOrder: self.reducer.audit,
+            # copies of the state
+            SyncFragment: by_rules(replica.sync),
+            Donate: self.state_service.pin,
+            Release: self._release,
+            # the trainer
+            SupplyWeights: lambda _message: self.training.supply_weights(),
+            Leased: self.data.leased,
+            # links
+            Route: self._route,
+        }
+        if self.relay is not None:
+            table |= {RelayPair: self.relay.carry, StopRelayingPair: self.relay.stop}
+        return table
+
+    def _by_rules(self, decide: Callable[[M], list[PeerEffect]]) -> Callable[[M], None]:
+        return lambda message: self.perform(decide(message))
+
     def _welcome(self, message: Welcome) -> None:
-        self.number = message.number
+        spec = self.context.spec.take(message.spec_toml)
         self._progress_sent = None
-        spec = self._spec.value
         reduce = spec.reduce
         self.hub.configure(
             rules=LaneRules(reduce.lanes, reduce.lanes_max, reduce.congestion),
             silence_s=spec.link_silence_s,
             donor_share=spec.sync.donor_share,
         )
-        self.report.phase = "in the run"
-        self.report.why = "" if message.lineage else "waiting for the run's initial weights"
+        report = self.report
+        report.number, report.phase = message.number, "in the run"
+        report.why = "" if message.lineage else "waiting for the run's initial weights"
         self.state_service.check_restored(message.layout, message.lineage)
         if message.layout is not None:
             self._use_layout(message.layout)
         diloco = spec.diloco
-        self._perform(self.replica.welcome(message, diloco.sync_every, diloco.fragments))
+        self.perform(self.replica.welcome(message, diloco.sync_every, diloco.fragments))
         if self.relay is not None:
             self.relay.welcome()
         if self.training.layout is not None:
@@ -386,50 +337,49 @@ class PeerService:
             self.session.tell(self.training.failed)
         self.data.session_begins()
 
+    def _session_ended(self, _event: SessionEnded) -> None:
+        self._session_begins = True
+        self.perform(self.replica.trainer.extend_limit())
+        self.start(self._bound_extension, self.replica.trainer.extension_count)
+
     async def _bound_extension(self, extension: int) -> None:
         """Limit the trainer's steps without a master, once a deadline has passed."""
-        await trio.sleep(self._spec.value.membership.deadline_s)
-        self._perform(self.replica.trainer.bound_extension(extension))
+        await trio.sleep(self.context.spec.value.membership.deadline_s)
+        self.perform(self.replica.trainer.bound_extension(extension))
 
-    def _hear(self, message: Message | SessionEnded) -> None:
-        match message:
-            case SessionEnded():
-                self._session_begins = True
-                self._perform(self.replica.trainer.extend_limit())
-                self._start(self._bound_extension, self.replica.trainer.extension_count)
-            case Welcome():
-                self._welcome(message)
-            case View():
-                same = self.replica.term == self._view_term
-                first, self._session_begins = self._session_begins, False
-                self._view_term = self.replica.term
-                self.hub.set_members(message.members, back=first and same, new_master=not same)
-                if any(m.peer == self.config.me and not m.reachable for m in message.members):
-                    self.ports.need()
-                self._perform(self.replica.receive(message))
-                if self.replica.trainer.in_sync:
-                    self.state_service.clear_partial()
-                self.checkpointer.check()
-            case SupplyWeights():
-                self.training.supply_weights()
-            case AuditOrder():
-                self.reducer.audit(message)
-            case Leased():
-                self.data.leased(message)
-            case Route():
-                self.hub.set_route(message)
-                if message.kind is not RouteKind.DIRECT:
-                    self.ports.need()
-            case RelayPair() | StopRelayingPair() if self.relay is not None:
-                self.relay.hear(message)
-            case NewSpec():
-                self._spec.known = RunSpec.parse(message.spec_toml)
-                self._perform(self.replica.trainer.set_total_steps(message.total_steps))
-            case Notice():
-                log.warning("notice from the master: %s", message.text)
-                self.report.notices.append(message.text)
-            case _:
-                self._perform(self.replica.receive(message))
+    def _heartbeat(self, message: Heartbeat) -> None:
+        self.report.left_s = message.left_s
+
+    def _view(self, message: View) -> None:
+        same = self.replica.term == self._view_term
+        first, self._session_begins = self._session_begins, False
+        self._view_term = self.replica.term
+        self.hub.set_members(message.members, back=first and same, new_master=not same)
+        if any(m.peer == self.config.me and not m.reachable for m in message.members):
+            self.ports.need()
+        self.perform(self.replica.take_view(message))
+        if self.replica.trainer.in_sync:
+            self.state_service.clear_partial()
+        self.checkpointer.check()
+
+    def _new_spec(self, message: NewSpec) -> None:
+        self.context.spec.take(message.spec_toml)
+        self.perform(self.replica.trainer.set_total_steps(message.total_steps))
+
+    def _notice(self, message: Notice) -> None:
+        log.warning("notice from the master: %s", message.text)
+        self.report.notices.append(message.text)
+
+    def _release(self, message: Release) -> None:
+        if message.receiver == self.config.me:
+            self.perform(self.replica.stop_copy(message))
+        else:
+            self.state_service.unpin(message)
+
+    def _route(self, message: Route) -> None:
+        self.hub.set_route(message)
+        if message.kind is not RouteKind.DIRECT:
+            self.ports.need()
 
     def _use_layout(self, layout: ModelLayout) -> None:
         if self.state_service.use_layout(layout):
@@ -437,43 +387,36 @@ class PeerService:
 
     # ------------------------------------------------------------ effects
 
-    def _perform(self, todo: list[PeerEffect]) -> None:
+    def perform(self, todo: list[PeerEffect]) -> None:
         """Carry out the replica's effects, in order; nothing in here waits."""
-        trainer = self._trainer
         for effect in todo:
             match effect:
-                case peer_effects.TellMaster(message=message):
+                case effects.TellMaster(message):
                     self.session.tell(message)
-                case peer_effects.TellTrainer(message=message):
-                    trainer.tell(message)
-                case peer_effects.ReloadTrainer(step=step, step_limit=limit, spoilt=spoilt):
-                    trainer.tell(Load(step, limit, self.finished.is_set(), spoilt))
-                case peer_effects.StartReduction(order=order, contribute=contribute):
+                case effects.TellTrainer(message):
+                    self.context.trainer.tell(message)
+                case effects.ReloadTrainer(step, limit, spoilt):
+                    self.context.trainer.tell(Load(step, limit, self.finished.is_set(), spoilt))
+                case effects.StartReduction(order, contribute):
                     self.reducer.start(order, contribute=contribute)
-                case peer_effects.FlushReduction(order=Flush() as order):
+                case effects.FlushReduction(order):
                     self.reducer.flush(order)
-                case peer_effects.DiagnoseReduction(order=Diagnose() as order):
-                    self.reducer.diagnose(order)
-                case peer_effects.RepairReduction(order=Repair() as order):
+                case effects.RepairReduction(order):
                     self.reducer.repair(order)
-                case peer_effects.StopReduction(round=round_id):
-                    self.reducer.stop(round_id)
-                case peer_effects.ApplyRound(commit=commit):
-                    self._start(self._apply, commit)
-                case peer_effects.StoreResult(round=round_id):
-                    self.reducer.store(round_id)
-                case peer_effects.DropRound(round=round_id):
-                    self.reducer.drop(round_id)
-                case peer_effects.FetchFragment(order=order):
+                case effects.StopReduction(number):
+                    self.reducer.stop(number)
+                case effects.ApplyRound(commit):
+                    self.start(self._apply, commit)
+                case effects.StoreResult(number):
+                    self.reducer.store(number)
+                case effects.DropRound(number):
+                    self.reducer.drop(number)
+                case effects.FetchFragment(order):
                     self.reducer.forget_residual(order.head.fragment)
                     self.state_service.fetch(order)
-                case peer_effects.StopFetch(fragment=fragment):
+                case effects.StopFetch(fragment):
                     self.state_service.stop_fetch(fragment)
-                case peer_effects.PinFragment(order=Donate() as order):
-                    self.state_service.pin(order)
-                case peer_effects.UnpinFragment(order=Release() as order):
-                    self.state_service.unpin(order)
-                case peer_effects.DiscardState():
+                case effects.DiscardState():
                     layout = self.state_service.discard()
                     self.reducer.forget_residuals()
                     self.training.reject("the run's state was replaced; start the script again")
@@ -498,7 +441,7 @@ class PeerService:
         elif not self._awaits_weights:
             self._awaits_weights = True
             self.report.why = "the run is over; a copy of its last weights is on its way"
-            self._start(self._await_last_weights)
+            self.start(self._await_last_weights)
 
     async def _await_last_weights(self) -> None:
         """Let the master bring this peer in sync, which has no result of the last round or was
@@ -513,7 +456,7 @@ class PeerService:
 
     def _finish(self) -> None:
         self.report.phase, self.report.why = "finished", ""
-        self._trainer.tell(Finished())
+        self.context.trainer.tell(Finished())
         self.session.finished = True
         self.finished.set()
 
@@ -521,7 +464,3 @@ class PeerService:
 def progress_every_s(member_count: int) -> float:
     """Return the seconds from one report of progress to the next in a run of so many members."""
     return max(PROGRESS_S, PROGRESS_PER_MEMBER_S * member_count)
-
-
-def _cap(bytes_per_s: float | None) -> RateLimiter | None:
-    return None if bytes_per_s is None else RateLimiter(bytes_per_s)

@@ -55,7 +55,7 @@ class StatusSource:
             peer=service.config.me,
             name=service.config.name,
             run_id=service.config.run_id,
-            number=service.number,
+            number=service.report.number,
             role=replica.trainer.role.value,
             role_why=self._why_spare(),
             in_sync=replica.trainer.in_sync,

@@ -250,7 +250,8 @@ class Peer:
         status = self._status.status
         live = LiveStream(status, status)
         me = service.config.me, service.config.name
-        history = OwnHistory(*me, service.training.progress, live, service.network)
+        network = service.context.network
+        history = OwnHistory(*me, service.training.progress, live, network)
         side = control_side(
             "peer",
             self.options.state,
@@ -262,7 +263,7 @@ class Peer:
                 status_route(lambda _past: status()),  # rounds and events are the master's
                 Route("/api/live", live, methods=["GET"]),
                 metrics_route(StatusCollector(status)),
-                *own_routes(history.store, service.network, me),
+                *own_routes(history.store, network, me),
             ],
             names=self.options.http_names,
         )

@@ -27,8 +27,6 @@ from ...checkpoint.partial_copy import PartialCopies
 from ...checkpoint.shared_state import SharedState
 from ...checkpoint.state_transfer import FetchFailedError
 from ...collectives.links.hub import LinkHub
-from ...membership.peer.peer_effects import PeerEffect
-from ...membership.peer.replica import Replica
 from ...membership.shared.layout_difference import layout_difference
 from ...protocol.arena import Arena
 from ...protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
@@ -48,12 +46,10 @@ from ...protocol.messages import (
     SyncFragment,
     WeightsSupplied,
 )
-from ...protocol.network.interface import Network
 from ..fragment_layout import fragments_of, sizes_of
 from ..process.memory_check import check_room
 from .line_report import measured
-from .peer_config import CurrentSpec, PeerConfig, PeerReport
-from .trainer.port import TrainerPort
+from .peer_config import PeerContext
 
 log = logging.getLogger("holdfast.peer")
 
@@ -61,11 +57,6 @@ log = logging.getLogger("holdfast.peer")
 @define(eq=False, slots=False)
 class StateService:
     """Owner of the shared state and of the arena in which the trainer posts.
-
-    Args:
-      start: runs a task until the service ends.
-      tell: sends a message to the master.
-      perform: carries out effects of the replica.
 
     Attributes:
       layout: the run's; None until it is known.
@@ -76,16 +67,8 @@ class StateService:
         sync.
     """
 
-    _config: PeerConfig
-    _network: Network
+    _peer: PeerContext
     _hub: LinkHub
-    _trainer: TrainerPort
-    _replica: Replica
-    _report: PeerReport
-    _spec: CurrentSpec
-    _start: Callable[..., None] = field(kw_only=True)
-    _tell: Callable[[Message], None] = field(kw_only=True)
-    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
     layout: ModelLayout | None = field(default=None, init=False)
     known_state: SharedState | None = field(default=None, init=False)
     known_posted: Arena | None = field(default=None, init=False)
@@ -133,28 +116,30 @@ class StateService:
             self._allocate(layout, self._sizes(layout))
         self._donor_scope.cancel()
         self._donor_scope = trio.CancelScope()
-        self._donor = Donor(self.state, self._hub, self._network)
+        self._donor = Donor(self.state, self._hub, self._peer.network)
         if self._joiner is not None and self._joiner.partial_copies is not None:
             self._joiner.partial_copies.close()
-        folder, limit_bytes = self._config.partial, self._config.partial_bytes
+        folder, limit_bytes = self._peer.config.partial, self._peer.config.partial_bytes
         partial_copies = None if folder is None else PartialCopies(folder, limit_bytes=limit_bytes)
         self._joiner = Joiner(
             self.state,
             self._hub,
-            self._network,
+            self._peer.network,
             partial_copies=partial_copies,
             on_disk=self._on_disk,
         )
-        self._start(self._donate, self._donor, self._donor_scope)
+        self._peer.start(self._donate, self._donor, self._donor_scope)
         return True
 
     def _sizes(self, layout: ModelLayout) -> tuple[FragmentSize, ...]:
-        return sizes_of(fragments_of(layout, self._spec.value.diloco))
+        return sizes_of(fragments_of(layout, self._peer.spec.value.diloco))
 
     def _allocate(self, layout: ModelLayout, sizes: tuple[FragmentSize, ...]) -> None:
-        check_room(sizes, self._config.memory_bytes)
-        shared, self.known_posted = self._trainer.open_arenas(sizes)
-        self.known_state = SharedState(sizes, shared, self._config.run_id, self._config.versions)
+        check_room(sizes, self._peer.config.memory_bytes)
+        shared, self.known_posted = self._peer.trainer.open_arenas(sizes)
+        self.known_state = SharedState(
+            sizes, shared, self._peer.config.run_id, self._peer.config.versions
+        )
         self.layout = layout
 
     # ------------------------------------------------------------ checkpoints of earlier processes
@@ -200,7 +185,7 @@ class StateService:
         return None
 
     def _check_run(self, manifest: Manifest) -> str:
-        run_id = self._config.run_id
+        run_id = self._peer.config.run_id
         if manifest.run_id != run_id:
             raise CheckpointError(f"of run {manifest.run_id[:16]}, and this one is {run_id[:16]}")
         return ""
@@ -215,7 +200,7 @@ class StateService:
             self._forget()
             return False
         self.restored = manifest
-        self._replica.restored(
+        self._peer.replica.restored(
             bytes.fromhex(manifest.lineage),
             len(manifest.sizes),
             manifest.fragment_heads(),
@@ -234,10 +219,12 @@ class StateService:
             return
         text = f"the checkpoint that was loaded here is not the run's: {difference}"
         log.warning("%s", text)
-        self._report.notices.append(text)
+        self._peer.report.notices.append(text)
         self._forget()
         self.restored = None
-        self._replica.restored(b"", 0, (), 0, self._replica.term, self._replica.nonce)
+        self._peer.replica.restored(
+            b"", 0, (), 0, self._peer.replica.term, self._peer.replica.nonce
+        )
 
     def _difference(self, layout: ModelLayout | None, lineage: bytes) -> str:
         """Return how the restored state differs from the run's; empty if it does not."""
@@ -284,12 +271,12 @@ class StateService:
                 state.load_initial(fragment, posted.values(fragment), posted.counters(fragment))
                 posted.release(fragment)
 
-        await self._network.run_sync(work)
+        await self._peer.network.run_sync(work)
         heads = state.heads()
         lineage = state.lineage()
-        self._replica.founded(lineage, heads)
-        self._report.why = ""  # it waited for these weights
-        self._tell(WeightsSupplied(layout, state.sizes, heads, lineage))
+        self._peer.replica.founded(lineage, heads)
+        self._peer.report.why = ""  # it waited for these weights
+        self._peer.tell(WeightsSupplied(layout, state.sizes, heads, lineage))
 
     # ------------------------------------------------------------ serving other peers
 
@@ -325,7 +312,7 @@ class StateService:
     def fetch(self, order: SyncFragment) -> None:
         self._copying = True
         scope = self._fetches[order.head.fragment] = trio.CancelScope()
-        self._start(self._fetch, order, scope)
+        self._peer.start(self._fetch, order, scope)
 
     def stop_fetch(self, fragment: int) -> None:
         scope = self._fetches.pop(fragment, None)
@@ -337,12 +324,12 @@ class StateService:
         """Delete partial copies: this peer is in sync, so nothing needs them."""
         if self._copying and self._joiner is not None:
             self._copying, self.kept = False, []
-            self._start(self._joiner.clear_partial)
+            self._peer.start(self._joiner.clear_partial)
 
     def copies(self) -> tuple[CopyProgress, ...]:
         """Return the progress of the fetches that run."""
         committed = Counter(
-            here.fragment for here in self._replica.rounds.values() if here.commit is not None
+            here.fragment for here in self._peer.replica.rounds.values() if here.commit is not None
         )
         return tuple(
             evolve(progress, rounds_kept=committed[fragment])
@@ -352,7 +339,7 @@ class StateService:
     async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
         assert self._joiner is not None
         joiner, head = self._joiner, order.head
-        self._report.phase = f"copying fragment {head.fragment}"
+        self._peer.report.phase = f"copying fragment {head.fragment}"
         received_bytes = 0  # counted so far
 
         def wanted() -> bool:
@@ -372,15 +359,17 @@ class StateService:
                 if wanted():
                     self._ended(head)
                     bad = error.bad_donors if isinstance(error, FetchFailedError) else ()
-                    self._perform(self._replica.fetch_failed(head, bad, str(error)))
+                    self._peer.perform(self._peer.replica.fetch_failed(head, bad, str(error)))
                 return
             if wanted():
                 self._ended(head)
-                self._tell(measured(self._hub))  # the first rate that is known of these lines
-                self._perform(self._replica.fetched(head, got.received_bytes, got.bad_donors))
+                self._peer.tell(measured(self._hub))  # the first rate that is known of these lines
+                self._peer.perform(
+                    self._peer.replica.fetched(head, got.received_bytes, got.bad_donors)
+                )
 
     def _ended(self, head: FragmentHead) -> None:
         self._fetches.pop(head.fragment, None)
         self._progress.pop(head.fragment, None)
         if not self._fetches:
-            self._report.phase, self._report.why = "in the run", ""
+            self._peer.report.phase, self._peer.report.why = "in the run", ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import trio
@@ -17,8 +17,6 @@ from attrs import define, field
 
 from ...collectives.codecs.error_feedback import Residual
 from ...collectives.links.hub import LinkHub
-from ...membership.peer.peer_effects import PeerEffect
-from ...membership.peer.replica import Replica
 from ...membership.shared.layout_difference import layout_difference
 from ...membership.shared.peer_rows import NO_STEP
 from ...protocol.arena import (
@@ -51,13 +49,12 @@ from ...protocol.messages import (
     TrainerFailed,
     TrainerLost,
 )
-from ...protocol.network.interface import Network
 from ...protocol.text import plain
 from ..fragment_layout import fragments_of
 from .data_service import DataService
-from .peer_config import CurrentSpec, PeerReport
+from .peer_config import PeerContext
+from .reducer import Reducer
 from .state_service import StateService
-from .trainer.port import TrainerPort
 from .trainer.step_watch import StepSample, StepWatch
 
 log = logging.getLogger("holdfast.peer")
@@ -76,33 +73,16 @@ NORM_CHUNK_COUNT = 1 << 18  # elements squared at a time in float64
 class TrainerService:
     """The peer's side of the trainer; implements ``TrainerEvents``.
 
-    Args:
-      local_checkpoint: file for the trainer's local checkpoint; empty: none.
-      residual_of: returns a fragment's residual, which is added to the next contribution, or None.
-      forget_residuals: drops all of them.
-      start: runs a task until the service ends.
-      tell: sends a message to the master.
-      perform: carries out effects of the replica.
-
     Attributes:
       layout: the attached trainer's; None without one.
       failed: the last failure of the trainer's process; None while one is attached.
     """
 
-    _network: Network
+    _peer: PeerContext
     _hub: LinkHub
-    _trainer: TrainerPort
-    _replica: Replica
-    _report: PeerReport
-    _spec: CurrentSpec
     _state_service: StateService
+    _reducer: Reducer
     _data: DataService
-    _local_checkpoint: str = field(kw_only=True)
-    _residual_of: Callable[[int], Residual | None] = field(kw_only=True)
-    _forget_residuals: Callable[[], None] = field(kw_only=True)
-    _start: Callable[..., None] = field(kw_only=True)
-    _tell: Callable[[Message], None] = field(kw_only=True)
-    _perform: Callable[[list[PeerEffect]], None] = field(kw_only=True)
     layout: ModelLayout | None = field(default=None, init=False)
     failed: TrainerFailed | None = field(default=None, init=False)
     _watch: StepWatch = field(factory=StepWatch, init=False)
@@ -120,20 +100,20 @@ class TrainerService:
         self.layout, self.failed = layout, None
         self._weights_count += 1
         self._reloads.clear()
-        self._replica.leases.trainer_gone()
-        self._tell(TrainerAttached(layout))
-        if self._state_service.layout is not None and self._spec.known is not None:
+        self._peer.replica.leases.trainer_gone()
+        self._peer.tell(TrainerAttached(layout))
+        if self._state_service.layout is not None and self._peer.spec.known is not None:
             self.admit()
 
     def trainer_sent(self, message: Message) -> None:
         """Take a message from the trainer."""
         match message:
             case Posted():
-                self._start(self._check_posted, message)
+                self._peer.start(self._check_posted, message)
             case InitialPosted():
                 if self._supplying:
                     self._supplying = False
-                    self._start(self._state_service.take_initial)
+                    self._peer.start(self._state_service.take_initial)
             case Failing(kind=FailureKind.NAN):
                 self._not_finite(message.reason)
             case Metrics():
@@ -144,8 +124,8 @@ class TrainerService:
     def trainer_went(self, reason: str) -> None:
         """Take note that the trainer is gone; it may come back."""
         self.layout = None
-        self._tell(TrainerLost(reason))
-        self._perform(self._replica.trainer_lost())
+        self._peer.tell(TrainerLost(reason))
+        self._peer.perform(self._peer.replica.trainer_lost())
 
     def begin_draws(self, hello: DrawHello) -> Drawn | Rejected:
         """Answer the first message of a sampler."""
@@ -158,12 +138,16 @@ class TrainerService:
     def failed_with(self, message: TrainerFailed) -> None:
         """Take note that the trainer's process failed, and of the remedy."""
         self.failed = message
-        self._report.notices.append(f"the trainer: {format_failure(message)}")
-        self._tell(message)
+        self._peer.report.notices.append(f"the trainer: {format_failure(message)}")
+        self._peer.tell(message)
 
     def check_alive(self) -> None:
         """End a trainer that takes no steps. Called every second or so."""
-        posted, spec, replica = self._state_service.known_posted, self._spec.known, self._replica
+        posted, spec, replica = (
+            self._state_service.known_posted,
+            self._peer.spec.known,
+            self._peer.replica,
+        )
         if posted is None or spec is None or not replica.trainer.loaded or replica.trainer.finished:
             self._watch = StepWatch()
             return
@@ -178,7 +162,7 @@ class TrainerService:
         if self._watch.look(trio.current_time(), seen, deadline_s):
             still_s, self._watch = self._watch.still_s, StepWatch()
             reason = f"no step for {still_s:.0f} s, after step {seen.step}"
-            self._trainer.end(FailureKind.HANG, reason, still_s)
+            self._peer.trainer.end(FailureKind.HANG, reason, still_s)
 
     def why_still(self) -> str:
         """Return a sentence about an attached trainer that takes no step; else an empty string."""
@@ -197,15 +181,15 @@ class TrainerService:
         self._weights_count += 1
         if len(self._reloads) >= RELOADS_MAX:
             again = f"{reason}, again after {len(self._reloads)} reloads of the shared state"
-            self._trainer.end(FailureKind.NAN, again, now_s - self._reloads[0])
+            self._peer.trainer.end(FailureKind.NAN, again, now_s - self._reloads[0])
             return
         self._reloads.append(now_s)
         log.warning("%s: it gets the shared state again", reason)
         message = TrainerFailed(FailureKind.NAN, reason, Remedy.RELOAD, len(self._reloads))
-        self._report.notices.append(f"the trainer: {format_failure(message)}")
-        self._tell(message)
-        self._forget_residuals()
-        self._perform(self._replica.trainer_spoilt())
+        self._peer.report.notices.append(f"the trainer: {format_failure(message)}")
+        self._peer.tell(message)
+        self._reducer.forget_residuals()
+        self._peer.perform(self._peer.replica.trainer_spoilt())
 
     async def _check_posted(self, message: Posted) -> None:
         """Measure a pseudo-gradient's norm; replace weights that are not finite, which do not
@@ -217,14 +201,14 @@ class TrainerService:
         weights = self._weights_count
         values = posted.values(message.fragment)
         # The norm is of what will be sent, which includes the residual.
-        residual = self._residual_of(message.fragment)
-        norm = await self._network.run_sync(lambda: l2_norm(values, residual))
+        residual = self._reducer.residual_of(message.fragment)
+        norm = await self._peer.network.run_sync(lambda: l2_norm(values, residual))
         if math.isfinite(norm):
             self._finite_s = trio.current_time()
-            self._perform(self._replica.posted(message, norm, ""))
+            self._peer.perform(self._peer.replica.posted(message, norm, ""))
             return
         reason = "the pseudo-gradient is not finite (NaN or infinity)"
-        self._perform(self._replica.posted(message, None, reason))
+        self._peer.perform(self._peer.replica.posted(message, None, reason))
         if self.layout is not None and self._weights_count == weights:  # else they are gone
             self._not_finite(f"round {message.round}: {reason}")
 
@@ -247,20 +231,22 @@ class TrainerService:
             return
         if self.layout != layout:
             difference = layout_difference(layout, self.layout)
-            self._trainer.tell(Rejected(plain(f"its tensors are not the run's: {difference}")))
+            self._peer.trainer.tell(Rejected(plain(f"its tensors are not the run's: {difference}")))
             return
-        spec = self._spec.value
+        spec = self._peer.spec.value
         diloco = spec.diloco
-        self._trainer.tell(
+        self._peer.trainer.tell(
             ArenaOpened(
                 tuple(f.tensors for f in fragments_of(layout, diloco)),
                 state.sizes,
                 diloco.overlap_steps,
                 spec.trainer.nan_steps,
-                local_checkpoint=self._local_checkpoint if spec.checkpoint.trainer else "",
+                local_checkpoint=self._peer.config.local_checkpoint
+                if spec.checkpoint.trainer
+                else "",
             )
         )
-        self._perform(self._replica.trainer_came())
+        self._peer.perform(self._peer.replica.trainer_came())
 
     def supply_weights(self) -> None:
         """Ask the trainer for the initial weights of a run that has none."""
@@ -269,13 +255,13 @@ class TrainerService:
         self._supplying = True
         if self._state_service.use_layout(self.layout):
             self.admit()
-        self._trainer.tell(PostInitial())
+        self._peer.trainer.tell(PostInitial())
 
     def reject(self, reason: str) -> None:
         """Send a trainer away whose memory is no longer the run's."""
         if self.layout is not None:
             self.layout = None
-            self._trainer.tell(Rejected(reason))
+            self._peer.trainer.tell(Rejected(reason))
 
     # ------------------------------------------------------------ progress
 
@@ -296,7 +282,7 @@ class TrainerService:
             tokens,
             self._tokens_per_s(tokens),
             loss,
-            self.why_still() or self._report.phase,
+            self.why_still() or self._peer.report.phase,
             self._hub.sent_bytes,
             self._hub.received_bytes,
             self._state_service.received_bytes,
@@ -304,7 +290,7 @@ class TrainerService:
             waited_s,
             stepped_s,
             self._state_service.copies(),
-            self._report.accelerators,
+            self._peer.report.accelerators,
         )
 
     def _tokens_per_s(self, tokens: int) -> float:

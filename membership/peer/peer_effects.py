@@ -6,12 +6,9 @@ from attrs import frozen
 
 from ...protocol.messages import (
     Commit,
-    Diagnose,
-    Donate,
     Flush,
     Message,
     Reduce,
-    Release,
     Repair,
     SyncFragment,
 )
@@ -53,13 +50,6 @@ class FlushReduction(PeerEffect):
     """Exclude the lost peers from the round's reduction, then answer with ``Held``."""
 
     order: Flush
-
-
-@frozen
-class DiagnoseReduction(PeerEffect):
-    """Answer with a ``Diagnosis`` of the round's reduction."""
-
-    order: Diagnose
 
 
 @frozen
@@ -105,16 +95,6 @@ class FetchFragment(PeerEffect):
 @frozen
 class StopFetch(PeerEffect):
     fragment: int
-
-
-@frozen
-class PinFragment(PeerEffect):
-    order: Donate
-
-
-@frozen
-class UnpinFragment(PeerEffect):
-    order: Release
 
 
 @frozen

@@ -31,13 +31,10 @@ from ...protocol.messages import (
     Applied,
     Commit,
     ContributorRun,
-    Diagnose,
-    Donate,
     Finish,
     Flush,
     FragmentHead,
     MemberInfo,
-    Message,
     NotReady,
     Open,
     Posted,
@@ -60,19 +57,16 @@ from .local_fragment import LocalFragment
 from .local_round import LocalRound, RoundState, committed_rounds, overtaken_rounds, void_rounds
 from .peer_effects import (
     ApplyRound,
-    DiagnoseReduction,
     DiscardState,
     DropRound,
     FlushReduction,
     PeerEffect,
-    PinFragment,
     RepairReduction,
     StartReduction,
     StopFetch,
     StopReduction,
     StoreResult,
     TellMaster,
-    UnpinFragment,
 )
 from .trainer_control import TrainerControl
 
@@ -206,7 +200,7 @@ class Replica:
         if message.lineage and not self.fragments:
             self.fragments[:] = map(LocalFragment, range(fragment_count))
         for commit in message.committed:
-            effects += self.receive(commit)
+            effects += self.commit(commit)
         return [*effects, *self._load_trainer(), *trainer.update_role()]
 
     def _end_unknown(self, message: Welcome) -> list[PeerEffect]:
@@ -243,41 +237,7 @@ class Replica:
         """
         return term > self.term or (term == self.term and self.nonce in (b"", nonce))
 
-    def receive(self, message: Message) -> list[PeerEffect]:
-        """Handle one message of the master (all but ``Welcome``)."""
-        match message:
-            case View():
-                return self._view(message)
-            case Open():
-                return self._open(message)
-            case Reduce():
-                return self._reduce(message)
-            case Flush():
-                return self._flush(message)
-            case Diagnose():
-                return [DiagnoseReduction(message)]
-            case Repair():
-                return self._repair(message)
-            case Commit():
-                return self._commit(message)
-            case Abort():
-                ended = self.rounds.get(message.round)
-                return [] if ended is None else self._end(ended, committed=False)
-            case SyncFragment():
-                return self._sync(message)
-            case Donate():
-                return [PinFragment(message)]
-            case Release() if message.receiver == self.me:
-                return self._stop_copy(message)
-            case Release():
-                return [UnpinFragment(message)]
-            case Finish():
-                self.trainer.finished = True
-                return []
-            case _:
-                return []
-
-    def _view(self, message: View) -> list[PeerEffect]:
+    def take_view(self, message: View) -> list[PeerEffect]:
         if self.view is not None and message.number < self.view.number:
             return []
         self.view = message
@@ -290,7 +250,7 @@ class Replica:
     def _reach(self, step: int) -> None:
         self.trainer.run_step = max(self.trainer.run_step, step)
 
-    def _open(self, message: Open) -> list[PeerEffect]:
+    def open(self, message: Open) -> list[PeerEffect]:
         if not 0 <= message.fragment < len(self.fragments):
             return [TellMaster(NotReady(message.round, "no such fragment here"))]
         if self.fragments[message.fragment].version not in (message.version, message.version - 1):
@@ -310,7 +270,7 @@ class Replica:
     def _end_all(self, ended: Iterable[LocalRound]) -> list[PeerEffect]:
         return [effect for each in ended for effect in self._end(each, committed=False)]
 
-    def _reduce(self, message: Reduce) -> list[PeerEffect]:
+    def reduce(self, message: Reduce) -> list[PeerEffect]:
         effects = self._end_all(void_rounds(self.rounds, message))
         for overtaken, commit in overtaken_rounds(self.rounds, message.fragment):
             effects += self._lose(overtaken, commit)
@@ -332,13 +292,13 @@ class Replica:
             return effects
         return [*effects, StartReduction(message, contribute)]
 
-    def _flush(self, message: Flush) -> list[PeerEffect]:
+    def flush(self, message: Flush) -> list[PeerEffect]:
         flushed = self.rounds.get(message.round)
         if flushed is None or flushed.order is None or message.attempt <= flushed.attempt:
             return []
         return [FlushReduction(message)]
 
-    def _repair(self, message: Repair) -> list[PeerEffect]:
+    def repair(self, message: Repair) -> list[PeerEffect]:
         repaired = self.rounds.get(message.round)
         if repaired is None or not repaired.undecided or message.attempt <= repaired.attempt:
             return []
@@ -346,7 +306,7 @@ class Replica:
         repaired.digest, repaired.reported = b"", None
         return [RepairReduction(message)]
 
-    def _commit(self, message: Commit) -> list[PeerEffect]:
+    def commit(self, message: Commit) -> list[PeerEffect]:
         if message.fragment >= len(self.fragments):
             return []
         self._reach(message.at_step)
@@ -368,18 +328,26 @@ class Replica:
             return self._lose(decided, message)
         return self._advance(message.fragment)
 
+    def abort(self, message: Abort) -> list[PeerEffect]:
+        ended = self.rounds.get(message.round)
+        return [] if ended is None else self._end(ended, committed=False)
+
+    def finish(self, _message: Finish) -> list[PeerEffect]:
+        self.trainer.finished = True
+        return []
+
     def _lose(self, lost: LocalRound, commit: Commit) -> list[PeerEffect]:
         """End a committed round whose result is not held and will not be."""
         return [*self._end(lost, committed=False), _lost_result(commit)]
 
-    def _sync(self, message: SyncFragment) -> list[PeerEffect]:
+    def sync(self, message: SyncFragment) -> list[PeerEffect]:
         index = message.head.fragment
         if index >= len(self.fragments):
             failed = SyncFailed(index, message.head.version, (), "no such fragment here")
             return [TellMaster(failed)]
         return self.fragments[index].fetch(message)
 
-    def _stop_copy(self, message: Release) -> list[PeerEffect]:
+    def stop_copy(self, message: Release) -> list[PeerEffect]:
         """Stop a copy that rounds have overtaken, and drop the rounds kept for its replay."""
         held = self.fragments[message.fragment] if message.fragment < len(self.fragments) else None
         if held is None or held.fetching is None or held.fetching.head.version != message.version:

@@ -13,6 +13,7 @@ for. ``RelayWork`` is also a part of a peer that forwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import trio
 
@@ -24,10 +25,13 @@ from ....protocol.messages import (
     VERSION_MIN,
     Hello,
     Leaving,
+    Masters,
     Message,
     Relayed,
     RelayOffer,
     RelayPair,
+    Released,
+    Renewed,
     StopRelayingPair,
     Welcome,
 )
@@ -66,12 +70,11 @@ class RelayWork:
         """Begin a session: report again in full. Pairs may go on using their tickets."""
         self._sent = None
 
-    def hear(self, message: Message) -> None:
-        """Carry out the master's orders about forwarding; other messages are ignored."""
-        if isinstance(message, RelayPair):
-            self.desk.carry(message)
-        elif isinstance(message, StopRelayingPair):
-            self.desk.uncarry(message.ticket)
+    def carry(self, message: RelayPair) -> None:
+        self.desk.carry(message)
+
+    def stop(self, message: StopRelayingPair) -> None:
+        self.desk.uncarry(message.ticket)
 
     async def report(self) -> None:
         while True:
@@ -94,7 +97,7 @@ class RelayService:
         self._master = (0, b"")  # term and nonce of the newest master that it obeyed
         self._over: EvictedError | None = None
         self._stop = trio.CancelScope()
-        spec = CurrentSpec()
+        self._spec = spec = CurrentSpec()
         self.session = MasterSession(
             config,
             network,
@@ -105,6 +108,15 @@ class RelayService:
             handle=self._hear,
         )
         self.work = RelayWork(make_forwarder(config.relay, network, spec), self.session.tell)
+        # The master's messages, and what handles each type.
+        self._table: dict[type[Message | SessionEnded], Callable[[Any], None]] = {
+            Welcome: self._welcome,
+            Masters: self.session.learn,
+            Renewed: self.session.take_certificate,
+            Released: lambda _message: self.session.released.set(),
+            RelayPair: self.work.carry,
+            StopRelayingPair: self.work.stop,
+        }
 
     async def run(self) -> None:
         """Forward until this relay leaves or is refused.
@@ -179,9 +191,11 @@ class RelayService:
         return True
 
     def _hear(self, event: Message | SessionEnded) -> None:
-        if isinstance(event, Welcome):
-            self.report.phase = "in the run"
-            self.report.why = ""
-            self.work.welcome()
-        elif isinstance(event, Message):
-            self.work.hear(event)
+        handler = self._table.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    def _welcome(self, message: Welcome) -> None:
+        self._spec.take(message.spec_toml)
+        self.report.phase, self.report.why = "in the run", ""
+        self.work.welcome()

@@ -1,0 +1,136 @@
+"""The parts of a peer: what is made, in which order, and what gets what.
+
+    context         what all parts share: configuration, network, trainer, rules, report, spec
+    session         MasterSession    the master          greets by ``hello``, hands on to ``hear``
+    hub             LinkHub          the other members   <- session; hands blocks to state_service
+    state_service   StateService     the shared state    <- hub
+    reducer         Reducer          rounds              <- hub, state_service
+    data            DataService      leased samples
+    training        TrainerService   the local trainer   <- hub, state_service, reducer, data
+    checkpointer    Checkpointer     the state on disk   <- state_service
+    relay           RelayWork        forwarding for others, if this peer offers it
+    ports           PortMapper       the router          <- session
+
+A peer of the simulator overrides a ``make_...`` method to get a part that behaves differently.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+
+from ...checkpoint.checkpoint_store import CheckpointStore
+from ...collectives.links.hub import LinkHub
+from ...collectives.links.rates.rate_limiter import RateLimiter
+from ...membership.peer.peer_effects import PeerEffect
+from ...membership.peer.replica import Replica
+from ...protocol.addresses import Address
+from ...protocol.messages import Hello, Message
+from ...protocol.network.interface import Network
+from ..port_mapping.gateway_search import find_gateways
+from ..port_mapping.port_mapper import PortMapper
+from .checkpointer import Checkpointer
+from .data_service import DataService
+from .master_session import MasterSession, SessionEnded
+from .peer_config import PeerConfig, PeerContext, PeerReport
+from .reducer import Reducer
+from .relay.relay_service import RelayWork, make_forwarder
+from .state_service import StateService
+from .trainer.port import TrainerPort
+from .trainer_service import TrainerService
+
+
+class WiredPeer(ABC):
+    """A peer's parts, connected; ``PeerService`` runs them.
+
+    Args:
+      checkpoints: where checkpoints are written; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        network: Network,
+        trainer: TrainerPort,
+        *,
+        checkpoints: CheckpointStore | None = None,
+    ) -> None:
+        self.bound: Sequence[Address] = ()
+        self.context = context = PeerContext(
+            config,
+            network,
+            trainer,
+            Replica(config.me),
+            start=self.start,
+            tell=lambda message: self.session.tell(message),
+            perform=self.perform,
+        )
+        self.session = self.make_session()
+        self.hub = LinkHub(
+            network,
+            config.me,
+            on_message=lambda peer, message: self.state_service.on_link_message(peer, message),
+            tell_master=context.tell,
+            upload=_cap(config.upload_bytes_per_s),
+            download=_cap(config.download_bytes_per_s),
+        )
+        self.state_service = StateService(context, self.hub)
+        self.reducer = self.make_reducer()
+        self.data = DataService(context)
+        self.training = TrainerService(
+            context, self.hub, self.state_service, self.reducer, self.data
+        )
+        self.checkpointer = self.make_checkpointer(checkpoints)
+        self.relay: RelayWork | None = None
+        if config.relay is not None:
+            desk = make_forwarder(config.relay, network, context.spec)
+            self.relay = RelayWork(desk, context.tell)
+        self.ports = PortMapper(lambda: find_gateways(self.bound), self.session.tell_addresses)
+
+    def make_session(self, kind: Callable[..., MasterSession] = MasterSession) -> MasterSession:
+        shared = self.context
+        return kind(
+            shared.config,
+            shared.network,
+            shared.report,
+            shared.spec,
+            hello=self.hello,
+            obeys=shared.replica.obeys,
+            handle=self.hear,
+        )
+
+    def make_reducer(self) -> Reducer:
+        return Reducer(self.context, self.hub, self.state_service)
+
+    def make_checkpointer(self, place: CheckpointStore | None) -> Checkpointer:
+        return Checkpointer(self.context, self.state_service, place)
+
+    @property
+    def config(self) -> PeerConfig:
+        return self.context.config
+
+    @property
+    def replica(self) -> Replica:
+        return self.context.replica
+
+    @property
+    def report(self) -> PeerReport:
+        return self.context.report
+
+    # ------------------------------------------------------------ what the parts ask for
+
+    @abstractmethod
+    def start(self, function: Callable[..., Awaitable[None]], *args: object) -> None: ...
+
+    @abstractmethod
+    def hello(self, master_host: str, local_port: int) -> Hello: ...
+
+    @abstractmethod
+    def hear(self, message: Message | SessionEnded) -> None: ...
+
+    @abstractmethod
+    def perform(self, todo: list[PeerEffect]) -> None: ...
+
+
+def _cap(bytes_per_s: float | None) -> RateLimiter | None:
+    return None if bytes_per_s is None else RateLimiter(bytes_per_s)
