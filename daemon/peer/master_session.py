@@ -14,10 +14,8 @@ does not succeed within ``RESUME_S``, the session is over: queued messages are d
 
 from __future__ import annotations
 
-import errno
 import logging
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
@@ -26,19 +24,15 @@ from attrs import frozen
 from ...membership.shared.brief_orders import OrderReader
 from ...membership.shared.views import changed_view
 from ...protocol.addresses import Address, host_of
-from ...protocol.durable_files import write_private
 from ...protocol.errors import (
     WRONG_CLOCK_HINT,
     EvictedError,
     RemoteProtocolError,
-    UserError,
     WrongClockError,
-    cause_of,
 )
 from ...protocol.messages import (
     Heartbeat,
     Hello,
-    Masters,
     Message,
     RefusalCode,
     Refused,
@@ -53,24 +47,22 @@ from ...protocol.messages import (
 from ...protocol.network.interface import Channel, Network
 from ...protocol.network.resumption import Conversation
 from ...protocol.network.stream import MessageStream
-from ...protocol.trust.authority import Party
-from ..advertised_hosts import doubt_of_loopback
-from ..process.exit_codes import ExitCode
-from ..process.paths import MASTERS_FILE
+from .master_search import (
+    BACKOFF_FIRST_S,
+    IS_IT_THERE,
+    WELCOME_S,
+    MasterSearch,
+    no_master,
+    why_not,
+)
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 
 log = logging.getLogger("holdfast.peer")
 
 QUEUE_COUNT_MAX = 4_096  # messages to the master that wait to be written; more: the session ends
-DIAL_S = 10.0  # one attempt to reach the master, TLS handshake included
-BACKOFF_FIRST_S = 0.2
 RENEW_EVERY_S = 6 * 3600.0  # a certificate lasts a day
 RESUME_PAUSE_S = 0.05  # between two connections of a session
-# The master dials us back before it answers. One that was silent is not dialled for as long again
-# while there are others: they may give the lease to each other only because all members wait here.
-WELCOME_S = 3 * DIAL_S
 RESUME_S = 3.0  # to reach the master again and resume; then the trainer is told that it is away
-STAGGER_S = 1.0  # from dialling a master that does not answer to dialling the next one beside it
 # Share of the deadline: a master that is silent for longer is dialled again, since this machine's
 # address may have changed. The rest of the deadline is left for that, before the master declares
 # this peer dead.
@@ -94,13 +86,6 @@ FINAL_CODES = {
 
 # These refusals concern the master, not this peer: dial another address, or dial later.
 PASSING_CODES = {RefusalCode.SUPERSEDED, RefusalCode.BUSY}
-
-IS_IT_THERE = "is `holdfast master` running, and its port open? `holdfast doctor INVITE` tells"
-
-DIAL_ERRORS = (OSError, trio.TooSlowError, RemoteProtocolError)
-
-# This machine has no address, no route or no device.
-OFFLINE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
 # Errors of a connection that broke.
 SESSION_ERRORS = (
@@ -148,15 +133,12 @@ class MasterSession:
         self.leaving = False
         self.finished = False
         self._config = config
-        self._network = network
         self._report = report
         self._spec = spec
         self._hello = hello
         self._obeys = obeys
         self._handle = handle
-        self._masters = list(config.masters)
-        self._last: Address | None = None  # of the last session
-        self._silent: dict[Address, float] = {}  # who took a greeting and did not answer, and when
+        self.search = MasterSearch(config, network, report)
         self._message_queue: trio.MemorySendChannel[Message] | None = None
         self._conversation: Conversation | None = None  # while one can be resumed
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
@@ -165,7 +147,7 @@ class MasterSession:
 
     @property
     def _silence_share(self) -> float:
-        return SILENCE_SHARE_OF_SEVERAL if len(self._masters) > 1 else SILENCE_SHARE
+        return SILENCE_SHARE_OF_SEVERAL if len(self.search.masters) > 1 else SILENCE_SHARE
 
     @property
     def connected(self) -> bool:
@@ -222,17 +204,17 @@ class MasterSession:
 
             # The master of the last session comes last: it may be frozen, and another one lead the
             # run.
-            untried = sorted(self._answering(), key=lambda each: each == self._last)
+            untried = sorted(self.search.answering(), key=lambda each: each == self.search.last)
             while untried:
-                reached = await self._dial_first(untried, failed)
+                reached = await self.search.first(untried, failed)
                 if reached is None:
                     break
                 address, channel = reached
-                clock_logged, self._last = False, address
+                clock_logged, self.search.last = False, address
                 began_s = trio.current_time()
                 await self._hold(address, channel)
                 while self._conversation is not None:
-                    address = self._last = await self._go_on(address)
+                    address = self.search.last = await self._go_on(address)
                 if self.released.is_set():
                     return
                 last_contact_s = trio.current_time()
@@ -241,74 +223,12 @@ class MasterSession:
                     break  # the order is from before that session: its own master comes last now
             patience_s = self._config.patience_s
             if patience_s is not None and trio.current_time() - last_contact_s > patience_s:
-                raise no_master(self._masters, failure, hint)
+                raise no_master(self.search.masters, failure, hint)
             if hint == WRONG_CLOCK_HINT and not clock_logged:
                 log.warning("%s: %s", failure, hint)  # the clock may yet be set, as after a boot
                 clock_logged = True
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
-
-    async def _dial_first(
-        self, untried: list[Address], failed: Callable[[Exception], None]
-    ) -> tuple[Address, Channel] | None:
-        """Dial masters in turn, and return the first that answers; None if none does.
-
-        A master whose process is frozen is reached by the kernel and never answers: after
-        ``STAGGER_S`` the next one is dialled beside it. While one does not answer, those that
-        refused are dialled again: one of them may take the run over meanwhile. Those that were
-        dialled are taken from ``untried``.
-        """
-        found: list[tuple[Address, Channel]] = []
-        refused: list[Address] = []
-        pending = 0
-
-        async def dial(address: Address, over: trio.Event) -> None:
-            nonlocal pending
-            try:
-                channel = await self._dial(address)
-            except DIAL_ERRORS as error:
-                failed(error)
-                refused.append(address)
-            else:
-                if found:  # at the same moment as another one
-                    with trio.CancelScope(shield=True):
-                        await trio.aclose_forcefully(channel.stream)
-                    return
-                found.append((address, channel))
-                nursery.cancel_scope.cancel()
-            finally:
-                pending -= 1
-                over.set()
-
-        async with trio.open_nursery() as nursery:
-            again: list[Address] = []
-            while not found and (untried or pending):
-                if not untried and not again:
-                    again, refused = refused, []
-                    await trio.sleep(STAGGER_S)
-                    continue
-                over, pending = trio.Event(), pending + 1
-                nursery.start_soon(dial, (untried or again).pop(0), over)
-                with trio.move_on_after(STAGGER_S):
-                    await over.wait()
-        return found[0] if found else None
-
-    def _answering(self) -> list[Address]:
-        """Return the masters without those that were silent lately; all if no other is left."""
-        lately_s = trio.current_time() - WELCOME_S
-        return [
-            m for m in self._masters if self._silent.get(m, lately_s) <= lately_s
-        ] or self._masters
-
-    async def _dial(self, address: Address) -> Channel:
-        """Connect to the master at an address; raises ``DIAL_ERRORS``."""
-        try:
-            with trio.fail_after(DIAL_S):
-                return await self._network.dial(address, party=Party.MASTER)
-        except DIAL_ERRORS as error:
-            self._report.phase = "looking for the master"
-            self._report.why = f"{address}: {why_not(error)}"
-            raise
 
     async def _go_on(self, address: Address) -> Address:
         """Resume the session over a new connection, or end it; return the address that is used from
@@ -319,7 +239,9 @@ class MasterSession:
         deadline_s = self._spec.value.membership.deadline_s
         reached = None
         with trio.move_on_after(max(RESUME_S, (1 - self._silence_share) * deadline_s)):
-            reached = await self._reach([address, *(m for m in self._answering() if m != address)])
+            reached = await self.search.reach(
+                [address, *(m for m in self.search.answering() if m != address)]
+            )
         if reached is None:
             self._end()
             return address
@@ -329,17 +251,6 @@ class MasterSession:
         await self._hold(where, channel)
         await trio.sleep(RESUME_PAUSE_S)
         return where
-
-    async def _reach(self, masters: Sequence[Address]) -> tuple[Address, Channel] | None:
-        """Dial for as long as this machine is offline; return None if it is online and no master
-        answers.
-        """
-        while True:
-            errors: list[Exception] = []
-            reached = await self._dial_first(list(masters), errors.append)
-            if reached is not None or not all(map(_means_offline, errors)):
-                return reached
-            await trio.sleep(BACKOFF_FIRST_S)
 
     def _end(self) -> None:
         """End the session."""
@@ -390,7 +301,7 @@ class MasterSession:
             with trio.fail_after(WELCOME_S):
                 first = await stream.receive()
         except trio.TooSlowError:
-            self._silent[address] = trio.current_time()
+            self.search.was_silent(address)
             raise
         if isinstance(first, Refused):
             raise EvictedError(first.code.value, first.reason)
@@ -400,7 +311,7 @@ class MasterSession:
             why = f"this peer obeys a newer master of the run; term {first.term} is over"
             await stream.send_final(Refused(RefusalCode.SUPERSEDED, why))
             raise RemoteProtocolError(f"the master at {channel.remote_address} is not the run's")
-        self.learn(first)
+        self.search.learn(first)
         conversation = self._conversation = Conversation()
         conversation.hears(first)
         self._with, self._view = (first.term, first.nonce), None
@@ -468,16 +379,6 @@ class MasterSession:
             self._end()
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
-    def learn(self, message: Welcome | Masters) -> None:
-        """Take the addresses at which the run's master may be, beside those known at the start."""
-        before, credentials = self._masters, self._config.credentials
-        self._masters = with_masters(self._config.masters, message.masters)
-        if credentials is not None and self._masters != before:
-            with suppress(OSError):  # it is known until this process ends
-                write_private(
-                    credentials.directory / MASTERS_FILE, "\n".join(message.masters).encode()
-                )
-
     def take_certificate(self, message: Renewed) -> None:
         if self._config.credentials is not None:
             self._config.credentials.replace_certificate(message.certificate_pem)
@@ -535,33 +436,3 @@ class MasterSession:
         while True:
             await trio.sleep(RENEW_EVERY_S)
             self.tell(Renew(credentials.identity.request_pem(self._config.name)))
-
-
-def with_masters(known: Sequence[Address], masters: Sequence[str]) -> list[Address]:
-    """Return the known addresses and these, as far as they are addresses."""
-    found = list(known)
-    for text in masters:
-        with suppress(UserError):
-            found.append(Address.parse(text))
-    return list(dict.fromkeys(found))
-
-
-def _means_offline(error: Exception) -> bool:
-    """Return whether a dial failed because this machine is offline."""
-    if not isinstance(error, OSError | trio.TooSlowError):
-        return False
-    cause = cause_of(error)
-    return getattr(cause, "errno", None) in OFFLINE or isinstance(cause, socket.gaierror)
-
-
-def why_not(error: Exception) -> str:
-    """Format one of ``DIAL_ERRORS``."""
-    return str(error) or "it does not answer in time"
-
-
-def no_master(addresses: Sequence[Address], failure: str, hint: str = IS_IT_THERE) -> UserError:
-    return UserError(
-        f"no master of this run at {', '.join(map(str, addresses))}: {failure}",
-        exit_code=ExitCode.UNREACHABLE,
-        hint=(doubt_of_loopback(addresses) if hint == IS_IT_THERE else "") or hint,
-    )

@@ -21,7 +21,7 @@ from ..process.paths import IDENTITY_FILE, MASTERS_FILE, make_private
 from ..status_records import PeerStatus
 from ..web.log_reading import log_reading
 from .away_peer import AwayPeer
-from .master_session import with_masters
+from .master_search import with_masters
 from .peer_config import PeerConfig
 from .volunteer_limits import DiskQuota
 

@@ -278,7 +278,7 @@ class PeerService(WiredPeer):
             Welcome: self._welcome,
             SessionEnded: self._session_ended,
             Heartbeat: self._heartbeat,
-            Masters: session.learn,
+            Masters: session.search.learn,
             Renewed: session.take_certificate,
             Released: lambda _message: session.released.set(),
             # the run
@@ -306,7 +306,7 @@ class PeerService(WiredPeer):
             Route: self._route,
         }
         if self.relay is not None:
-            table |= {RelayPair: self.relay.carry, StopRelayingPair: self.relay.stop}
+            table |= {RelayPair: self.relay.desk.carry, StopRelayingPair: self.relay.stop}
         return table
 
     def _by_rules(self, decide: Callable[[M], list[PeerEffect]]) -> Callable[[M], None]:

@@ -70,9 +70,6 @@ class RelayWork:
         """Begin a session: report again in full. Pairs may go on using their tickets."""
         self._sent = None
 
-    def carry(self, message: RelayPair) -> None:
-        self.desk.carry(message)
-
     def stop(self, message: StopRelayingPair) -> None:
         self.desk.uncarry(message.ticket)
 
@@ -111,10 +108,10 @@ class RelayService:
         # The master's messages, and what handles each type.
         self._table: dict[type[Message | SessionEnded], Callable[[Any], None]] = {
             Welcome: self._welcome,
-            Masters: self.session.learn,
+            Masters: self.session.search.learn,
             Renewed: self.session.take_certificate,
             Released: lambda _message: self.session.released.set(),
-            RelayPair: self.work.carry,
+            RelayPair: self.work.desk.carry,
             StopRelayingPair: self.work.stop,
         }
 
