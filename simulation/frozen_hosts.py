@@ -62,9 +62,7 @@ class FrozenHosts(trio.abc.Instrument):
             self.go_on(name)
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        """Take a stopped host's task off the end of trio's run queue, where trio has just put
-        it.
-        """
+        """Take a stopped host's task off the end of trio's run queue."""
         tasks = self._aside.get(task.context.get(_HOST, ""))
         if tasks is not None:
             tasks.append(task._runner.runq.pop())

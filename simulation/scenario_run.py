@@ -392,9 +392,7 @@ class _ScenarioRun:
                 raise ViolationError(event.text)
 
     async def _spend_leases(self) -> None:
-        """Wait until all that was leased by now is in committed work; a slow peer would take
-        long.
-        """
+        """Wait until all that was leased by now is committed; a slow peer would take long."""
         swarm = self.swarm
         if not self.scenario.samples or self.scenario.slowness > 1.0:
             return

@@ -380,9 +380,7 @@ class Swarm:
         self._kick_again()
 
     def _kick_again(self) -> None:
-        """Repeat removals that are not on the master's disk: the operator has no confirmation
-        yet.
-        """
+        """Repeat removals that are not on the master's disk: no operator saw them confirmed."""
         for peer in sorted(self._kicked - set(self.coordinator.context.history.revoked)):
             self.decide(partial(self.coordinator.kick, peer, "because"))
 
@@ -459,9 +457,7 @@ class Swarm:
         self._changed.unpark_all()
 
     async def when(self, condition: Callable[[], object], *, within_s: float) -> None:
-        """Wait as ``until``, for conditions that change only with a decision or effect of a
-        daemon.
-        """
+        """Wait as ``until``, for what changes only with a decision or effect of a daemon."""
         with trio.fail_after(within_s):
             while not condition():
                 await self._changed.park()

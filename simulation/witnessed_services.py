@@ -234,9 +234,7 @@ def keeps_state(sim: SimPeer, witness: Witness, master: WitnessedMaster | None) 
 
 
 def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str]) -> None:
-    """Raise ViolationError if checks harm an honest peer, or any peer is dropped for its
-    messages.
-    """
+    """Raise ViolationError if checks harm an honest peer, or messages cost any its place."""
     if audits.contradictions and not liars:
         raise ViolationError(f"nobody lies: {audits.contradictions[0]}")
     for effect in effects:
@@ -251,9 +249,7 @@ def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str
 
 
 def _check_owners(order: Reduce, audits: Auditing) -> None:
-    """Raise ViolationError if suspects of a contradiction own chunks when the round is run
-    again.
-    """
+    """Raise ViolationError if a round that is run again has a suspect as chunk owner."""
     contradicted = [each for each in audits.contradictions if each.round == order.round]
     suspects = {peer for each in contradicted for peer in each.suspects}
     if suspects.issuperset(each.peer for each in order.contributors):

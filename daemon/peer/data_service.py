@@ -39,7 +39,10 @@ class DataService:
                 self._look()
 
     def _look(self) -> None:
-        self._peer.perform(self._peer.replica.look_at_samples(self._peer.trainer.samples()))
+        # A trainer is barred from rounds while it trains on void samples.
+        replica = self._peer.replica
+        barred = replica.leases.barred(self._peer.trainer.samples())
+        self._peer.perform(replica.trainer.bar(barred=barred))
         self._want()
 
     # ------------------------------------------------------------ the master

@@ -124,9 +124,7 @@ class MasterSearch:
         return found[0] if found else None
 
     async def reach(self, masters: Sequence[Address]) -> tuple[Address, Channel] | None:
-        """Dial for as long as this machine is offline; return None if it is online and no master
-        answers.
-        """
+        """Dial while this machine is offline; return None if it is online and no master answers."""
         while True:
             errors: list[Exception] = []
             reached = await self.first(list(masters), errors.append)

@@ -167,9 +167,7 @@ class MasterSession:
             self._message_queue = None
 
     def tell_addresses(self) -> None:
-        """Tell the master where this peer can be dialled now: the session goes on over a new
-        connection.
-        """
+        """Tell the master where this peer can be dialled now, over a new connection."""
         if self._message_queue is not None:
             self._message_queue.close()
             self._message_queue = None
@@ -386,9 +384,7 @@ class MasterSession:
     async def _read(
         self, stream: MessageStream, conversation: Conversation, deadline_s: float
     ) -> Exception:
-        """Handle the master's messages until the connection ends and return the error that ended
-        it.
-        """
+        """Handle the master's messages until the connection ends and return its error."""
         try:
             silence_s = self._silence_share * deadline_s
             with trio.fail_after(silence_s) as silence:

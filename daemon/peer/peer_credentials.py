@@ -1,6 +1,4 @@
-"""A machine's identity and its certificate for the run: stored by an earlier process, or
-requested.
-"""
+"""A machine's identity and its certificate for the run: stored earlier, or requested."""
 
 from __future__ import annotations
 

@@ -66,9 +66,7 @@ class PeerOptions:
         )
 
     def known_invite(self) -> Invite:
-        """Return the invite with the addresses that the master told an earlier process of this
-        peer.
-        """
+        """Return the invite with the addresses that the master told an earlier process."""
         told: list[str] = []
         with contextlib.suppress(OSError, UnicodeDecodeError):
             told = (self.state / MASTERS_FILE).read_text(encoding="utf-8").splitlines()
@@ -76,9 +74,7 @@ class PeerOptions:
         return evolve(self.invite, addresses=tuple(addresses))
 
     def away(self, phase: str, why: str, ring: LogRing) -> AwayPeer:
-        """Return what serves this peer's status while it is not a member: its name and the
-        reason.
-        """
+        """Return what serves this peer's name and the reason while it is not a member."""
 
         def status(why: str) -> PeerStatus:
             identity = Identity.load_or_create(make_private(self.state) / IDENTITY_FILE)

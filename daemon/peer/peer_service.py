@@ -135,9 +135,7 @@ class PeerService(WiredPeer):
 
     @property
     def rounds_wanted(self) -> int:
-        """The rounds after which the run is finished; 0: it has no end, or that is not known
-        yet.
-        """
+        """The rounds after which the run is finished; 0: no end, or not known yet."""
         return 0 if self.context.spec.known is None else self.context.spec.known.run.rounds
 
     # ------------------------------------------------------------ life
@@ -191,9 +189,7 @@ class PeerService(WiredPeer):
         self.stop()
 
     async def drain(self, reason: str) -> None:
-        """Finish the round in flight and wait for the master's release; the trainer stays
-        attached.
-        """
+        """Finish the round in flight and wait for the master's release; the trainer stays."""
         session, spec = self.session, self.context.spec.known
         session.leaving = True
         deadline_s = spec.membership.deadline_s if spec is not None else 15.0
@@ -231,9 +227,7 @@ class PeerService(WiredPeer):
     # ------------------------------------------------------------ the master's messages
 
     def _addresses(self, master_host: str) -> tuple[str, ...]:
-        """Return where other machines may dial this one: neighbours first, who need not go by the
-        router.
-        """
+        """Return where other machines may dial this one, the addresses of its own network first."""
         own = dialable(self.bound, self.config.advertise, master_host)
         mapped = tuple(str(each) for each in self.ports.addresses if str(each) not in own)
         return (own[: DIALABLE_MAX - len(mapped)] + mapped)[:DIALABLE_MAX]
@@ -273,6 +267,7 @@ class PeerService(WiredPeer):
     def _handlers(self) -> dict[type[Message | SessionEnded], Callable[[Any], None]]:
         """Return the table of the master's messages: which part handles each type."""
         session, replica, by_rules = self.session, self.replica, self._by_rules
+        course = replica.course
         table: dict[type[Message | SessionEnded], Callable[[Any], None]] = {
             # the session
             Welcome: self._welcome,
@@ -287,13 +282,13 @@ class PeerService(WiredPeer):
             Notice: self._notice,
             Finish: by_rules(replica.finish),
             # rounds
-            Open: by_rules(replica.open),
-            Reduce: by_rules(replica.reduce),
-            Flush: by_rules(replica.flush),
+            Open: by_rules(course.open),
+            Reduce: by_rules(course.reduce),
+            Flush: by_rules(course.flush),
             Diagnose: self.reducer.diagnose,
-            Repair: by_rules(replica.repair),
-            Commit: by_rules(replica.commit),
-            Abort: by_rules(replica.abort),
+            Repair: by_rules(course.repair),
+            Commit: by_rules(course.commit),
+            Abort: by_rules(course.abort),
             AuditOrder: self.reducer.audit,
             # copies of the state
             SyncFragment: by_rules(replica.sync),
@@ -444,9 +439,7 @@ class PeerService(WiredPeer):
             self.start(self._await_last_weights)
 
     async def _await_last_weights(self) -> None:
-        """Let the master bring this peer in sync, which has no result of the last round or was
-        still copying.
-        """
+        """Let the master bring this peer in sync, which lacks the run's last weights."""
         await trio.sleep(LAST_WEIGHTS_S)
         while self.replica.fetching:
             await trio.sleep(PROGRESS_S)

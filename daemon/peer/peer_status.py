@@ -125,8 +125,8 @@ class StatusSource:
         if self.options.invite.role is Role.SPARE:
             return "its invite is a spare's; it takes a place that another peer gives up"
         if self.service.training.layout is None:
-            if self.supervisor is not None and self.supervisor.why_waiting:
-                return self.supervisor.why_waiting
+            if self.supervisor is not None and self.supervisor.gpus.why_waiting:
+                return self.supervisor.gpus.why_waiting
             starting = self.supervisor is not None and self.supervisor.failed is None
             return "its trainer is starting" if starting else "it has no trainer"
         limit = spec.membership.contributors
@@ -141,8 +141,8 @@ class StatusSource:
             return "running"
         if self.supervisor is not None and self.supervisor.failed is not None:
             return format_failure(self.supervisor.failed)
-        if self.supervisor is not None and self.supervisor.why_waiting:
-            return f"waits: {self.supervisor.why_waiting}"
+        if self.supervisor is not None and self.supervisor.gpus.why_waiting:
+            return f"waits: {self.supervisor.gpus.why_waiting}"
         return "none" if self.supervisor is None else "starting"
 
 

@@ -138,7 +138,7 @@ class Reducer:
             self._results[order.round] = result
             if reduction.attempt == order.attempt:  # the plan did not account for a repair
                 self._peer.tell(measured(self._hub))
-            effects = self._peer.replica.reduction_done(
+            effects = self._peer.replica.course.reduction_done(
                 order.round,
                 reduction.attempt,
                 result.digest,
@@ -243,7 +243,7 @@ class Reducer:
     ) -> None:
         log.info("round %d attempt %d fails here: %s", round_id, attempt, reason)
         self._peer.perform(
-            self._peer.replica.reduction_failed(round_id, attempt, accused, bad, reason)
+            self._peer.replica.course.reduction_failed(round_id, attempt, accused, bad, reason)
         )
 
     # ------------------------------------------------------------ error feedback
@@ -275,9 +275,7 @@ class Reducer:
             encoded.settle()
 
     def forget_residual(self, fragment: int) -> None:
-        """Drop a residual: the fragment is fetched again, or some chunk left the contribution
-        out.
-        """
+        """Drop a residual: the fragment is fetched again, or a chunk lacks the contribution."""
         self._residuals.pop(fragment, None)
 
     def forget_residuals(self) -> None:
@@ -310,4 +308,4 @@ class Reducer:
             return state.apply(commit.fragment, commit.version + 1, result.counters, step)
 
         head = await self._peer.network.run_sync(work)
-        self._peer.perform(self._peer.replica.applied(commit.round, head))
+        self._peer.perform(self._peer.replica.course.applied(commit.round, head))

@@ -381,9 +381,7 @@ class Peer:
     # ------------------------------------------------------------ what is shown
 
     async def _show_progress(self) -> None:
-        """Tell what changes, and keep the living line of a terminal or print a line from time to
-        time.
-        """
+        """Tell what changes, and how the run goes: on the living line, or as a line at times."""
         changes, clock = PeerChanges(), ProgressClock()
         while True:
             status, now_s = self._status.status(), trio.current_time()

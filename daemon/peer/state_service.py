@@ -173,9 +173,7 @@ class StateService:
         )
 
     def _on_disk(self, head: FragmentHead) -> tuple[FragmentArrays, bytes] | None:
-        """Return a version from a checkpoint on disk, for ``Joiner``; blocks, so call it in a
-        thread.
-        """
+        """Return a version from a checkpoint on disk, for ``Joiner``; call it in a thread."""
         for each in self.kept:
             if each.manifest.fragment_heads()[head.fragment] == head:
                 try:

@@ -192,9 +192,7 @@ class TrainerService:
         self._peer.perform(self._peer.replica.trainer_spoilt())
 
     async def _check_posted(self, message: Posted) -> None:
-        """Measure a pseudo-gradient's norm; replace weights that are not finite, which do not
-        heal.
-        """
+        """Measure a pseudo-gradient's norm, and replace weights that are not finite."""
         posted = self._state_service.known_posted
         if posted is None or not 0 <= message.fragment < len(posted.sizes):
             return
@@ -205,17 +203,15 @@ class TrainerService:
         norm = await self._peer.network.run_sync(lambda: l2_norm(values, residual))
         if math.isfinite(norm):
             self._finite_s = trio.current_time()
-            self._peer.perform(self._peer.replica.posted(message, norm, ""))
+            self._peer.perform(self._peer.replica.course.posted(message, norm, ""))
             return
         reason = "the pseudo-gradient is not finite (NaN or infinity)"
-        self._peer.perform(self._peer.replica.posted(message, None, reason))
+        self._peer.perform(self._peer.replica.course.posted(message, None, reason))
         if self.layout is not None and self._weights_count == weights:  # else they are gone
             self._not_finite(f"round {message.round}: {reason}")
 
     def _log(self, figures: Mapping[str, float]) -> None:
-        """Take figures of ``run.log``; those that were logged the longest ago make way for new
-        ones.
-        """
+        """Take figures of ``run.log``; new ones replace those that were logged the longest ago."""
         for name, value in figures.items():
             self._metrics.pop(name, None)
             self._metrics[name] = value

@@ -43,9 +43,7 @@ class LocalFragment:
         return self.version is None or self.version < self.committed_version
 
     def fetch(self, order: SyncFragment) -> list[PeerEffect]:
-        """Begin a copy, unless the fragment is held already at the ordered version or a later
-        one.
-        """
+        """Begin a copy, unless the ordered version or a later one is held already."""
         if order.replaces_newer:  # the run went back
             self.committed_version = 0
         self.committed_version = max(self.committed_version, order.head.version)

@@ -29,9 +29,7 @@ WORTH_SHARE = 0.5
 
 
 def next_boundary(step: int, sync_every: int, fragment_count: int) -> int:
-    """Return the first step after ``step`` at which a fragment is due: a multiple of H / P,
-    floored.
-    """
+    """Return the first step after ``step`` at which a fragment is due: a multiple of H / P."""
     turn = step * fragment_count // sync_every + 1
     while turn * sync_every // fragment_count <= step:
         turn += 1
@@ -133,9 +131,7 @@ class TrainerControl:
         return [TellTrainer(ExtendStepLimit(self.extended_limit))]
 
     def _end_extension(self) -> list[PeerEffect]:
-        """End an extension, as the trainer was told of a round; it lasts while the master is
-        away.
-        """
+        """End an extension, which lasts while the master is away."""
         if self.away:
             return self._tell_extension()
         self.extended_limit = None
@@ -160,9 +156,7 @@ class TrainerControl:
         self.told_role = None
 
     def bar(self, *, barred: bool) -> list[PeerEffect]:
-        """Let a trainer that must not contribute train on without rounds; afterwards it starts
-        afresh.
-        """
+        """Let a trainer that must not contribute train without rounds; then it starts afresh."""
         if not barred or not (self.loaded and self.training) or self.finished:
             was_barred, self.barred = self.barred, False
             return self.reload() if was_barred and self.loaded and not self.finished else []
@@ -173,6 +167,18 @@ class TrainerControl:
         return [TellTrainer(ExtendStepLimit(COUNT_MAX))]
 
     # ------------------------------------------------------------ the shared state
+
+    @property
+    def valid(self) -> bool:
+        """Every fragment is held at some committed version."""
+        return bool(self.fragments) and all(f.version is not None for f in self.fragments)
+
+    def load(self) -> list[PeerEffect]:
+        """Load the shared state into the trainer, if it is there and the trainer has not got it."""
+        return self.reload() if self.valid and not self.loaded else []
+
+    def reach(self, step: int) -> None:
+        self.run_step = max(self.run_step, step)
 
     def reload(self) -> list[PeerEffect]:
         """Load the shared state into an attached trainer, then offer it every open round."""
@@ -197,14 +203,14 @@ class TrainerControl:
                 effects += self.offer(each)
         return [*effects, *self._end_extension()]
 
-    def set_role(self, role: Role, *, in_sync: bool, leads: bool, valid: bool) -> list[PeerEffect]:
-        """Take this peer's role from a new view; ``valid``: it holds a state to load."""
+    def set_role(self, role: Role, *, in_sync: bool, leads: bool) -> list[PeerEffect]:
+        """Take this peer's role from a new view."""
         self.role, self.in_sync = role, in_sync
         if not self.finished:  # when a leader has left a finished run, nobody else saves as well
             self.leads = leads
         was_training = self.told_role is not None and self.told_role.contributing
         begins = self.training and not was_training
-        if begins and valid and not self.finished and not self.trained:
+        if begins and self.valid and not self.finished and not self.trained:
             return self.reload()  # what a spare's trainer did is not a contribution: start afresh
         return self.update_role()
 
@@ -241,9 +247,7 @@ class TrainerControl:
         return [TellTrainer(message), *self._end_extension()]
 
     def nudge(self, opened: LocalRound) -> list[PeerEffect]:
-        """Ask for what the trainer has by now: the master told an open round with an earlier
-        step.
-        """
+        """Ask for what the trainer has by now: the master named an earlier step for the round."""
         opened.nudged = True
         return self.offer(opened) if opened.unposted and opened.offered else []
 

@@ -188,9 +188,7 @@ class TrainerGroup:
             rank.send(Rejected(plain(why)))
 
     def begin(self) -> str:
-        """Tell each rank what it writes, as all are there; return why they are no trainer, or
-        nothing.
-        """
+        """Tell each rank what it writes, as all are there; return why they are no trainer."""
         parts = self._parts()
         try:
             written = writers(self.ranks[0].hello.layout, parts)
@@ -310,9 +308,7 @@ class TrainerGroup:
                             rank.send(message)
 
     def _steps(self) -> list[int]:
-        """Return the steps that the ranks have reached; zeros before there is memory to write them
-        to.
-        """
+        """Return the steps that the ranks have reached; zeros before they have memory for them."""
         arenas = self._arenas()
         if arenas is None:
             return [0] * self.world_size
