@@ -20,20 +20,8 @@ from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceT
 from ..membership.master.state.master_effects import DropPeer, Effect, RecordDurably, SendMessage
 from ..membership.peer.local_round import RoundState
 from ..membership.peer.peer_effects import PeerEffect, TellMaster
+from ..protocol import messages as m
 from ..protocol.errors import HoldfastError
-from ..protocol.messages import (
-    Applied,
-    Commit,
-    Donate,
-    FragmentHead,
-    Message,
-    Reduce,
-    RefusalCode,
-    Synced,
-    SyncFragment,
-    View,
-    Welcome,
-)
 from .drifting_trainer import SimTrainer
 from .memory_network import MemoryNetwork
 from .witness import ViolationError, Witness
@@ -71,7 +59,7 @@ class WitnessedMaster(MasterService):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._pinned: set[tuple[str, FragmentHead, str]] = set()  # donor, version, receiver
+        self._pinned: set[tuple[str, m.FragmentHead, str]] = set()  # donor, version, receiver
         self._ordered: set[tuple[int, int]] = set()  # rounds, attempts; later ones end a transfer
 
     def decide(self, decision: Callable[[float], list[Effect]], *, sooner: bool = True) -> None:
@@ -87,14 +75,14 @@ class WitnessedMaster(MasterService):
                 self._check_copies(effect.peer, effect.message)
         self.watch(decided)
 
-    def _check_copies(self, peer: str, message: Message) -> None:
+    def _check_copies(self, peer: str, message: m.Message) -> None:
         """Check that donors pin a version first, and that no copy is overtaken by a reduction."""
         match message:
-            case Donate():
+            case m.Donate():
                 self._pinned.add((peer, message.head, message.receiver))
-            case Reduce():
+            case m.Reduce():
                 self._ordered.add((message.round, message.attempt))
-            case SyncFragment(head=head):
+            case m.SyncFragment(head=head):
                 if not all((donor, head, peer) in self._pinned for donor in message.donors):
                     raise ViolationError(f"{peer[:8]} fetches {head} before it is pinned")
                 if peer not in self.coordinator.context.roster:
@@ -138,26 +126,26 @@ class WitnessedPeer(PeerService):
             self.context, self.state_service, place, wall_clock=trio.current_time
         )
 
-    def hear(self, message: Message | SessionEnded) -> None:
+    def hear(self, message: m.Message | SessionEnded) -> None:
         if fault := self._contradiction(message):
             raise ViolationError(f"{self.config.me[:8]} was sent {message}: {fault}")
-        if isinstance(message, Welcome):
+        if isinstance(message, m.Welcome):
             self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
         super().hear(message)
 
-    def _contradiction(self, message: Message | SessionEnded) -> str:
+    def _contradiction(self, message: m.Message | SessionEnded) -> str:
         """Return the reason why an honest peer cannot be sent a message, or an empty string."""
         replica = self.replica
         match message:
-            case Welcome():
+            case m.Welcome():
                 for commit in message.committed:
                     here = replica.rounds.get(commit.round)
                     if here is None or here.digest not in (b"", commit.digest):
                         return "it holds another result"
-            case View():
+            case m.View():
                 if replica.view is not None and message.number < replica.view.number:
                     return f"its view is {replica.view.number}"
-            case Donate(head=head):
+            case m.Donate(head=head):
                 held = replica.fragments[head.fragment].version
                 if held not in (head.version, head.version - 1):
                     return f"it holds version {held}"
@@ -165,13 +153,13 @@ class WitnessedPeer(PeerService):
 
     def perform(self, todo: list[PeerEffect]) -> None:
         for effect in todo:
-            if isinstance(effect, TellMaster) and isinstance(effect.message, Applied | Synced):
+            if isinstance(effect, TellMaster) and isinstance(effect.message, m.Applied | m.Synced):
                 self.witness.saw_root(self.config.me, effect.message.head)
         super().perform(todo)
         if self.changed is not None:
             self.changed()
 
-    async def _apply(self, commit: Commit) -> None:
+    async def _apply(self, commit: m.Commit) -> None:
         result, order = self.reducer.result(commit.round), self.replica.rounds[commit.round].order
         assert order is not None
         if result.manifest != commit.manifest:
@@ -242,13 +230,13 @@ def check_honesty(effects: list[Effect], audits: Auditing, liars: Collection[str
             case RecordDurably(record=PeerRevoked(peer=peer, reason=reason)) if peer not in liars:
                 if CONTRADICTED in reason:  # else the operator has removed it
                     raise ViolationError(f"{peer[:8]} is honest: {reason}")
-            case SendMessage(message=Reduce() as order):
+            case SendMessage(message=m.Reduce() as order):
                 _check_owners(order, audits)
-            case DropPeer(code=RefusalCode.PROTOCOL):
+            case DropPeer(code=m.RefusalCode.PROTOCOL):
                 raise ViolationError(f"{effect.peer[:8]} was dropped: {effect.reason}")
 
 
-def _check_owners(order: Reduce, audits: Auditing) -> None:
+def _check_owners(order: m.Reduce, audits: Auditing) -> None:
     """Raise ViolationError if a round that is run again has a suspect as chunk owner."""
     contradicted = [each for each in audits.contradictions if each.round == order.round]
     suspects = {peer for each in contradicted for peer in each.suspects}

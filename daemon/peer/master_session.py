@@ -23,26 +23,13 @@ from attrs import frozen
 
 from ...membership.shared.brief_orders import OrderReader
 from ...membership.shared.views import changed_view
+from ...protocol import messages as m
 from ...protocol.addresses import Address, host_of
 from ...protocol.errors import (
     WRONG_CLOCK_HINT,
     EvictedError,
     RemoteProtocolError,
     WrongClockError,
-)
-from ...protocol.messages import (
-    Heartbeat,
-    Hello,
-    Message,
-    RefusalCode,
-    Refused,
-    Renew,
-    Renewed,
-    Resume,
-    Resumed,
-    View,
-    ViewChange,
-    Welcome,
 )
 from ...protocol.network.interface import Channel, Network
 from ...protocol.network.resumption import Conversation
@@ -73,19 +60,19 @@ BACKOFF_MAX_S = 2.0  # short: after a master restart, rounds wait for the last c
 
 # After these refusals the peer does not come back by itself.
 FINAL_CODES = {
-    RefusalCode.VERSION,
-    RefusalCode.TOKEN,
-    RefusalCode.RUN,
-    RefusalCode.LAYOUT,
-    RefusalCode.COPY,
-    RefusalCode.KICKED,
-    RefusalCode.FULL,
-    RefusalCode.FINISHED,
-    RefusalCode.LEFT,
+    m.RefusalCode.VERSION,
+    m.RefusalCode.TOKEN,
+    m.RefusalCode.RUN,
+    m.RefusalCode.LAYOUT,
+    m.RefusalCode.COPY,
+    m.RefusalCode.KICKED,
+    m.RefusalCode.FULL,
+    m.RefusalCode.FINISHED,
+    m.RefusalCode.LEFT,
 }
 
 # These refusals concern the master, not this peer: dial another address, or dial later.
-PASSING_CODES = {RefusalCode.SUPERSEDED, RefusalCode.BUSY}
+PASSING_CODES = {m.RefusalCode.SUPERSEDED, m.RefusalCode.BUSY}
 
 # Errors of a connection that broke.
 SESSION_ERRORS = (
@@ -125,9 +112,9 @@ class MasterSession:
         report: PeerReport,
         spec: CurrentSpec,
         *,
-        hello: Callable[[str, int], Hello],
+        hello: Callable[[str, int], m.Hello],
         obeys: Callable[[int, bytes], bool],
-        handle: Callable[[Message | SessionEnded], None],
+        handle: Callable[[m.Message | SessionEnded], None],
     ) -> None:
         self.released = trio.Event()
         self.leaving = False
@@ -139,10 +126,10 @@ class MasterSession:
         self._obeys = obeys
         self._handle = handle
         self.search = MasterSearch(config, network, report)
-        self._message_queue: trio.MemorySendChannel[Message] | None = None
+        self._message_queue: trio.MemorySendChannel[m.Message] | None = None
         self._conversation: Conversation | None = None  # while one can be resumed
         self._with: tuple[int, bytes] = (0, b"")  # term and nonce of its master
-        self._view: View | None = None  # the newest of this session
+        self._view: m.View | None = None  # the newest of this session
         self._orders = OrderReader()
 
     @property
@@ -153,7 +140,7 @@ class MasterSession:
     def connected(self) -> bool:
         return self._message_queue is not None
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: m.Message) -> None:
         """Send a message to the master, in order; without a session it is dropped."""
         if self._conversation is not None and not self._conversation.sends(message):
             self._hang_up("the master confirms nothing")
@@ -238,7 +225,7 @@ class MasterSession:
         reached = None
         with trio.move_on_after(max(RESUME_S, (1 - self._silence_share) * deadline_s)):
             reached = await self.search.reach(
-                [address, *(m for m in self.search.answering() if m != address)]
+                [address, *(each for each in self.search.answering() if each != address)]
             )
         if reached is None:
             self._end()
@@ -263,9 +250,9 @@ class MasterSession:
             await self._converse(address, channel)
         except EvictedError as error:
             self._end()
-            code = RefusalCode(error.code)
-            if (code is RefusalCode.LEFT and self.leaving) or (
-                code is RefusalCode.FINISHED and self.finished
+            code = m.RefusalCode(error.code)
+            if (code is m.RefusalCode.LEFT and self.leaving) or (
+                code is m.RefusalCode.FINISHED and self.finished
             ):
                 self.released.set()  # as expected; ``drain`` ends the service
                 return
@@ -301,30 +288,30 @@ class MasterSession:
         except trio.TooSlowError:
             self.search.was_silent(address)
             raise
-        if isinstance(first, Refused):
+        if isinstance(first, m.Refused):
             raise EvictedError(first.code.value, first.reason)
-        if not isinstance(first, Welcome):
+        if not isinstance(first, m.Welcome):
             raise RemoteProtocolError(f"{type(first).__name__} instead of Welcome")
         if not self._obeys(first.term, first.nonce):
             why = f"this peer obeys a newer master of the run; term {first.term} is over"
-            await stream.send_final(Refused(RefusalCode.SUPERSEDED, why))
+            await stream.send_final(m.Refused(m.RefusalCode.SUPERSEDED, why))
             raise RemoteProtocolError(f"the master at {channel.remote_address} is not the run's")
         self.search.learn(first)
         conversation = self._conversation = Conversation()
         conversation.hears(first)
         self._with, self._view = (first.term, first.nonce), None
         self._orders = OrderReader()
-        self._message_queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        self._message_queue, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
         self._handle(first)
         await self._hold_on(stream, conversation, queue)
 
     async def _resume(
-        self, stream: MessageStream, hello: Hello, conversation: Conversation
+        self, stream: MessageStream, hello: m.Hello, conversation: Conversation
     ) -> bool:
         """Ask the master to resume the session and return whether it does."""
         term, nonce = self._with
         await stream.send(
-            Resume(
+            m.Resume(
                 hello.run_id,
                 hello.incarnation,
                 term,
@@ -336,7 +323,7 @@ class MasterSession:
         )
         with trio.fail_after(RESUME_S):
             answer = await stream.receive()
-        if not isinstance(answer, Resumed):
+        if not isinstance(answer, m.Resumed):
             return False
         conversation.confirm(answer.received)
         return True
@@ -345,7 +332,7 @@ class MasterSession:
         self,
         stream: MessageStream,
         conversation: Conversation,
-        queue: trio.MemoryReceiveChannel[Message] | None = None,
+        queue: trio.MemoryReceiveChannel[m.Message] | None = None,
     ) -> None:
         """Exchange messages until the connection ends; after a mere break the session can be
         resumed.
@@ -356,7 +343,7 @@ class MasterSession:
         """
         spec = self._spec.value
         if queue is None:
-            self._message_queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+            self._message_queue, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
             for message in conversation.missing():
                 self._message_queue.send_nowait(message)
         ended: Exception | None = None  # the writer may end the session before the reader does
@@ -377,7 +364,7 @@ class MasterSession:
             self._end()
         log.info("the session with the master ended: %s", ended or "its connection broke")
 
-    def take_certificate(self, message: Renewed) -> None:
+    def take_certificate(self, message: m.Renewed) -> None:
         if self._config.credentials is not None:
             self._config.credentials.replace_certificate(message.certificate_pem)
 
@@ -390,7 +377,7 @@ class MasterSession:
             with trio.fail_after(silence_s) as silence:
                 while True:
                     message = await stream.receive()
-                    if isinstance(message, Refused):
+                    if isinstance(message, m.Refused):
                         return EvictedError(message.code.value, message.reason)
                     conversation.hears(message)
                     self._receive(message)
@@ -398,18 +385,18 @@ class MasterSession:
         except SESSION_ERRORS as error:
             return error
 
-    def _receive(self, message: Message) -> None:
-        if isinstance(message, ViewChange):
+    def _receive(self, message: m.Message) -> None:
+        if isinstance(message, m.ViewChange):
             message = changed_view(self._view, message)
         message = self._orders.whole(message, self._view)
-        if isinstance(message, View):
+        if isinstance(message, m.View):
             self._view = message
         self._handle(message)
 
     async def _write(
         self,
         stream: MessageStream,
-        queue: trio.MemoryReceiveChannel[Message],
+        queue: trio.MemoryReceiveChannel[m.Message],
         session: trio.CancelScope,
     ) -> None:
         with suppress(*SESSION_ERRORS):  # the reader reports the reason
@@ -421,7 +408,7 @@ class MasterSession:
         sequence = 0
         while True:
             received = 0 if self._conversation is None else self._conversation.received
-            self.tell(Heartbeat(sequence, received))
+            self.tell(m.Heartbeat(sequence, received))
             sequence += 1
             await trio.sleep(every_s)
 
@@ -431,4 +418,4 @@ class MasterSession:
             return
         while True:
             await trio.sleep(RENEW_EVERY_S)
-            self.tell(Renew(credentials.identity.request_pem(self._config.name)))
+            self.tell(m.Renew(credentials.identity.request_pem(self._config.name)))

@@ -37,47 +37,9 @@ from ...collectives.links.link_parts import LaneRules
 from ...membership.peer import peer_effects as effects
 from ...membership.peer.peer_effects import PeerEffect
 from ...membership.spec.spec import RunSpec
+from ...protocol import messages as m
 from ...protocol.addresses import Address
 from ...protocol.errors import NO_LAST_WEIGHTS, EvictedError
-from ...protocol.messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    Abort,
-    AuditOrder,
-    Commit,
-    Diagnose,
-    Donate,
-    Finish,
-    Finished,
-    Flush,
-    Heartbeat,
-    Hello,
-    KeptState,
-    Leased,
-    Leaving,
-    Load,
-    Masters,
-    Message,
-    ModelLayout,
-    NewSpec,
-    Notice,
-    Open,
-    Progress,
-    Reduce,
-    RelayPair,
-    Release,
-    Released,
-    Renewed,
-    Repair,
-    Route,
-    RouteKind,
-    StopRelayingPair,
-    SupplyWeights,
-    SyncFragment,
-    TrainerAttached,
-    View,
-    Welcome,
-)
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import DIALABLE_MAX, dialable
@@ -88,7 +50,7 @@ from .wiring import WiredPeer
 
 log = logging.getLogger("holdfast.peer")
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=m.Message)
 
 PROGRESS_S = 1.0
 # From one report of progress to the next, per member of the run: with 500 members each reports
@@ -120,7 +82,7 @@ class PeerService(WiredPeer):
         self._refusal: EvictedError | None = None
         self._stop = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._progress_sent: Progress | None = None
+        self._progress_sent: m.Progress | None = None
         self._session_begins = True  # the next view is the first one of a session
         self._view_term = 0  # of the master whose view came last
 
@@ -196,7 +158,7 @@ class PeerService(WiredPeer):
         with trio.move_on_after(2 * deadline_s):
             if session.connected:
                 session.tell(self.training.progress())
-                session.tell(Leaving(reason))
+                session.tell(m.Leaving(reason))
                 await session.released.wait()
 
     async def _keep_session(self) -> None:
@@ -232,11 +194,11 @@ class PeerService(WiredPeer):
         mapped = tuple(str(each) for each in self.ports.addresses if str(each) not in own)
         return (own[: DIALABLE_MAX - len(mapped)] + mapped)[:DIALABLE_MAX]
 
-    def hello(self, master_host: str, local_port: int) -> Hello:
+    def hello(self, master_host: str, local_port: int) -> m.Hello:
         config, replica = self.config, self.replica
-        return Hello(
-            VERSION_MIN,
-            VERSION_MAX,
+        return m.Hello(
+            m.VERSION_MIN,
+            m.VERSION_MAX,
             config.run_id,
             config.name,
             self._addresses(master_host),
@@ -249,13 +211,13 @@ class PeerService(WiredPeer):
             config.download_bytes_per_s or 0.0,
             replica.term,
             replica.nonce,
-            tuple(KeptState(each.manifest.fragment_heads()) for each in self.state_service.kept),
+            tuple(m.KeptState(each.manifest.fragment_heads()) for each in self.state_service.kept),
             __version__,
             config.relay,
             local_port,
         )
 
-    def hear(self, message: Message | SessionEnded) -> None:
+    def hear(self, message: m.Message | SessionEnded) -> None:
         """Hand a message of the master, or the end of its session, to the part that handles it.
 
         A message that is not in the table is ignored.
@@ -264,50 +226,50 @@ class PeerService(WiredPeer):
         if handler is not None:
             handler(message)
 
-    def _handlers(self) -> dict[type[Message | SessionEnded], Callable[[Any], None]]:
+    def _handlers(self) -> dict[type[m.Message | SessionEnded], Callable[[Any], None]]:
         """Return the table of the master's messages: which part handles each type."""
         session, replica, by_rules = self.session, self.replica, self._by_rules
         course = replica.course
-        table: dict[type[Message | SessionEnded], Callable[[Any], None]] = {
+        table: dict[type[m.Message | SessionEnded], Callable[[Any], None]] = {
             # the session
-            Welcome: self._welcome,
+            m.Welcome: self._welcome,
             SessionEnded: self._session_ended,
-            Heartbeat: self._heartbeat,
-            Masters: session.search.learn,
-            Renewed: session.take_certificate,
-            Released: lambda _message: session.released.set(),
+            m.Heartbeat: self._heartbeat,
+            m.Masters: session.search.learn,
+            m.Renewed: session.take_certificate,
+            m.Released: lambda _message: session.released.set(),
             # the run
-            View: self._view,
-            NewSpec: self._new_spec,
-            Notice: self._notice,
-            Finish: by_rules(replica.finish),
+            m.View: self._view,
+            m.NewSpec: self._new_spec,
+            m.Notice: self._notice,
+            m.Finish: by_rules(replica.finish),
             # rounds
-            Open: by_rules(course.open),
-            Reduce: by_rules(course.reduce),
-            Flush: by_rules(course.flush),
-            Diagnose: self.reducer.diagnose,
-            Repair: by_rules(course.repair),
-            Commit: by_rules(course.commit),
-            Abort: by_rules(course.abort),
-            AuditOrder: self.reducer.audit,
+            m.Open: by_rules(course.open),
+            m.Reduce: by_rules(course.reduce),
+            m.Flush: by_rules(course.flush),
+            m.Diagnose: self.reducer.diagnose,
+            m.Repair: by_rules(course.repair),
+            m.Commit: by_rules(course.commit),
+            m.Abort: by_rules(course.abort),
+            m.AuditOrder: self.reducer.audit,
             # copies of the state
-            SyncFragment: by_rules(replica.sync),
-            Donate: self.state_service.pin,
-            Release: self._release,
+            m.SyncFragment: by_rules(replica.sync),
+            m.Donate: self.state_service.pin,
+            m.Release: self._release,
             # the trainer
-            SupplyWeights: lambda _message: self.training.supply_weights(),
-            Leased: self.data.leased,
+            m.SupplyWeights: lambda _message: self.training.supply_weights(),
+            m.Leased: self.data.leased,
             # links
-            Route: self._route,
+            m.Route: self._route,
         }
         if self.relay is not None:
-            table |= {RelayPair: self.relay.desk.carry, StopRelayingPair: self.relay.stop}
+            table |= {m.RelayPair: self.relay.desk.carry, m.StopRelayingPair: self.relay.stop}
         return table
 
     def _by_rules(self, decide: Callable[[M], list[PeerEffect]]) -> Callable[[M], None]:
         return lambda message: self.perform(decide(message))
 
-    def _welcome(self, message: Welcome) -> None:
+    def _welcome(self, message: m.Welcome) -> None:
         spec = self.context.spec.take(message.spec_toml)
         self._progress_sent = None
         reduce = spec.reduce
@@ -327,7 +289,7 @@ class PeerService(WiredPeer):
         if self.relay is not None:
             self.relay.welcome()
         if self.training.layout is not None:
-            self.session.tell(TrainerAttached(self.training.layout))
+            self.session.tell(m.TrainerAttached(self.training.layout))
         elif self.training.failed is not None:
             self.session.tell(self.training.failed)
         self.data.session_begins()
@@ -342,41 +304,41 @@ class PeerService(WiredPeer):
         await trio.sleep(self.context.spec.value.membership.deadline_s)
         self.perform(self.replica.trainer.bound_extension(extension))
 
-    def _heartbeat(self, message: Heartbeat) -> None:
+    def _heartbeat(self, message: m.Heartbeat) -> None:
         self.report.left_s = message.left_s
 
-    def _view(self, message: View) -> None:
+    def _view(self, message: m.View) -> None:
         same = self.replica.term == self._view_term
         first, self._session_begins = self._session_begins, False
         self._view_term = self.replica.term
         self.hub.set_members(message.members, back=first and same, new_master=not same)
-        if any(m.peer == self.config.me and not m.reachable for m in message.members):
+        if any(each.peer == self.config.me and not each.reachable for each in message.members):
             self.ports.need()
         self.perform(self.replica.take_view(message))
         if self.replica.trainer.in_sync:
             self.state_service.clear_partial()
         self.checkpointer.check()
 
-    def _new_spec(self, message: NewSpec) -> None:
+    def _new_spec(self, message: m.NewSpec) -> None:
         self.context.spec.take(message.spec_toml)
         self.perform(self.replica.trainer.set_total_steps(message.total_steps))
 
-    def _notice(self, message: Notice) -> None:
+    def _notice(self, message: m.Notice) -> None:
         log.warning("notice from the master: %s", message.text)
         self.report.notices.append(message.text)
 
-    def _release(self, message: Release) -> None:
+    def _release(self, message: m.Release) -> None:
         if message.receiver == self.config.me:
             self.perform(self.replica.stop_copy(message))
         else:
             self.state_service.unpin(message)
 
-    def _route(self, message: Route) -> None:
+    def _route(self, message: m.Route) -> None:
         self.hub.set_route(message)
-        if message.kind is not RouteKind.DIRECT:
+        if message.kind is not m.RouteKind.DIRECT:
             self.ports.need()
 
-    def _use_layout(self, layout: ModelLayout) -> None:
+    def _use_layout(self, layout: m.ModelLayout) -> None:
         if self.state_service.use_layout(layout):
             self.training.admit()
 
@@ -391,7 +353,7 @@ class PeerService(WiredPeer):
                 case effects.TellTrainer(message):
                     self.context.trainer.tell(message)
                 case effects.ReloadTrainer(step, limit, spoilt):
-                    self.context.trainer.tell(Load(step, limit, self.finished.is_set(), spoilt))
+                    self.context.trainer.tell(m.Load(step, limit, self.finished.is_set(), spoilt))
                 case effects.StartReduction(order, contribute):
                     self.reducer.start(order, contribute=contribute)
                 case effects.FlushReduction(order):
@@ -420,7 +382,7 @@ class PeerService(WiredPeer):
         if self.replica.trainer.finished:
             self._finish_if_done()
 
-    async def _apply(self, commit: Commit) -> None:
+    async def _apply(self, commit: m.Commit) -> None:
         await self.reducer.apply(commit)
         if self.report.phase == "in the run":
             self.report.why = ""  # a peer that supplied the initial weights waited for them
@@ -449,7 +411,7 @@ class PeerService(WiredPeer):
 
     def _finish(self) -> None:
         self.report.phase, self.report.why = "finished", ""
-        self.context.trainer.tell(Finished())
+        self.context.trainer.tell(m.Finished())
         self.session.finished = True
         self.finished.set()
 

@@ -29,19 +29,9 @@ from ...collectives.reduction import ReduceResult, Reduction
 from ...diloco.outer import outer_step
 from ...membership.shared.manifest import is_everywhere
 from ...membership.spec.spec import DilocoTable
+from ...protocol import messages as m
 from ...protocol.arena import Values
 from ...protocol.errors import BadContributionError, PeerLostError, RemoteProtocolError
-from ...protocol.messages import (
-    AuditOrder,
-    Commit,
-    Diagnose,
-    Diagnosis,
-    Flush,
-    FragmentHead,
-    Held,
-    Reduce,
-    Repair,
-)
 from .line_report import measured
 from .peer_config import PeerContext
 from .state_service import StateService
@@ -79,7 +69,7 @@ class Reducer:
 
     # ------------------------------------------------------------ reducing
 
-    def start(self, order: Reduce, *, contribute: bool) -> None:
+    def start(self, order: m.Reduce, *, contribute: bool) -> None:
         """Begin a reduction; it replaces an earlier one of the round, even if that is complete."""
         self._end(order.round)
 
@@ -100,7 +90,7 @@ class Reducer:
         self._peer.start(self._serve, order, running)
 
     def make_reduction(
-        self, order: Reduce, on_lost: Callable[[PeerLostError], None], *, contribute: bool
+        self, order: m.Reduce, on_lost: Callable[[PeerLostError], None], *, contribute: bool
     ) -> Reduction:
         """Make the reduction of an order.
 
@@ -129,7 +119,7 @@ class Reducer:
             on_lost=on_lost,
         )
 
-    async def _serve(self, order: Reduce, running: _Running) -> None:
+    async def _serve(self, order: m.Reduce, running: _Running) -> None:
         reduction = running.reduction
 
         def whole(result: ReduceResult) -> None:
@@ -160,27 +150,27 @@ class Reducer:
         """Return the reductions that have begun and whose round is not over."""
         return [running.reduction for running in self._running.values()]
 
-    def audit(self, order: AuditOrder) -> None:
+    def audit(self, order: m.AuditOrder) -> None:
         """Send checkers this peer's contribution again, or check chunks, and report."""
         if (running := self._running.get(order.round)) is not None:
             running.reduction.audit(order, self._peer.tell)
 
-    def flush(self, order: Flush) -> None:
+    def flush(self, order: m.Flush) -> None:
         """Accept nothing more from the lost members and report the chunks that are held."""
         running = self._running.get(order.round)
         if running is not None:  # else it failed here, and the master was told
             results = running.reduction.flush(order.lost)
-            self._peer.tell(Held(order.round, order.attempt, results))
+            self._peer.tell(m.Held(order.round, order.attempt, results))
 
-    def diagnose(self, order: Diagnose) -> None:
+    def diagnose(self, order: m.Diagnose) -> None:
         """Report what the reduction waits for and what it holds."""
         running = self._running.get(order.round)
         if running is None or running.reduction.attempt != order.attempt:
-            self._peer.tell(Diagnosis(order.round, order.attempt))
+            self._peer.tell(m.Diagnosis(order.round, order.attempt))
         else:
             self._peer.tell(running.reduction.diagnosis())
 
-    def repair(self, order: Repair) -> None:
+    def repair(self, order: m.Repair) -> None:
         """Continue without the lost members."""
         running = self._running.get(order.round)
         if running is None:
@@ -264,7 +254,7 @@ class Reducer:
         self._residuals[fragment].decay = np.float32(reduce.feedback_decay)
         return self._residuals[fragment]
 
-    def settle(self, commit: Commit) -> None:
+    def settle(self, commit: m.Commit) -> None:
         """Update the residual for a contribution that is committed. Heavy."""
         me, contributors = self._peer.config.me, [c.peer for c in commit.contributors]
         if me not in contributors:
@@ -287,7 +277,7 @@ class Reducer:
         """Return the held result of a round."""
         return self._results[round_id]
 
-    async def apply(self, commit: Commit) -> None:
+    async def apply(self, commit: m.Commit) -> None:
         """Take the outer step with the held result and report it."""
         state, diloco = self._state_service.state, self._running[commit.round].diloco
         result = self.result(commit.round)
@@ -303,7 +293,7 @@ class Reducer:
                     nesterov=diloco.nesterov,
                 )
 
-        def work() -> FragmentHead:
+        def work() -> m.FragmentHead:
             self.settle(commit)
             return state.apply(commit.fragment, commit.version + 1, result.counters, step)
 

@@ -28,24 +28,9 @@ from ...checkpoint.shared_state import SharedState
 from ...checkpoint.state_transfer import FetchFailedError
 from ...collectives.links.hub import LinkHub
 from ...membership.shared.layout_difference import layout_difference
+from ...protocol import messages as m
 from ...protocol.arena import Arena
 from ...protocol.errors import PeerLostError, RemoteProtocolError, StateMismatchError
-from ...protocol.messages import (
-    KEPT_STATES_MAX,
-    BlocksRefused,
-    BlocksRequest,
-    CopyProgress,
-    Donate,
-    FragmentHead,
-    FragmentSize,
-    Index,
-    IndexRequest,
-    Message,
-    ModelLayout,
-    Release,
-    SyncFragment,
-    WeightsSupplied,
-)
 from ..fragment_layout import fragments_of, sizes_of
 from ..process.memory_check import check_room
 from .line_report import measured
@@ -69,7 +54,7 @@ class StateService:
 
     _peer: PeerContext
     _hub: LinkHub
-    layout: ModelLayout | None = field(default=None, init=False)
+    layout: m.ModelLayout | None = field(default=None, init=False)
     known_state: SharedState | None = field(default=None, init=False)
     known_posted: Arena | None = field(default=None, init=False)
     received_bytes: int = field(default=0, init=False)
@@ -82,7 +67,7 @@ class StateService:
     _copying: bool = field(default=True, init=False)
     _fetches: dict[int, trio.CancelScope] = field(factory=dict, init=False)
     # (version, progress) by fragment.
-    _progress: dict[int, CopyProgress] = field(factory=dict, init=False)
+    _progress: dict[int, m.CopyProgress] = field(factory=dict, init=False)
 
     @property
     def state(self) -> SharedState:
@@ -96,12 +81,12 @@ class StateService:
         assert self.known_posted is not None
         return self.known_posted
 
-    def size(self, fragment: int) -> FragmentSize:
+    def size(self, fragment: int) -> m.FragmentSize:
         return self.state.sizes[fragment]
 
     # ------------------------------------------------------------ layout and memory
 
-    def use_layout(self, layout: ModelLayout) -> bool:
+    def use_layout(self, layout: m.ModelLayout) -> bool:
         """Allocate the shared state for the run's tensors and begin to serve it.
 
         Returns:
@@ -131,10 +116,10 @@ class StateService:
         self._peer.start(self._donate, self._donor, self._donor_scope)
         return True
 
-    def _sizes(self, layout: ModelLayout) -> tuple[FragmentSize, ...]:
+    def _sizes(self, layout: m.ModelLayout) -> tuple[m.FragmentSize, ...]:
         return sizes_of(fragments_of(layout, self._peer.spec.value.diloco))
 
-    def _allocate(self, layout: ModelLayout, sizes: tuple[FragmentSize, ...]) -> None:
+    def _allocate(self, layout: m.ModelLayout, sizes: tuple[m.FragmentSize, ...]) -> None:
         check_room(sizes, self._peer.config.memory_bytes)
         shared, self.known_posted = self._peer.trainer.open_arenas(sizes)
         self.known_state = SharedState(
@@ -160,7 +145,7 @@ class StateService:
         found = checkpoints.newest(place, self._check_run, tell)
         if not any(self._load(each, tell) for each in found):
             return False
-        self.kept = list(islice(filter(self._same_run, found), KEPT_STATES_MAX))
+        self.kept = list(islice(filter(self._same_run, found), m.KEPT_STATES_MAX))
         return True
 
     def _same_run(self, other: Checkpoint) -> bool:
@@ -172,7 +157,7 @@ class StateService:
             taken.sizes,
         )
 
-    def _on_disk(self, head: FragmentHead) -> tuple[FragmentArrays, bytes] | None:
+    def _on_disk(self, head: m.FragmentHead) -> tuple[FragmentArrays, bytes] | None:
         """Return a version from a checkpoint on disk, for ``Joiner``; call it in a thread."""
         for each in self.kept:
             if each.manifest.fragment_heads()[head.fragment] == head:
@@ -208,7 +193,7 @@ class StateService:
         )
         return True
 
-    def check_restored(self, layout: ModelLayout | None, lineage: bytes) -> None:
+    def check_restored(self, layout: m.ModelLayout | None, lineage: bytes) -> None:
         """Discard the restored state if the run, now known, is another one."""
         if self.known_state is None or self._donor is not None:
             return
@@ -224,7 +209,7 @@ class StateService:
             b"", 0, (), 0, self._peer.replica.term, self._peer.replica.nonce
         )
 
-    def _difference(self, layout: ModelLayout | None, lineage: bytes) -> str:
+    def _difference(self, layout: m.ModelLayout | None, lineage: bytes) -> str:
         """Return how the restored state differs from the run's; empty if it does not."""
         assert self.layout is not None
         if layout is None:
@@ -251,7 +236,7 @@ class StateService:
 
     # ------------------------------------------------------------ beginning and end of a lineage
 
-    def discard(self) -> ModelLayout | None:
+    def discard(self) -> m.ModelLayout | None:
         """Forget a state that is not the run's and return its layout."""
         log.warning("the state here belongs to another lineage than the run's: discarded")
         layout = self.layout
@@ -274,7 +259,7 @@ class StateService:
         lineage = state.lineage()
         self._peer.replica.founded(lineage, heads)
         self._peer.report.why = ""  # it waited for these weights
-        self._peer.tell(WeightsSupplied(layout, state.sizes, heads, lineage))
+        self._peer.tell(m.WeightsSupplied(layout, state.sizes, heads, lineage))
 
     # ------------------------------------------------------------ serving other peers
 
@@ -282,24 +267,24 @@ class StateService:
         with scope:
             await donor.run()
 
-    def pin(self, order: Donate) -> None:
+    def pin(self, order: m.Donate) -> None:
         if self.known_state is not None:
             self.known_state.pin(order.head.fragment, order.head.version, order.receiver)
 
-    def unpin(self, order: Release) -> None:
+    def unpin(self, order: m.Release) -> None:
         if self.known_state is not None:
             self.known_state.release(order.fragment, order.version, order.receiver)
 
-    async def on_link_message(self, peer: str, message: Message) -> None:
+    async def on_link_message(self, peer: str, message: m.Message) -> None:
         """Take a message of state transfer from a link's control stream.
 
         Raises:
           RemoteProtocolError: it does not belong there.
         """
-        if isinstance(message, IndexRequest | BlocksRequest):
+        if isinstance(message, m.IndexRequest | m.BlocksRequest):
             if self._donor is not None:
                 self._donor.receive(peer, message)
-        elif isinstance(message, Index | BlocksRefused):
+        elif isinstance(message, m.Index | m.BlocksRefused):
             if self._joiner is not None:
                 self._joiner.receive(peer, message)
         else:
@@ -307,7 +292,7 @@ class StateService:
 
     # ------------------------------------------------------------ fetching from other peers
 
-    def fetch(self, order: SyncFragment) -> None:
+    def fetch(self, order: m.SyncFragment) -> None:
         self._copying = True
         scope = self._fetches[order.head.fragment] = trio.CancelScope()
         self._peer.start(self._fetch, order, scope)
@@ -324,7 +309,7 @@ class StateService:
             self._copying, self.kept = False, []
             self._peer.start(self._joiner.clear_partial)
 
-    def copies(self) -> tuple[CopyProgress, ...]:
+    def copies(self) -> tuple[m.CopyProgress, ...]:
         """Return the progress of the fetches that run."""
         committed = Counter(
             here.fragment for here in self._peer.replica.rounds.values() if here.commit is not None
@@ -334,7 +319,7 @@ class StateService:
             for fragment, progress in sorted(self._progress.items())
         )
 
-    async def _fetch(self, order: SyncFragment, scope: trio.CancelScope) -> None:
+    async def _fetch(self, order: m.SyncFragment, scope: trio.CancelScope) -> None:
         assert self._joiner is not None
         joiner, head = self._joiner, order.head
         self._peer.report.phase = f"copying fragment {head.fragment}"
@@ -343,7 +328,7 @@ class StateService:
         def wanted() -> bool:
             return self._fetches.get(head.fragment) is scope  # else it was stopped, or replaced
 
-        def note(progress: CopyProgress, received: int) -> None:
+        def note(progress: m.CopyProgress, received: int) -> None:
             nonlocal received_bytes
             if wanted():
                 self._progress[head.fragment] = progress
@@ -366,7 +351,7 @@ class StateService:
                     self._peer.replica.fetched(head, got.received_bytes, got.bad_donors)
                 )
 
-    def _ended(self, head: FragmentHead) -> None:
+    def _ended(self, head: m.FragmentHead) -> None:
         self._fetches.pop(head.fragment, None)
         self._progress.pop(head.fragment, None)
         if not self._fetches:

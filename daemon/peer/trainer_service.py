@@ -19,6 +19,7 @@ from ...collectives.codecs.error_feedback import Residual
 from ...collectives.links.hub import LinkHub
 from ...membership.shared.layout_difference import layout_difference
 from ...membership.shared.peer_rows import NO_STEP
+from ...protocol import messages as m
 from ...protocol.arena import (
     LOSS_SLOT,
     MAIL_SLOT,
@@ -27,27 +28,6 @@ from ...protocol.arena import (
     WAITING_SLOT,
     Arena,
     Values,
-)
-from ...protocol.messages import (
-    METRICS_MAX,
-    ArenaOpened,
-    Draw,
-    DrawHello,
-    Drawn,
-    Failing,
-    FailureKind,
-    InitialPosted,
-    Message,
-    Metrics,
-    ModelLayout,
-    Posted,
-    PostInitial,
-    Progress,
-    Rejected,
-    Remedy,
-    TrainerAttached,
-    TrainerFailed,
-    TrainerLost,
 )
 from ...protocol.text import plain
 from ..fragment_layout import fragments_of
@@ -83,8 +63,8 @@ class TrainerService:
     _state_service: StateService
     _reducer: Reducer
     _data: DataService
-    layout: ModelLayout | None = field(default=None, init=False)
-    failed: TrainerFailed | None = field(default=None, init=False)
+    layout: m.ModelLayout | None = field(default=None, init=False)
+    failed: m.TrainerFailed | None = field(default=None, init=False)
     _watch: StepWatch = field(factory=StepWatch, init=False)
     _reloads: deque[float] = field(factory=deque, init=False)  # times of recent reloads
     _finite_s: float = field(default=-math.inf, init=False)  # when an update was finite last
@@ -95,28 +75,28 @@ class TrainerService:
 
     # ------------------------------------------------------------ reports from the trainer
 
-    def trainer_came(self, layout: ModelLayout) -> None:
+    def trainer_came(self, layout: m.ModelLayout) -> None:
         """Take note of a trainer that attached."""
         self.layout, self.failed = layout, None
         self._weights_count += 1
         self._reloads.clear()
         self._peer.replica.leases.trainer_gone()
-        self._peer.tell(TrainerAttached(layout))
+        self._peer.tell(m.TrainerAttached(layout))
         if self._state_service.layout is not None and self._peer.spec.known is not None:
             self.admit()
 
-    def trainer_sent(self, message: Message) -> None:
+    def trainer_sent(self, message: m.Message) -> None:
         """Take a message from the trainer."""
         match message:
-            case Posted():
+            case m.Posted():
                 self._peer.start(self._check_posted, message)
-            case InitialPosted():
+            case m.InitialPosted():
                 if self._supplying:
                     self._supplying = False
                     self._peer.start(self._state_service.take_initial)
-            case Failing(kind=FailureKind.NAN):
+            case m.Failing(kind=m.FailureKind.NAN):
                 self._not_finite(message.reason)
-            case Metrics():
+            case m.Metrics():
                 self._log(message.values)
             case _:
                 log.warning("unexpected %s from the trainer", type(message).__name__)
@@ -124,18 +104,18 @@ class TrainerService:
     def trainer_went(self, reason: str) -> None:
         """Take note that the trainer is gone; it may come back."""
         self.layout = None
-        self._peer.tell(TrainerLost(reason))
+        self._peer.tell(m.TrainerLost(reason))
         self._peer.perform(self._peer.replica.trainer_lost())
 
-    def begin_draws(self, hello: DrawHello) -> Drawn | Rejected:
+    def begin_draws(self, hello: m.DrawHello) -> m.Drawn | m.Rejected:
         """Answer the first message of a sampler."""
         return self._data.begin(hello)
 
-    async def draw(self, hello: DrawHello, message: Draw) -> Drawn | Rejected:
+    async def draw(self, hello: m.DrawHello, message: m.Draw) -> m.Drawn | m.Rejected:
         """Return a sampler's next samples, once there are some."""
         return await self._data.draw(hello, message)
 
-    def failed_with(self, message: TrainerFailed) -> None:
+    def failed_with(self, message: m.TrainerFailed) -> None:
         """Take note that the trainer's process failed, and of the remedy."""
         self.failed = message
         self._peer.report.notices.append(f"the trainer: {format_failure(message)}")
@@ -162,7 +142,7 @@ class TrainerService:
         if self._watch.look(trio.current_time(), seen, deadline_s):
             still_s, self._watch = self._watch.still_s, StepWatch()
             reason = f"no step for {still_s:.0f} s, after step {seen.step}"
-            self._peer.trainer.end(FailureKind.HANG, reason, still_s)
+            self._peer.trainer.end(m.FailureKind.HANG, reason, still_s)
 
     def why_still(self) -> str:
         """Return a sentence about an attached trainer that takes no step; else an empty string."""
@@ -181,17 +161,17 @@ class TrainerService:
         self._weights_count += 1
         if len(self._reloads) >= RELOADS_MAX:
             again = f"{reason}, again after {len(self._reloads)} reloads of the shared state"
-            self._peer.trainer.end(FailureKind.NAN, again, now_s - self._reloads[0])
+            self._peer.trainer.end(m.FailureKind.NAN, again, now_s - self._reloads[0])
             return
         self._reloads.append(now_s)
         log.warning("%s: it gets the shared state again", reason)
-        message = TrainerFailed(FailureKind.NAN, reason, Remedy.RELOAD, len(self._reloads))
+        message = m.TrainerFailed(m.FailureKind.NAN, reason, m.Remedy.RELOAD, len(self._reloads))
         self._peer.report.notices.append(f"the trainer: {format_failure(message)}")
         self._peer.tell(message)
         self._reducer.forget_residuals()
         self._peer.perform(self._peer.replica.trainer_spoilt())
 
-    async def _check_posted(self, message: Posted) -> None:
+    async def _check_posted(self, message: m.Posted) -> None:
         """Measure a pseudo-gradient's norm, and replace weights that are not finite."""
         posted = self._state_service.known_posted
         if posted is None or not 0 <= message.fragment < len(posted.sizes):
@@ -215,7 +195,7 @@ class TrainerService:
         for name, value in figures.items():
             self._metrics.pop(name, None)
             self._metrics[name] = value
-        for name in list(self._metrics)[:-METRICS_MAX]:
+        for name in list(self._metrics)[: -m.METRICS_MAX]:
             del self._metrics[name]
 
     # ------------------------------------------------------------ messages to the trainer
@@ -227,12 +207,14 @@ class TrainerService:
             return
         if self.layout != layout:
             difference = layout_difference(layout, self.layout)
-            self._peer.trainer.tell(Rejected(plain(f"its tensors are not the run's: {difference}")))
+            self._peer.trainer.tell(
+                m.Rejected(plain(f"its tensors are not the run's: {difference}"))
+            )
             return
         spec = self._peer.spec.value
         diloco = spec.diloco
         self._peer.trainer.tell(
-            ArenaOpened(
+            m.ArenaOpened(
                 tuple(f.tensors for f in fragments_of(layout, diloco)),
                 state.sizes,
                 diloco.overlap_steps,
@@ -251,17 +233,17 @@ class TrainerService:
         self._supplying = True
         if self._state_service.use_layout(self.layout):
             self.admit()
-        self._peer.trainer.tell(PostInitial())
+        self._peer.trainer.tell(m.PostInitial())
 
     def reject(self, reason: str) -> None:
         """Send a trainer away whose memory is no longer the run's."""
         if self.layout is not None:
             self.layout = None
-            self._peer.trainer.tell(Rejected(reason))
+            self._peer.trainer.tell(m.Rejected(reason))
 
     # ------------------------------------------------------------ progress
 
-    def progress(self) -> Progress:
+    def progress(self) -> m.Progress:
         """Return the trainer's progress, for the master and the status page."""
         step = tokens = 0
         waited_s = stepped_s = 0.0
@@ -273,7 +255,7 @@ class TrainerService:
             waited_s, stepped_s = _seconds(posted)
             value = float(posted.loss[0])
             loss = value if int(posted.slots[LOSS_SLOT]) and math.isfinite(value) else None
-        return Progress(
+        return m.Progress(
             step,
             tokens,
             self._tokens_per_s(tokens),
@@ -322,15 +304,15 @@ def l2_norm(values: Values, residual: Residual | None = None) -> float:
     return math.sqrt(total) if math.isfinite(total) else math.inf
 
 
-def format_failure(failed: TrainerFailed) -> str:
+def format_failure(failed: m.TrainerFailed) -> str:
     """Format a failure of the trainer and its remedy."""
     what = f"{failed.kind.value} ({failed.reason})"
     match failed.remedy:
-        case Remedy.RELOAD:
+        case m.Remedy.RELOAD:
             return f"{what}; it gets the shared state again"
-        case Remedy.RESTART:
+        case m.Remedy.RESTART:
             return f"{what}; failure {failed.failure_count} in a row, restarting"
-        case Remedy.NONE:
+        case m.Remedy.NONE:
             return (
                 f"{what}; given up after {failed.failure_count} failures in a row: "
                 "fix it, then start this peer again"

@@ -12,21 +12,7 @@ from collections.abc import Iterable
 
 from attrs import Factory, define, field
 
-from ...protocol.messages import (
-    FRAGMENTS_MAX,
-    NO_DIGEST,
-    Finish,
-    FragmentHead,
-    MemberInfo,
-    NotReady,
-    Reduced,
-    Release,
-    Role,
-    SyncFailed,
-    SyncFragment,
-    View,
-    Welcome,
-)
+from ...protocol import messages as m
 from ..spec.spec import EVERY
 from .lease_book import LeaseBook
 from .local_fragment import LocalFragment
@@ -57,7 +43,7 @@ class Replica:
     term: int = 0
     nonce: bytes = b""
     branch: int = 0
-    view: View | None = None
+    view: m.View | None = None
     fragments: list[LocalFragment] = field(factory=list)
     rounds: dict[int, LocalRound] = field(factory=dict)
     leases: LeaseBook = field(factory=LeaseBook)
@@ -96,7 +82,8 @@ class Replica:
             or not (isinstance(peers, int) or peers == EVERY)
         ):
             return False
-        writing = [m.peer for m in sorted(self.view.members, key=lambda m: m.number) if m.in_sync]
+        members = sorted(self.view.members, key=lambda each: each.number)
+        writing = [each.peer for each in members if each.in_sync]
         return self.me in (writing[:peers] if isinstance(peers, int) else writing)
 
     @property
@@ -104,24 +91,24 @@ class Replica:
         """A fragment is being copied from donors."""
         return any(each.fetching is not None for each in self.fragments)
 
-    def heads(self) -> tuple[FragmentHead, ...]:
+    def heads(self) -> tuple[m.FragmentHead, ...]:
         """Return the fragments that are held, for ``Hello``."""
         return tuple(head for each in self.fragments if (head := each.head) is not None)
 
-    def undecided(self) -> tuple[Reduced, ...]:
+    def undecided(self) -> tuple[m.Reduced, ...]:
         """Return the attempts whose outcome is not known here, with their results.
 
         The result is ``NO_DIGEST`` while there is none.
         """
         return tuple(
-            Reduced(each.round, each.attempt, each.digest or NO_DIGEST)
+            m.Reduced(each.round, each.attempt, each.digest or m.NO_DIGEST)
             for each in self.rounds.values()
             if each.undecided
-        )[-FRAGMENTS_MAX:]
+        )[-m.FRAGMENTS_MAX :]
 
     # ------------------------------------------------------------ the state to start from
 
-    def founded(self, lineage: bytes, heads: Iterable[FragmentHead]) -> None:
+    def founded(self, lineage: bytes, heads: Iterable[m.FragmentHead]) -> None:
         """Take the trainer's weights as version 0 of the run."""
         self.lineage = lineage
         self.fragments[:] = [LocalFragment(h.fragment, h.version, h.root) for h in heads]
@@ -130,7 +117,7 @@ class Replica:
         self,
         lineage: bytes,
         fragment_count: int,
-        heads: Iterable[FragmentHead],
+        heads: Iterable[m.FragmentHead],
         step: int,
         term: int,
         nonce: bytes,
@@ -142,7 +129,7 @@ class Replica:
         for head in heads:
             self.fragments[head.fragment] = LocalFragment(head.fragment, head.version, head.root)
 
-    def welcome(self, message: Welcome, sync_every: int, fragment_count: int) -> list[PeerEffect]:
+    def welcome(self, message: m.Welcome, sync_every: int, fragment_count: int) -> list[PeerEffect]:
         """Begin a session with the master, also once the run was founded.
 
         ``sync_every`` and ``fragment_count`` are the spec's.
@@ -180,28 +167,28 @@ class Replica:
         """
         return term > self.term or (term == self.term and self.nonce in (b"", nonce))
 
-    def take_view(self, message: View) -> list[PeerEffect]:
+    def take_view(self, message: m.View) -> list[PeerEffect]:
         if self.view is not None and message.number < self.view.number:
             return []
         self.view = message
         self.trainer.reach(message.step)
         mine = next((member for member in message.members if member.peer == self.me), None)
-        role, in_sync = (Role.SPARE, False) if mine is None else (mine.role, mine.in_sync)
+        role, in_sync = (m.Role.SPARE, False) if mine is None else (mine.role, mine.in_sync)
         leads = mine is not None and mine == leader_of(message)
         return self.trainer.set_role(role, in_sync=in_sync, leads=leads)
 
-    def finish(self, _message: Finish) -> list[PeerEffect]:
+    def finish(self, _message: m.Finish) -> list[PeerEffect]:
         self.trainer.finished = True
         return []
 
-    def sync(self, message: SyncFragment) -> list[PeerEffect]:
+    def sync(self, message: m.SyncFragment) -> list[PeerEffect]:
         index = message.head.fragment
         if index >= len(self.fragments):
-            failed = SyncFailed(index, message.head.version, (), "no such fragment here")
+            failed = m.SyncFailed(index, message.head.version, (), "no such fragment here")
             return [TellMaster(failed)]
         return self.fragments[index].fetch(message)
 
-    def stop_copy(self, message: Release) -> list[PeerEffect]:
+    def stop_copy(self, message: m.Release) -> list[PeerEffect]:
         """Stop a copy that rounds have overtaken, and drop the rounds kept for its replay."""
         held = self.fragments[message.fragment] if message.fragment < len(self.fragments) else None
         if held is None or held.fetching is None or held.fetching.head.version != message.version:
@@ -229,13 +216,13 @@ class Replica:
         self.trainer.lost()
         self.leases.trainer_gone()
         return [
-            TellMaster(NotReady(each.round, "the trainer is gone"))
+            TellMaster(m.NotReady(each.round, "the trainer is gone"))
             for each in self.rounds.values()
             if each.unposted
         ]
 
     def fetched(
-        self, head: FragmentHead, received_bytes: int, bad_donors: Iterable[str] = ()
+        self, head: m.FragmentHead, received_bytes: int, bad_donors: Iterable[str] = ()
     ) -> list[PeerEffect]:
         """Take a copy that is verified and installed; ``bad_donors`` served wrong blocks."""
         held = self.fragments[head.fragment]
@@ -246,17 +233,17 @@ class Replica:
         return self.course.advance(head.fragment)
 
     def fetch_failed(
-        self, head: FragmentHead, bad_donors: Iterable[str], reason: str
+        self, head: m.FragmentHead, bad_donors: Iterable[str], reason: str
     ) -> list[PeerEffect]:
         """Report a copy that failed."""
         held = self.fragments[head.fragment]
         return held.fail(head, bad_donors, reason) if held.is_fetching(head) else []
 
 
-def leader_of(view: View) -> MemberInfo | None:
+def leader_of(view: m.View) -> m.MemberInfo | None:
     """Return the member that evaluates and saves for the run: the contributor that joined first.
 
     Contributors that are in sync come before those that are not. None without a contributor.
     """
-    contributors = [each for each in view.members if each.role is Role.CONTRIBUTOR]
+    contributors = [each for each in view.members if each.role is m.Role.CONTRIBUTOR]
     return min(contributors, key=lambda each: (not each.in_sync, each.number), default=None)

@@ -18,24 +18,7 @@ from collections.abc import Iterable
 
 from attrs import define
 
-from ...protocol.messages import (
-    ROUNDS_HELD_MAX,
-    Abort,
-    Applied,
-    Commit,
-    ContributorRun,
-    Flush,
-    FragmentHead,
-    NotReady,
-    Open,
-    Posted,
-    Ready,
-    Reduce,
-    Reduced,
-    ReduceFailed,
-    Repair,
-    Welcome,
-)
+from ...protocol import messages as m
 from ..shared.manifest import contents_of
 from .lease_book import LeaseBook
 from .local_fragment import LocalFragment
@@ -66,7 +49,7 @@ class RoundCourse:
     leases: LeaseBook
     trainer: TrainerControl
 
-    def end_unknown(self, message: Welcome, *, rewound: bool) -> list[PeerEffect]:
+    def end_unknown(self, message: m.Welcome, *, rewound: bool) -> list[PeerEffect]:
         """End the rounds that the master does not know any more, or does not continue.
 
         Args:
@@ -95,11 +78,11 @@ class RoundCourse:
 
     # ------------------------------------------------------------ messages of the master
 
-    def open(self, message: Open) -> list[PeerEffect]:
+    def open(self, message: m.Open) -> list[PeerEffect]:
         if not 0 <= message.fragment < len(self.fragments):
-            return [TellMaster(NotReady(message.round, "no such fragment here"))]
+            return [TellMaster(m.NotReady(message.round, "no such fragment here"))]
         if self.fragments[message.fragment].version not in (message.version, message.version - 1):
-            return [TellMaster(NotReady(message.round, "the fragment is not in sync here"))]
+            return [TellMaster(m.NotReady(message.round, "the fragment is not in sync here"))]
         known = self.rounds.get(message.round)
         if known is not None and message.at_step < known.at_step:
             return self.trainer.nudge(known)
@@ -107,12 +90,12 @@ class RoundCourse:
         opened = LocalRound(message.round, message.fragment, message.version, message.at_step)
         self.rounds[message.round] = opened
         if not self.trainer.loaded:
-            return [*effects, TellMaster(NotReady(message.round, "no trainer is attached"))]
+            return [*effects, TellMaster(m.NotReady(message.round, "no trainer is attached"))]
         if self.trainer.barred:
-            return [*effects, TellMaster(NotReady(message.round, VOID_SAMPLES))]
+            return [*effects, TellMaster(m.NotReady(message.round, VOID_SAMPLES))]
         return [*effects, *self.trainer.offer(opened)]
 
-    def reduce(self, message: Reduce) -> list[PeerEffect]:
+    def reduce(self, message: m.Reduce) -> list[PeerEffect]:
         effects = self.end_all(void_rounds(self.rounds, message))
         for overtaken, commit in overtaken_rounds(self.rounds, message.fragment):
             effects += self._lose(overtaken, commit)
@@ -128,19 +111,19 @@ class RoundCourse:
         contribute = any(c.peer == self.me for c in message.contributors)
         if contribute and ordered.posted is None:
             reason = "our contribution is gone"
-            ordered.reported = ReduceFailed(ordered.round, ordered.attempt, (), False, reason)
+            ordered.reported = m.ReduceFailed(ordered.round, ordered.attempt, (), False, reason)
             return [*effects, TellMaster(ordered.reported)]
         if self.me not in message.receivers:
             return effects
         return [*effects, StartReduction(message, contribute)]
 
-    def flush(self, message: Flush) -> list[PeerEffect]:
+    def flush(self, message: m.Flush) -> list[PeerEffect]:
         flushed = self.rounds.get(message.round)
         if flushed is None or flushed.order is None or message.attempt <= flushed.attempt:
             return []
         return [FlushReduction(message)]
 
-    def repair(self, message: Repair) -> list[PeerEffect]:
+    def repair(self, message: m.Repair) -> list[PeerEffect]:
         repaired = self.rounds.get(message.round)
         if repaired is None or not repaired.undecided or message.attempt <= repaired.attempt:
             return []
@@ -148,7 +131,7 @@ class RoundCourse:
         repaired.digest, repaired.reported = b"", None
         return [RepairReduction(message)]
 
-    def commit(self, message: Commit) -> list[PeerEffect]:
+    def commit(self, message: m.Commit) -> list[PeerEffect]:
         if message.fragment >= len(self.fragments):
             return []
         self.trainer.reach(message.at_step)
@@ -170,17 +153,17 @@ class RoundCourse:
             return self._lose(decided, message)
         return self.advance(message.fragment)
 
-    def abort(self, message: Abort) -> list[PeerEffect]:
+    def abort(self, message: m.Abort) -> list[PeerEffect]:
         ended = self.rounds.get(message.round)
         return [] if ended is None else self._end(ended, committed=False)
 
-    def _lose(self, lost: LocalRound, commit: Commit) -> list[PeerEffect]:
+    def _lose(self, lost: LocalRound, commit: m.Commit) -> list[PeerEffect]:
         """End a committed round whose result is not held and will not be."""
         return [*self._end(lost, committed=False), _lost_result(commit)]
 
     # ------------------------------------------------------------ reports of the peer's own tasks
 
-    def posted(self, message: Posted, norm: float | None, refusal: str) -> list[PeerEffect]:
+    def posted(self, message: m.Posted, norm: float | None, refusal: str) -> list[PeerEffect]:
         """Take the trainer's pseudo-gradient; ``norm`` is None when it must be refused."""
         opened = self.rounds.get(message.round)
         if opened is None or opened.phase is not RoundState.OPEN:
@@ -190,14 +173,14 @@ class RoundCourse:
             refusal = "the pseudo-gradient is based on another version"
             norm = None
         if norm is None:
-            return [TellMaster(NotReady(message.round, refusal))]
+            return [TellMaster(m.NotReady(message.round, refusal))]
         trained = self.leases.post(message.round, message.samples)
         if isinstance(trained, str):
             # What it trained on these samples would be in all its later updates: it starts afresh.
             self.trainer.loaded = False
-            return [TellMaster(NotReady(message.round, trained)), *self.trainer.load()]
+            return [TellMaster(m.NotReady(message.round, trained)), *self.trainer.load()]
         opened.posted = message
-        ready = Ready(
+        ready = m.Ready(
             opened.round,
             message.tokens,
             norm,
@@ -214,7 +197,7 @@ class RoundCourse:
         round_id: int,
         attempt: int,
         digest: bytes,
-        manifest: tuple[ContributorRun, ...] = (),
+        manifest: tuple[m.ContributorRun, ...] = (),
         norm_sums: bytes = b"",
         momentum_square: float = 0.0,
     ) -> list[PeerEffect]:
@@ -227,7 +210,9 @@ class RoundCourse:
             if reduced.commit.digest != digest:
                 return self._lose(reduced, reduced.commit)
             return self.advance(reduced.fragment)
-        reduced.reported = Reduced(round_id, attempt, digest, manifest, norm_sums, momentum_square)
+        reduced.reported = m.Reduced(
+            round_id, attempt, digest, manifest, norm_sums, momentum_square
+        )
         return [TellMaster(reduced.reported)]
 
     def reduction_failed(
@@ -239,7 +224,7 @@ class RoundCourse:
         failed = self._reducing(round_id, attempt)
         if failed is None:
             return []
-        report = ReduceFailed(round_id, attempt, tuple(accused), bad, reason)
+        report = m.ReduceFailed(round_id, attempt, tuple(accused), bad, reason)
         if failed.commit is not None:
             return [*self._end(failed, committed=False), TellMaster(report)]
         failed.reported = report
@@ -251,14 +236,14 @@ class RoundCourse:
         reducing = each is not None and each.phase is RoundState.REDUCING
         return each if each is not None and reducing and each.attempt == attempt else None
 
-    def applied(self, round_id: int, head: FragmentHead) -> list[PeerEffect]:
+    def applied(self, round_id: int, head: m.FragmentHead) -> list[PeerEffect]:
         """Take the fragment's new head after the outer step, and go on with the next round."""
         ended = self.rounds.get(round_id)
         if ended is None:
             return []
         held = self.fragments[head.fragment]
         held.version, held.root = head.version, head.root
-        effects: list[PeerEffect] = [TellMaster(Applied(round_id, head))]
+        effects: list[PeerEffect] = [TellMaster(m.Applied(round_id, head))]
         effects += self._end(ended, committed=True)
         effects += self.advance(head.fragment)
         for other in self.rounds.values():
@@ -307,7 +292,7 @@ class RoundCourse:
     def _trim(self) -> list[PeerEffect]:
         """End the oldest of too many rounds that a joiner holds; a later fetch contains them."""
         effects: list[PeerEffect] = []
-        while len(self.rounds) > ROUNDS_HELD_MAX:
+        while len(self.rounds) > m.ROUNDS_HELD_MAX:
             oldest = self.rounds[min(self.rounds)]
             effects += self._end(oldest, committed=False)
         return effects
@@ -332,7 +317,7 @@ class RoundCourse:
         return effects
 
 
-def _lost_result(commit: Commit) -> PeerEffect:
+def _lost_result(commit: m.Commit) -> PeerEffect:
     """Tell the master that a committed result is not held here: it brings this peer in sync."""
     reason = "the committed result is not here"
-    return TellMaster(ReduceFailed(commit.round, commit.attempt, (), False, reason))
+    return TellMaster(m.ReduceFailed(commit.round, commit.attempt, (), False, reason))

@@ -18,23 +18,9 @@ from typing import Any
 import trio
 
 from ....collectives.links.relay_forwarding import RelayForwarder
+from ....protocol import messages as m
 from ....protocol.addresses import Address
 from ....protocol.errors import EvictedError
-from ....protocol.messages import (
-    VERSION_MAX,
-    VERSION_MIN,
-    Hello,
-    Leaving,
-    Masters,
-    Message,
-    Relayed,
-    RelayOffer,
-    RelayPair,
-    Released,
-    Renewed,
-    StopRelayingPair,
-    Welcome,
-)
 from ....protocol.network.interface import Channel, Network
 from ...advertised_hosts import dialable
 from ..master_session import MasterSession, SessionEnded
@@ -44,7 +30,7 @@ REPORT_S = 5.0  # between two reports
 LEAVE_S = 5.0  # for the master to release a relay that wants to leave
 
 
-def make_forwarder(offer: RelayOffer, network: Network, spec: CurrentSpec) -> RelayForwarder:
+def make_forwarder(offer: m.RelayOffer, network: Network, spec: CurrentSpec) -> RelayForwarder:
     """Make a forwarder whose connections use the congestion control of the run's lanes.
 
     The relay is the sender on each pair's second hop. Tickets come after the spec.
@@ -61,16 +47,16 @@ class RelayWork:
       tell: sends a message to the master.
     """
 
-    def __init__(self, desk: RelayForwarder, tell: Callable[[Message], None]) -> None:
+    def __init__(self, desk: RelayForwarder, tell: Callable[[m.Message], None]) -> None:
         self.desk = desk
         self._tell = tell
-        self._sent: Relayed | None = None
+        self._sent: m.Relayed | None = None
 
     def welcome(self) -> None:
         """Begin a session: report again in full. Pairs may go on using their tickets."""
         self._sent = None
 
-    def stop(self, message: StopRelayingPair) -> None:
+    def stop(self, message: m.StopRelayingPair) -> None:
         self.desk.uncarry(message.ticket)
 
     async def report(self) -> None:
@@ -106,13 +92,13 @@ class RelayService:
         )
         self.work = RelayWork(make_forwarder(config.relay, network, spec), self.session.tell)
         # The master's messages, and what handles each type.
-        self._table: dict[type[Message | SessionEnded], Callable[[Any], None]] = {
-            Welcome: self._welcome,
-            Masters: self.session.search.learn,
-            Renewed: self.session.take_certificate,
-            Released: lambda _message: self.session.released.set(),
-            RelayPair: self.work.desk.carry,
-            StopRelayingPair: self.work.stop,
+        self._table: dict[type[m.Message | SessionEnded], Callable[[Any], None]] = {
+            m.Welcome: self._welcome,
+            m.Masters: self.session.search.learn,
+            m.Renewed: self.session.take_certificate,
+            m.Released: lambda _message: self.session.released.set(),
+            m.RelayPair: self.work.desk.carry,
+            m.StopRelayingPair: self.work.stop,
         }
 
     async def run(self) -> None:
@@ -155,18 +141,18 @@ class RelayService:
         """Tell the master, which then arranges other routes, and end ``run``."""
         self.session.leaving = True
         if self.session.connected:
-            self.session.tell(Leaving(reason))
+            self.session.tell(m.Leaving(reason))
             with trio.move_on_after(LEAVE_S):
                 await self.session.released.wait()
         self._stop.cancel()
 
     # ------------------------------------------------------------ the master
 
-    def _hello(self, master_host: str, local_port: int) -> Hello:
+    def _hello(self, master_host: str, local_port: int) -> m.Hello:
         config = self.config
-        return Hello(
-            VERSION_MIN,
-            VERSION_MAX,
+        return m.Hello(
+            m.VERSION_MIN,
+            m.VERSION_MAX,
             config.run_id,
             config.name,
             dialable(self._bound, config.advertise, master_host),
@@ -187,12 +173,12 @@ class RelayService:
         self._master = (term, nonce)
         return True
 
-    def _hear(self, event: Message | SessionEnded) -> None:
+    def _hear(self, event: m.Message | SessionEnded) -> None:
         handler = self._table.get(type(event))
         if handler is not None:
             handler(event)
 
-    def _welcome(self, message: Welcome) -> None:
+    def _welcome(self, message: m.Welcome) -> None:
         self._spec.take(message.spec_toml)
         self.report.phase, self.report.why = "in the run", ""
         self.work.welcome()

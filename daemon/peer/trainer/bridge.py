@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from ....protocol import messages as m
 from ....protocol import wire
 from ....protocol.arena import (
     MAIL_SLOT,
@@ -35,18 +36,6 @@ from ....protocol.arena import (
     map_arena,
 )
 from ....protocol.errors import RemoteProtocolError
-from ....protocol.messages import (
-    VERSION_MAX,
-    ArenaOpened,
-    Draw,
-    DrawHello,
-    Failing,
-    FailureKind,
-    FragmentSize,
-    Message,
-    Rejected,
-    TrainerHello,
-)
 from ....protocol.network.stream import MessageStream
 from .group import Rank, TrainerGroup
 from .port import TrainerEvents
@@ -74,7 +63,7 @@ class UnixBridge:
     """
 
     def __init__(
-        self, path: Path, ends: Callable[[FailureKind, str, float], None] | None = None
+        self, path: Path, ends: Callable[[m.FailureKind, str, float], None] | None = None
     ) -> None:
         self.path = path
         self._ends = ends
@@ -85,10 +74,10 @@ class UnixBridge:
         self._shared: Arena | None = None
         self._posted: Arena | None = None
         self._group: TrainerGroup | None = None
-        self._queue: trio.MemorySendChannel[Message] | None = None
+        self._queue: trio.MemorySendChannel[m.Message] | None = None
         self._busy = False
         self._cut = ""  # why the daemon ended the connection
-        self._crash: Failing | None = None
+        self._crash: m.Failing | None = None
         self._detached = trio.Event()
         self._detached.set()
         self._scope = trio.CancelScope()  # around the trainer's tasks
@@ -97,7 +86,7 @@ class UnixBridge:
 
     # ------------------------------------------------------------ TrainerPort
 
-    def open_arenas(self, sizes: Sequence[FragmentSize]) -> tuple[Arena, Arena]:
+    def open_arenas(self, sizes: Sequence[m.FragmentSize]) -> tuple[Arena, Arena]:
         """Create two arenas in unnamed files; earlier ones live while a process maps them."""
         self._close_files()
         files = (create_arena_file(sizes), create_arena_file(sizes))
@@ -106,7 +95,7 @@ class UnixBridge:
         self._shared.slots[NAMED_SLOT] = NO_STEP_NAMED
         return self._shared, self._posted
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: m.Message) -> None:
         if self._group is not None:
             if self._group.complete and not self._group.ended:
                 self._group.tell(message)
@@ -132,14 +121,14 @@ class UnixBridge:
                 trained[data_rank] = min(trained.get(data_rank, count), count)
         return trained
 
-    def end(self, kind: FailureKind, reason: str, sick_s: float) -> None:
+    def end(self, kind: m.FailureKind, reason: str, sick_s: float) -> None:
         if self._ends is not None:
             self._ends(kind, reason, sick_s)
         elif self._busy:
             self._cut = reason
             self._scope.cancel()
 
-    async def crash_report(self) -> Failing | None:
+    async def crash_report(self) -> m.Failing | None:
         """Return the report that a process sent before it ended, or None."""
         with trio.move_on_after(CRASH_REPORT_S):
             await self._detached.wait()
@@ -176,29 +165,29 @@ class UnixBridge:
             hello = None
         if hello is None:
             connection.close()
-        elif isinstance(hello, DrawHello):
+        elif isinstance(hello, m.DrawHello):
             await self._serve_sampler(hello, stream, connection, events)
         elif hello.part.world_size > 1:
             await self._serve_rank(hello, stream, connection, events, nursery)
         else:
             await self._serve_alone(hello, stream, connection, events)
 
-    async def _hello(self, stream: MessageStream) -> TrainerHello | DrawHello | None:
+    async def _hello(self, stream: MessageStream) -> m.TrainerHello | m.DrawHello | None:
         """Return a process's first message, or None if it was sent away."""
         with trio.move_on_after(HELLO_S):
-            hello = await stream.receive_expected(TrainerHello, DrawHello)
-            if hello.version != VERSION_MAX:
+            hello = await stream.receive_expected(m.TrainerHello, m.DrawHello)
+            if hello.version != m.VERSION_MAX:
                 why = "the script uses another version of holdfast than this daemon"
                 await _reject(stream, why)
                 return None
-            if isinstance(hello, DrawHello) or not self._busy or self._group is not None:
+            if isinstance(hello, m.DrawHello) or not self._busy or self._group is not None:
                 return hello
             await _reject(stream, ANOTHER)
         return None
 
     async def _serve_sampler(
         self,
-        hello: DrawHello,
+        hello: m.DrawHello,
         stream: MessageStream,
         connection: trio.socket.SocketType,
         events: TrainerEvents,
@@ -211,9 +200,9 @@ class UnixBridge:
             self._samplers.add(scope)
             try:
                 answer = events.begin_draws(hello)
-                while not isinstance(answer, Rejected):
+                while not isinstance(answer, m.Rejected):
                     await stream.send(answer)
-                    answer = await events.draw(hello, await stream.receive_expected(Draw))
+                    answer = await events.draw(hello, await stream.receive_expected(m.Draw))
                 await _reject(stream, answer.reason)
             except (RemoteProtocolError, trio.BrokenResourceError, trio.EndOfChannel, OSError):
                 pass  # the process has ended, or closed the sampler
@@ -222,7 +211,7 @@ class UnixBridge:
 
     async def _serve_alone(
         self,
-        hello: TrainerHello,
+        hello: m.TrainerHello,
         stream: MessageStream,
         connection: trio.socket.SocketType,
         events: TrainerEvents,
@@ -235,7 +224,7 @@ class UnixBridge:
         self._data_ranks = {-1: hello.part.data_rank}
         self.attached_pid, self.was_attached = hello.pid, True
         self._crash, self._detached = None, trio.Event()
-        self._queue, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        self._queue, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
         reason = GONE
         try:
             events.trainer_came(hello.layout)
@@ -267,7 +256,7 @@ class UnixBridge:
 
     async def _serve_rank(
         self,
-        hello: TrainerHello,
+        hello: m.TrainerHello,
         stream: MessageStream,
         connection: trio.socket.SocketType,
         events: TrainerEvents,
@@ -286,7 +275,7 @@ class UnixBridge:
         if why := group.why_not(hello):
             await _reject(stream, why)
             return
-        sender, queue = trio.open_memory_channel[Message](QUEUE_COUNT_MAX)
+        sender, queue = trio.open_memory_channel[m.Message](QUEUE_COUNT_MAX)
         rank = Rank(hello, sender)
         group.came(rank)
         why = GONE
@@ -336,11 +325,11 @@ class UnixBridge:
 
     # ------------------------------------------------------------ a connection
 
-    async def _read(self, stream: MessageStream, take: Callable[[Message], None]) -> str:
+    async def _read(self, stream: MessageStream, take: Callable[[m.Message], None]) -> str:
         try:
             while True:
                 message = await stream.receive()
-                if isinstance(message, Failing) and message.kind is not FailureKind.NAN:
+                if isinstance(message, m.Failing) and message.kind is not m.FailureKind.NAN:
                     # Of several ranks the first one's is the cause.
                     self._crash = self._crash or message
                 else:
@@ -356,14 +345,14 @@ class UnixBridge:
         self,
         stream: MessageStream,
         connection: trio.socket.SocketType,
-        queue: trio.MemoryReceiveChannel[Message],
+        queue: trio.MemoryReceiveChannel[m.Message],
         counts: bool = True,
     ) -> None:
         sent_count = 0
         try:
             async with queue:  # closed at the end, so that ``tell`` drops messages
                 async for message in queue:
-                    if isinstance(message, ArenaOpened):
+                    if isinstance(message, m.ArenaOpened):
                         await self._send_arenas(connection, message)
                     else:
                         await stream.send(message)
@@ -374,7 +363,9 @@ class UnixBridge:
             # The trainer has left; the reader notices, too, after the messages before that.
             pass
 
-    async def _send_arenas(self, connection: trio.socket.SocketType, message: ArenaOpened) -> None:
+    async def _send_arenas(
+        self, connection: trio.socket.SocketType, message: m.ArenaOpened
+    ) -> None:
         """Send the frame of ``ArenaOpened`` with the two file descriptors at its first byte."""
         assert self._files is not None
         body = wire.encode(message)
@@ -394,5 +385,5 @@ class UnixBridge:
 async def _reject(stream: MessageStream, reason: str) -> None:
     with trio.move_on_after(1):
         with suppress(trio.BrokenResourceError, OSError):
-            await stream.send(Rejected(reason))
+            await stream.send(m.Rejected(reason))
     await stream.aclose()
