@@ -94,7 +94,7 @@ def relay(
     """
     from ...protocol.messages import RelayOffer
     from ..peer.peer_options import PeerOptions
-    from ..peer.relay.run_relay import Relay
+    from ..peer.relay import Relay
     from ..process.this_machine import raise_descriptor_limit
 
     ticket, folder = entering(invite, state, lambda *run: Path(f"{peer_state(*run)}-relay"))

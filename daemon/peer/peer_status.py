@@ -1,19 +1,26 @@
-"""A peer's status, for its page and its commands: gathered from the parts of its daemon."""
+"""What a peer's page and commands show: its status, and its own curves."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
+from functools import partial
 
+import trio
 from attrs import define, field
 
 from ... import __version__
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.link import Link
 from ...membership.shared.peer_rows import copy_row, format_copy, head_row
-from ...protocol.messages import Role
+from ...protocol.messages import Progress, Role
+from ...protocol.network.interface import Network
 from ...protocol.network.socket_options import PACED_ROUND_TRIP_S_MIN, counts_retransmissions
 from ..congestion import CongestionCheck, compare_with_lanes
+from ..metrics_store import MetricsStore
 from ..progress_lines import SavedWeights
+from ..sampling import Sampler
 from ..status_records import (
     CheckpointStatus,
     CongestionReport,
@@ -22,6 +29,7 @@ from ..status_records import (
     PeerRoundRow,
     PeerStatus,
 )
+from ..web.live_stream import LiveStream
 from .checkpointer import Checkpointer
 from .peer_options import PeerOptions
 from .peer_service import PeerService
@@ -29,6 +37,7 @@ from .trainer.bridge import UnixBridge
 from .trainer.supervisor import TrainerSupervisor
 from .trainer_service import format_failure
 
+SAMPLE_S = 2.0  # between two points of a curve
 PROGRESS_SHOWN = (  # fields of ``Progress`` that the status repeats
     *("step", "tokens", "tokens_per_s", "loss", "metrics", "waited_s", "stepped_s", "accelerators"),
     *("bulk_sent_bytes", "bulk_received_bytes", "state_received_bytes"),
@@ -78,7 +87,7 @@ class StatusSource:
                 )
                 for each in replica.rounds.values()
             ),
-            rounds_wanted=0 if service.spec is None else service.spec.run.rounds,
+            rounds_wanted=service.rounds_wanted,
             left_s=service.report.left_s if service.session.connected else 0.0,
             members=tuple(
                 FellowRow(peer=each.peer, name=each.name, role=each.role.value)
@@ -172,3 +181,46 @@ def _checkpoints(checkpointer: Checkpointer) -> CheckpointStatus:
         step=None if newest is None else newest.step,
         error=checkpointer.error,
     )
+
+
+class OwnHistory:
+    """The recorder of a peer's points, in memory as long as its daemon runs.
+
+    They are loss, speed, utilisation, bytes and figures of ``run.log``, and are thinned as a
+    member's at the master are.
+
+    Args:
+      progress: returns the trainer's progress.
+      wall_clock: unix seconds.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        name: str,
+        progress: Callable[[], Progress],
+        live: LiveStream,
+        network: Network,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = MetricsStore(":memory:")
+        self._peer = peer
+        self._name = name
+        self._progress = progress
+        self._live = live
+        self._network = network
+        self._wall_clock = wall_clock
+        self._sampler = Sampler()
+
+    async def run(self) -> None:
+        """Take a point every ``SAMPLE_S``, if there is progress."""
+        last: Progress | None = None
+        while True:
+            progress = self._progress()
+            if progress != last:
+                last = progress
+                row = self._sampler.take(self._peer, self._name, self._wall_clock(), 0, progress)
+                self._live.publish("sample", [row])
+                await self._network.run_sync(partial(self.store.write, members=[row]))
+            await trio.sleep(SAMPLE_S)

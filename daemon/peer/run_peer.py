@@ -34,11 +34,10 @@ from ..web.live_stream import LiveStream
 from ..web.log_reading import log_reading
 from ..web.prometheus import StatusCollector, metrics_route
 from ..web.run_history import own_routes, status_route
-from .own_history import OwnHistory
 from .peer_credentials import as_user_error, obtain_credentials
 from .peer_options import PeerOptions
 from .peer_service import PeerService
-from .peer_status import StatusSource
+from .peer_status import OwnHistory, StatusSource
 from .trainer.bridge import UnixBridge
 from .trainer.failures import Failure
 from .trainer.supervisor import TrainerEnd, TrainerSupervisor

@@ -34,7 +34,7 @@ from .data_service import DataService
 from .master_session import MasterSession, SessionEnded
 from .peer_config import PeerConfig, PeerContext, PeerReport
 from .reducer import Reducer
-from .relay.relay_service import RelayWork, make_forwarder
+from .relay import RelayWork, make_forwarder
 from .state_service import StateService
 from .trainer.port import TrainerPort
 from .trainer_service import TrainerService

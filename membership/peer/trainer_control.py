@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from attrs import define
 
-from ...protocol.messages import (
-    COUNT_MAX,
-    ExtendStepLimit,
-    Role,
-    RoundEnded,
-    RoundOpened,
-    SetRole,
-)
+from ...protocol import messages as m
 from .local_fragment import LocalFragment
 from .local_round import LocalRound, RoundState
 from .peer_effects import PeerEffect, ReloadTrainer, TellTrainer
@@ -67,7 +60,7 @@ class TrainerControl:
     sync_every: int = 1
     fragment_count: int = 1
     run_step: int = 0
-    role: Role = Role.SPARE
+    role: m.Role = m.Role.SPARE
     in_sync: bool = False
     finished: bool = False
     attached: bool = False
@@ -76,7 +69,7 @@ class TrainerControl:
     trained: bool = False
     leads: bool = False
     total_steps: int = 0
-    told_role: SetRole | None = None
+    told_role: m.SetRole | None = None
     away: bool = False
     extended_limit: int | None = None
     extension_count: int = 0
@@ -85,7 +78,7 @@ class TrainerControl:
 
     @property
     def contributing(self) -> bool:
-        return self.role is Role.CONTRIBUTOR and self.in_sync
+        return self.role is m.Role.CONTRIBUTOR and self.in_sync
 
     @property
     def training(self) -> bool:
@@ -95,7 +88,7 @@ class TrainerControl:
         connected. They need not stand still for that.
         """
         resumed = self.extended_limit is not None and self.trained
-        return self.role is Role.CONTRIBUTOR and (self.in_sync or resumed)
+        return self.role is m.Role.CONTRIBUTOR and (self.in_sync or resumed)
 
     # ------------------------------------------------------------ how far it may run
 
@@ -112,13 +105,13 @@ class TrainerControl:
         """Let the trainer go on without a master, with no limit for now."""
         self.away = True
         if self.extended_limit is None:
-            self.extended_limit = COUNT_MAX
+            self.extended_limit = m.COUNT_MAX
             self.extension_count += 1
         return self._tell_extension()
 
     def bound_extension(self, extension: int) -> list[PeerEffect]:
         """Leave the trainer ``sync_every`` steps past its limit, if that extension still lasts."""
-        if self.extended_limit != COUNT_MAX or extension != self.extension_count:
+        if self.extended_limit != m.COUNT_MAX or extension != self.extension_count:
             return []
         self.extended_limit = self.step_limit() + self.sync_every
         return self._tell_extension()
@@ -128,7 +121,7 @@ class TrainerControl:
             return []
         if not (self.loaded and self.training):
             return []
-        return [TellTrainer(ExtendStepLimit(self.extended_limit))]
+        return [TellTrainer(m.ExtendStepLimit(self.extended_limit))]
 
     def _end_extension(self) -> list[PeerEffect]:
         """End an extension, which lasts while the master is away."""
@@ -164,7 +157,7 @@ class TrainerControl:
         if self.unbounded:
             return []
         self.unbounded = True
-        return [TellTrainer(ExtendStepLimit(COUNT_MAX))]
+        return [TellTrainer(m.ExtendStepLimit(m.COUNT_MAX))]
 
     # ------------------------------------------------------------ the shared state
 
@@ -203,7 +196,7 @@ class TrainerControl:
                 effects += self.offer(each)
         return [*effects, *self._end_extension()]
 
-    def set_role(self, role: Role, *, in_sync: bool, leads: bool) -> list[PeerEffect]:
+    def set_role(self, role: m.Role, *, in_sync: bool, leads: bool) -> list[PeerEffect]:
         """Take this peer's role from a new view."""
         self.role, self.in_sync = role, in_sync
         if not self.finished:  # when a leader has left a finished run, nobody else saves as well
@@ -224,9 +217,9 @@ class TrainerControl:
         self.total_steps = total_steps
         return self.update_role()
 
-    def _role(self) -> SetRole:
+    def _role(self) -> m.SetRole:
         why = "" if self.training else f"this peer is a {self.role.value}, kept in sync"
-        return SetRole(self.training, why, self.leads, self.total_steps)
+        return m.SetRole(self.training, why, self.leads, self.total_steps)
 
     def _tell_role(self) -> PeerEffect:
         self.told_role = self._role()
@@ -241,7 +234,7 @@ class TrainerControl:
             return []
         opened.offered, self.unbounded = True, False
         opened.told_step = 0 if opened.nudged else max(opened.at_step, fragment.worth_step)
-        message = RoundOpened(
+        message = m.RoundOpened(
             opened.round, opened.fragment, opened.version, opened.told_step, self.step_limit()
         )
         return [TellTrainer(message), *self._end_extension()]
@@ -258,7 +251,7 @@ class TrainerControl:
         self.unbounded = False
         step_limit = self.step_limit() if committed else self._limit_after_abort(ended)
         return TellTrainer(
-            RoundEnded(
+            m.RoundEnded(
                 ended.round,
                 ended.fragment,
                 committed,

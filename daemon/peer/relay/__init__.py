@@ -1,1 +1,0 @@
-"""Relays: forward for pairs of peers that cannot connect directly."""
