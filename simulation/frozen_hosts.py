@@ -39,7 +39,6 @@ class FrozenHosts(trio.abc.Instrument):
         self._aside: dict[str, list[trio.lowlevel.Task]] = {}  # runnable tasks, by host
 
     def stop(self, name: str) -> None:
-        """Stop all tasks of a host."""
         if not self._aside:
             trio.lowlevel.add_instrument(self)
         self._aside.setdefault(name, [])

@@ -281,8 +281,10 @@ class _HostileService(WitnessedPeer):
         self.hostile = hostile
         super().__init__(*args, **options)
 
-    def make_session(self, kind: Callable[..., MasterSession] = MasterSession) -> MasterSession:
-        return super().make_session(partial(_HostileSession, self))
+    def make_session(
+        self, kind: Callable[..., MasterSession] = MasterSession, **ends: Callable[..., Any]
+    ) -> MasterSession:
+        return super().make_session(partial(_HostileSession, self), **ends)
 
     def make_reducer(self) -> Reducer:
         return _HostileReducer(self)

@@ -45,8 +45,6 @@ class Corrupts(Protocol):
 
 
 class Lie(enum.Enum):
-    """A liar's behaviour."""
-
     OWNER = "owner"  # uses one contribution in place of all others
     CHECKER = "checker"  # reports other sums in all chunks that it checks
     CONTRIBUTOR = "contributor"  # sends checkers something else than it sent the owners

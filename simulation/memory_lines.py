@@ -122,7 +122,6 @@ class MemoryLines:
         self._shared.append((MemoryHostLine(behind, up), MemoryHostLine(behind, down)))
 
     def lines_between(self, source: str, target: str) -> list[MemoryHostLine]:
-        """Return the shared lines that a segment crosses."""
         crossed = []
         for out, into in self._shared:
             if (source in out.hosts) != (target in out.hosts):

@@ -185,7 +185,6 @@ class Swarm:
 
     @property
     def coordinator(self) -> Coordinator:
-        """The rules of the master that runs."""
         assert self.master is not None
         return self.master.coordinator
 
@@ -368,7 +367,6 @@ class Swarm:
             self._kill(twin)
 
     def leave(self, name: str) -> None:
-        """Make a peer drain and leave permanently."""
         self.left.add(name)
         with on_host(name):
             self.nursery.start_soon(self.peers[name].service.leave, "enough")
@@ -453,7 +451,6 @@ class Swarm:
                 await trio.sleep(0.01)
 
     def notify(self) -> None:
-        """Wake all tasks in ``when``: something has changed."""
         self._changed.unpark_all()
 
     async def when(self, condition: Callable[[], object], *, within_s: float) -> None:
@@ -463,7 +460,6 @@ class Swarm:
                 await self._changed.park()
 
     async def commit(self, *, within_s: float) -> None:
-        """Wait for one more commit."""
         target = self.committed + 1
         await self.when(lambda: self.committed >= target, within_s=within_s)
 

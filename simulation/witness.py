@@ -60,7 +60,6 @@ class LeaseWitness:
     spent: set[int] = field(factory=set)
 
     def saw_post(self, peer: str, round_id: int, positions: Iterable[int]) -> None:
-        """Record what an update was trained on."""
         self.posts.setdefault((round_id, peer), []).append(frozenset(positions))
 
     def saw_commit(self, record: RoundCommitted) -> None:

@@ -248,7 +248,6 @@ def _check_owners(order: m.Reduce, audits: Auditing) -> None:
 
 
 def promoted(effects: list[Effect]) -> list[str]:
-    """Return the peers that were given a place."""
     return [
         effect.record.peer
         for effect in effects

@@ -90,7 +90,6 @@ class Checkpointer:
             self._peer.trainer.tell(KeepState())
 
     def _writes(self) -> bool:
-        """Return whether this peer writes checkpoints."""
         peers = self._peer.spec.value.checkpoint.peers
         return self._peer.config.always_writes or self._peer.replica.keeps_checkpoints(peers)
 

@@ -55,7 +55,6 @@ class DataService:
         self._want()
 
     def leased(self, message: Leased) -> None:
-        """Take the master's leases."""
         self._peer.replica.leases.leased(message)
         self._changed.set()
         self._changed = trio.Event()

@@ -153,7 +153,6 @@ def with_masters(known: Sequence[Address], masters: Sequence[str]) -> list[Addre
 
 
 def _means_offline(error: Exception) -> bool:
-    """Return whether a dial failed because this machine is offline."""
     if not isinstance(error, OSError | trio.TooSlowError):
         return False
     cause = cause_of(error)

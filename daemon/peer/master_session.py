@@ -238,7 +238,6 @@ class MasterSession:
         return where
 
     def _end(self) -> None:
-        """End the session."""
         self._message_queue = None
         if self._conversation is not None:
             self._conversation = None

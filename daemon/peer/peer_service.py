@@ -36,6 +36,7 @@ from ...checkpoint.shared_state import SharedState
 from ...collectives.links.link_parts import LaneRules
 from ...membership.peer import peer_effects as effects
 from ...membership.peer.peer_effects import PeerEffect
+from ...membership.peer.replica import Replica
 from ...membership.spec.spec import RunSpec
 from ...protocol import messages as m
 from ...protocol.addresses import Address
@@ -44,7 +45,7 @@ from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import DIALABLE_MAX, dialable
 from .master_session import SessionEnded
-from .peer_config import PeerConfig
+from .peer_config import PeerConfig, PeerContext
 from .trainer.port import TrainerPort
 from .wiring import WiredPeer
 
@@ -63,6 +64,9 @@ LAST_WEIGHTS_S = 10.0
 class PeerService(WiredPeer):
     """One peer of a run, on any ``Network`` with any ``TrainerPort``.
 
+    Args:
+      checkpoints: where checkpoints are written; None: nowhere.
+
     Attributes:
       finished: set when the run is over, and its last weights are here or will not come.
     """
@@ -75,7 +79,16 @@ class PeerService(WiredPeer):
         *,
         checkpoints: CheckpointStore | None = None,
     ) -> None:
-        super().__init__(config, network, trainer, checkpoints=checkpoints)
+        context = PeerContext(
+            config,
+            network,
+            trainer,
+            Replica(config.me),
+            start=self.start,
+            tell=lambda message: self.session.tell(message),
+            perform=self.perform,
+        )
+        super().__init__(context, self.hello, self.hear, checkpoints)
         self.finished = trio.Event()
         self._table = self._handlers()
         self._awaits_weights = False  # the run is over, and its last weights are not here
@@ -88,7 +101,6 @@ class PeerService(WiredPeer):
 
     @property
     def spec(self) -> RunSpec | None:
-        """The run's spec; None until the first session."""
         return self.context.spec.known
 
     @property
@@ -126,7 +138,6 @@ class PeerService(WiredPeer):
             raise self._refusal
 
     def start(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run a task until the service ends."""
         assert self._nursery is not None
         self._nursery.start_soon(function, *args)
 
@@ -146,7 +157,6 @@ class PeerService(WiredPeer):
         self._stop.cancel()
 
     async def leave(self, reason: str) -> None:
-        """Drain, then end ``run``."""
         await self.drain(reason)
         self.stop()
 

@@ -55,7 +55,6 @@ class StatusSource:
     _congestion_check: CongestionCheck = field(factory=CongestionCheck, init=False)
 
     def status(self) -> PeerStatus:
-        """Return this peer's status."""
         service = self.service
         replica, progress = service.replica, service.training.progress()
         return PeerStatus(

@@ -171,7 +171,6 @@ class Reducer:
             self._peer.tell(running.reduction.diagnosis())
 
     def repair(self, order: m.Repair) -> None:
-        """Continue without the lost members."""
         running = self._running.get(order.round)
         if running is None:
             return  # it failed here, and the master was told
@@ -274,7 +273,6 @@ class Reducer:
     # ------------------------------------------------------------ applying
 
     def result(self, round_id: int) -> ReduceResult:
-        """Return the held result of a round."""
         return self._results[round_id]
 
     async def apply(self, commit: m.Commit) -> None:

@@ -182,7 +182,6 @@ class Peer:
         )
 
     def _place(self) -> CheckpointStore:
-        """Return the store of this peer's checkpoints."""
         if self.options.checkpoints is None:
             return FolderStore(self.options.state / CHECKPOINTS_FOLDER)
         try:
@@ -195,7 +194,6 @@ class Peer:
             ) from error
 
     async def _restore(self, service: PeerService, place: CheckpointStore) -> None:
-        """Load the newest checkpoint that is whole."""
         try:
             found = await trio.to_thread.run_sync(service.state_service.restore, place, self.tell)
         except CheckpointError as error:

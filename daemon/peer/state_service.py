@@ -310,7 +310,6 @@ class StateService:
             self._peer.start(self._joiner.clear_partial)
 
     def copies(self) -> tuple[m.CopyProgress, ...]:
-        """Return the progress of the fetches that run."""
         committed = Counter(
             here.fragment for here in self._peer.replica.rounds.values() if here.commit is not None
         )

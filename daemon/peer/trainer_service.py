@@ -76,7 +76,6 @@ class TrainerService:
     # ------------------------------------------------------------ reports from the trainer
 
     def trainer_came(self, layout: m.ModelLayout) -> None:
-        """Take note of a trainer that attached."""
         self.layout, self.failed = layout, None
         self._weights_count += 1
         self._reloads.clear()
@@ -86,7 +85,6 @@ class TrainerService:
             self.admit()
 
     def trainer_sent(self, message: m.Message) -> None:
-        """Take a message from the trainer."""
         match message:
             case m.Posted():
                 self._peer.start(self._check_posted, message)
@@ -108,15 +106,12 @@ class TrainerService:
         self._peer.perform(self._peer.replica.trainer_lost())
 
     def begin_draws(self, hello: m.DrawHello) -> m.Drawn | m.Rejected:
-        """Answer the first message of a sampler."""
         return self._data.begin(hello)
 
     async def draw(self, hello: m.DrawHello, message: m.Draw) -> m.Drawn | m.Rejected:
-        """Return a sampler's next samples, once there are some."""
         return await self._data.draw(hello, message)
 
     def failed_with(self, message: m.TrainerFailed) -> None:
-        """Take note that the trainer's process failed, and of the remedy."""
         self.failed = message
         self._peer.report.notices.append(f"the trainer: {format_failure(message)}")
         self._peer.tell(message)
@@ -244,7 +239,6 @@ class TrainerService:
     # ------------------------------------------------------------ progress
 
     def progress(self) -> m.Progress:
-        """Return the trainer's progress, for the master and the status page."""
         step = tokens = 0
         waited_s = stepped_s = 0.0
         loss = None
@@ -305,7 +299,6 @@ def l2_norm(values: Values, residual: Residual | None = None) -> float:
 
 
 def format_failure(failed: m.TrainerFailed) -> str:
-    """Format a failure of the trainer and its remedy."""
     what = f"{failed.kind.value} ({failed.reason})"
     match failed.remedy:
         case m.Remedy.RELOAD:

@@ -16,17 +16,15 @@ A peer of the simulator overrides a ``make_...`` method to get a part that behav
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...checkpoint.checkpoint_store import CheckpointStore
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.rates.rate_limiter import RateLimiter
-from ...membership.peer.peer_effects import PeerEffect
 from ...membership.peer.replica import Replica
 from ...protocol.addresses import Address
 from ...protocol.messages import Hello, Message
-from ...protocol.network.interface import Network
 from ..port_mapping.gateway_search import find_gateways
 from ..port_mapping.port_mapper import PortMapper
 from .checkpointer import Checkpointer
@@ -36,36 +34,28 @@ from .peer_config import PeerConfig, PeerContext, PeerReport
 from .reducer import Reducer
 from .relay import RelayWork, make_forwarder
 from .state_service import StateService
-from .trainer.port import TrainerPort
 from .trainer_service import TrainerService
 
 
-class WiredPeer(ABC):
+class WiredPeer:
     """A peer's parts, connected; ``PeerService`` runs them.
 
     Args:
+      hello: returns the greeting for a master.
+      hear: takes the master's messages, and the end of a session.
       checkpoints: where checkpoints are written; None: nowhere.
     """
 
     def __init__(
         self,
-        config: PeerConfig,
-        network: Network,
-        trainer: TrainerPort,
-        *,
-        checkpoints: CheckpointStore | None = None,
+        context: PeerContext,
+        hello: Callable[[str, int], Hello],
+        hear: Callable[[Message | SessionEnded], None],
+        checkpoints: CheckpointStore | None,
     ) -> None:
         self.bound: Sequence[Address] = ()
-        self.context = context = PeerContext(
-            config,
-            network,
-            trainer,
-            Replica(config.me),
-            start=self.start,
-            tell=lambda message: self.session.tell(message),
-            perform=self.perform,
-        )
-        self.session = self.make_session()
+        self.context, config, network = context, context.config, context.network
+        self.session = self.make_session(hello=hello, handle=hear)
         self.hub = LinkHub(
             network,
             config.me,
@@ -87,16 +77,17 @@ class WiredPeer(ABC):
             self.relay = RelayWork(desk, context.tell)
         self.ports = PortMapper(lambda: find_gateways(self.bound), self.session.tell_addresses)
 
-    def make_session(self, kind: Callable[..., MasterSession] = MasterSession) -> MasterSession:
+    def make_session(
+        self, kind: Callable[..., MasterSession] = MasterSession, **ends: Callable[..., Any]
+    ) -> MasterSession:
         shared = self.context
         return kind(
             shared.config,
             shared.network,
             shared.report,
             shared.spec,
-            hello=self.hello,
             obeys=shared.replica.obeys,
-            handle=self.hear,
+            **ends,
         )
 
     def make_reducer(self) -> Reducer:
@@ -116,20 +107,6 @@ class WiredPeer(ABC):
     @property
     def report(self) -> PeerReport:
         return self.context.report
-
-    # ------------------------------------------------------------ what the parts ask for
-
-    @abstractmethod
-    def start(self, function: Callable[..., Awaitable[None]], *args: object) -> None: ...
-
-    @abstractmethod
-    def hello(self, master_host: str, local_port: int) -> Hello: ...
-
-    @abstractmethod
-    def hear(self, message: Message | SessionEnded) -> None: ...
-
-    @abstractmethod
-    def perform(self, todo: list[PeerEffect]) -> None: ...
 
 
 def _cap(bytes_per_s: float | None) -> RateLimiter | None:

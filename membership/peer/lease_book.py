@@ -65,12 +65,10 @@ class RankStream:
         return found
 
     def forget(self, index: int) -> None:
-        """Forget the samples before this index."""
         if index > self.base:
             self.ranges, self.base = self.between(index, self.handed), index
 
     def add(self, start: int, stop: int) -> None:
-        """Add positions at the end."""
         if self.ranges and self.ranges[-1][1] == start:
             start = self.ranges.pop()[0]
         self.ranges.append((start, stop))
@@ -239,7 +237,6 @@ class LeaseBook:
         return m.LeasesHeld(self.length, self.held.leases()[: m.LEASE_RANGES_MAX])
 
     def leased(self, message: m.Leased) -> None:
-        """Take leases from the master."""
         self.run_length = message.length
         ranges = RangeSet.of(message.ranges)
         if not message.all:

@@ -56,7 +56,6 @@ class LocalFragment:
         return [*effects, FetchFragment(order)]
 
     def is_fetching(self, head: FragmentHead) -> bool:
-        """Return whether the copy of this head is under way."""
         return self.fetching is not None and self.fetching.head == head
 
     def install(self, head: FragmentHead, received_bytes: int, bad_donors: Iterable[str]) -> None:
@@ -74,6 +73,5 @@ class LocalFragment:
         return [TellMaster(Synced(head, self.received_bytes, self.bad_donors))]
 
     def fail(self, head: FragmentHead, bad_donors: Iterable[str], reason: str) -> list[PeerEffect]:
-        """End a copy that did not succeed."""
         self.fetching = None
         return [TellMaster(SyncFailed(head.fragment, head.version, tuple(bad_donors), reason))]

@@ -88,7 +88,6 @@ class Replica:
 
     @property
     def fetching(self) -> bool:
-        """A fragment is being copied from donors."""
         return any(each.fetching is not None for each in self.fragments)
 
     def heads(self) -> tuple[m.FragmentHead, ...]:
@@ -235,7 +234,6 @@ class Replica:
     def fetch_failed(
         self, head: m.FragmentHead, bad_donors: Iterable[str], reason: str
     ) -> list[PeerEffect]:
-        """Report a copy that failed."""
         held = self.fragments[head.fragment]
         return held.fail(head, bad_donors, reason) if held.is_fetching(head) else []
 

@@ -144,7 +144,6 @@ class TrainerControl:
         return at_step if at_step > self.run_step and not later else self.step_limit()
 
     def lost(self) -> None:
-        """Forget a trainer that is gone."""
         self.attached = self.loaded = self.trained = self.spoilt = False
         self.told_role = None
 
@@ -197,7 +196,6 @@ class TrainerControl:
         return [*effects, *self._end_extension()]
 
     def set_role(self, role: m.Role, *, in_sync: bool, leads: bool) -> list[PeerEffect]:
-        """Take this peer's role from a new view."""
         self.role, self.in_sync = role, in_sync
         if not self.finished:  # when a leader has left a finished run, nobody else saves as well
             self.leads = leads
@@ -245,7 +243,6 @@ class TrainerControl:
         return self.offer(opened) if opened.unposted and opened.offered else []
 
     def tell_ended(self, ended: LocalRound, *, committed: bool, contributed: bool) -> PeerEffect:
-        """Tell the trainer that a round is over."""
         held = self.fragments[ended.fragment] if ended.fragment < len(self.fragments) else None
         version = ended.version if held is None or held.version is None else held.version
         self.unbounded = False

@@ -132,7 +132,6 @@ def look(environment: Mapping[str, str] = os.environ) -> Gpus:
 
 
 def filled(command: Sequence[str], gpus: Gpus) -> list[str]:
-    """Return a command with the number of healthy GPUs filled in."""
     count = str(len(gpus.healthy))
     return [each.replace(COUNT_PLACEHOLDER, count) for each in command]
 

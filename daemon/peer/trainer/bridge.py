@@ -139,7 +139,6 @@ class UnixBridge:
             self._scope.cancel()
 
     async def crash_report(self) -> m.Failing | None:
-        """Return the report that a process sent before it ended, or None."""
         with trio.move_on_after(CRASH_REPORT_S):
             await self._detached.wait()
         report, self._crash = self._crash, None

@@ -114,7 +114,6 @@ class TrainerGroup:
 
     @property
     def complete(self) -> bool:
-        """All ranks have come."""
         return len(self.ranks) == self.world_size
 
     def why_not(self, hello: m.TrainerHello) -> str:
@@ -141,7 +140,6 @@ class TrainerGroup:
         return ""
 
     def missing(self) -> str:
-        """Return the numbers of the ranks that have not come."""
         numbers = [str(rank) for rank in range(self.world_size) if rank not in self.ranks]
         return ", ".join(numbers)
 
@@ -164,7 +162,6 @@ class TrainerGroup:
             self.all_gone.set()
 
     def reject(self, why: str) -> None:
-        """Send all ranks away."""
         self.ended = self.ended or why
         for rank in self.ranks.values():
             rank.send(m.Rejected(plain(why)))
