@@ -282,9 +282,11 @@ class _HostileService(WitnessedPeer):
         super().__init__(*args, **options)
 
     def make_session(
-        self, kind: Callable[..., MasterSession] = MasterSession, **ends: Callable[..., Any]
+        self,
+        hello: Callable[[str, int], m.Hello],
+        kind: Callable[..., MasterSession] = MasterSession,
     ) -> MasterSession:
-        return super().make_session(partial(_HostileSession, self), **ends)
+        return super().make_session(hello, partial(_HostileSession, self))
 
     def make_reducer(self) -> Reducer:
         return _HostileReducer(self)

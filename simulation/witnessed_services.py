@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import trio
@@ -13,7 +14,7 @@ from ..daemon.master.journal.journal_base import JournalAwayError
 from ..daemon.master.journal.journal_store import JournalStore
 from ..daemon.master.master_service import MasterService
 from ..daemon.peer.checkpointer import Checkpointer
-from ..daemon.peer.master_session import SessionEnded
+from ..daemon.peer.master_session import Handlers, SessionEnded
 from ..daemon.peer.peer_service import PeerService
 from ..membership.master.rounds.audits import CONTRADICTED, Auditing
 from ..membership.master.state.journal import JournalRecord, PeerRevoked, PlaceTaken
@@ -126,12 +127,16 @@ class WitnessedPeer(PeerService):
             self.context, self.state_service, place, wall_clock=trio.current_time
         )
 
-    def hear(self, message: m.Message | SessionEnded) -> None:
+    def handlers(self) -> Handlers:
+        table = super().handlers()
+        return {kind: partial(self._hear, handler) for kind, handler in table.items()}
+
+    def _hear(self, handler: Callable[[Any], None], message: m.Message | SessionEnded) -> None:
         if fault := self._contradiction(message):
             raise ViolationError(f"{self.config.me[:8]} was sent {message}: {fault}")
         if isinstance(message, m.Welcome):
             self.witness.saw_term(self.config.me, self.config.incarnation, message.term)
-        super().hear(message)
+        handler(message)
 
     def _contradiction(self, message: m.Message | SessionEnded) -> str:
         """Return the reason why an honest peer cannot be sent a message, or an empty string."""

@@ -5,7 +5,7 @@
           ├── write     message queue -> stream
           ├── beat
           ├── renew     the certificate, in time
-          └── read      stream -> ``handle``; its end is the session's
+          └── read      stream -> ``handlers``; its end is the session's
 
 A broken connection is dialled again at once, and the session is resumed where it stopped. If that
 does not succeed within ``RESUME_S``, the session is over: queued messages are dropped, and the next
@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import trio
 from attrs import frozen
@@ -90,16 +91,20 @@ class SessionEnded:
     """The session is over and cannot be resumed."""
 
 
+Handlers = dict[type[m.Message | SessionEnded], Callable[[Any], None]]
+
+
 class MasterSession:
     """The connection of a peer to its run's master, kept up until the peer leaves.
 
     Args:
-      spec: is known once ``handle`` has taken the first ``Welcome``.
+      spec: is known once the first ``Welcome`` is handled.
       hello: returns the greeting for a master at a host, from a local port.
       obeys: returns whether this peer may obey the master of a term and nonce.
-      handle: takes the master's messages, and the end of a session that had a ``Welcome``.
 
     Attributes:
+      handlers: what handles each type of the master's messages, and the end of a session that had a
+        ``Welcome``; messages of other types are ignored.
       released: set when the master lets this peer go, or refuses it after it asked to leave.
       leaving: this peer wants to leave.
       finished: the run is over, and the session may end.
@@ -114,7 +119,6 @@ class MasterSession:
         *,
         hello: Callable[[str, int], m.Hello],
         obeys: Callable[[int, bytes], bool],
-        handle: Callable[[m.Message | SessionEnded], None],
     ) -> None:
         self.released = trio.Event()
         self.leaving = False
@@ -124,7 +128,7 @@ class MasterSession:
         self._spec = spec
         self._hello = hello
         self._obeys = obeys
-        self._handle = handle
+        self.handlers: Handlers = {}
         self.search = MasterSearch(config, network, report)
         self._message_queue: trio.MemorySendChannel[m.Message] | None = None
         self._conversation: Conversation | None = None  # while one can be resumed
@@ -236,6 +240,11 @@ class MasterSession:
         await self._hold(where, channel)
         await trio.sleep(RESUME_PAUSE_S)
         return where
+
+    def _handle(self, message: m.Message | SessionEnded) -> None:
+        handler = self.handlers.get(type(message))
+        if handler is not None:
+            handler(message)
 
     def _end(self) -> None:
         self._message_queue = None

@@ -2,7 +2,7 @@
 
 ``membership.peer.replica.Replica`` decides what happens when; the parts, which ``wiring`` connects,
 do the work. Here are the tasks, and the two tables: which part handles a message of the master
-(``_handlers``), and which one carries out an effect of the rules (``perform``).
+(``handlers``), and which one carries out an effect of the rules (``perform``).
 
     run                              one nursery; a bug in any task ends the process
      ├── network.serve               connections of other members: links, lanes, reachability tests
@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import trio
 
@@ -44,7 +44,7 @@ from ...protocol.errors import NO_LAST_WEIGHTS, EvictedError
 from ...protocol.network.interface import Channel, Network
 from ...protocol.trust.authority import Party
 from ..advertised_hosts import DIALABLE_MAX, dialable
-from .master_session import SessionEnded
+from .master_session import Handlers, SessionEnded
 from .peer_config import PeerConfig, PeerContext
 from .trainer.port import TrainerPort
 from .wiring import WiredPeer
@@ -88,9 +88,9 @@ class PeerService(WiredPeer):
             tell=lambda message: self.session.tell(message),
             perform=self.perform,
         )
-        super().__init__(context, self.hello, self.hear, checkpoints)
+        super().__init__(context, self.hello, checkpoints)
+        self.session.handlers = self.handlers()
         self.finished = trio.Event()
-        self._table = self._handlers()
         self._awaits_weights = False  # the run is over, and its last weights are not here
         self._refusal: EvictedError | None = None
         self._stop = trio.CancelScope()
@@ -227,20 +227,11 @@ class PeerService(WiredPeer):
             local_port,
         )
 
-    def hear(self, message: m.Message | SessionEnded) -> None:
-        """Hand a message of the master, or the end of its session, to the part that handles it.
-
-        A message that is not in the table is ignored.
-        """
-        handler = self._table.get(type(message))
-        if handler is not None:
-            handler(message)
-
-    def _handlers(self) -> dict[type[m.Message | SessionEnded], Callable[[Any], None]]:
+    def handlers(self) -> Handlers:
         """Return the table of the master's messages: which part handles each type."""
         session, replica, by_rules = self.session, self.replica, self._by_rules
         course = replica.course
-        table: dict[type[m.Message | SessionEnded], Callable[[Any], None]] = {
+        table: Handlers = {
             # the session
             m.Welcome: self._welcome,
             SessionEnded: self._session_ended,

@@ -12,7 +12,6 @@ for. ``RelayWork`` is also a part of a peer that forwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import trio
 
@@ -25,7 +24,7 @@ from ...protocol.network.sockets import SocketNetwork
 from ..advertised_hosts import dialable
 from ..process.exit_codes import ExitCode
 from ..process.tasks import wait_for_signals
-from .master_session import MasterSession, SessionEnded
+from .master_session import MasterSession
 from .peer_config import CurrentSpec, PeerConfig, PeerReport
 from .peer_credentials import as_user_error, obtain_credentials
 from .peer_options import PeerOptions
@@ -92,11 +91,9 @@ class RelayService:
             spec,
             hello=self._hello,
             obeys=self._obeys,
-            handle=self._hear,
         )
         self.work = RelayWork(make_forwarder(config.relay, network, spec), self.session.tell)
-        # The master's messages, and what handles each type.
-        self._table: dict[type[m.Message | SessionEnded], Callable[[Any], None]] = {
+        self.session.handlers = {
             m.Welcome: self._welcome,
             m.Masters: self.session.search.learn,
             m.Renewed: self.session.take_certificate,
@@ -176,11 +173,6 @@ class RelayService:
             return False
         self._master = (term, nonce)
         return True
-
-    def _hear(self, event: m.Message | SessionEnded) -> None:
-        handler = self._table.get(type(event))
-        if handler is not None:
-            handler(event)
 
     def _welcome(self, message: m.Welcome) -> None:
         self._spec.take(message.spec_toml)

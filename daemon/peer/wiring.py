@@ -1,7 +1,7 @@
 """The parts of a peer: what is made, in which order, and what gets what.
 
     context         what all parts share: configuration, network, trainer, rules, report, spec
-    session         MasterSession    the master          greets by ``hello``, hands on to ``hear``
+    session         MasterSession    the master          greets by ``hello``
     hub             LinkHub          the other members   <- session; hands blocks to state_service
     state_service   StateService     the shared state    <- hub
     reducer         Reducer          rounds              <- hub, state_service
@@ -17,19 +17,18 @@ A peer of the simulator overrides a ``make_...`` method to get a part that behav
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ...checkpoint.checkpoint_store import CheckpointStore
 from ...collectives.links.hub import LinkHub
 from ...collectives.links.rates.rate_limiter import RateLimiter
 from ...membership.peer.replica import Replica
 from ...protocol.addresses import Address
-from ...protocol.messages import Hello, Message
+from ...protocol.messages import Hello
 from ..port_mapping.gateway_search import find_gateways
 from ..port_mapping.port_mapper import PortMapper
 from .checkpointer import Checkpointer
 from .data_service import DataService
-from .master_session import MasterSession, SessionEnded
+from .master_session import MasterSession
 from .peer_config import PeerConfig, PeerContext, PeerReport
 from .reducer import Reducer
 from .relay import RelayWork, make_forwarder
@@ -42,7 +41,6 @@ class WiredPeer:
 
     Args:
       hello: returns the greeting for a master.
-      hear: takes the master's messages, and the end of a session.
       checkpoints: where checkpoints are written; None: nowhere.
     """
 
@@ -50,12 +48,11 @@ class WiredPeer:
         self,
         context: PeerContext,
         hello: Callable[[str, int], Hello],
-        hear: Callable[[Message | SessionEnded], None],
         checkpoints: CheckpointStore | None,
     ) -> None:
         self.bound: Sequence[Address] = ()
         self.context, config, network = context, context.config, context.network
-        self.session = self.make_session(hello=hello, handle=hear)
+        self.session = self.make_session(hello)
         self.hub = LinkHub(
             network,
             config.me,
@@ -78,7 +75,9 @@ class WiredPeer:
         self.ports = PortMapper(lambda: find_gateways(self.bound), self.session.tell_addresses)
 
     def make_session(
-        self, kind: Callable[..., MasterSession] = MasterSession, **ends: Callable[..., Any]
+        self,
+        hello: Callable[[str, int], Hello],
+        kind: Callable[..., MasterSession] = MasterSession,
     ) -> MasterSession:
         shared = self.context
         return kind(
@@ -86,8 +85,8 @@ class WiredPeer:
             shared.network,
             shared.report,
             shared.spec,
+            hello=hello,
             obeys=shared.replica.obeys,
-            **ends,
         )
 
     def make_reducer(self) -> Reducer:
