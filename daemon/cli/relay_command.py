@@ -94,10 +94,11 @@ def relay(
     """
     from ...protocol.messages import RelayOffer
     from ..peer.peer_options import PeerOptions
-    from ..peer.relay import Relay
+    from ..peer.relay import run_relay
     from ..process.this_machine import raise_descriptor_limit
 
     ticket, folder = entering(invite, state, lambda *run: Path(f"{peer_state(*run)}-relay"))
+    quota_bytes = 0 if quota is None else int(quota * 1e9)
     options = PeerOptions(
         invite=ticket,
         command=(),
@@ -107,10 +108,9 @@ def relay(
         advertise=advertise,
         http=Address("127.0.0.1", 0),
         patience_s=patience or None,
+        relay=RelayOffer(max_rate * 1e6, max_pairs, quota_bytes, only=True),
     )
-    quota_bytes = 0 if quota is None else int(quota * 1e9)
-    offer = RelayOffer(max_rate * 1e6, max_pairs, quota_bytes, only=True)
     with locked(folder):
         gc.freeze()  # exempt the imported modules from garbage collection: they are never freed
         raise_descriptor_limit()
-        trio.run(Relay(options, offer, tell).run)
+        trio.run(run_relay, options, tell)

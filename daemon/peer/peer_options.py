@@ -61,6 +61,9 @@ class PeerOptions:
             map_ports=self.map_ports,
             incarnation=secrets.randbits(62),
             patience_s=self.patience_s,
+            upload_bytes_per_s=self.upload_bytes_per_s,
+            download_bytes_per_s=self.download_bytes_per_s,
+            relay=self.relay,
             credentials=credentials,
             **more,
         )

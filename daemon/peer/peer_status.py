@@ -187,10 +187,6 @@ class OwnHistory:
 
     They are loss, speed, utilisation, bytes and figures of ``run.log``, and are thinned as a
     member's at the master are.
-
-    Args:
-      progress: returns the trainer's progress.
-      wall_clock: unix seconds.
     """
 
     def __init__(

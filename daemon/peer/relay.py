@@ -44,11 +44,7 @@ def make_forwarder(offer: m.RelayOffer, network: Network, spec: CurrentSpec) -> 
 
 
 class RelayWork:
-    """A relay forwarder with its orders from the master and its reports.
-
-    Args:
-      tell: sends a message to the master.
-    """
+    """A relay forwarder with its orders from the master and its reports."""
 
     def __init__(self, desk: RelayForwarder, tell: Callable[[m.Message], None]) -> None:
         self.desk = desk
@@ -180,53 +176,42 @@ class RelayService:
         self.work.welcome()
 
 
-class Relay:
-    """A relay as a process: everything around ``RelayService``.
+async def run_relay(options: PeerOptions, tell: Callable[[str], None]) -> None:
+    """Forward until stopped or refused, as a process.
 
     Args:
       options: the command and the limits for the state have no effect here.
       tell: takes sentences for the operator.
+
+    Raises:
+      UserError: with the exit code for what went wrong.
     """
+    failure: UserError | None = None
+    signals = 0
+    credentials = await obtain_credentials(
+        options.state, options.known_invite(), options.name, options.patience_s, tell
+    )
+    config = options.config(credentials)
+    service = RelayService(config, SocketNetwork(credentials))
+    async with trio.open_nursery() as nursery:
 
-    def __init__(
-        self, options: PeerOptions, offer: m.RelayOffer, tell: Callable[[str], None]
-    ) -> None:
-        self.options = options
-        self.offer = offer
-        self.tell = tell
-        self._signals = 0
-        self._error: UserError | None = None
+        def on_signal() -> None:
+            nonlocal failure, signals
+            signals += 1
+            if signals > 1:
+                failure = UserError("stopped at once", exit_code=ExitCode.INTERRUPTED)
+                nursery.cancel_scope.cancel()
+                return
+            tell("leaving (again: stop at once) ...")
+            nursery.start_soon(service.leave, "stopped by its owner")
 
-    async def run(self) -> None:
-        """Forward until stopped or refused.
-
-        Raises:
-          UserError: with the exit code for what went wrong.
-        """
-        options = self.options
-        credentials = await obtain_credentials(
-            options.state, options.known_invite(), options.name, options.patience_s, self.tell
-        )
-        config = options.config(credentials, relay=self.offer)
-        service = RelayService(config, SocketNetwork(credentials))
-        async with trio.open_nursery() as nursery:
-
-            def on_signal() -> None:
-                self._signals += 1
-                if self._signals > 1:
-                    self._error = UserError("stopped at once", exit_code=ExitCode.INTERRUPTED)
-                    nursery.cancel_scope.cancel()
-                    return
-                self.tell("leaving (again: stop at once) ...")
-                nursery.start_soon(service.leave, "stopped by its owner")
-
-            nursery.start_soon(wait_for_signals, on_signal)
-            self.tell(f"relay {config.me[:8]} ({config.name})")
-            try:
-                await service.run()
-            except EvictedError as error:
-                self._error = as_user_error(error)
-            nursery.cancel_scope.cancel()
-        if self._error is not None:
-            raise self._error
-        self.tell(f"left the run; {service.work.desk.carried_bytes / 1e6:.1f} MB forwarded")
+        nursery.start_soon(wait_for_signals, on_signal)
+        tell(f"relay {config.me[:8]} ({config.name})")
+        try:
+            await service.run()
+        except EvictedError as error:
+            failure = as_user_error(error)
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    tell(f"left the run; {service.work.desk.carried_bytes / 1e6:.1f} MB forwarded")

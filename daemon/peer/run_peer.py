@@ -131,8 +131,6 @@ class Peer:
                 used_bytes = sum(map(place.size_bytes, place.names()))
             config = options.config(
                 credentials,
-                upload_bytes_per_s=options.upload_bytes_per_s,
-                download_bytes_per_s=options.download_bytes_per_s,
                 always_writes=options.checkpoints is not None,
                 local_checkpoint=str((options.state / OWN_STATE_FILE).absolute()),
                 partial=options.state / PARTIAL_FOLDER,
@@ -141,7 +139,6 @@ class Peer:
                 # Checkpoints count only if they are on this machine's disk.
                 disk_quota=quota if isinstance(place, FolderStore) else None,
                 partial_bytes=None if quota is None else quota.left_bytes(used_bytes),
-                relay=options.relay,
             )
             self.service = PeerService(config, network, self.bridge, checkpoints=place)
             self._status = StatusSource(options, self.service, self.bridge, self.supervisor)
