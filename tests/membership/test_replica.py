@@ -204,7 +204,7 @@ def test_a_trainer_that_is_ahead_trains_half_a_rounds_steps_before_it_posts_agai
 
 def test_a_trainer_that_is_not_ahead_posts_at_the_rounds_step() -> None:
     assert opened_at(posted_at(5).course.open(Open(2, 0, 1, 10))) == (10, 15)
-    assert opened_at(posted_at(7).open(Open(2, 0, 1, 10))) == (10, 15)
+    assert opened_at(posted_at(7).course.open(Open(2, 0, 1, 10))) == (10, 15)
 
 
 def test_after_a_rewind_no_round_is_posted_before_some_steps_were_trained() -> None:
